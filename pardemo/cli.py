@@ -20,9 +20,8 @@ from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import score_command
 from pardemo.finetune.training import launch
 from pardemo.headlines import command as headlines
-from pardemo.measure import command as measure_command
 from pardemo.planner import command as planner
-from pardemo.prove import command as prove_command
+from pardemo.script import command as script_command
 from pardemo.soak import command as soak_command
 from pardemo.termination import ends_in_order
 
@@ -113,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     score_command.add(commands)
     headlines.add(commands)
     planner.add(commands)
-    measure_command.add(commands)
-    prove_command.add(commands)
+    script_command.add_measure(commands)
+    script_command.add_prove(commands)
     soak_command.add(commands)
     finetune_commands.add(commands)
     return parser

@@ -28,11 +28,11 @@ from pardemo.bench import runs as bench_runs
 from pardemo.book.run import doctor, parameters
 from pardemo.finetune.prediction import predictions
 from pardemo.finetune.recipes import recipe
-from pardemo.measure import pace_option
 from pardemo.meters import trace
 from pardemo.peers.accelerate import config_files
 from pardemo.planner.layouts.published import published
-from pardemo.prove import layouts
+from pardemo.script.compare import layouts
+from pardemo.script.step import pace_option
 
 #: What fails is not made smaller: files of a megabyte are among the cases, and that would take minutes.
 QUICK = settings(
@@ -377,7 +377,7 @@ def test_cluster_specifications():
     def options(pace, cluster, between, inside):
         outcome(pace_option.read, pace, cluster, between, inside)
         if cluster is not None:
-            outcome(pace_option.of, cluster, between, inside)
+            outcome(pace_option.cluster_of, cluster, between, inside)
 
     cluster()
     options()

@@ -9,8 +9,8 @@ import pytest
 from conftest import few, says
 
 from pardemo import cli, measure, project
-from pardemo.measure import journal, parting, standstill, watch
-from pardemo.measure.journal import Journal
+from pardemo.script.hangs import journal, standstill
+from pardemo.script.hangs.journal import Journal
 
 ZOO = project.PACKAGE.parent / "tests" / "zoo" / "hangs"
 CASES = tomllib.loads((ZOO / "cases.toml").read_text())
@@ -223,7 +223,7 @@ def logs(tmp_path, *calls, ended=()):
 def test_who_is_stuck(tmp_path):
     def stuck(name, *calls, ended=()):
         (tmp_path / name).mkdir()
-        return parting.stuck(logs(tmp_path / name, *calls, ended=ended))
+        return standstill.deadlocked_ranks(logs(tmp_path / name, *calls, ended=ended))
 
     pair, three = (0, 1), (0, 1, 2)
     assert stuck("computes", (0, "barrier", pair, 0, False), (1, "barrier", (1, 2), 0, True)) == []
@@ -255,7 +255,7 @@ def test_places_tell_where_calls_that_fit_part(tmp_path):
     for number, layer in enumerate("02"):
         calls.append((1, "all-gather", pair, number, True, "a.py:1", f"layers.{layer}"))
     calls[2] = (0, "all-gather", pair, 2, False, "a.py:1", "layers.2")
-    told = standstill.told(logs(tmp_path, *calls, ended=[1]), 10.0)
+    told = standstill.standstill_of(logs(tmp_path, *calls, ended=[1]), 10.0)
     assert told.first.number == 1
     assert {rank: call.module for rank, call in told.first.calls.items()} == {0: "layers.1", 1: "layers.2"}
     assert [(one.rank, one.waits_for, one.since_s) for one in told.waits] == [(0, (1,), 8.0)]
@@ -268,20 +268,20 @@ def test_a_root_that_scatters_has_more_than_the_others(tmp_path):
         own.begins(0, "scatter", (0, 1), 0, "0", nbytes, (nbytes // 8,), "float64", "a.py:1", "", "", 0, 0.0)
         own.over(0, 0.5)
         own.ends("end")
-    assert standstill.told(journal.read(tmp_path), 10.0).first is None
+    assert standstill.standstill_of(journal.read(tmp_path), 10.0).first is None
 
 
 def test_branches_that_call_from_lines_of_their_own_do_not_part(tmp_path):
     pair = (0, 1)
     calls = [(0, "broadcast", pair, n, n < 3, "a.py:1") for n in range(4)]
     calls += [(1, "broadcast", pair, n, True, "a.py:2") for n in range(3)]
-    assert standstill.told(logs(tmp_path, *calls, ended=[1]), 10.0).first.number == 3
+    assert standstill.standstill_of(logs(tmp_path, *calls, ended=[1]), 10.0).first.number == 3
 
 
 def test_many_ranks_share_a_line(tmp_path):
     everybody = tuple(range(8))
     calls = [(rank, "barrier", everybody, 0, False, "a.py:7") for rank in everybody if rank != 5]
-    told = standstill.told(logs(tmp_path, *calls, ended=[5]), 10.0)
+    told = standstill.standstill_of(logs(tmp_path, *calls, ended=[5]), 10.0)
     assert says(told.line, "0–4", "6", "7", "barrier", "1", "0–7", "8", "a.py:7", "5")
     assert len(told.details.splitlines()) == 3
 
@@ -291,12 +291,18 @@ def test_many_ranks_share_a_line(tmp_path):
     [
         ('File "/x/torch/distributed/distributed_c10d.py", line 1 in barrier\n  File "/home/a.py", line 2', True),
         ('File "/x/torch/autograd/graph.py", line 1 in _engine_run_backward', True),
-        ('File "/x/pardemo/measure/stand_ins.py", line 1 in f\n  File "/x/torch/autograd/graph.py", line 1 in f', True),
+        (
+            'File "/x/pardemo/script/runtime/stand_ins.py", line 1 in f\n  File "/x/torch/autograd/graph.py", line 1',
+            True,
+        ),
         ('File "/home/a.py", line 2 in <module>\n  File "/x/torch/distributed/run.py", line 2', False),
-        ('File "/x/pardemo/measure/waiting.py", line 2 in _wait\n  File "/x/torch/autograd/graph.py", line 1', False),
+        (
+            'File "/x/pardemo/script/step/operations.py", line 2 in _wait\n  File "/x/torch/autograd/graph.py", line 1',
+            False,
+        ),
         ('File "/x/torch/utils/data/dataloader.py", line 2 in __next__', False),
         ("", False),
     ],
 )
 def test_where_a_rank_waits(stack, waits):
-    assert watch.waits(f"Thread 1 (most recent call first):\n  {stack}" if stack else "") == waits
+    assert standstill.is_waiting(f"Thread 1 (most recent call first):\n  {stack}" if stack else "") == waits

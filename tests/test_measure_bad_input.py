@@ -15,7 +15,7 @@ import pytest
 from conftest import few, says
 
 from pardemo import cli, measure
-from pardemo.measure import runner
+from pardemo.script.step import measurement
 
 #: A model that trains, alone or under DDP; each script of this file begins with it.
 BEGIN = """
@@ -167,7 +167,7 @@ def free_port():
 
 
 def test_more_ranks_than_memory_holds(folder, monkeypatch):
-    monkeypatch.setattr(runner, "RANK_BYTES", psutil.virtual_memory().total / 32)
+    monkeypatch.setattr(measurement, "RANK_BYTES", psutil.virtual_memory().total / 32)
     said = failure(folder, "train()", ranks=64)
     assert re.fullmatch(r"64 ranks take [\d.]+ GB before the script has anything, and [\d.]+ GB are free: say .*", said)
 

@@ -8,18 +8,20 @@ import pytest
 from conftest import says
 
 from pardemo.formulas import communication
-from pardemo.measure import files, findings, journal, running, standstill
-from pardemo.measure.journal import Journal
-from pardemo.measure.places import NORM, ROOT, Place
-from pardemo.measure.running import Parallelism, _models_together
-from pardemo.measure.summary import Row, Summary, Times
+from pardemo.script.hangs import journal, standstill
+from pardemo.script.hangs.journal import Journal
+from pardemo.script.report import page
+from pardemo.script.runtime.call_sites import NORM, ROOT, CallSite
+from pardemo.script.step import findings, parallelisms
+from pardemo.script.step.parallelisms import Parallelism, _models_together
+from pardemo.script.step.summary import Row, Summary, Times
 from pardemo.tables import amount
 
 WHOLE = 8_000_000
 
 
 def row(kind="all-reduce", nbytes=0.0, ranks=(0, 1), calls=1.0, dtype="float32", shapes=((1000,),), **place):
-    where = Place(**({"line": "train.py:9", "module": "", "phase": "backward"} | place))
+    where = CallSite(**({"line": "train.py:9", "module": "", "phase": "backward"} | place))
     return Row(kind, ranks, calls, nbytes, where, dtype, shapes)
 
 
@@ -119,9 +121,9 @@ def test_ranks_part_within_a_group_and_not_between_two(tmp_path):
 
     log(0, (0, "all-reduce", "a"), (0, "all-gather", "b"))
     log(1, (0, "all-gather", "b"), (0, "all-reduce", "a"))
-    assert standstill.told(journal.read(tmp_path), 1.0).first is None, "each group's calls are in order"
+    assert standstill.standstill_of(journal.read(tmp_path), 1.0).first is None, "each group's calls are in order"
     log(1, (0, "all-gather", "a"))
-    told = standstill.told(journal.read(tmp_path), 1.0)
+    told = standstill.standstill_of(journal.read(tmp_path), 1.0)
     assert told.first.differ
     assert says(told.line, "0", "1", "0", "1", "8", "train.py:3", "1", "1")
 
@@ -197,7 +199,7 @@ def test_fsdp1_keeps_its_root_gathered():
 
 def test_spans_that_overlap_have_rows_of_their_own():
     spans = [(0.0, 4.0), (1.0, 2.0), (2.5, 3.0), (5.0, 6.0), (1.5, 5.5)]
-    rows = files._rows(spans)
+    rows = page._rows(spans)
     assert rows == [1, 2, 2, 1, 3]
     for row in set(rows):
         own = sorted(span for span, of in zip(spans, rows, strict=True) if of == row)
@@ -214,8 +216,8 @@ def test_of_a_teacher_and_its_student_the_trained_one_is_held_against_formulas()
     student = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, {"gradient_bytes": {"0": 8, "1": 8}})
     teacher = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, {"gradient_bytes": {"0": 0, "1": 0}})
     other = Parallelism("FSDP2", (0, 1), ("2",), {"2": 8}, {"gradient_bytes": {"2": 0}})
-    assert running._trained_ones([teacher, student, other]) == [student, other]
-    assert running._trained_ones([teacher]) == [teacher], "nothing is trained under its names"
+    assert parallelisms._trained_ones([teacher, student, other]) == [student, other]
+    assert parallelisms._trained_ones([teacher]) == [teacher], "nothing is trained under its names"
 
 
 def test_buffers_that_ddp_sends_and_figures_that_are_gathered():

@@ -8,7 +8,8 @@ import torch
 from conftest import says
 
 from pardemo import measure
-from pardemo.measure import libraries, text
+from pardemo.script.report import text
+from pardemo.script.runtime import libraries
 
 HEAD = """
 import time, torch, torch.distributed as dist
@@ -238,7 +239,7 @@ def test_an_optimizer_that_shards_itself_is_known_by_its_bytes(measured):
     rows = {row.kind: row for row in found.collectives}
     for kind in ("reduce-scatter", "all-gather"):
         assert rows[kind].expected_bytes == pytest.approx(rows[kind].bytes, rel=0.01)
-    assert says(text.parallelisms(found), "sharded optimizer", "0, 1", "train.py")
+    assert says(text.parallelisms_text(found), "sharded optimizer", "0, 1", "train.py")
 
 
 def test_optimizers_that_take_turns_make_one_step(measured):

@@ -7,10 +7,10 @@ from conftest import says
 
 from pardemo import measure, project
 from pardemo.formulas import communication
-from pardemo.measure.expected import by_terms
-from pardemo.measure.parallelism import Parallelism
-from pardemo.measure.places import Place
-from pardemo.measure.summary import Row, Summary
+from pardemo.script.runtime.call_sites import CallSite
+from pardemo.script.step.formulas import by_terms
+from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.summary import Row, Summary
 
 SCRIPTS = project.root() / "tests" / "scripts"
 B, S, H, V = 2, 24, 64, 512
@@ -222,7 +222,7 @@ def test_what_is_not_known_is_said():
         "what": "outputs of row-cut layers, summed", "bytes": 4000.0, "again_bytes": 0.0, "modules": [], "same": {},
         "width": 10,
     }  # fmt: skip
-    here = Place("train.py:3", "layers.0.mlp", "forward")
+    here = CallSite("train.py:3", "layers.0.mlp", "forward")
     rows = [Row("all-reduce", (0, 1), 3, 12000.0, here, "float32", ((1000,),))]
     rows.append(Row("all-reduce", (0, 1), 1, 9000.0, here, "float32", ((2250,),)))
     parallelism = [Parallelism("TP", (0, 1), ("mlp",), {}, {"by": "DTensor", "terms": [term]})]

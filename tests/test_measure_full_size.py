@@ -10,11 +10,12 @@ import pytest
 from conftest import few, says
 
 from pardemo import cli, project
-from pardemo.measure import full_size, launch_lines, runner
-from pardemo.measure.parallelism import Parallelism
 from pardemo.meters.snapshot import Block
 from pardemo.planner.layouts.model import configurations, sizes
 from pardemo.planner.layouts.model.shape import Layer
+from pardemo.script.runtime import launch_lines
+from pardemo.script.step import full_size, measurement
+from pardemo.script.step.parallelisms import Parallelism
 
 #: A llama whose sizes are its arguments; how it is parallel is one of them. No biases, and all in one dtype.
 LLAMA = """
@@ -105,7 +106,7 @@ def script(tmp_path_factory):
 
     def answer(model, *arguments, ranks=2, **asked):
         launch = launch_lines.Launch(str(folder / "llama.py"), arguments)
-        measured, seen = runner.measured(
+        measured, seen = measurement.measured(
             launch, ranks=ranks, cluster=None, steps=1, folder=str(folder), timeout_s=120
         )  # fmt: skip
         return full_size.answer(full_size.question(model, **asked), measured, seen)
@@ -240,7 +241,7 @@ def test_the_command_says_it_beside_the_measured_bytes(script, monkeypatch, caps
     full = json.loads(capsys.readouterr().out)["memory"]["full_size"]
     assert full["planned"]
     assert (full["model"], full["gpus"], full["layout"]) == ("llama3-8b", 16, "DP16 2×1")
-    monkeypatch.setattr(runner, "measured", lambda *_, **__: (None, None))
+    monkeypatch.setattr(measurement, "measured", lambda *_, **__: (None, None))
     assert cli.main(["measure", "--full-size", "llama9", "--", script.path]) == 2
     assert "no model 'llama9'" in capsys.readouterr().err
     assert cli.main(["measure", "--gpus", "4", "--", script.path]) == 2
@@ -248,26 +249,26 @@ def test_the_command_says_it_beside_the_measured_bytes(script, monkeypatch, caps
 
 
 def test_on_a_screen(script):
-    from pardemo.measure import full_size_text
+    from pardemo.script.report import text
 
     asked = full_size.question("llama3-8b", gpus=64, sequence=4096)
     measured, seen = run_of(Parallelism("DDP", RANKS, (), {}, {}))
     measured.memory["full_size"] = full_size.answer(asked, measured, seen)
-    said = full_size_text.lines(measured)
+    said = text.full_size_lines(measured)
     assert "planned and not measured" in said
     row = next(line for line in said.splitlines() if line.strip().startswith("parameters"))
     assert row.split() == ["parameters", "8", "B", "8", "B", "32.1", "GB"]
     measured.memory["full_size"] = full_size.answer(asked, *run_of(Parallelism("EP", RANKS, (), {}, {})))
-    assert says(full_size_text.lines(measured), "EP", "translated")
+    assert says(text.full_size_lines(measured), "EP", "translated")
     del measured.memory["full_size"]
-    assert full_size_text.lines(measured) == ""
+    assert text.full_size_lines(measured) == ""
 
 
 def test_deepspeeds_stage_is_run_dry_at_the_scripts_own_size(script, monkeypatch):
     pytest.importorskip("deepspeed")
     path = str(project.PACKAGE.parent / "tests" / "scripts" / "deepspeed_zero3.py")
     launch = launch_lines.Launch(path, ("--stage", "2", "--steps", "20"))
-    measured, seen = runner.measured(launch, ranks=2, cluster=None, steps=1, folder=None, timeout_s=200)
+    measured, seen = measurement.measured(launch, ranks=2, cluster=None, steps=1, folder=None, timeout_s=200)
     full = full_size.answer(full_size.question(script.config(2, 128), gpus=2), measured, seen)
     assert full["why_not"] == ""
     settings = measured.model["trained"]["deepspeed"]["zero"]

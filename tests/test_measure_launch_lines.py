@@ -11,7 +11,8 @@ import yaml
 from conftest import few, says
 
 from pardemo import cli, measure, project
-from pardemo.measure import launch_lines, runner
+from pardemo.script.runtime import launch_lines
+from pardemo.script.step import measurement
 
 SCRIPTS = project.root() / "tests" / "scripts"
 FSDP = {
@@ -147,7 +148,7 @@ def test_ranks_get_what_the_launcher_itself_gives_them(here, name):
         file.unlink()
     launch = launch_lines.read(["python", *line])
     with pytest.raises(measure.ScriptError, match="without a step"):
-        runner.measured(launch, ranks=launch.ranks, cluster=None, steps=1, folder=here, timeout_s=60)
+        measurement.measured(launch, ranks=launch.ranks, cluster=None, steps=1, folder=here, timeout_s=60)
     ours = [json.loads(file.read_text()) for file in files]
     if name == "deepspeed":
         for given in ours:

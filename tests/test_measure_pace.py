@@ -7,12 +7,6 @@ import torch
 
 from pardemo import Cluster, compat
 from pardemo.formulas import communication
-from pardemo.measure import pace, pace_option, runner
-from pardemo.measure.calls import Call
-from pardemo.measure.launch_lines import Launch
-from pardemo.measure.places import Place, Places
-from pardemo.measure.replay import replay
-from pardemo.measure.work import Exchange, Operation, Work
 from pardemo.planner.hardware import FP32_TFLOPS, GPUS
 from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import Layout
@@ -20,6 +14,12 @@ from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.job.stacks import Stack
 from pardemo.planner.layouts.model.shape import Shape
 from pardemo.planner.layouts.price import work
+from pardemo.script.runtime.call_sites import CallSite, CallSites
+from pardemo.script.runtime.launch_lines import Launch
+from pardemo.script.step import measurement, pace, pace_option
+from pardemo.script.step.collectives import Call
+from pardemo.script.step.operations import Exchange, Operation, Work
+from pardemo.script.step.pace import replay
 
 #: A model whose products are those of a Llama: four projections and a gated MLP, in bf16; batch, sequence as given.
 LLAMA = """
@@ -83,7 +83,9 @@ for step in range(4):
 def recorded(folder, source, *arguments, ranks=1, **more):
     (folder / "train.py").write_text(source)
     launch = Launch("train.py", tuple(map(str, arguments)), False)
-    return runner.measured(launch, ranks=ranks, cluster=None, steps=1, folder=folder, timeout_s=120, work=True, **more)
+    return measurement.measured(
+        launch, ranks=ranks, cluster=None, steps=1, folder=folder, timeout_s=120, work=True, **more
+    )
 
 
 # --- the replay, on programs of a line or two
@@ -98,7 +100,7 @@ def exchange(number, operations=0, waits=False, after=()):
 
 
 def call(number=0, ranks=(0, 1), kind="all-reduce", nbytes=100, group="world"):
-    return Call(kind, ranks, number, nbytes, 0.0, 0.0, "float32", Place("a.py:1", "", ""), 0.0, 1, group)
+    return Call(kind, ranks, number, nbytes, 0.0, 0.0, "float32", CallSite("a.py:1", "", ""), 0.0, 1, group)
 
 
 def played(programs, calls, exchange_s=2.0, launch_s=0.0):
@@ -186,7 +188,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
     monkeypatch.setattr(sys, "argv", ["train.py", *map(str, sizes)])
     names = {}
     exec(LLAMA.partition("model = Model()")[0], names)
-    noted = Work(Places("/nowhere"), list)
+    noted = Work(CallSites("/nowhere"), list)
     with compat.FakeTensorMode():
         layer = _in_bf16(names["Layer"])
         x = torch.empty(sizes[6], sizes[7], sizes[1], dtype=torch.bfloat16, requires_grad=True)
@@ -194,7 +196,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
             noted.begin()
             layer(x).backward(torch.empty_like(x))
     machine = Machine(GPUS[gpu], 1)
-    compute_s = pace.compute(machine, pace.rates({"16", "attention16", ""}, False, machine)[0])
+    compute_s = pace.operation_s(machine, pace.rates({"16", "attention16", ""}, False, machine)[0])
     own = replay({0: (noted.list, [])}, lambda _, one: compute_s(one), pace.LAUNCH_S, lambda _: None)[0].step_s
     job = Job(Shape(*sizes[:6]), machine, Stack("any"), sizes[7])
     assert own == pytest.approx(work.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
@@ -248,7 +250,7 @@ def test_layers_that_compute_longer_than_they_are_to_take_are_refused(tmp_path):
     measured, seen = recorded(tmp_path, LLAMA, 2, 128, 4, 2, 344, 500, 2, 64, layer_s=1e-6)
     asked = pace_option.read("1us", None, None, None)
     with pytest.raises(ValueError, match=r"0\.001.*layers"):
-        pace.tell(asked, measured, seen)
+        pace.add_pace(asked, measured, seen)
 
 
 def test_what_pace_can_be():

@@ -11,14 +11,14 @@ from conftest import says
 
 from pardemo import cli, project
 from pardemo.draw import palette
-from pardemo.measure import drawings, groups, page, summary, text
-from pardemo.measure.calls import Call
-from pardemo.measure.course import course
-from pardemo.measure.places import Place
-from pardemo.measure.program import Memory, Seen, Tensor
-from pardemo.measure.running import Parallelism
-from pardemo.measure.steps import Cut
 from pardemo.meters.snapshot import Block
+from pardemo.script.report import drawings, page, text
+from pardemo.script.runtime.call_sites import CallSite, Cut
+from pardemo.script.step import parallelisms, summary
+from pardemo.script.step.collectives import Call
+from pardemo.script.step.memory import course
+from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.rank import Memory, Seen, Tensor
 
 MB = 1_000_000
 SECTIONS = [
@@ -30,7 +30,7 @@ SECTIONS = [
     "What ran in another way",
     "Beside this page",
 ]
-FORWARD = Place("train.py:12", "<b>layers</b>", "forward")
+FORWARD = CallSite("train.py:12", "<b>layers</b>", "forward")
 BLOCKS = [
     Block(4 * MB, "parameters", "train.py:5", "", 0, None),
     Block(3 * MB, "activations", "train.py:12", "<b>layers</b>", 1, 5, "forward"),
@@ -64,7 +64,7 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
 def made(ranks=2, parallelisms=(), hosts=1, wire=True):
     """A summary, what its ranks saw, and the page."""
     seen = [seen_by(rank, parallelisms, tuple(range(ranks)), wire) for rank in range(ranks)]
-    measured = summary.of(seen)
+    measured = summary.summarize(seen)
     measured.hosts = hosts
     measured.findings.append(summary.Finding('gathered twice: <img src="x">', "train.py:12", 3000))
     return measured, seen, page.page(measured, seen, "train.py")
@@ -171,7 +171,7 @@ def test_texts_of_drawings_are_large_enough_and_lie_on_nothing(world):
 
 def test_groups_are_drawn_with_each_rank_in_its_own():
     measured, _, source = made(4, grid(2, 2), hosts=2)
-    kinds = groups.kinds(measured.parallelism)
+    kinds = parallelisms.groups_by_kind(measured.parallelism)
     assert [(kind.name, kind.groups, kind.letters) for kind in kinds] == [
         ("TP", ((0, 1), (2, 3)), ("a", "b")),
         ("FSDP2", ((0, 2), (1, 3)), ("c", "d")),
@@ -183,7 +183,7 @@ def test_groups_are_drawn_with_each_rank_in_its_own():
         box = svg.box_of(next(one for one in svg.texts if one.text == letter))
         places = {one.text: (one.x + one.right) / 2 for one in svg.texts if one.text in "0123"}
         assert {rank for rank, x in places.items() if box.x < x < box.right} == set(ranks)
-    assert groups.as_text(kinds, 4, 2).splitlines() == [
+    assert text.groups_text(kinds, 4, 2).splitlines() == [
         "  rank   0  1  │ 2  3",
         "  TP     a  a  │ b  b",
         "  FSDP2  c  d  │ c  d",
@@ -192,10 +192,10 @@ def test_groups_are_drawn_with_each_rank_in_its_own():
 
 def test_groups_that_share_a_rank_stand_in_rows_of_their_own():
     """Two models under DDP, the second over some ranks of the first; a rank is in none of its groups."""
-    near, far = groups.kinds(of("DDP", (0, 1, 2), (1, 2)))
+    near, far = parallelisms.groups_by_kind(of("DDP", (0, 1, 2), (1, 2)))
     assert (near.groups, far.groups) == (((1, 2),), ((0, 1, 2),))
     assert (near.letter_of(0), near.letter_of(1), far.letter_of(0)) == ("", "a", "b")
-    assert groups.as_text([near, far], 3).splitlines()[1].split() == ["DDP", "·", "a", "a"]
+    assert text.groups_text([near, far], 3).splitlines()[1].split() == ["DDP", "·", "a", "a"]
 
 
 def test_a_terminal_has_the_groups_only_where_they_say_more_than_a_line():
@@ -204,7 +204,7 @@ def test_a_terminal_has_the_groups_only_where_they_say_more_than_a_line():
     assert says(shown, "TP")
     assert says(shown, "TP", "2", "groups", "4", "4.00", "MB")
     assert says(shown, "train.py", "8", "2")
-    wide = groups.as_text(groups.kinds(grid(8, 8)), 64, 8).splitlines()
+    wide = text.groups_text(parallelisms.groups_by_kind(grid(8, 8)), 64, 8).splitlines()
     assert len(wide) == 6
     assert max(map(len, wide)) <= 160
 
@@ -270,7 +270,7 @@ def test_a_receiver_waits_for_its_sender_until_it_sends_and_for_bytes_from_then_
             one.calls.append(Call(kind, (0, 1), number, 9, 9.0, 9.0, "float32", FORWARD, begin, step, "0"))
             if one.rank == 1:
                 one.waits.append((begin, begin + 0.7))
-    first, second = summary.of(seen).time
+    first, second = summary.summarize(seen).time
     assert first.idle_s == first.exposed_s == 0.0
     assert second.idle_s == pytest.approx(0.4)
     assert second.exposed_s == pytest.approx(0.1)  # half of the step was computed: no more was stood still

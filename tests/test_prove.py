@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import cli
-from pardemo.prove import Parallel, large, layouts, proof, prove, runner
+from pardemo.prove import Parallel, prove
 from pardemo.prove import script as prove_script
+from pardemo.script.compare import layouts, proof, runs
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
@@ -259,67 +260,67 @@ def test_the_verdict_as_json_and_on_a_screen(wrong):
 
 
 @pytest.fixture
-def runs(monkeypatch):
+def recorded_runs(monkeypatch):
     """The runs that a proof makes: layout, whether by sketches, and what is recorded in full."""
-    made, ran = [], runner.ran
+    made, ran = [], runs.run_layout
 
     def noted(layout, options, folder):
         made.append((layout.name, options.sketched, options.in_full))
         return ran(layout, options, folder)
 
-    monkeypatch.setattr(runner, "ran", noted)
-    monkeypatch.setattr(runner, "SKETCHED", 1000)
+    monkeypatch.setattr(runs, "run_layout", noted)
+    monkeypatch.setattr(runs, "SKETCHED", 1000)
     return made
 
 
-def test_sketches_are_enough_where_layouts_train_alike(runs):
+def test_sketches_are_enough_where_layouts_train_alike(recorded_runs):
     made = prove(build, loss, batches(), by_name, ["ranks=1", "ranks=2 engine=ddp", "ranks=2 tp=2 engine=dtensor"])
     assert made.equal, str(made)
-    assert [run for run in runs if run[2] or not run[1]] == []
-    assert len(runs) == 4
+    assert [run for run in recorded_runs if run[2] or not run[1]] == []
+    assert len(recorded_runs) == 4
 
 
-def test_parts_that_begin_within_a_block_are_compared_in_full(runs):
+def test_parts_that_begin_within_a_block_are_compared_in_full(recorded_runs):
     """Half a layer norm of 16 is half a block."""
     made = prove(build, loss, batches(), by_name, ["ranks=1", "ranks=2 engine=fsdp2"])
     assert made.equal, str(made)
-    assert {"1.norm.weight", "2.norm.bias"} <= set(runs[-1][2])
-    assert "2.up.weight" not in runs[-1][2]
+    assert {"1.norm.weight", "2.norm.bias"} <= set(recorded_runs[-1][2])
+    assert "2.up.weight" not in recorded_runs[-1][2]
 
 
-def test_what_parts_is_compared_in_full(runs):
+def test_what_parts_is_compared_in_full(recorded_runs):
     made = prove(build, loss, batches(), by_name, ["ranks=1", "ranks=2 engine=twice"])
     (finding,) = made.findings
     assert (finding.parameters, finding.factor) == (("2.up.weight",), pytest.approx(2, rel=1e-9))
-    assert runs[-2:] == [("ranks=1", True, ("2.up.weight",)), ("ranks=2 engine=twice", True, ("2.up.weight",))]
+    assert recorded_runs[-2:] == [("ranks=1", True, ("2.up.weight",)), ("ranks=2 engine=twice", True, ("2.up.weight",))]
     assert says(str(made), "1", "parameter", "512")
 
 
-def test_past_the_budget_the_sketches_have_to_do(runs, monkeypatch):
-    monkeypatch.setattr(large, "IN_FULL", 511)
+def test_past_the_budget_the_sketches_have_to_do(recorded_runs, monkeypatch):
+    monkeypatch.setattr(proof, "IN_FULL", 511)
     (finding,) = prove(build, loss, batches(), by_name, ["ranks=1", "ranks=2 engine=twice"]).findings
     assert (finding.parameters, finding.factor) == (("2.up.weight",), pytest.approx(2, rel=1e-9))
-    assert len(runs) == 3
+    assert len(recorded_runs) == 3
 
 
-def test_ranges_of_flat_parameters_are_compared_in_full(runs):
+def test_ranges_of_flat_parameters_are_compared_in_full(recorded_runs):
     """Sketches cannot be: a range begins anywhere within a row."""
     made = prove(build, loss, batches(), by_name, ["ranks=1", "ranks=2 engine=fsdp1"])
     assert made.equal, str(made)
-    assert {"0.weight", "1.up.weight", "2.down.weight", "3.weight"} <= set(runs[-1][2])
+    assert {"0.weight", "1.up.weight", "2.down.weight", "3.weight"} <= set(recorded_runs[-1][2])
 
 
 # --- the door's own words
 
 
 def test_a_rank_gets_its_samples_in_order():
-    from pardemo.prove import api
+    from pardemo.script.compare import proof
 
     _, cut, plain = layouts.given(["ranks=1", "ranks=4 tp=2", {"ranks": 4}])
     batch = {"x": torch.arange(8), "pair": (torch.arange(8), torch.tensor(3)), "name": "n"}
-    assert [api.part(batch, cut, rank)["x"].tolist() for rank in range(4)] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
-    assert [api.part(batch, plain, rank)["x"].tolist() for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    mine = api.part(batch, plain, 3)
+    assert [proof.part(batch, cut, rank)["x"].tolist() for rank in range(4)] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
+    assert [proof.part(batch, plain, rank)["x"].tolist() for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    mine = proof.part(batch, plain, 3)
     assert (mine["pair"][0].tolist(), int(mine["pair"][1]), mine["name"]) == ([6, 7], 3, "n")
 
 
@@ -405,7 +406,7 @@ def test_a_script_without_a_seed_begins_with_the_same_parameters_on_all_ranks(sc
     assert "init_sync" in text
     (script / "train.py").write_text(text)
     texts, line = ["ranks=1 batch=8", "ranks=2 batch=4"], ["train.py", "--batch", "{batch}"]
-    made = proof.scripts(layouts.from_texts(texts, line), runner.Options(steps=1))
+    made = proof.scripts(layouts.from_texts(texts, line), runs.Options(steps=1))
     assert made.equal, str(made)
 
 
@@ -435,7 +436,7 @@ def test_accelerate_trains_as_one_process(script):
     (script / "train.py").write_text(ACCELERATE)
     texts = ["ranks=1 batch=8 accumulate=1", "ranks=2 batch=2 accumulate=2"]
     line = ["train.py", "--batch", "{batch}", "--accumulate", "{accumulate}"]
-    made = proof.scripts(layouts.from_texts(texts, line), runner.Options(steps=2, double=True))
+    made = proof.scripts(layouts.from_texts(texts, line), runs.Options(steps=2, double=True))
     assert made.equal, str(made)
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pardemo import cli
-from pardemo.prove import ProveError, layouts, prove, script
-from pardemo.prove.record import inputs
+from pardemo.prove import ProveError, prove, script
+from pardemo.script.compare import layouts
+from pardemo.script.record import outputs
 
 #: A script that trains on 2 ranks as on one; what stands for ``MODEL``, ``INPUT`` and ``SETUP`` is bad.
 SCRIPT = """
@@ -301,15 +302,15 @@ class Batch:
 def test_samples_within_other_things_are_seen():
     x = torch.arange(6.0).reshape(2, 3)
     for value in (x, [x], (1, [x]), {"k": {"x": x}}, Batch(x), x.numpy(), UserDict(x=x)):
-        ((_, seen),) = inputs.tensors((value,), {})
+        ((_, seen),) = outputs.input_tensors((value,), {})
         assert torch.equal(seen, x)
-    names = [name for name, _ in inputs.tensors((x, "mode"), {"tokens": x, "other": x})]
+    names = [name for name, _ in outputs.input_tensors((x, "mode"), {"tokens": x, "other": x})]
     assert names == ["tokens", "input 0", "other"]
-    ((_, texts),) = inputs.tensors((["a", "b", "a"],), {})
+    ((_, texts),) = outputs.input_tensors((["a", "b", "a"],), {})
     assert texts[0] == texts[2] != texts[1]
-    ((_, numbers),) = inputs.tensors(([3, 4],), {"flag": True})
+    ((_, numbers),) = outputs.input_tensors(([3, 4],), {"flag": True})
     assert numbers.tolist() == [3, 4]
-    assert inputs.unseen((Graph(x), None, 3), {"also": [Graph(x)]}) == ["Graph"]
+    assert outputs.unseen_inputs((Graph(x), None, 3), {"also": [Graph(x)]}) == ["Graph"]
 
 
 class OfGraphs(nn.Linear):

@@ -8,15 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardemo.prove import causes
-from pardemo.prove.causes import gradients, losses, outputs, scales
-from pardemo.prove.causes.across import Open
-from pardemo.prove.causes.clipped import clipped
-from pardemo.prove.causes.factors import apart
-from pardemo.prove.facts import Facts, Finding, Parted, pair
-from pardemo.prove.layouts import Layout
-from pardemo.prove.record.facts import Clip, LossCall, Piece, Step
-from pardemo.prove.whole import Part, atlas
+from pardemo.script.compare import causes, gradients
+from pardemo.script.compare.causes import Open, clipped
+from pardemo.script.compare.layouts import Layout, distinct_digits
+from pardemo.script.compare.parameter_map import Part, map_parameters
+from pardemo.script.compare.reference import Facts, Finding, PartedOutput, compare_pair
+from pardemo.script.record.records import Clip, LossCall, Piece, Step
 
 TOLERANCE = 1e-9
 
@@ -30,7 +27,7 @@ def of(reference, ours, name="layers.0.weight", versions=None):
     apart = [(Part(name, (None,) * reference.dim()), versions)] if versions else []
     floor = float(reference.norm()) / reference.numel() ** 0.5
     covered = torch.ones(reference.shape, dtype=torch.bool)
-    return pair(name, reference, ours, covered, floor, TOLERANCE, apart)
+    return compare_pair(name, reference, ours, covered, floor, TOLERANCE, apart)
 
 
 def facts(*pairs, ranks=4, step=0, **more):
@@ -134,8 +131,8 @@ def test_stale():
     ("type_", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")]
 )
 def test_precision(type_, name):
-    assert f"rounded to {name}" in says(scales.Precision(), of(G, G.to(type_).double()))
-    assert f"rounded to {name}" in says(scales.Precision(), of(G, (3 * G).to(type_).double() / 3), ranks=3)
+    assert f"rounded to {name}" in says(gradients.Precision(), of(G, G.to(type_).double()))
+    assert f"rounded to {name}" in says(gradients.Precision(), of(G, (3 * G).to(type_).double() / 3), ranks=3)
 
 
 def summed_over(parts, again):
@@ -174,8 +171,8 @@ def test_what_was_accumulated_is_summed_or_divided_again(layout, again, told):
 
 
 def test_a_small_term_is_no_rounding():
-    assert says(scales.Precision(), of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
-    assert says(scales.Precision(), of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"
+    assert says(gradients.Precision(), of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
+    assert says(gradients.Precision(), of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"
 
 
 # --- all gradients together
@@ -183,7 +180,7 @@ def test_a_small_term_is_no_rounding():
 
 def test_clipped_by_another_norm():
     clipped = G / G.norm()  # the reference's norm is the limit in each step
-    own_norm = scales.OwnNorm()
+    own_norm = gradients.OwnNorm()
     assert "by another norm" in says(own_norm, of(clipped, 0.7 * clipped), norms=[1.0, 1.0])
     assert says(own_norm, of(G, 0.7 * G), norms=[float(G.norm()), 3.0]) is None, "nothing says that it is clipped"
     assert says(own_norm, of(clipped, 0.25 * clipped), norms=[1.0, 1.0]) is None, "a quarter on four ranks"
@@ -195,7 +192,7 @@ def test_clipped_by_another_norm():
 
 def test_clipped_to_a_limit_that_people_write():
     """One step is enough, where the reference's norm is a limit: nobody's gradient has it by chance."""
-    limited, own_norm = 0.5 * G / G.norm(), scales.OwnNorm()
+    limited, own_norm = 0.5 * G / G.norm(), gradients.OwnNorm()
     assert "norm is 0.35 where the reference's is 0.5:" in says(own_norm, of(limited, 0.7 * limited), norms=[0.5])
     close = says(own_norm, of(limited, 1.0000123 * limited), norms=[0.5])
     assert "1.00001 times" in close
@@ -217,9 +214,9 @@ def test_parts_that_are_reduced_as_copies():
 
 
 def test_numbers_that_differ_look_different():
-    assert apart(0.5, 0.500012) == ["0.5", "0.50001"]
-    assert apart(2.0, 1.0) == ["2", "1"]
-    assert apart(0.1, 0.1) == ["0.1", "0.1"]
+    assert distinct_digits(0.5, 0.500012) == ["0.5", "0.50001"]
+    assert distinct_digits(2.0, 1.0) == ["2", "1"]
+    assert distinct_digits(0.1, 0.1) == ["0.1", "0.1"]
 
 
 #: What is wrong by a factor alone: the layout, the factor, what holds for the parameter, the cause's name.
@@ -238,7 +235,7 @@ MULTIPLES = [
 def test_multiples(layout, factor, how, name):
     wrong = of(G, factor * G)
     right = [of(G, G, f"head.{number}") for number in range(9)] if how.get("others") else []
-    cause, why = scales.Multiple().cause([wrong], facts(wrong, *right, **layout))
+    cause, why = gradients.Multiple().cause([wrong], facts(wrong, *right, **layout))
     assert cause == name
     assert why.startswith("×" if factor > 1 else "÷")
 
@@ -247,7 +244,7 @@ def test_multiples(layout, factor, how, name):
 @settings(deadline=None, max_examples=60)
 def test_a_factor_with_a_rest_is_no_multiple(factor, noise, ranks):
     wrong = of(G, factor * G + noise * drawn(6, 4, seed=11))
-    assert scales.Multiple().cause([wrong], facts(wrong, ranks=ranks)) is None
+    assert gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks)) is None
 
 
 _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (-2, -1, 1, 2)])
@@ -257,7 +254,7 @@ _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (
 @settings(deadline=None, max_examples=100)
 def test_a_factor_that_is_no_number_of_the_layout_has_no_name(factor, ranks):
     wrong = of(G, factor * G)
-    named = scales.Multiple().cause([wrong], facts(wrong, ranks=ranks))
+    named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
     numbers = (ranks, 1 / ranks)
     assert (named is not None) == any(math.isclose(factor, number, rel_tol=1e-5) for number in numbers)
 
@@ -271,7 +268,7 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
     wrong = of(mean, sum(parts)) if gathered else of(mean, parts[0], versions=kept_apart(parts))
     told = {one.name for one in gradients.BY_PARAMETER if says(one, wrong, ranks=ranks)}
     assert told == (set() if gathered else {"not-summed"})
-    named = scales.Multiple().cause([wrong], facts(wrong, ranks=ranks))
+    named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
     assert (named[0] if named else "") == ("sum-for-mean" if gathered else "")
 
 
@@ -318,17 +315,21 @@ def test_mean_of_means():
     apart = [counted(10, 1.0), counted(30, 2.0)]
     truth = Step(losses=[(10 * 1.0 + 30 * 2.0) / 40])
     wrong = of(G, drawn(6, 4, seed=12))
-    assert "10 to 30 targets" in says(losses.MeanOfMeans(), wrong, ours=apart, truth=truth, ranks=2)
-    assert says(losses.MeanOfMeans(), wrong, ours=apart, truth=Step(losses=[1.5]), ranks=2) is None, "their plain mean"
+    assert "10 to 30 targets" in says(gradients.MeanOfMeans(), wrong, ours=apart, truth=truth, ranks=2)
+    assert says(gradients.MeanOfMeans(), wrong, ours=apart, truth=Step(losses=[1.5]), ranks=2) is None, (
+        "their plain mean"
+    )
     even = [counted(20, 1.0), counted(20, 2.0)]
-    assert says(losses.MeanOfMeans(), wrong, ours=even, truth=Step(losses=[1.5]), ranks=2) is None
+    assert says(gradients.MeanOfMeans(), wrong, ours=even, truth=Step(losses=[1.5]), ranks=2) is None
     stages = [Step(), counted(128, 1.5)]
-    assert says(losses.MeanOfMeans(), wrong, ours=stages, truth=Step(losses=[1.5]), ranks=2) is None, "one has no loss"
+    assert says(gradients.MeanOfMeans(), wrong, ours=stages, truth=Step(losses=[1.5]), ranks=2) is None, (
+        "one has no loss"
+    )
 
 
 def test_the_loss_itself():
     last, inner = of(G, drawn(6, 4, seed=13), "head.weight"), of(G, G)
-    wrong = losses.LossItself()
+    wrong = gradients.LossItself()
     off = wrong.explains([last], facts(last, inner), [Step(losses=[1.7])], Step(losses=[1.0]))
     assert "is 1.7 where the reference's is 1" in off
     right = wrong.explains([last], facts(last, inner), [Step(losses=[1.0])], Step(losses=[1.0]))
@@ -353,7 +354,7 @@ PART = drawn(6, 4, seed=14)
 
 def together(shares, **more):
     left = {one.name: left_open(one.name, PART, share, **more) for one, share in zip(TWO, shares, strict=True)}
-    return [one.cause for one in causes.across([one.finding for one in left.values()], left, TWO)]
+    return [one.cause for one in causes.explain_across([one.finding for one in left.values()], left, TWO)]
 
 
 def test_a_part_of_the_gradient_counted_for_each_rank():
@@ -366,14 +367,14 @@ def test_a_part_of_the_gradient_counted_for_each_rank():
 def test_differences_that_are_not_the_same_tensor_are_not_explained_together():
     first, second = left_open(TWO[0].name, PART, 1), left_open(TWO[1].name, drawn(6, 4, seed=15), 3)
     left = {TWO[0].name: first, TWO[1].name: second}
-    assert [one.cause for one in causes.across([first.finding, second.finding], left, TWO)] == ["", ""]
+    assert [one.cause for one in causes.explain_across([first.finding, second.finding], left, TWO)] == ["", ""]
 
 
 def test_a_layout_in_which_that_number_is_1_has_to_be_right():
     alone = Layout(2, {"ranks": 2, "accumulate": 2})
     layouts = [Layout(4, {"ranks": 4, "tp": 2, "dp": 2}), Layout(4, {"ranks": 4, "tp": 4, "dp": 1}), alone]
     left = {one.name: left_open(one.name, PART, share) for one, share in zip(layouts, (1, 3, 1), strict=True)}
-    assert all(one.cause == "" for one in causes.across([one.finding for one in left.values()], left, layouts))
+    assert all(one.cause == "" for one in causes.explain_across([one.finding for one in left.values()], left, layouts))
 
 
 # --- outputs
@@ -381,11 +382,11 @@ def test_a_layout_in_which_that_number_is_1_has_to_be_right():
 
 def parted(difference, reference, kind="Linear", rank=0, inputs=None):
     rows = torch.zeros(len(difference), dtype=torch.bool)
-    return Parted(rank, "layers.0", kind, 0, True, difference, reference, inputs, rows)
+    return PartedOutput(rank, "layers.0", kind, 0, True, difference, reference, inputs, rows)
 
 
 def outputs_of(*wrong, **layout):
-    return outputs.finding(facts(**layout), list(wrong)).cause
+    return causes.output_finding(facts(**layout), list(wrong)).cause
 
 
 R = drawn(8, 3, seed=16)
@@ -409,7 +410,7 @@ def test_outputs():
 
 def test_weights_that_are_another_parameters():
     moved = {"head.q.weight": "head.k.weight", "layers.0.q.weight": "layers.0.k.weight"}
-    found = outputs.finding(facts(moved=moved), [parted(ELSEWHERE, R)])
+    found = causes.output_finding(facts(moved=moved), [parted(ELSEWHERE, R)])
     assert (found.cause, found.module) == ("initial-parameters", "layers.0.q")
     assert found.parameters == ("layers.0.q.weight", "head.q.weight"), "by the order in which their modules run"
 
@@ -422,11 +423,11 @@ def test_a_cut_piece_with_the_values_of_another_parameter_is_noted():
     q, k, later = drawn(8, 4, seed=20), drawn(8, 4, seed=21), drawn(8, 4, seed=22)
     reference = {"layers.0.q.weight": q, "layers.0.k.weight": k, "layers.1.q.weight": later}
     one, two = piece_of("layers.0.q.weight", 0, q[:4]), piece_of("layers.0.q.weight", 4, q[4:])
-    right = atlas(reference, {0: [(one, q[:4])], 1: [(two, q[4:])]}, {}, TOLERANCE)
+    right = map_parameters(reference, {0: [(one, q[:4])], 1: [(two, q[4:])]}, {}, TOLERANCE)
     assert right.moved == {}
-    wrong = atlas(reference, {0: [(one, q[:4])], 1: [(two, k[:4])]}, {}, TOLERANCE)
+    wrong = map_parameters(reference, {0: [(one, q[:4])], 1: [(two, k[:4])]}, {}, TOLERANCE)
     assert wrong.moved == {"layers.0.q.weight": "layers.0.k.weight"}
-    second_stage = atlas(reference, {0: [(one, later[:4])], 1: [(two, later[4:])]}, {}, TOLERANCE)
+    second_stage = map_parameters(reference, {0: [(one, later[:4])], 1: [(two, later[4:])]}, {}, TOLERANCE)
     assert second_stage.moved == {}, "a later stage's first layer is another one of the reference's"
 
 
@@ -445,7 +446,7 @@ def test_a_mask_is_wrong_for_some_tokens_of_a_cut_sequence():
 
 def test_each_class_is_tested_here():
     text = Path(__file__).read_text(encoding="utf-8")
-    for cause in (*gradients.BY_PARAMETER, *gradients.TOGETHER, scales.Multiple()):
+    for cause in (*gradients.BY_PARAMETER, *gradients.TOGETHER, gradients.Multiple()):
         assert f".{type(cause).__name__}()" in text
 
 
@@ -459,6 +460,6 @@ def test_a_copy_that_nothing_uses_is_left_out():
         ({"embed.weight": table, "head.weight": table}, {"embed.weight", "head.weight"}),
         ({}, {"embed.weight", "head.weight"}),
     ):
-        found = atlas({"embed.weight": table}, {0: [(one, table), (two, table)]}, {}, TOLERANCE)
+        found = map_parameters({"embed.weight": table}, {0: [(one, table), (two, table)]}, {}, TOLERANCE)
         found.leave_out_unused(0, kept)
         assert set(found.parts[0]) == left

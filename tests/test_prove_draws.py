@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pardemo.prove import draws
-from pardemo.prove.record.facts import Mask, MicroBatch, Step
+from pardemo.script.compare import checks
+from pardemo.script.record.records import Mask, MicroBatch, Step
 
 
 def mask(input, dropped, module="layers.0.drop", elements=64, repeated=False):
@@ -20,7 +20,8 @@ def told(*ranks, samples=("a", "a", "a", "a")):
     ]
     run = SimpleNamespace(records=records, layout=SimpleNamespace(name="ranks=2"))
     return [
-        (finding.cause, finding.why.partition(" draw")[0], finding.module) for finding in draws.findings(run, 0, None)
+        (finding.cause, finding.why.partition(" draw")[0], finding.module)
+        for finding in checks.mask_findings(run, 0, None)
     ]
 
 

@@ -9,9 +9,9 @@ import pytest
 from conftest import says
 
 from pardemo import prove
-from pardemo.prove import scaling
-from pardemo.prove.record.facts import Step
-from pardemo.prove.runner import ProveError
+from pardemo.script.compare import checks
+from pardemo.script.compare.runs import ProveError
+from pardemo.script.record.records import Step
 
 SCRIPTS = Path(__file__).resolve().parent / "not_accused"
 #: Of each script, the layouts that train alike.
@@ -91,8 +91,8 @@ def test_steps_that_some_ranks_skip():
         records = [SimpleNamespace(steps=[Step(scales=[8.0], skipped=one)]) for one in skipped]
         return SimpleNamespace(records=records, layout=SimpleNamespace(name="ranks=2"))
 
-    assert says(scaling.findings(run(0), run(0, 1), 0)[0].why, "1", "others", "0")
-    assert scaling.findings(run(1), run(1, 1), 0) == []
+    assert says(checks.scale_findings(run(0), run(0, 1), 0)[0].why, "1", "others", "0")
+    assert checks.scale_findings(run(1), run(1, 1), 0) == []
 
 
 def test_steps_that_are_skipped_are_skipped_in_the_example():

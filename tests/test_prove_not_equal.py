@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pardemo import prove
-from pardemo.prove.runner import ProveError
+from pardemo.script.compare.runs import ProveError
 
 HEAD = """
 import sys, torch, torch.distributed as dist

@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from test_prove_causes import drawn, facts, of
 
 from pardemo import cli
-from pardemo.prove import files, map_drawing, model_map, page, runner, unexplained
-from pardemo.prove.facts import Finding, Parted
-from pardemo.prove.layouts import Layout
-from pardemo.prove.model_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, Map, Row
-from pardemo.prove.proof import Proof
-from pardemo.prove.record.facts import ModuleCall, Piece, Record, Step
+from pardemo.script.compare import compare, reference, runs
+from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
+from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.reference import Finding, PartedOutput
+from pardemo.script.record.records import ModuleCall, Piece, RankRecord, Step
+from pardemo.script.report import verdict_page
+from pardemo.script.report.verdict import Proof
 
 G = drawn(6, 4)
 EVIL = "<img src=x onerror=alert(1)>\"'&"
@@ -48,7 +49,7 @@ def layout(name, *line):
 
 def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 batch=2"):
     layouts = [layout("ranks=1 batch=8", "train.py"), layout(name, "train.py", "--batch", "2")]
-    of_map = Map(1, tuple(rows), {"forward": (3, 4), "gradient": (2, 2), "update": (2, 2)})
+    of_map = ModelMap(1, tuple(rows), {"forward": (3, 4), "gradient": (2, 2), "update": (2, 2)})
     return Proof(
         layouts, list(findings), failed or {}, {}, list(notes), 3, 5, [], 1e-9, {name: of_map}, kept or {}
     )  # fmt: skip
@@ -65,7 +66,7 @@ def reference_of(parameters, modules, kinds=None):
     """As much of a reference as a map is made of: parameters with gradients, modules in the order in which they end."""
     calls = [ModuleCall(name, (kinds or {}).get(name, "Linear"), 0, 0, "", ()) for name in modules]
     pieces = [Piece(name, (6, 4)) for name in parameters]
-    record = Record(0, "", [Step(calls=calls, pieces=pieces)], [], [], [], [], optimizer="SGD")
+    record = RankRecord(0, "", [Step(calls=calls, pieces=pieces)], [], [], [], [], optimizer="SGD")
     whole = SimpleNamespace(before=dict.fromkeys(parameters, G), gradients=dict.fromkeys(parameters, G))
     return SimpleNamespace(
         run=SimpleNamespace(records=[record]), order=[{name: at for at, name in enumerate(modules)}], whole=[whole]
@@ -78,9 +79,9 @@ def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", 
     made = facts(*(of(G, ours, name) for name, ours in gradients.items()))
     made.order = truth.order[0]
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
-    made.parted = [Parted(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None, torch.ones(6)) for name in parted]
+    made.parted = [PartedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None, torch.ones(6)) for name in parted]
     other = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
-    drawn_map = model_map.of(made, truth, other, set(alike))
+    drawn_map = compare.step_map(made, truth, other, set(alike))
     return {row.module: row.cells for row in drawn_map.rows}, drawn_map
 
 
@@ -118,7 +119,7 @@ def test_behind_a_wrong_output_nothing_is_looked_at():
 
 
 def test_of_a_step_with_other_samples_nothing_is_compared():
-    rows = model_map.of_none(reference_of(["head.weight"], ["head"]), 0).rows
+    rows = compare.empty_map(reference_of(["head.weight"], ["head"]), 0).rows
     assert [states(row.cells) for row in rows] == [[NOT_COMPARED] * 3]
 
 
@@ -126,11 +127,11 @@ def grid(names, wrong=()):
     def cell(bad):
         return Cell(DIFFERENT, 2.0) if bad else Cell(EQUAL)
 
-    rows = [Row("blocks", "", (Cell(), Cell(), Cell()))]
+    rows = [ModuleRow("blocks", "", (Cell(), Cell(), Cell()))]
     for name in names:
-        rows.append(Row(f"blocks.{name}", "Block", (Cell(EQUAL), Cell(), Cell())))
-        rows.append(Row(f"blocks.{name}.up", "Linear", (Cell(EQUAL), cell(name in wrong), Cell(EQUAL))))
-    return Map(1, tuple(rows), {})
+        rows.append(ModuleRow(f"blocks.{name}", "Block", (Cell(EQUAL), Cell(), Cell())))
+        rows.append(ModuleRow(f"blocks.{name}.up", "Linear", (Cell(EQUAL), cell(name in wrong), Cell(EQUAL))))
+    return ModelMap(1, tuple(rows), {})
 
 
 @pytest.mark.parametrize(
@@ -143,17 +144,17 @@ def grid(names, wrong=()):
     ],
 )
 def test_numbered_siblings_that_are_alike_are_one_row(numbers, wrong, labels):
-    assert [line.label for line in map_drawing.lines(grid(range(numbers), wrong))] == labels
+    assert [line.label for line in verdict_page.map_lines(grid(range(numbers), wrong))] == labels
 
 
 def test_the_first_module_is_marked_and_not_folded():
-    lines = map_drawing.lines(grid(range(6)), ["blocks.5.up"])
+    lines = verdict_page.map_lines(grid(range(6)), ["blocks.5.up"])
     assert [line.label for line in lines] == ["blocks.0 … blocks.4", "up", "blocks.5", "up"]
     assert [line.first for line in lines] == [False, False, False, True]
 
 
 def test_a_state_is_a_sign_too():
-    drawn_map = map_drawing.drawing(grid([0], wrong=[0]), ["blocks.0.up"])
+    drawn_map = verdict_page.map_drawing(grid([0], wrong=[0]), ["blocks.0.up"])
     body = drawn_map[: drawn_map.index("</div>\n<ul")]
     assert re.findall(r'class="cell (\w+)"[^>]*>([^<]+)<', body) == [
         ("equal", "="), ("equal", "="), ("different", "×\N{NO-BREAK SPACE}2"), ("equal", "="),
@@ -167,12 +168,12 @@ def test_a_state_is_a_sign_too():
 
 def test_what_comes_from_a_script_is_never_markup():
     bad = replace(finding("sum-for-mean", (EVIL,), EVIL, EVIL), layout=f"ranks=4 batch={EVIL}".replace(" src=x ", ""))
-    made = proof(rows=[Row(EVIL, EVIL, (Cell(EQUAL), Cell(DIFFERENT), Cell(NOT_COMPARED)))], notes=[EVIL])
+    made = proof(rows=[ModuleRow(EVIL, EVIL, (Cell(EQUAL), Cell(DIFFERENT), Cell(NOT_COMPARED)))], notes=[EVIL])
     made.findings.append(replace(bad, layout=made.layouts[1].name))
     made.layouts[1] = replace(made.layouts[1], line=(EVIL,))
     made.failed["ranks=2 batch=4"] = EVIL
     made.layouts.append(layout("ranks=2 batch=4"))
-    html = page.page(made, EVIL)
+    html = verdict_page.page(made, EVIL)
     read = Page(html)
     assert not {tag for tag, _ in read.tags} & {"img", "script"}
     assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
@@ -180,7 +181,7 @@ def test_what_comes_from_a_script_is_never_markup():
 
 
 def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
-    html = page.page(proof(finding("sum-for-mean")), "train.py")
+    html = verdict_page.page(proof(finding("sum-for-mean")), "train.py")
     read = Page(html)
     ids = {attributes["id"] for _, attributes in read.tags if "id" in attributes}
     links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
@@ -193,7 +194,7 @@ def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
 def test_the_verdict_has_a_line_and_a_link_for_each_layout():
     made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
     made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
-    verdict = page.page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
+    verdict = verdict_page.page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
     assert re.findall(r'">(.)</b> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', verdict) == [
         ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
         ("?", "layout-2", "ranks=2 batch=4", "could not"),
@@ -203,13 +204,13 @@ def test_the_verdict_has_a_line_and_a_link_for_each_layout():
 
 def test_what_was_not_looked_at_is_said():
     wrong = replace(finding(), what="data")
-    assert says(page.page(proof(wrong), "a.py"), "samples", "parameters")
-    assert says(page.page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
-    text = Page(page.page(proof(), "train.py")).text
+    assert says(verdict_page.page(proof(wrong), "a.py"), "samples", "parameters")
+    assert says(verdict_page.page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
+    text = Page(verdict_page.page(proof(), "train.py")).text
     assert says(text, "3", "4", "gradients", "2", "2")
     assert says(text, "Trains", "reference")
     assert "wrong" not in text
-    html = page.page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
+    html = verdict_page.page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
     assert "Rank 1 raised." in html
     assert "trains as" not in html
 
@@ -222,15 +223,15 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
     made = facts(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[Piece("head.weight", (6, 4))])])])
     known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
-    kept = unexplained.kept([known, unknown], made, run)
+    kept = reference.kept_tensors([known, unknown], made, run)
     assert list(kept) == [unknown]
     assert set(kept[unknown].tensors) == {
         *(f"gradient/head.weight/{one}" for one in ("reference", "layout", "rank 0", "rank 1")),
         *(f"gradient/head.bias/{one}" for one in ("reference", "layout")),
     }
     assert kept[unknown].sketches == ("head.bias",), "the whole has another shape"
-    monkeypatch.setattr(unexplained, "MOST_BYTES", 2 * G.nbytes)
-    kept = unexplained.kept([unknown], made, run)
+    monkeypatch.setattr(reference, "MOST_BYTES", 2 * G.nbytes)
+    kept = reference.kept_tensors([unknown], made, run)
     assert kept[unknown].left_out == ("head.weight",)
     assert len(kept[unknown].tensors) == 2
 
@@ -238,12 +239,12 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
 def test_outputs_of_what_nobody_explains_are_kept():
     made = facts()
     made.parted = [
-        Parted(rank, name, "Linear", 0, True, G[:, :3], 2 * G[:, :3], None, torch.ones(6))
+        PartedOutput(rank, name, "Linear", 0, True, G[:, :3], 2 * G[:, :3], None, torch.ones(6))
         for rank, name in ((0, "up"), (0, "up"), (1, "up"), (0, "down"))
     ]
     unknown = replace(finding("", (), "up"), what="forward")
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
-    tensors = unexplained.kept([unknown], made, run)[unknown].tensors
+    tensors = reference.kept_tensors([unknown], made, run)[unknown].tensors
     assert {key.rpartition("/")[0] for key in tensors} == {
         "output/up/rank 0/0", "output/up/rank 0/1", "output/up/rank 1/0",
     }  # fmt: skip
@@ -253,8 +254,8 @@ def test_outputs_of_what_nobody_explains_are_kept():
 def written(tmp_path, **more):
     unknown = finding()
     tensors = {"gradient/head.weight/reference": G, "gradient/head.weight/layout": G.t()}
-    made = proof(finding("sum-for-mean"), unknown, kept={unknown: unexplained.Kept(tensors, **more)})
-    files.write(tmp_path, made, "train.py")
+    made = proof(finding("sum-for-mean"), unknown, kept={unknown: reference.Kept(tensors, **more)})
+    verdict_page.write(tmp_path, made, "train.py")
     return made, tensors
 
 
@@ -274,18 +275,18 @@ def test_files_are_named_and_read_back_equal(tmp_path):
 
 def test_an_earlier_proof_makes_room(tmp_path):
     written(tmp_path)
-    assert files.folder(str(tmp_path)) == tmp_path
-    files.write(tmp_path, proof(), "other.py")
+    assert verdict_page.folder(str(tmp_path)) == tmp_path
+    verdict_page.write(tmp_path, proof(), "other.py")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json"], "no tensors of before"
     assert "other.py" in (tmp_path / "prove.html").read_text()
 
 
 def test_what_a_killed_proof_has_left_goes(tmp_path):
     (left := tmp_path / ".prove-half").mkdir()
-    (left / files.PAGE).write_text("half of a page")
-    files.write(files.folder(str(tmp_path)), proof(), "train.py")
+    (left / verdict_page.PAGE).write_text("half of a page")
+    verdict_page.write(verdict_page.folder(str(tmp_path)), proof(), "train.py")
     assert not left.exists()
-    assert (tmp_path / files.PAGE).exists()
+    assert (tmp_path / verdict_page.PAGE).exists()
 
 
 def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -295,9 +296,9 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page, "page", full)
+    monkeypatch.setattr(verdict_page, "page", full)
     with pytest.raises(OSError, match="No space"):
-        files.write(tmp_path, proof(), "other.py")
+        verdict_page.write(tmp_path, proof(), "other.py")
     assert ((tmp_path / "prove.html").read_text(), (tmp_path / "prove.json").read_text()) == before
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json", "tensors"]
 
@@ -341,9 +342,9 @@ for step in data:
 """
 
 
-@pytest.mark.parametrize("elements", [runner.SKETCHED, 100], ids=["small", "compared by sketches first"])
+@pytest.mark.parametrize("elements", [runs.SKETCHED, 100], ids=["small", "compared by sketches first"])
 def test_a_bug_a_right_layout_and_one_that_nobody_explains(elements, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "SKETCHED", elements)
+    monkeypatch.setattr(runs, "SKETCHED", elements)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     texts = ["ranks=1 batch=8 times=1", "ranks=2 batch=4 times=1", "ranks=2 batch=4 times=2", "ranks=2 batch=4 times=3"]

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from pardemo import project
-from pardemo.prove import compare, large, reference, runner
-from pardemo.prove.layouts import SIZES
-from pardemo.prove.record import parameters, sketch
+from pardemo.script.compare import compare, proof, reference, runs
+from pardemo.script.compare.layouts import SIZES
+from pardemo.script.record import parameters, records
 
 ROOT = project.PACKAGE.parent
-PROVE = project.PACKAGE / "prove"
+PROVE = project.PACKAGE / "script"
 PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
 #: Modules that make findings.
-MAKERS = [*(PROVE / "causes").glob("*.py"), *PROVE.glob("*.py")]
+MAKERS = [PROVE / "compare" / f"{name}.py" for name in ("causes", "gradients", "checks", "samples", "compare")]
 #: What Multiple is called among classes; its findings have the names of what the multiple is.
 NO_CAUSE = {"multiple"}
 
@@ -63,7 +63,6 @@ def causes() -> set[str]:
     found = {
         name
         for path in MAKERS
-        if "causes" in path.parts or "Finding(" in path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for name in named_by(node)
     }
@@ -96,7 +95,7 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
     listed = [row[0].strip("*") for row in rows("causes of a stop")]
     told = {
         node.args[place].value
-        for path in (PROVE / "stopping").glob("*.py")
+        for path in (PROVE / "resume").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and (place := {"Finding": 3, "beside.add": 2}.get(ast.unparse(node.func)))
         for argument in [node.args[place]]
@@ -141,11 +140,11 @@ def test_messages_are_the_commands_own():
 def test_numbers_are_the_codes():
     assert all(name in PAGE and f"{value:.0e}" in PAGE for name, value in compare.TOLERANCES.items())
     assert {6: "six"}[reference.TIMES] + " times what that has moved" in PAGE
-    assert f"Above {runner.SKETCHED // 1_000_000} million parameters" in PAGE
-    assert f"up to {large.IN_FULL // 1_000_000} million numbers" in PAGE
-    assert f"each block of {sketch.BLOCK} × {sketch.BLOCK}" in PAGE
+    assert f"Above {runs.SKETCHED // 1_000_000} million parameters" in PAGE
+    assert f"up to {proof.IN_FULL // 1_000_000} million numbers" in PAGE
+    assert f"each block of {records.BLOCK} × {records.BLOCK}" in PAGE
     assert f"up to {parameters.LARGEST_BUFFER:,} numbers" in PAGE
-    assert f"`--timeout` ({runner.Options().timeout_s:g} s)" in PAGE
+    assert f"`--timeout` ({runs.Options().timeout_s:g} s)" in PAGE
     assert all(f"`{size}`" in PAGE for size in SIZES)
 
 

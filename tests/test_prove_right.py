@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import few
 
-from pardemo.prove.layouts import Layout
-from pardemo.prove.proof import Proof
-from pardemo.prove.runner import ProveError
+from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.runs import ProveError
+from pardemo.script.report.verdict import Proof
 
 RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
 SPEC = importlib.util.spec_from_file_location("right_run", RIGHT / "run.py")

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from pardemo.prove import forward, prove
+from pardemo.prove import prove
+from pardemo.script.compare import checks
 
 
 class SequenceFirst(nn.Module):
@@ -90,16 +91,16 @@ def test_tokens_that_come_back_to_others_are_found_where_that_shows():
 )
 def test_what_differs_is_told_from_where_it_does_not_come_right_again(judged, told):
     modules = [(sign == "=", SimpleNamespace(place=n, strict=sign == "!")) for n, sign in enumerate(judged.split())]
-    assert "".join(str(one.place) for one in forward._from_the_first(modules)) == told
+    assert "".join(str(one.place) for one in checks._from_the_first(modules)) == told
 
 
 def test_an_output_is_rows_only_where_it_can_be():
     cells = torch.arange(36.0).reshape(12, 3)
-    ways = forward.rows(cells, 4, 3)
-    assert list(ways) == [forward.FLAT, forward.FLAT_BY_TOKENS]
-    assert torch.equal(ways[forward.FLAT][1], cells[3:6])
-    assert torch.equal(ways[forward.FLAT_BY_TOKENS][1], cells[1::4])
-    assert list(forward.rows(cells, 12, 3)) == [forward.BY_SAMPLES]
-    assert list(forward.rows(cells, 4, 12)) == [forward.SHARED]
-    assert not forward.rows(cells, 4, 5), "12 rows are not 4 samples of 5 tokens"
-    assert list(forward.rows(cells.reshape(2, 2, 9), 2, 2)) == [forward.BY_SAMPLES, forward.BY_TOKENS]
+    ways = checks.rows_of_output(cells, 4, 3)
+    assert list(ways) == [checks.FLAT, checks.FLAT_BY_TOKENS]
+    assert torch.equal(ways[checks.FLAT][1], cells[3:6])
+    assert torch.equal(ways[checks.FLAT_BY_TOKENS][1], cells[1::4])
+    assert list(checks.rows_of_output(cells, 12, 3)) == [checks.BY_SAMPLES]
+    assert list(checks.rows_of_output(cells, 4, 12)) == [checks.SHARED]
+    assert not checks.rows_of_output(cells, 4, 5), "12 rows are not 4 samples of 5 tokens"
+    assert list(checks.rows_of_output(cells.reshape(2, 2, 9), 2, 2)) == [checks.BY_SAMPLES, checks.BY_TOKENS]

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardemo.prove import large, proof, runner, several, whole
-from pardemo.prove.assembled import assembled
-from pardemo.prove.layouts import Layout
-from pardemo.prove.record import sketch
-from pardemo.prove.record.facts import Piece
+from pardemo.script.compare import parameter_map, proof, runs
+from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.parameter_map import assembled
+from pardemo.script.record import records
+from pardemo.script.record.records import Piece
 
 TOLERANCE = 1e-6
 
@@ -26,7 +26,7 @@ def parameters(seed, shapes):
 def placed(reference, pieces):
     """The atlas of these pieces of rank 0, by name."""
     own = [(Piece(name, tuple(value.shape)), value) for name, value in pieces.items()]
-    return whole.atlas(reference, {0: own}, {}, TOLERANCE)
+    return parameter_map.map_parameters(reference, {0: own}, {}, TOLERANCE)
 
 
 def put_back(reference, atlas, pieces):
@@ -103,19 +103,19 @@ def test_a_piece_with_a_row_that_is_nowhere_or_twice_there_is_not_placed(seed, r
         value[row] = value[(row + 1) % 12]
     else:
         value[row, 0] += 1e-3
-    assert several.Strips(reference, TOLERANCE).find(value) == []
+    assert parameter_map.Strips(reference, TOLERANCE).find(value) == []
 
 
 def test_a_rank_that_has_nothing_of_a_parameter_has_no_strips_of_it():
     reference = parameters(3, {"q.weight": (4, 6)})
     for shape in ((0,), (0, 6), (4, 0)):
-        assert several.Strips(reference, TOLERANCE).find(torch.zeros(shape)) == []
+        assert parameter_map.Strips(reference, TOLERANCE).find(torch.zeros(shape)) == []
 
 
 def test_columns_as_in_gpt_2():
     reference = parameters(3, {"q.weight": (4, 6), "k.weight": (4, 6), "v.weight": (4, 6), "out.weight": (6, 6)})
     value = torch.cat([reference[f"{kind}.weight"][:, 2:4] for kind in "qkv"], dim=1)
-    strips = several.Strips(reference, TOLERANCE).find(value)
+    strips = parameter_map.Strips(reference, TOLERANCE).find(value)
     assert [(strip.name, strip.axis, strip.places.tolist()) for strip in strips] == [
         (f"{kind}.weight", 1, [2, 3]) for kind in "qkv"
     ]
@@ -136,7 +136,7 @@ def test_a_number_that_a_bias_has_twice_goes_on_from_its_neighbour():
     reference = parameters(5, {"q.bias": (6,), "k.bias": (6,)})
     reference["k.bias"][4] = reference["q.bias"][1]
     value = torch.cat([reference["q.bias"][:3], reference["k.bias"][3:]])
-    strips = several.Strips(reference, TOLERANCE).find(value)
+    strips = parameter_map.Strips(reference, TOLERANCE).find(value)
     assert [(strip.name, strip.rows.tolist(), strip.places.tolist()) for strip in strips] == [
         ("q.bias", [0, 1, 2], [0, 1, 2]),
         ("k.bias", [3, 4, 5], [3, 4, 5]),
@@ -220,8 +220,8 @@ def right(monkeypatch):
 @pytest.mark.parametrize("way", ["", "sequence", "sequence,vocabulary"])
 def test_a_right_layout_is_compared_in_all_of_its_parameters(right, monkeypatch, way):
     seen = []
-    compare = proof.compare.layout
-    monkeypatch.setattr(proof.compare, "layout", lambda *both: seen.append(compare(*both)) or seen[-1])
+    compare = proof.compare.compare_layout
+    monkeypatch.setattr(proof.compare, "compare_layout", lambda *both: seen.append(compare(*both)) or seen[-1])
     made = run.proven({**MODEL, "outputs": 16}, [{**LAYOUT, "way": way}], True)
     assert made.equal, str(made)
     assert not [note for note in made.notes if "compared" in note]
@@ -235,7 +235,7 @@ def wrong(folder, **options):
     for script, values in ((RIGHT / "data_parallel.py", {"ranks": 1}), (folder / "wrong.py", LAYOUT)):
         line = [f"--{key}={value}" for key, value in (MODEL | values).items() if key != "ranks"]
         layouts.append(Layout(values["ranks"], values, (str(script), *line)))
-    return proof.scripts(layouts, runner.Options(steps=2, double=True, timeout_s=90, **options))
+    return proof.scripts(layouts, runs.Options(steps=2, double=True, timeout_s=90, **options))
 
 
 def test_a_third_of_it_that_is_wrong_is_found(right, tmp_path):
@@ -249,10 +249,10 @@ def test_a_third_of_it_that_is_wrong_is_found(right, tmp_path):
 
 def test_a_third_of_a_large_model_s_is_found_by_sketches_and_compared_in_full(right, tmp_path, monkeypatch):
     names = []
-    ran = large.runner.ran
+    ran = proof.runs.run_layout
     monkeypatch.setattr(
-        large.runner,
-        "ran",
+        proof.runs,
+        "run_layout",
         lambda layout, options, folder: names.append(options.in_full) or ran(layout, options, folder),
     )
     made = wrong(tmp_path, sketched=True)
@@ -266,4 +266,4 @@ def test_a_third_of_a_large_model_s_is_found_by_sketches_and_compared_in_full(ri
 
 def test_a_number_that_a_wrapper_hands_on_is_kept_once_for_each():
     loss = torch.ones((), dtype=torch.float64)  # as of PEFT's model, and of the one in it
-    assert sketch.cells(loss).data_ptr() != sketch.cells(loss).data_ptr()
+    assert records.cells(loss).data_ptr() != records.cells(loss).data_ptr()

@@ -16,17 +16,18 @@ import torch
 from conftest import few, says
 
 from pardemo import cli, compat
-from pardemo.prove import layouts, runner
-from pardemo.prove.record.facts import MicroBatch, Record, Step
-from pardemo.prove.runner import ProveError
-from pardemo.prove.stopping import api, launched, state, states, stops, stream, text, trials
+from pardemo.script.compare import layouts, runs
+from pardemo.script.compare.runs import ProveError
+from pardemo.script.record.records import MicroBatch, RankRecord, Step
+from pardemo.script.report import verdict
+from pardemo.script.resume import judge, recorder, stops, trials
 
 LAYOUT = ["--layout", "ranks=2 batch=4", "--"]
 DDP = "tests/resumed/ddp.py --out {folder} --batch {batch}"
 
 
 def stopped(flags="", layouts=("ranks=2 batch=4",), **options):
-    return api.stopped(f"{DDP} {flags}", list(layouts), **options)
+    return trials.stopped(f"{DDP} {flags}", list(layouts), **options)
 
 
 def causes(made):
@@ -39,7 +40,7 @@ def said(made):
 
 def test_a_script_that_saves_all_loses_nothing_to_the_last_bit_however_it_is_stopped():
     made = stopped("--on-term --average", seed=3)
-    assert made.equal, text.screen(made)
+    assert made.equal, verdict.stops_screen(made)
     assert [trial.stop.kind for trial in made.trials] == ["rank", "all", "launcher", "save", "term"]
     assert all(trial.exact for trial in made.trials)
     assert made.saved == [2, 4, 6]
@@ -50,14 +51,14 @@ def test_a_script_that_saves_all_loses_nothing_to_the_last_bit_however_it_is_sto
     term = made.trials[-1]
     assert term.begins > term.stop.done, "it saves when it is told to end"
     assert term.lost == 0
-    assert says(text.screen(made), "nothing", "lost")
+    assert says(verdict.stops_screen(made), "nothing", "lost")
 
 
 def test_it_goes_on_with_another_number_of_ranks():
     made = stopped(layouts=("ranks=2 batch=6", "ranks=1 batch=12", "ranks=4 batch=3"), stops=["all"])
     assert [trial.layout.ranks for trial in made.trials] == [2, 1, 4]
     assert made.trials[0].exact
-    assert made.equal, text.screen(made)
+    assert made.equal, verdict.stops_screen(made)
     assert all(trial.begins == trial.expected for trial in made.trials)
 
 
@@ -95,7 +96,7 @@ def test_it_goes_on_with_another_number_of_ranks():
 )
 def test_what_is_not_restored_is_named(flags, cause, words):
     made = stopped(flags, stops=["all"], seed=1)
-    assert cause in causes(made), text.screen(made)
+    assert cause in causes(made), verdict.stops_screen(made)
     assert words in said(made)
     if cause in ("random-state", "learning-rate") or "optimizer" not in flags:
         assert causes(made) == {cause}, "and nothing else is"
@@ -103,7 +104,7 @@ def test_what_is_not_restored_is_named(flags, cause, words):
 
 def test_random_numbers_that_are_no_dropouts_and_a_loss_scale_are_restored_to_the_last_bit():
     made = stopped("--noise loss --noise input --scaler", stops=["all"], seed=1)
-    assert made.equal, text.screen(made)
+    assert made.equal, verdict.stops_screen(made)
     assert made.trials[0].exact
 
 
@@ -115,7 +116,7 @@ def seed_of(kind, wanted, saved=(2, 4, 6)):
 def test_a_run_that_goes_on_from_an_older_save_is_told():
     seed = seed_of("all", lambda stop: stop.done in (4, 5))
     made = stopped("--forget newest", stops=["all"], seed=seed)
-    assert causes(made) == {"older-save"}, text.screen(made)
+    assert causes(made) == {"older-save"}, verdict.stops_screen(made)
     assert said(made) == "it continues after step 2, and the last whole save is the one after step 4"
 
 
@@ -125,7 +126,7 @@ def test_a_run_that_is_over_too_early_is_told_though_the_undisturbed_one_goes_on
     seed = seed_of("all", lambda stop: stop.done in (2, 3) and stop.moment != "step")
     own = [f"ranks={ranks} batch={8 // ranks}"] if ranks != 2 else []
     made = stopped(layouts=("ranks=2 batch=4", *own), resume=f"{DDP} --epochs 1", stops=["all"], seed=seed)
-    assert causes(made) == {"ends-elsewhere"}, text.screen(made)
+    assert causes(made) == {"ends-elsewhere"}, verdict.stops_screen(made)
     assert {finding.why for finding in made.trials[-1].findings} == {
         "the run is over at least 2 steps before the undisturbed one"
     }
@@ -137,8 +138,8 @@ def test_a_script_that_does_not_end_in_its_time_of_grace_is_killed_and_that_is_t
     seed = seed_of("term", lambda stop: (stop.done, stop.moment) == (4, "step"))
     made = stopped("--on-term --alone", stops=["term"], seed=seed, grace_s=1)
     (trial,) = made.trials
-    assert trial.overdue, text.screen(made)
-    assert says(" ".join(text.screen(made).split()), "SIGTERM", "5", "1")
+    assert trial.overdue, verdict.stops_screen(made)
+    assert says(" ".join(verdict.stops_screen(made).split()), "SIGTERM", "5", "1")
     assert (trial.begins, trial.lost) == (4, 1)
     assert made.equal
 
@@ -151,22 +152,22 @@ def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
     stop = stops.Stop("launcher", 3, "step", (0, 1))
     place = tmp_path / "place"
     place.mkdir()
-    told = launched.killed(layout, runner.Options(timeout_s=60), place, stop, tmp_path / "saves")
+    told = trials.killed(layout, runs.Options(timeout_s=60), place, stop, tmp_path / "saves")
     assert told.startswith("before the stop, train.py: "), told
     assert "OSError: address in use" in told
 
 
 def test_a_file_that_changes_behind_each_step_is_no_save():
     made = stopped("--log", stops=["all"], seed=1)
-    assert made.equal, text.screen(made)
+    assert made.equal, verdict.stops_screen(made)
     assert made.saved == [2, 4, 6]
 
 
 def test_of_saves_that_another_thread_makes_nobody_knows_which_is_whole():
     made = stopped("--thread 0 --epochs 6", stops=["all"], seed=1, steps=16)
-    assert not made.findings, text.screen(made)
+    assert not made.findings, verdict.stops_screen(made)
     assert made.trials[0].asynchronous
-    late = trials.Trial(made.trials[0].stop, made.layout, 4, True, begins=0)
+    late = verdict.Trial(made.trials[0].stop, made.layout, 4, True, begins=0)
     assert trials._elsewhere(late)
     assert says(late.error, "perhaps", "whole")
     assert not late.findings
@@ -179,7 +180,7 @@ def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_kil
 
     seed = next(seed for seed in range(999) if is_drawn(stops.drawn(("rank",), 8, [3, 6], {}, 2, seed)[0]))
     made = stopped("--slow 2 --every 3", stops=["rank"], seed=seed)
-    assert made.equal, text.screen(made)
+    assert made.equal, verdict.stops_screen(made)
     (trial,) = made.trials
     assert (trial.in_save, trial.expected, trial.begins) == (True, 3, 3)
     assert says(trial.name, "SIGKILL", "1", "7")
@@ -199,14 +200,14 @@ def test_a_save_that_was_cut_off_and_is_the_only_one_says_nothing():
 def test_parameters_that_training_hardly_moves_are_compared_bit_by_bit():
     """Of what is not restored nothing is seen within the tolerance."""
     made = stopped("--forget head --lr 1e-6", stops=["all"], seed=1)
-    assert "not-restored" in causes(made), text.screen(made)
+    assert "not-restored" in causes(made), verdict.stops_screen(made)
     assert says(said(made), "begins")
 
 
 def test_states_of_another_form_than_their_parameters():
     """Adafactor keeps sums of rows and of columns."""
     made = stopped("--optimizer Adafactor", ("ranks=2 batch=6", "ranks=1 batch=12"), stops=["all"])
-    assert made.equal, text.screen(made)
+    assert made.equal, verdict.stops_screen(made)
 
 
 def test_optimizers_that_are_read_from_a_file_are_known_once():
@@ -216,7 +217,7 @@ def test_optimizers_that_are_read_from_a_file_are_known_once():
     optimizer.step()
     torch.save(optimizer, file)
     file.seek(0)
-    known, own = state.Optimizers(), torch.optim.Optimizer
+    known, own = recorder.Optimizers(), torch.optim.Optimizer
     with compat.replaced(own, "__setstate__", known.noted(own.__setstate__)):
         read = torch.load(file, weights_only=False)
         read.load_state_dict(read.state_dict())
@@ -228,8 +229,8 @@ def test_a_run_that_ends_otherwise_than_by_its_stop_is_not_judged():
     stop, other = (stops.Stop(kind, 3, "step", (0, 1)) for kind in ("all", "term"))
     layout = layouts.Layout(2, {}, ("train.py",))
     steps = [Step() for _ in range(8)]
-    whole = runner.Run(layout, [Record(rank, "end", steps, [], [], [], []) for rank in range(2)])
-    ended = runner.Run(layout, [], "train.py: rank 0 raised OSError: address in use")
+    whole = runs.Run(layout, [RankRecord(rank, "end", steps, [], [], [], []) for rank in range(2)])
+    ended = runs.Run(layout, [], "train.py: rank 0 raised OSError: address in use")
     assert trials._not_stopped(stop, ended, True, whole) == ""
     assert trials._not_stopped(stop, ended, False, whole) == f"before the stop, {ended.error}"
     assert trials._not_stopped(stop, whole, False, whole) == stops.NEVER
@@ -244,7 +245,7 @@ def test_kinds_of_which_no_stop_can_be_drawn():
 def test_a_save_that_is_not_whole_is_lost_and_one_that_is_replaced_at_once_is_not():
     """Somewhere in the first half of a save by torch.save itself: its file is there, and is not whole."""
     found = [stopped("--forget whole", stops=["save"], seed=seed) for seed in range(4)]
-    assert any("cannot-resume" in causes(made) for made in found), [text.screen(made) for made in found]
+    assert any("cannot-resume" in causes(made) for made in found), [verdict.stops_screen(made) for made in found]
     for made in found:
         assert causes(made) <= {"cannot-resume"}
 
@@ -254,15 +255,15 @@ def test_a_save_that_is_not_whole_is_lost_and_one_that_is_replaced_at_once_is_no
 
 def test_the_stream_of_samples():
     epoch = [Counter("ab"), Counter("cd"), Counter("ef"), Counter("gh")]
-    assert stream.said(epoch, epoch[2:], 2) == ("", 0)
-    assert says(stream.said(epoch, epoch[3:], 2)[0], "2", "samples", "3", "3", "2")
-    assert "the samples of 1 step, 2 of them, are left out" in stream.said(epoch, epoch[2:], 1)[0]
-    assert "begins anew: 4 samples" in stream.said(epoch, epoch, 2)[0]
-    assert "1 step before come again, 2 of them" in stream.said(epoch, epoch[1:], 2)[0]
+    assert judge.samples_difference(epoch, epoch[2:], 2) == ("", 0)
+    assert says(judge.samples_difference(epoch, epoch[3:], 2)[0], "2", "samples", "3", "3", "2")
+    assert "the samples of 1 step, 2 of them, are left out" in judge.samples_difference(epoch, epoch[2:], 1)[0]
+    assert "begins anew: 4 samples" in judge.samples_difference(epoch, epoch, 2)[0]
+    assert "1 step before come again, 2 of them" in judge.samples_difference(epoch, epoch[1:], 2)[0]
     swapped = [Counter("gh"), Counter("ef")]
-    assert "in another order from step 3 on" in stream.said(epoch, swapped, 2)[0]
+    assert "in another order from step 3 on" in judge.samples_difference(epoch, swapped, 2)[0]
     mixed = [Counter("ea"), Counter("gh")]
-    told, since = stream.said(epoch, mixed, 2)
+    told, since = judge.samples_difference(epoch, mixed, 2)
     assert told == "of the 4 samples of steps 3 to 4 1 are missing, 1 in their place were trained on before the stop"
     assert since == 2
 
@@ -270,32 +271,34 @@ def test_the_stream_of_samples():
 def test_samples_that_other_ranks_have_or_that_come_in_another_order():
     def run(*ranks):
         records = [
-            Record(rank, "end", [Step([MicroBatch(list(samples), "", [])]) for samples in steps], [], [], [], [])
+            RankRecord(rank, "end", [Step([MicroBatch(list(samples), "", [])]) for samples in steps], [], [], [], [])
             for rank, steps in enumerate(ranks)
         ]
-        return runner.Run(layouts.Layout(2, {}, ("train.py",)), records)
+        return runs.Run(layouts.Layout(2, {}, ("train.py",)), records)
 
     first = run(("ab", "cd", "ef"), ("gh", "ij", "kl"))
-    assert stream.of_ranks(first, run(("cd", "ef"), ("ij", "kl")), 1) == ("", 0)
-    assert stream.of_ranks(first, run(("cd", "kl"), ("ij", "ef")), 1) == (
+    assert judge.ranks_difference(first, run(("cd", "ef"), ("ij", "kl")), 1) == ("", 0)
+    assert judge.ranks_difference(first, run(("cd", "kl"), ("ij", "ef")), 1) == (
         "from step 3 on ranks train on samples that others had", 2)  # fmt: skip
-    assert stream.of_ranks(first, run(("cd", "ef"), ("ji", "kl")), 1) == (
+    assert judge.ranks_difference(first, run(("cd", "ef"), ("ji", "kl")), 1) == (
         "rank 1 has its samples of step 2 in another order", 1)  # fmt: skip
 
 
 def test_activations_are_no_samples():
     first, later = Step([MicroBatch(["a", "b"], "", [])]), Step([MicroBatch(["c", "d"], "", [], activations=True)])
     layout = layouts.Layout(2, {}, ("train.py",))
-    records = [Record(rank, "end", [step], [], [], [], []) for rank, step in enumerate((first, later))]
-    assert stream.of(runner.Run(layout, records)) == [Counter("ab")]
-    wanted = [Record(rank, "end", [later], [], [], [], []) for rank in range(2)]
-    assert stream.of(runner.Run(layout, wanted)) == [Counter("ccdd")], "samples of which a script wants gradients"
+    records = [RankRecord(rank, "end", [step], [], [], [], []) for rank, step in enumerate((first, later))]
+    assert judge.samples_by_step(runs.Run(layout, records)) == [Counter("ab")]
+    wanted = [RankRecord(rank, "end", [later], [], [], [], []) for rank in range(2)]
+    assert judge.samples_by_step(runs.Run(layout, wanted)) == [Counter("ccdd")], (
+        "samples of which a script wants gradients"
+    )
 
 
 def test_ranks_that_share_samples_are_no_repetition():
     epoch = [Counter("ab"), Counter("cd")]
-    assert stream.said(epoch, [Counter("ccdd")], 1) == ("", 0)
-    assert stream.said(epoch, [Counter("ccd")], 1)[0]
+    assert judge.samples_difference(epoch, [Counter("ccdd")], 1) == ("", 0)
+    assert judge.samples_difference(epoch, [Counter("ccd")], 1)[0]
 
 
 # --- stops
@@ -338,15 +341,15 @@ def test_how_a_state_is_wrong(own, words):
     wanted = torch.tensor([1.125, 2.5, 3.125, 4.25])
     steps = {0: [{"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}], 2: [{"w": wanted}]}
     ours = [{} if own is None else {"w": own}]
-    exact, told = states.compared("state.exp_avg", [{"w": wanted}], ours, steps.items, 2, 1e-4)
+    exact, told = judge.compare_states("state.exp_avg", [{"w": wanted}], ours, steps.items, 2, 1e-4)
     assert not exact
     assert list(told) == [f"the optimizer's first moment {words}"]
 
 
 def test_states_that_are_equal_to_rounding_or_to_the_last_bit():
     wanted = torch.tensor([1.0, 2.0])
-    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted.clone()}], tuple, 0, 1e-4) == (True, {})
-    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted + 1e-6}], tuple, 0, 1e-4) == (False, {})
+    assert judge.compare_states("state.exp_avg", [{"w": wanted}], [{"w": wanted.clone()}], tuple, 0, 1e-4) == (True, {})
+    assert judge.compare_states("state.exp_avg", [{"w": wanted}], [{"w": wanted + 1e-6}], tuple, 0, 1e-4) == (False, {})
 
 
 # --- the command
@@ -423,15 +426,15 @@ def test_a_file_says_the_script_and_the_line_that_resumes(tmp_path, monkeypatch,
 
 
 def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
-    made = api.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
-    assert made.equal, text.screen(made)
+    made = trials.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
+    assert made.equal, verdict.stops_screen(made)
     assert [trial.exact for trial in made.trials] == [True, False]
     assert [trial.states for trial in made.trials] == [True, False], "flat states say not whose they are"
 
 
 def test_what_is_lost_shows_on_other_ranks_too_by_the_states_or_by_their_step():
     line = "tests/resumed/own_zero.py --out {folder} --stage 1 --forget"
-    flat = api.stopped(line, ["ranks=2", "ranks=3"], stops=["all"])
+    flat = trials.stopped(line, ["ranks=2", "ranks=3"], stops=["all"])
     named = stopped("--forget second-moment", ("ranks=2 batch=6", "ranks=4 batch=3"), stops=["all"])
     for made in (flat, named):
         assert [{finding.cause for finding in trial.findings} for trial in made.trials] == [{"optimizer-state"}] * 2
@@ -442,8 +445,8 @@ def test_what_is_lost_shows_on_other_ranks_too_by_the_states_or_by_their_step():
 @pytest.mark.nightly
 def test_fsdp2_goes_on_with_other_ranks_by_distributed_checkpoints():
     line = "tests/resumed/fsdp2.py --out {folder} --generators"
-    made = api.stopped(line, ["ranks=4", "ranks=2"], stops=["save"])
-    assert made.equal, text.screen(made)
+    made = trials.stopped(line, ["ranks=4", "ranks=2"], stops=["save"])
+    assert made.equal, verdict.stops_screen(made)
     assert all(trial.begins in (trial.expected, trial.stop.done) for trial in made.trials)
 
 
@@ -451,11 +454,11 @@ def test_fsdp2_goes_on_with_other_ranks_by_distributed_checkpoints():
 def test_accelerate_in_one_process_repeats_samples_and_a_seedable_sampler_does_not():
     """The order of an epoch is drawn when the loader is asked for it, from a generator that has moved on (4071)."""
     line = "tests/resumed/accelerated.py --out {folder}"
-    made = api.stopped(line, ["ranks=1"], stops=["all"])
+    made = trials.stopped(line, ["ranks=1"], stops=["all"])
     assert causes(made) == {"data"}
     assert "are missing" in said(made)
-    assert causes(api.stopped(f"{line} --seedable", ["ranks=1"], stops=["all"])) == {"random-state"}
+    assert causes(trials.stopped(f"{line} --seedable", ["ranks=1"], stops=["all"])) == {"random-state"}
     # a loader that begins draws from the generator that load_state has just put back
-    back = api.stopped(f"{line} --seedable --generator-back", ["ranks=1"], stops=["all"])
-    assert back.equal, text.screen(back)
+    back = trials.stopped(f"{line} --seedable --generator-back", ["ranks=1"], stops=["all"])
+    assert back.equal, verdict.stops_screen(back)
     assert back.trials[0].exact

@@ -7,7 +7,7 @@ import pytest
 from resumed import matrix
 
 from pardemo import project
-from pardemo.prove.stopping import api
+from pardemo.script.resume import trials
 
 BY_NAME = {one.name: one for one in matrix.FRAMEWORKS}
 
@@ -63,7 +63,7 @@ def test_a_row_made_anew_is_that_of_the_page():
 def test_ddp_on_four_ranks_adds_up_in_another_order_in_its_first_step():
     """Its buckets are made anew behind that, in the order in which gradients come; with unused parameters they stay."""
     line = "tests/resumed/ddp.py --out {folder} --batch {batch} --buckets-stay"
-    made = api.stopped(line, ["ranks=4 batch=3"], stops=["all"])
+    made = trials.stopped(line, ["ranks=4 batch=3"], stops=["all"])
     assert made.equal
     assert made.trials[0].exact
     assert lines_of("torch DDP, torch.save, from four ranks")[0][3] == "to rounding", "where they do not stay"

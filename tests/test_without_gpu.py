@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint as again
 from torch.utils.data import DataLoader, TensorDataset
 
 from pardemo import compat
-from pardemo.measure import libraries, stand_ins
-from pardemo.measure.libraries import NeedsGpu
-from pardemo.measure.without_gpu import TABLE, without_gpu
+from pardemo.script.runtime import libraries, stand_ins
+from pardemo.script.runtime.libraries import NeedsGpu
+from pardemo.script.runtime.without_gpu import TABLE, without_gpu
 from pardemo.world import bf16
 
 CUDA_HERE = torch.cuda.is_available()

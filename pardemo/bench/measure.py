@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pardemo import World, measure
 from pardemo.bench import BenchRow, compare
 from pardemo.cluster import Cluster, loopback, tiers
-from pardemo.measure import program
+from pardemo.script.step import rank
 
 RANKS = 2
 STEPS = 12
@@ -74,7 +74,7 @@ def rows() -> list[BenchRow]:
     starts: tuple[list[float], list[float]] = [], []
     with tempfile.TemporaryDirectory() as folder:
         script, told = Path(folder, "train.py"), Path(folder, "times")
-        script.write_text(SCRIPT.format(steps=program.WARM + STEPS, warm=program.WARM), encoding="utf-8")
+        script.write_text(SCRIPT.format(steps=rank.WARM + STEPS, warm=rank.WARM), encoding="utf-8")
         with World(RANKS) as world:  # the nursery is warm from here on
             for _ in range(ROUNDS):
                 asked = time.time()
@@ -98,8 +98,8 @@ def rows() -> list[BenchRow]:
 
 def _paced() -> list[BenchRow]:
     """Nothing where links cannot be limited."""
-    from pardemo.measure import pace, runner  # what they load sets up DeepSpeed
-    from pardemo.measure.launch_lines import Launch
+    from pardemo.script.runtime.launch_lines import Launch
+    from pardemo.script.step import measurement, pace
 
     if tiers.found().name == "none":
         return []
@@ -108,7 +108,7 @@ def _paced() -> list[BenchRow]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text(PACED, encoding="utf-8")
         for _ in range(ROUNDS):
-            measured, seen = runner.measured(
+            measured, seen = measurement.measured(
                 Launch("train.py", (), False), ranks=2, cluster=cluster, steps=3, folder=folder, timeout_s=120,
                 work=True, layer_s=LAYER_S,
             )  # fmt: skip

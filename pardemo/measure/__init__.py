@@ -3,19 +3,24 @@
 >>> from pardemo import measure
 >>> measure.script("train.py", ["--batch", "8"], ranks=4).findings        # doctest: +SKIP
 
-On the command line: ``pardemo measure --ranks 4 -- train.py --batch 8``.
+On the command line: ``pardemo measure --ranks 4 -- train.py --batch 8``. How it is done: :mod:`pardemo.script`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.measure.runner import ScriptError as ScriptError
-    from pardemo.measure.runner import script as script
-    from pardemo.measure.summary import Finding as Finding
-    from pardemo.measure.summary import Summary as Summary
+    from pardemo.script.runtime.runner import ScriptError as ScriptError
+    from pardemo.script.step.measurement import script as script
+    from pardemo.script.step.summary import Finding as Finding
+    from pardemo.script.step.summary import Summary as Summary
 
-#: Names of this door, and their homes: torch is loaded by those who ask.
-_HOME = {"ScriptError": "runner", "script": "runner", "Finding": "summary", "Summary": "summary"}
+#: Names of this door, and their homes in :mod:`pardemo.script`: torch is loaded by those who ask.
+_HOME = {
+    "ScriptError": "runtime.runner",
+    "script": "step.measurement",
+    "Finding": "step.summary",
+    "Summary": "step.summary",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -23,4 +28,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"pardemo.script.{_HOME[name]}"), name)

@@ -2,29 +2,29 @@
 
 On the command line: ``pardemo prove --layout "ranks=1 batch=8" --layout "ranks=4 batch=2" -- train.py --batch
 {batch}``. In Python: :func:`script`, and for an engine :func:`prove`. ``pardemo prove --stop``, here :func:`stopped`:
-stopped at random steps, resumed, and told what was lost.
+stopped at random steps, resumed, and told what was lost. How it is done: :mod:`pardemo.script`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.prove.api import Parallel as Parallel
-    from pardemo.prove.api import prove as prove
-    from pardemo.prove.api import script as script
-    from pardemo.prove.proof import Proof as Proof
-    from pardemo.prove.proof import scripts as scripts
-    from pardemo.prove.runner import ProveError as ProveError
-    from pardemo.prove.stopping.api import stopped as stopped
+    from pardemo.script.compare.proof import Parallel as Parallel
+    from pardemo.script.compare.proof import prove as prove
+    from pardemo.script.compare.proof import script as script
+    from pardemo.script.compare.proof import scripts as scripts
+    from pardemo.script.compare.runs import ProveError as ProveError
+    from pardemo.script.report.verdict import Proof as Proof
+    from pardemo.script.resume.trials import stopped as stopped
 
-#: Names of this door, and their homes: torch is loaded by those who ask.
+#: Names of this door, and their homes in :mod:`pardemo.script`: torch is loaded by those who ask.
 _HOME = {
-    "Parallel": "api",
-    "prove": "api",
-    "script": "api",
-    "Proof": "proof",
-    "scripts": "proof",
-    "ProveError": "runner",
-    "stopped": "stopping.api",
+    "Parallel": "compare.proof",
+    "prove": "compare.proof",
+    "script": "compare.proof",
+    "scripts": "compare.proof",
+    "Proof": "report.verdict",
+    "ProveError": "compare.runs",
+    "stopped": "resume.trials",
 }
 
 
@@ -33,4 +33,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"pardemo.script.{_HOME[name]}"), name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pardemo import prove
-from pardemo.prove.stopping.trials import Trial, Verdict
+from pardemo.script.report.verdict import StopVerdict, Trial
 from pardemo.tables import text_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +112,7 @@ def in_save(framework: Framework) -> tuple[str, list[str]]:
     return "not compared" if trial.error else cell, [_without_folders(one) for one in dict.fromkeys(told)]
 
 
-def _stopped(framework: Framework, layouts: tuple[str, ...], kind: str) -> Verdict:
+def _stopped(framework: Framework, layouts: tuple[str, ...], kind: str) -> StopVerdict:
     resume = None if framework.resume is None else framework.line(framework.resume)
     return prove.stopped(framework.line(framework.options), layouts, resume=resume, stops=(kind,), timeout_s=300)
 

@@ -71,15 +71,15 @@ def proven(model: dict[str, Any], layouts: Sequence[dict[str, Any]], double: boo
     """The proof of these layouts, the first one's reference is one process."""
     import drawing
 
-    from pardemo.prove import proof, runner
-    from pardemo.prove.layouts import Layout
+    from pardemo.script.compare import proof, runs
+    from pardemo.script.compare.layouts import Layout
 
     made = []
     for values in [{"ranks": 1, "engine": "plain"}, *layouts]:
         script = os.path.relpath(HERE / f"{drawing.ENGINES[values['engine']][0]}.py")
         line = [f"--{key}={value}" for key, value in {**model, **values}.items() if key != "ranks"]
         made.append(Layout(values["ranks"], values, (script, *line)))
-    options = runner.Options(steps=2, double=double, timeout_s=90)
+    options = runs.Options(steps=2, double=double, timeout_s=90)
     with contextlib.redirect_stdout(io.StringIO()):
         return proof.scripts(made, options)
 

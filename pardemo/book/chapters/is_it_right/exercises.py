@@ -10,7 +10,7 @@ from pathlib import Path
 from pardemo import prove
 from pardemo.book.chapters.is_it_right.measured import suspect
 from pardemo.book.page.exercises import Exercise, Mistake, call
-from pardemo.prove.text import why
+from pardemo.script.report.verdict import finding_why
 
 EXERCISES = {
     "first": Exercise(
@@ -101,4 +101,6 @@ def _prove(name: str, function: Callable[[str], str], layouts: tuple[str, str]) 
     if made.findings:
         first = made.findings[0]
         what = {"forward": "outputs", "data": "samples"}.get(first.what, first.what)
-        raise Mistake(f"It does not train as one process does. In step {first.step} the {what} differ: {why(first)}.")
+        raise Mistake(
+            f"It does not train as one process does. In step {first.step} the {what} differ: {finding_why(first)}."
+        )

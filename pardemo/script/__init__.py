@@ -1,0 +1,10 @@
+"""Somebody's training script, run unchanged on ranks of this machine: how it is measured, proven, and resumed.
+
+- :mod:`~pardemo.script.runtime`: the line that starts it, its processes, CPUs in GPUs' place, where it is in its code.
+- :mod:`~pardemo.script.hangs`: each rank's log of collectives, and why ranks wait for one another for ever.
+- :mod:`~pardemo.script.step`: what its median step sends, holds and waits for (``pardemo measure``).
+- :mod:`~pardemo.script.record`: what its first steps compute, written down on each rank.
+- :mod:`~pardemo.script.compare`: layouts of it that must train alike, held against the first (``pardemo prove``).
+- :mod:`~pardemo.script.resume`: the script stopped and resumed (``pardemo prove --stop``).
+- :mod:`~pardemo.script.report`: all of that as text, pages and drawings.
+"""

@@ -1,0 +1,313 @@
+"""``pardemo measure``, ``pardemo prove`` and ``pardemo prove --stop``: their options, and what they print."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+from pardemo import options, project
+from pardemo.termination import ends_in_order
+
+
+def add_measure(commands: Any) -> None:
+    """Adds the subcommand to the command line's parser."""
+    measure = commands.add_parser(
+        "measure",
+        help="run a training script, unchanged, on real ranks; say what its step sends, holds and waits for",
+        usage="pardemo measure [OPTIONS] -- SCRIPT [ARGS …]\n       pardemo measure [OPTIONS] -m MODULE [ARGS …]\n"
+        "       pardemo measure [OPTIONS] -- torchrun … | accelerate launch … | deepspeed … | python …",
+        description="Behind -- stands a script, or the line that starts your job: torchrun, accelerate launch, "
+        "deepspeed or python, with their options. The number of ranks is that line's unless --ranks or --cluster say "
+        "another.",
+    )
+    measure.add_argument("--ranks", type=int, metavar="N", help="number of ranks (the cluster's, the line's, or 4)")
+    measure.add_argument("--cluster", metavar="HxR", help="nodes × ranks on each, with limited links: 2x2")
+    measure.add_argument("--between", metavar="RATE", help="what a node's network card carries, as 1Gbit/s")
+    measure.add_argument("--inside", metavar="RATE", help="what a rank's link inside its node carries")
+    measure.add_argument(
+        "--pace", metavar="TIME|GPU", help="a layer takes a given time, as 20ms; or what the step would take on H100"
+    )
+    measure.add_argument(
+        "--full-size", metavar="MODEL", help="also what the planner says of the script's parallelism with llama3-8b, …"
+    )
+    measure.add_argument("--gpus", type=int, metavar="N", help="of --full-size (as many as ranks)")
+    measure.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample of --full-size (the script's)")
+    measure.add_argument("--micro-batch", type=int, metavar="N", help="samples of --full-size (the script's)")
+    measure.add_argument("--steps", type=int, default=3, metavar="K", help="steps to measure, after three (3)")
+    measure.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for the whole run (600)")
+    measure.add_argument("--copy", action="store_true", help="run in a scratch copy of this folder, removed at the end")
+    measure.add_argument("--out", metavar="DIR", help="also write a page, a trace, memory snapshots, CSV, JSON")
+    measure.add_argument("--json", action="store_true", help="print the summary as JSON")
+    measure.add_argument("-m", dest="module", action="store_true", help="the script is a module, as of python -m")
+    measure.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    measure.set_defaults(action=run_measure)
+
+
+def run_measure(arguments: argparse.Namespace) -> int:
+    """The exit status: 0 where the script was measured, 2 where it could not be."""
+    options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
+    if not arguments.timeout > 0:
+        raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
+    from pardemo.script.report import page, text
+    from pardemo.script.runtime import launch_lines, runner
+    from pardemo.script.step import full_size
+    from pardemo.world import MAX_RANKS
+
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    pace = _pace(arguments)
+    full = full_size.question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
+    cluster = pace.cluster if pace else _cluster(arguments)
+    asked = cluster.size if cluster else arguments.ranks
+    with ends_in_order("measure"):
+        out = page.folder(arguments.out) if arguments.out is not None else None
+        launch = launch_lines.read(["python", "-m", *program] if arguments.module and program else program, asked)
+        ranks = asked if asked is not None else launch.ranks if launch.ranks is not None else launch_lines.RANKS
+        if asked is None and not 1 <= ranks <= MAX_RANKS:
+            raise ValueError(f"the line would start {ranks} ranks: say from 1 to {MAX_RANKS} with --ranks")
+        if cluster is None and launch.hosts > 1:
+            cluster = _hosts(launch.hosts, ranks)
+        try:
+            measured, seen = _measured(arguments, launch, ranks, cluster, pace, out)
+        except runner.ScriptError as error:
+            if error.standstill is None:
+                raise
+            return _failed(arguments, error, out)
+        if launch.ranks not in (None, ranks):
+            measured.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
+        measured.notes += launch.notes
+        if full is not None:
+            measured.memory["full_size"] = full_size.answer(full, measured, seen)
+        if out is not None:
+            page.write(out, measured, seen, launch.script)
+    print(json.dumps(measured.as_json(), indent=1) if arguments.json else text.screen(measured, launch.script))
+    return 0
+
+
+def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
+    """Tells of a run that failed: in one line, and below it who waited for whom, where somebody did."""
+    print(f"pardemo measure: {error}", file=sys.stderr)
+    if error.standstill.waits or error.standstill.first:
+        print(error.standstill.details, file=sys.stderr)
+    told = json.dumps({"error": str(error), "standstill": error.standstill.as_json()}, indent=1)
+    if arguments.json:
+        print(told)
+    if out is not None:
+        project.write_atomically(out / "standstill.json", lambda temporary: temporary.write_text(told, "utf-8"))
+    return 2
+
+
+def _measured(
+    arguments: argparse.Namespace, launch: Any, ranks: int, cluster: Any, pace: Any, out: Any
+) -> tuple[Any, Any]:
+    """The run; in a scratch copy, where one was asked for."""
+    from pardemo.script.runtime import runner
+    from pardemo.script.step import measurement
+
+    with runner.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what the script prints: the summary has stdout for itself
+                measured, seen = measurement.measured(
+                    launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
+                    folder=copy.folder if copy else None, timeout_s=arguments.timeout,
+                    work=pace is not None, layer_s=pace.layer_s if pace else 0.0,
+                    log=out / "calls.csv" if out is not None else None,
+                )  # fmt: skip
+        except runner.ScriptError as error:
+            if error.details:
+                print(error.details, file=sys.stderr)
+            raise
+        if copy:
+            measured.notes.append(copy.told())
+    if pace is not None:
+        from pardemo.script.step import pace as paces
+
+        paces.add_pace(pace, measured, seen)
+    return measured, seen
+
+
+def _hosts(hosts: int, ranks: int) -> Any:
+    """A line's machines, on this one, with links that nothing limits: a rank knows its node, and who is beside it."""
+    from pardemo.cluster import Cluster
+
+    if ranks % hosts:
+        raise ValueError(f"the line starts ranks on {hosts} machines, among which {ranks} do not divide")
+    return Cluster(hosts, ranks // hosts, tier="none")
+
+
+def _cluster(arguments: argparse.Namespace) -> Any:
+    if arguments.cluster is None:
+        for name in ("between", "inside"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"--{name} limits the links of a cluster: say which, as --cluster 2x2")
+        return None
+    from pardemo.script.step import pace_option
+
+    return _of_size(pace_option.cluster_of(arguments.cluster, arguments.between, arguments.inside), arguments)
+
+
+def _pace(arguments: argparse.Namespace) -> Any:
+    if arguments.pace is None:
+        return None
+    from pardemo.script.step import pace_option
+
+    pace = pace_option.read(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+    if pace.cluster is not None:
+        _of_size(pace.cluster, arguments)
+    return pace
+
+
+def _of_size(cluster: Any, arguments: argparse.Namespace) -> Any:
+    """The cluster, where --ranks says nothing else."""
+    if arguments.ranks is not None and arguments.ranks != cluster.size:
+        raise ValueError(f"--ranks {arguments.ranks} is not the {cluster.size} of --cluster {arguments.cluster}")
+    return cluster
+
+
+def add_prove(commands: Any) -> None:
+    """Adds the subcommand to the command line's parser."""
+    prove = commands.add_parser(
+        "prove",
+        help="run a training script in several layouts; say where they do not train alike, by which factor, and why",
+        usage='pardemo prove [prove.toml] [OPTIONS]\n       pardemo prove --layout "ranks=1 batch=8" '
+        '--layout "ranks=4 batch=2" [OPTIONS] -- SCRIPT --batch {batch}\n'
+        '       pardemo prove --stop --layout "ranks=2" [OPTIONS] -- SCRIPT --out {folder}',
+        description="The first layout is the reference. Exit status: 0 all train alike, 1 they do not, 2 one could not "
+        "be run.",
+    )
+    prove.add_argument(
+        "words", nargs="*", metavar="prove.toml", help="the script and its layouts; behind -- the script itself"
+    )
+    prove.add_argument("--layout", action="append", metavar="TEXT", help='a layout, as "ranks=4 batch=8"; repeat it')
+    prove.add_argument("--steps", type=int, metavar="K", help="first steps to compare (3; with --stop 8)")
+    add_stop_options(prove)
+    prove.add_argument("--double", action="store_true", help="run the script in fp64: a difference is a difference")
+    prove.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each layout (600)")
+    prove.add_argument(
+        "--out", metavar="DIR", help="also write a page with a map of the model, JSON, tensors of what nobody explains"
+    )
+    prove.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    prove.set_defaults(action=run_prove)
+
+
+def run_prove(arguments: argparse.Namespace) -> int:
+    """The exit status: 0 equal, 1 different, 2 where a layout could not be run."""
+    options.at_least(arguments, 1, "steps")
+    if not arguments.timeout > 0:
+        raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
+    if arguments.stop:
+        return run_stop(arguments)
+    refuse_without_stop(arguments)
+    from pardemo.script.compare import layouts
+    from pardemo.script.runtime import launch_lines
+
+    said: dict[str, Any] = {}
+    if arguments.layout:
+        if not arguments.words:
+            raise ValueError("say the script behind --, as -- train.py --batch {batch}")
+        wanted = layouts.from_texts(arguments.layout, arguments.words)
+    else:
+        if len(arguments.words) > 1:
+            raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
+        wanted, said = layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
+    for layout in wanted:
+        launch = launch_lines.read(list(layout.line), layout.ranks)
+        if not launch.module and not os.path.isfile(launch.script):
+            raise ValueError(f"there is no script {launch.script}")
+    from pardemo.script.compare import proof, runs
+    from pardemo.script.report import verdict, verdict_page
+
+    asked = runs.Options(
+        steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
+        timeout_s=arguments.timeout,
+    )  # fmt: skip
+    out = verdict_page.folder(arguments.out) if arguments.out is not None else None
+    with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
+        try:
+            made = proof.scripts(wanted, asked)
+        except runs.ProveError as error:
+            if error.details:
+                print(error.details, file=sys.stderr)
+            raise
+        for details in filter(None, made.details.values()):
+            print(details)  # with what the ranks print
+    if out is not None:
+        script = launch_lines.read(list(wanted[0].line), wanted[0].ranks).script
+        verdict_page.write(out, made, os.path.basename(script))
+    print(json.dumps(made.as_json(), indent=1) if arguments.json else verdict.proof_screen(made))
+    for hint in verdict.hints(made):
+        print(hint, file=sys.stderr)
+    return 2 if made.failed and not made.findings else 1 if made.findings else 0
+
+
+#: Options that say nothing without ``--stop``.
+_STOP_OPTIONS = ("resume", "stops", "seed", "grace")
+
+
+def add_stop_options(prove: Any) -> None:
+    """Adds its options to those of ``prove``."""
+    stop = prove.add_argument_group("--stop", "stop the script at random steps, resume it, and say what was lost")
+    stop.add_argument("--stop", action="store_true", help="{folder} in the script's line is where it saves; "
+                      "further layouts are resumed in")  # fmt: skip
+    stop.add_argument("--resume", metavar="LINE", help="the script's line that goes on (the same line)")
+    stop.add_argument("--stops", metavar="KINDS", help="which of rank, all, launcher, save, term, with commas (all)")
+    stop.add_argument("--seed", type=int, metavar="N", help="of the moments that are drawn (0)")
+    stop.add_argument("--grace", type=float, metavar="S", help="seconds between SIGTERM and SIGKILL (10)")
+
+
+def refuse_without_stop(arguments: argparse.Namespace) -> None:
+    """Options of ``--stop`` where it was not asked for.
+
+    Raises:
+        ValueError: names one.
+    """
+    for name in _STOP_OPTIONS:
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} says something about a stop: say --stop, too")
+
+
+def run_stop(arguments: argparse.Namespace) -> int:
+    """The exit status: 0 nothing is lost, 1 something is, 2 where a run could not be compared."""
+    if arguments.out is not None:
+        raise ValueError("--out writes the page of layouts that are compared; with --stop print the verdict, or --json")
+    from pardemo.script.resume.stops import GRACE_S, STEPS
+
+    chosen = tuple(arguments.stops.split(",")) if arguments.stops is not None else None
+    grace_s = GRACE_S if arguments.grace is None else arguments.grace
+    if not grace_s >= 0:
+        raise ValueError(f"--grace must be 0 or above, not {grace_s:g}")
+    line, layouts, resume, said = _asked_stop(arguments)
+    options.at_least(arguments, 1, "steps")
+    steps = arguments.steps or said.get("steps", STEPS)
+    options.at_least(argparse.Namespace(steps=steps), 3, "steps")
+    from pardemo.script.compare import runs
+    from pardemo.script.report import verdict
+    from pardemo.script.resume import trials
+
+    with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
+        try:
+            made = trials.stopped(
+                line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
+                double=arguments.double or said.get("double", False), timeout_s=arguments.timeout,
+            )  # fmt: skip
+        except runs.ProveError as error:
+            if error.details:
+                print(error.details, file=sys.stderr)
+            raise
+    print(json.dumps(verdict.stops_json(made), indent=1) if arguments.json else verdict.stops_screen(made))
+    return 1 if made.findings else 2 if any(trial.error for trial in made.trials) else 0
+
+
+def _asked_stop(arguments: argparse.Namespace) -> tuple[Any, Any, str | None, dict[str, Any]]:
+    """The script's line, the layouts, the line that resumes, and what a file says beside them."""
+    from pardemo.script.compare import layouts
+
+    if arguments.layout:
+        if not arguments.words:
+            raise ValueError("say the script behind --, as -- train.py --out {folder}")
+        return arguments.words, arguments.layout, arguments.resume, {}
+    if len(arguments.words) > 1:
+        raise ValueError('say the layout, as --layout "ranks=2", and the script behind --')
+    line, tables, said = layouts.tables_of(arguments.words[0] if arguments.words else "prove.toml")
+    return line, tables, arguments.resume or said.get("resume"), said

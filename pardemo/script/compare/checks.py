@@ -1,0 +1,457 @@
+"""What is compared beside gradients: outputs, dropout's masks, buffers, clipping, learning rates, loss scales."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from pardemo.script.compare.layouts import distinct_digits, size_text
+from pardemo.script.compare.parameter_map import ParameterMap
+from pardemo.script.compare.reference import Facts, Finding, PartedOutput
+from pardemo.script.compare.runs import Run
+from pardemo.script.compare.samples import RowPosition, StepSamples
+from pardemo.script.record.records import Clip, Mask, ModuleCall
+from pardemo.script.runtime.call_sites import ROOT
+from pardemo.world.errors import ranks_text
+
+if TYPE_CHECKING:
+    from pardemo.script.compare.reference import Reference
+
+
+#: Ways to see an output as rows of samples. A flat one has the samples' tokens one after the other, in an order that
+#: only the module knows: as experts do, which see the tokens that a router sends them.
+BY_SAMPLES, BY_TOKENS, SHARED, FLAT, FLAT_BY_TOKENS = "[b, …]", "[s, b, …]", "[s, k]", "[b·s, k]", "[s·b, k]"
+
+
+def rows_of_output(cells: torch.Tensor, batch: int, tokens: int) -> dict[str, torch.Tensor]:
+    """The ways in which an output may be rows of samples, each as [b, …, k].
+
+    Args:
+        tokens: of a sample, on this rank.
+    """
+    found = {}
+    if batch and cells.dim() >= 2:
+        if cells.shape[0] == batch:
+            found[BY_SAMPLES] = cells
+        if cells.dim() >= 3 and cells.shape[1] == batch:
+            found[BY_TOKENS] = cells.transpose(0, 1)
+        if not found and cells.dim() == 2 and cells.shape[0] == tokens:
+            found[SHARED] = cells.unsqueeze(0).expand(batch, -1, -1)
+        if not found and cells.dim() == 2 and cells.shape[0] == batch * tokens:
+            found[FLAT] = cells.reshape(batch, tokens, -1)
+            found[FLAT_BY_TOKENS] = cells.reshape(tokens, batch, -1).transpose(0, 1)
+    return found
+
+
+class StepOutputs:
+    """A run's outputs of one step, read once."""
+
+    def __init__(self, run: Run, step: int, rank: int):
+        self.record = run.records[rank].steps[step]
+        self._tensors = run.tensors(step, rank, "output")
+        self._whole = run.tensors(step, rank, "whole")
+        inputs = run.tensors(step, rank, "input")
+        self._tokens = [
+            inputs[f"{number}/{micro.names[0]}"].shape[-1] if micro.names else 0
+            for number, micro in enumerate(self.record.micro_batches)
+        ]
+        self.by_name = {(c.module, c.micro_batch, c.number): c for c in self.record.calls}
+
+    def cells(self, call: ModuleCall) -> dict[str, torch.Tensor]:
+        """The output as rows, in each way in which it can be seen."""
+        batch = len(self.record.micro_batches[call.micro_batch].samples)
+        return rows_of_output(self._tensors[call.key.removeprefix("output/")], batch, self._tokens[call.micro_batch])
+
+    def whole(self, call: ModuleCall) -> dict[str, torch.Tensor]:
+        """Numbers without a fraction that went in, as rows."""
+        tensor = self._whole.get(call.key.removeprefix("output/"))
+        batch = len(self.record.micro_batches[call.micro_batch].samples)
+        return rows_of_output(tensor.unsqueeze(-1), batch, self._tokens[call.micro_batch]) if tensor is not None else {}
+
+    def all_of(self, module: str, width: int) -> torch.Tensor:
+        """All rows that a module has given in this step, in no order. [rows, 3]"""
+        some = [self._tensors[one.key.removeprefix("output/")] for one in self.record.calls
+                if one.module == module and one.shape[-1:] == (width,)]  # fmt: skip
+        return torch.cat([one.reshape(-1, one.shape[-1]) for one in some])
+
+
+def parted_outputs(
+    reference: Run,
+    other: Run,
+    step: int,
+    data: StepSamples,
+    renamed: dict[int, dict[str, str]],
+    cut: dict[int, set[str]],
+    missing: dict[int, set[str]],
+    tolerance: float,
+) -> tuple[list[PartedOutput], set[str]]:
+    """Modules whose outputs are not the reference's, by the order in which they ran, and the names of those whose are.
+
+    What was compared and is in neither is a part of an output, as the sum of one rank's share is.
+
+    Args:
+        renamed: of each rank, modules whose name in the reference is another.
+        cut: of each rank, modules with a parameter of which it has a part: their output may be a part, too.
+        missing: of each rank the reference's parameters of which it has nothing: what they are in is no whole module.
+    """
+    truth = StepOutputs(reference, step, 0)
+    found: list[PartedOutput] = []
+    equal: dict[str, bool] = {}
+    for rank in range(other.layout.ranks):
+        ours = StepOutputs(other, step, rank)
+        own, absent = renamed.get(rank, {}), missing.get(rank, set())
+        names = {call.key: _name(call.module, own) for call in ours.record.calls}
+        seen = [
+            one
+            for call in ours.record.calls
+            if _is_whole(names[call.key], call.kind, absent)
+            if (one := _compare_call(ours, truth, call, rank, data, names[call.key], tolerance)) is not None
+        ]
+        for one in seen:
+            equal[one.name] = one.equal and equal.get(one.name, True)
+        found += _from_the_first(list(_judged(seen, ours, truth, rank, cut)))
+    return sorted(found, key=lambda one: one.order), {name for name, always in equal.items() if always}
+
+
+def _name(module: str, renamed: dict[str, str]) -> str:
+    """A module's name in the reference: its own, or as a module around it is called there."""
+    around, inside = module, ""
+    while around:
+        if around in renamed:
+            return renamed[around] + inside
+        around, _, last = around.rpartition(".")
+        inside = f".{last}{inside}"
+    return module
+
+
+def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
+    """Whether a module has all of its parameters here: a container that is cut over stages gives something else."""
+    model = name in (ROOT, kind)  # which may be called by its class
+    return not any(model or one.startswith(f"{name}.") for one in missing)
+
+
+class _Seen:
+    """A module's call, compared: ``equal``, and by how much not."""
+
+    def __init__(self, call: ModuleCall, name: str, difference: torch.Tensor, reference: torch.Tensor, equal: bool,
+                 inputs: bool | None, rows_equal: torch.Tensor):  # fmt: skip
+        self.call, self.name, self.difference, self.reference = call, name, difference, reference
+        self.equal, self.inputs, self.rows_equal = equal, inputs, rows_equal
+
+
+def _compare_call(
+    ours: StepOutputs,
+    truth: StepOutputs,
+    call: ModuleCall,
+    rank: int,
+    data: StepSamples,
+    name: str,
+    tolerance: float,
+) -> _Seen | None:
+    """A call beside those of the reference's module ``name``; None where they cannot be compared: it has none such."""
+    micro = ours.record.micro_batches[call.micro_batch]
+    places = [data.places.get((rank, call.micro_batch, row)) for row in range(len(micro.samples))]
+    if not places or any(place is None for place in places):
+        return None
+    best: _Seen | None = None
+    for way, own in ours.cells(call).items():
+        wanted = _wanted(truth, name, call, [place for place in places if place], way, own.shape[1:], False)
+        if wanted is None or not wanted.numel():  # as of an expert without tokens
+            continue
+        difference = own - wanted
+        scale = wanted.abs().max().item() or 1.0
+        off = difference.abs().amax(dim=tuple(range(1, difference.dim()))) > tolerance * scale * 10
+        inputs = None
+        if (whole := ours.whole(call).get(way)) is not None:
+            theirs = _wanted(truth, name, call, [p for p in places if p], way, whole.shape[1:], True)
+            inputs = None if theirs is None else bool(torch.equal(whole, theirs))
+        seen = _Seen(call, name, difference, wanted, not bool(off.any()), inputs, ~off)
+        dispatched = way in (FLAT, FLAT_BY_TOKENS) and not seen.equal
+        if dispatched and _all_there(own, truth.all_of(name, call.shape[-1]), scale, tolerance):
+            continue
+        if best is None or seen.equal:
+            best = seen
+    return best
+
+
+def _all_there(own: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance: float) -> bool:
+    """Whether each of our rows is one of the reference's, wherever: the same tokens in another order."""
+    parts = own.reshape(-1, own.shape[-1]).split(256)
+    return all(
+        bool(((part[:, None] - theirs[None]).abs().amax(-1).amin(1) <= tolerance * scale * 10).all()) for part in parts
+    )
+
+
+def _wanted(
+    truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
+) -> torch.Tensor | None:
+    """The reference's rows for these places, in the shape of ours; None where it has no such output."""
+    found = []
+    by_micro: dict[int, torch.Tensor | None] = {}
+    for place in places:
+        if place.micro_batch not in by_micro:
+            its = truth.by_name.get((name, place.micro_batch, call.number))
+            seen = {} if its is None else truth.whole(its) if whole else truth.cells(its)
+            width = its is not None and its.shape[-1:] == call.shape[-1:]
+            by_micro[place.micro_batch] = seen.get(way) if width or whole else None
+        theirs = by_micro[place.micro_batch]
+        if theirs is None:
+            return None
+        row = theirs[place.row]
+        if place.tokens is not None and row.dim() == len(shape):
+            for axis, (of, own) in enumerate(zip(row.shape, shape, strict=True)):
+                if of == place.length and own == len(place.tokens) != of:
+                    row = row.index_select(axis, place.tokens)
+        if row.shape != shape:
+            return None
+        found.append(row)
+    return torch.stack(found)
+
+
+def _judged(
+    seen: list[_Seen], ours: StepOutputs, truth: StepOutputs, rank: int, cut: dict[int, set[str]]
+) -> Iterator[tuple[bool, PartedOutput]]:
+    for one in seen:
+        name = one.call.module
+        inside = "" if name == "(root)" else name + "."
+        strict = not any(module == name or module.startswith(inside) for module in cut.get(rank, set()))
+        order = truth.record.calls.index(truth.by_name[one.name, _micro(truth, one), one.call.number])
+        yield one.equal, PartedOutput(
+            rank, one.name, one.call.kind, order, strict, one.difference.reshape(-1, one.difference.shape[-1]),
+            one.reference.reshape(-1, one.reference.shape[-1]), one.inputs, one.rows_equal,
+        )  # fmt: skip
+
+
+def _micro(truth: StepOutputs, one: _Seen) -> int:
+    return next(m for (name, m, number) in truth.by_name if name == one.name and number == one.call.number)
+
+
+def _from_the_first(judged: list[tuple[bool, PartedOutput]]) -> list[PartedOutput]:
+    """What does not come right again later: a partial sum of a module that is cut does."""
+    if all(equal for equal, _ in judged):
+        return []
+    strict = [place for place, (equal, one) in enumerate(judged) if not equal and one.strict]
+    last = max((place for place, (equal, _) in enumerate(judged) if equal), default=-1)
+    after = [place for place in range(last + 1, len(judged)) if not judged[place][0]]
+    first = min([*strict, *after], default=None)
+    if first is None:
+        return []
+    if not strict and len(judged) - 1 not in after:
+        return []
+    return [
+        one for place, (equal, one) in enumerate(judged) if not equal and (place == first or one.strict or place > last)
+    ]
+
+
+#: A mask of fewer elements may be the same by chance.
+LEAST = 32
+
+
+def mask_findings(other: Run, step: int, data: StepSamples) -> list[Finding]:
+    """What is wrong with a step's masks."""
+    by_rank = {rank: record.steps[step].masks for rank, record in enumerate(other.records)}
+    samples = [[micro.samples for micro in record.steps[step].micro_batches] for record in other.records]
+    made = []
+    for masks in by_rank.values():
+        if finding := _recomputed(other, step, masks):
+            made.append(finding)
+            break
+    forward = {rank: _numbered(masks) for rank, masks in by_rank.items()}
+    alike: list[set[int]] = []
+    unlike: list[set[int]] = []
+    first: dict[str, Mask] = {}
+    for rank, own in forward.items():
+        for other_rank, its in forward.items():
+            if other_rank <= rank:
+                continue
+            for place, a in own.items():
+                b = its.get(place, a)
+                if a.elements < LEAST or a.elements != b.elements:
+                    continue
+                if a.input != b.input and a.dropped == b.dropped:
+                    _join(alike, {rank, other_rank})
+                    first.setdefault("alike", a)
+                elif a.input == b.input and a.dropped != b.dropped and samples[rank] == samples[other_rank]:
+                    # replicas may have one input by chance, as memory that a pipeline's first call has not written
+                    _join(unlike, {rank, other_rank})
+                    first.setdefault("unlike", a)
+    if alike:
+        made.append(
+            Finding(
+                other.layout.name, step + 1, "random numbers", "same-random-numbers",
+                f"{_groups_text(alike)} draw the same dropout mask for different inputs, at "
+                f"{first['alike'].line}: seed each rank by its own number where its part is its own",
+                module=first["alike"].module,
+            )
+        )  # fmt: skip
+    if unlike:
+        made.append(
+            Finding(
+                other.layout.name, step + 1, "random numbers", "different-random-numbers",
+                f"{_groups_text(unlike)} draw different dropout masks for the same input, at "
+                f"{first['unlike'].line}: what they hold alike has to be drawn alike",
+                module=first["unlike"].module,
+            )
+        )  # fmt: skip
+    return made
+
+
+def _join(groups: list[set[int]], ranks: set[int]) -> None:
+    """Adds ranks that belong together to the groups that they belong to."""
+    together = ranks.union(*(group for group in groups if group & ranks))
+    groups[:] = [*(group for group in groups if not group & ranks), together]
+
+
+def _groups_text(groups: list[set[int]]) -> str:
+    """``ranks 0, 1 and ranks 2, 3``: those of a group among themselves."""
+    return " and ".join(ranks_text(sorted(group)) for group in sorted(groups, key=min))
+
+
+def _numbered(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
+    """Forward passes' masks by module and how often it drew before."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for mask in masks:
+        if not mask.repeated:
+            found[mask.module, counts[mask.module]] = mask
+            counts[mask.module] += 1
+    return found
+
+
+def _recomputed(other: Run, step: int, masks: list[Mask]) -> Finding | None:
+    """A mask that a recomputation draws anew for the same input."""
+    for mask in masks:
+        if mask.repeated:
+            before = [one for one in masks if not one.repeated and one.input == mask.input and one.line == mask.line]
+            if before and all(one.dropped != mask.dropped for one in before):
+                return Finding(
+                    other.layout.name, step + 1, "random numbers", "recomputed-differently",
+                    f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is "
+                    "that of a network which nobody ran",
+                    module=mask.module,
+                )  # fmt: skip
+    return None
+
+
+def buffer_findings(reference: "Reference", other: Run, step: int) -> list[Finding]:
+    """Buffers that are saved with the model and are not the reference's on some ranks.
+
+    A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
+    """
+    wanted = reference.run.tensors(step, 0, "buffer")
+    own = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
+    norms = {name for record in other.records for name in record.batch_norms}
+    made: dict[str, list[int]] = {}
+    for name, value in wanted.items():
+        if name.rpartition(".")[0] in norms or not value.is_floating_point():
+            continue
+        scale = float(value.abs().max()) if value.numel() else 0.0
+        for rank, tensors in enumerate(own):
+            its = tensors.get(name)
+            if its is None or its.shape != value.shape:
+                continue
+            if not torch.equal(its, value) and float((its - value).abs().max()) > reference.tolerance * 10 * scale:
+                made.setdefault(name, []).append(rank)
+    if not made:
+        return []
+    name = next(iter(made))
+    return [
+        Finding(
+            other.layout.name, step + 1, "buffers", "buffers",
+            f"the buffer{'s' if len(made) > 1 else ''} {', '.join(made)} on {ranks_text(made[name])} "
+            f"{'are' if len(made) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
+            "same on all ranks, too",
+            module=name.rpartition(".")[0],
+        )
+    ]  # fmt: skip
+
+
+def clipping_findings(reference: "Reference", other: Run, step: int, maps: ParameterMap, facts: Facts) -> list[Finding]:
+    """Norms and learning rates that are not the reference's."""
+    truth = reference.run.records[0].steps[step]
+    made: list[Finding] = []
+    for rank, record in enumerate(other.records):
+        own = record.steps[step]
+        if truth.clips and own.clips:
+            wanted, found = truth.clips[-1], own.clips[-1]
+            if not math.isclose(wanted.norm, found.norm, rel_tol=reference.tolerance * 10) and not made:
+                why, cause = _norm(reference, other, step, maps, rank, wanted, found)
+                made.append(
+                    Finding(other.layout.name, step + 1, "clipping", cause, why, found.norm / wanted.norm)
+                )  # fmt: skip
+        rates = sorted(set(truth.learning_rates)), sorted(set(own.learning_rates))
+        if rates[0] and rates[1] and not all(
+            any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
+        ):  # fmt: skip
+            made.append(_rate(reference, other, step, rates[0][-1], rates[1][-1]))
+            break
+    return made
+
+
+def _rate(reference: "Reference", other: Run, step: int, wanted: float, found: float) -> Finding:
+    later = [
+        number
+        for number, one in enumerate(reference.run.records[0].steps)
+        if one.learning_rates and math.isclose(one.learning_rates[-1], found, rel_tol=1e-9)
+    ]
+    why = f"the learning rate of step {step + 1} is {found:.6g}, and the reference's {wanted:.6g}"
+    if later:
+        why += f", which has {found:.6g} in step {later[0] + 1}"
+    for key, size in other.layout.sizes.items():
+        if wanted and math.isclose(found / wanted, size, rel_tol=1e-6):
+            why += f": × {size}, the {size_text(key)}"
+        elif wanted and math.isclose(found / wanted, 1 / size, rel_tol=1e-6):
+            why += f": ÷ {size}, the {size_text(key)}"
+    steps = other.layout.values.get("accumulate")
+    if not later and isinstance(steps, int) and steps > 1:
+        why += f"; a scheduler that is stepped for each of {steps} micro-batches is ahead"
+    return Finding(
+        other.layout.name, step + 1, "learning rate", "learning-rate", why, found / wanted if wanted else None
+    )
+
+
+def _norm(
+    reference: "Reference", other: Run, step: int, maps: ParameterMap, rank: int, wanted: Clip, found: Clip
+) -> tuple[str, str]:
+    told = distinct_digits(found.norm, wanted.norm)
+    said = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"
+    gradients = other.tensors(step, rank, "gradient")
+    local = math.sqrt(sum(float(t.double().square().sum()) for t in gradients.values()))
+    if math.isclose(local, found.norm, rel_tol=reference.tolerance * 10):
+        said += f": that is the norm of what rank {rank} holds, and not of the whole model"
+    elif found.norm > wanted.norm:
+        said += ": parts of it are counted more than once"
+        squares = {name: float(t.double().square().sum()) for name, t in reference.whole[step].gradients.items()}
+        surplus = found.norm**2 - wanted.norm**2
+        for name, square in squares.items():
+            if math.isclose(square, surplus, rel_tol=1e-4):
+                said += f", {name}'s twice"
+    else:
+        said += ": parts of it are missing"
+    return said, "wrong-norm"
+
+
+def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
+    """What scalers did otherwise than the reference's, or on one rank otherwise than on another."""
+    truth = reference.records[0].steps[step]
+    own = [record.steps[step] for record in other.records if record.steps[step].scales]
+    if not own:
+        return []
+    skipped, scales = sorted({one.skipped for one in own}), sorted({one.scales[-1] for one in own})
+    if len(skipped) > 1:
+        why = (
+            f"before it some ranks skip {skipped[-1]} steps and others {skipped[0]}: each looks for infinities in what "
+            "it holds itself; the answer has to be one for all, as ShardedGradScaler's is"
+        )
+    elif len(scales) > 1:
+        why = f"ranks scale their losses by {scales[0]:g} to {scales[-1]:g}: the number has to be one for all"
+    elif skipped[0] != truth.skipped:
+        why = (
+            f"before it {skipped[0]} steps are skipped, and {truth.skipped} in the reference: gradients of the scaled "
+            f"loss are not finite, at last at a scale of {scales[0]:g}"
+        )
+    else:
+        return []
+    return [Finding(other.layout.name, step + 1, "loss scale", "loss-scale", why)]

@@ -1,0 +1,258 @@
+"""The layouts of a proof: read from prove.toml or from the command line, and put into the script's arguments."""
+
+import math
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pardemo.world import MAX_RANKS
+
+#: What a layout may say of how its ranks are used, beside ``ranks``, and what it is in words.
+SIZES = {
+    "tp": "tensor-parallel size", "pp": "pipeline stages", "cp": "context-parallel size", "ep": "expert-parallel size",
+    "dp": "data-parallel size", "sp": "sequence-parallel size", "accumulate": "micro-batches that are accumulated",
+    "micro_batches": "micro-batches",
+}  # fmt: skip
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to run the script.
+
+    ``ranks``: how many. ``values``: all that it says, for the fields of the script's line. ``line``: that line, filled.
+    """
+
+    ranks: int
+    values: Mapping[str, Any]
+    line: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``ranks=4 batch=8``, as on the command line."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers above 1 that a factor may be: ranks, and what :data:`SIZES` names, each with its words."""
+        named = {"ranks": self.ranks} | {k: v for k, v in self.values.items() if k in SIZES and isinstance(v, int)}
+        if "dp" not in named:
+            model = prod(v for k, v in named.items() if k in ("tp", "pp", "cp"))
+            if model > 1 and self.ranks % model == 0:
+                named["dp"] = self.ranks // model
+        return {key: value for key, value in named.items() if value > 1}
+
+    def size(self, key: str) -> int:
+        """A number of :data:`SIZES`; where the layout does not say it 1, or for ``dp`` what is left of the ranks."""
+        if key == "dp" and key not in self.values:
+            return self.ranks // prod(self.size(cut) for cut in ("tp", "pp", "cp"))
+        return int(self.values.get(key, 1))
+
+
+def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
+    """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``, ``resume``.
+
+    Raises:
+        ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
+    """
+    line, tables, said = tables_of(path)
+    return filled([_layout(table, path) for table in tables], line), said
+
+
+def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
+    """The words of the script's line in a ``prove.toml``, its layouts as tables, and what else it says.
+
+    Raises:
+        ValueError: as :func:`from_file`.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: write one, or give --layout and the script behind --") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    try:
+        read = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is no TOML: it is nested without end") from None
+    known = {"script", "layout", "steps", "double", "resume"}
+    if unknown := sorted(read.keys() - known):
+        raise ValueError(f"{path}: {unknown[0]!r} is not known; it may say {', '.join(sorted(known))}")
+    script, tables = read.get("script"), read.get("layout")
+    if not isinstance(script, str) or not script.strip():
+        raise ValueError(f'{path} needs script = "train.py …"')
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"{path} needs a [[layout]] for the reference and one or more to compare with it")
+    for name, kind, words in (("steps", int, "a whole number"), ("double", bool, "true or false"),
+                              ("resume", str, "the script's line")):  # fmt: skip
+        if name in read and type(read[name]) is not kind:
+            raise ValueError(f"{path}: {name} must be {words}")
+    if read.get("steps", 1) < 1:
+        raise ValueError(f"{path}: steps must be a number from 1 on, not {read['steps']}")
+    said = {key: value for key, value in read.items() if key not in ("script", "layout")}
+    return words_of(script, f"{path}: "), tables, said
+
+
+def words_of(line: str, where: str = "") -> list[str]:
+    """The words of a script's line, as a shell takes them.
+
+    Raises:
+        ValueError: a quotation has no end; ``where`` stands before it.
+    """
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise ValueError(f"{where}the script's line cannot be read, {str(error).lower()}: {line}") from None
+
+
+def from_texts(texts: Sequence[str], line: Sequence[str]) -> list[Layout]:
+    """Layouts as ``"ranks=4 batch=8"``, for a script's line with ``{batch}`` in it."""
+    return filled([_layout(_values(text, "--layout takes"), f"--layout {text!r}") for text in texts], line)
+
+
+def one_or_more(layouts: Sequence[Mapping[str, Any] | str], line: Sequence[str]) -> list[Layout]:
+    """Layouts as texts or tables, for a script's line; one is enough where no two are compared."""
+    read = [
+        _layout(_values(one, "--layout takes") if isinstance(one, str) else one, f"layout {number}")
+        for number, one in enumerate(layouts, 1)
+    ]
+    return filled(read, line, alone=True)
+
+
+def given(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
+    """Layouts as texts, ``"ranks=4 tp=2"``, or as tables, for a function that reads what they say.
+
+    Raises:
+        ValueError: one cannot be read, two are the same, or there is one alone; one line.
+    """
+    read = [_values(one, "a layout is written as") if isinstance(one, str) else one for one in layouts]
+    for one in read:
+        if not isinstance(one, Mapping):
+            raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {one!r}')
+    made = [_layout(one, f"layout {number}") for number, one in enumerate(read, 1)]
+    for layout in made:
+        if layout.ranks % prod(layout.size(cut) for cut in ("tp", "pp", "cp")) or layout.ranks % layout.size("dp"):
+            raise ValueError(f"{layout.name}: {layout.ranks} ranks do not divide into groups of these sizes")
+    return _different(made)
+
+
+def _values(text: str, takes: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for word in text.replace(",", " ").replace(";", " ").split():
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier() or not value:
+            raise ValueError(f'{takes} "ranks=4 batch=8", not {text!r}')
+        if key in values:
+            raise ValueError(f"{takes} each name once, and {text!r} says {key} twice")
+        values[key] = int(value) if value.isascii() and value.isdecimal() else value
+    return values
+
+
+def _layout(values: Mapping[str, Any], where: str) -> Layout:
+    ranks = values.get("ranks")
+    if ranks is None:
+        raise ValueError(f"{where}: say how many ranks, as ranks=4")
+    if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
+        raise ValueError(f"{where}: ranks must be a number from 1 to {MAX_RANKS}, not {ranks!r}")
+    for key, value in values.items():
+        if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+            raise ValueError(f"{where}: {key} must be a number or a text, not {value!r}")
+        if key in SIZES and (type(value) is not int or value < 1):
+            raise ValueError(f"{where}: {key} must be a number from 1 on, not {value!r}")
+    return Layout(ranks, dict(values))
+
+
+def filled(layouts: Sequence[Layout], line: Sequence[str], alone: bool = False) -> list[Layout]:
+    """The layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
+    fields = {name for part in line for name in _FIELD.findall(part)}
+    made = []
+    for layout in layouts:
+        if missing := sorted(fields - layout.values.keys()):
+            raise ValueError(f"the script's line has {{{missing[0]}}}, which the layout {layout.name!r} does not say")
+        if unused := sorted(layout.values.keys() - fields - {"ranks"} - SIZES.keys()):
+            raise ValueError(
+                f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
+            )
+        made.append(Layout(layout.ranks, layout.values, tuple(_filled(part, layout.values) for part in line)))
+    return _different(made, alone)
+
+
+def _different(layouts: list[Layout], alone: bool = False) -> list[Layout]:
+    """The layouts, if they are two or more, and no two of them the same."""
+    if len(layouts) < 2 and not alone:
+        raise ValueError(
+            "a proof needs two layouts or more: the first is the reference, the others are held against it"
+        )
+    for number, layout in enumerate(layouts):
+        for other in layouts[:number]:
+            # a script sees no more of a layout than its line; a function sees all
+            same = layout.line == other.line if layout.line else dict(layout.values) == dict(other.values)
+            if layout.ranks == other.ranks and same:
+                raise ValueError(f"two layouts are the same, {other.name} and {layout.name}: nothing would be compared")
+    return layouts
+
+
+def _filled(part: str, values: Mapping[str, Any]) -> str:
+    return _FIELD.sub(lambda found: str(values[found[1]]), part)
+
+
+#: Numbers of a layout, the likeliest first.
+_ORDER = ("accumulate", "micro_batches", "dp", "ranks", "cp", "sp", "tp", "ep", "pp")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor that is a number of the layout: ``× 4 = the number of ranks``. ``keys``: all whose number it is."""
+
+    times: bool
+    keys: tuple[str, ...]
+    number: int
+
+    def told(self) -> str:
+        """In words."""
+        names = " or ".join(f"the {size_text(key)}" for key in self.keys)
+        return f"{'×' if self.times else '÷'} {self.number} = {names}"
+
+
+def size_text(key: str) -> str:
+    """What a layout's key is, in words."""
+    return "number of ranks" if key == "ranks" else SIZES.get(key, key)
+
+
+def distinct_digits(*values: float) -> list[str]:
+    """Numbers with so many digits that those that differ look different, four at least.
+
+    >>> apart(0.5, 0.500012)
+    ['0.5', '0.50001']
+    """
+    for digits in range(4, 17):
+        told = [f"{value:.{digits}g}" for value in values]
+        if len(set(told)) == len(set(values)):
+            break
+    return told
+
+
+def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | None:
+    """The layout's number, or the product of two of them, that a factor or its inverse is."""
+    if not math.isfinite(value) or value <= 0:
+        return None
+    sizes = {key: layout.sizes[key] for key in _ORDER if key in layout.sizes}
+    for times in (True, False):
+        number = value if times else 1 / value
+        keys = tuple(key for key, size in sizes.items() if math.isclose(number, size, rel_tol=tolerance))
+        if keys:
+            return Factor(times, keys, sizes[keys[0]])
+    for times in (True, False):
+        number = value if times else 1 / value
+        for a, first in sizes.items():
+            for b, second in sizes.items():
+                if a < b and math.isclose(number, first * second, rel_tol=tolerance):
+                    return Factor(times, (a, b), first * second)
+    return None

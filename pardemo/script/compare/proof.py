@@ -1,0 +1,472 @@
+"""Large models: parameters are compared by sketches first, and where a layout parts from the reference, in full."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.script.compare import causes, compare, runs
+from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.parameter_map import alike
+from pardemo.script.compare.reference import Reference, noise_between
+from pardemo.script.compare.runs import Options, ProveError, Run
+from pardemo.script.record import records
+from pardemo.script.record.numbers import SHORT
+from pardemo.script.report import verdict
+from pardemo.script.report.verdict import Proof, counted
+
+#: Elements of the parameters that are recorded in full where a layout parts.
+IN_FULL = 50_000_000
+
+
+def compare_in_full(
+    truth: Reference,
+    other: Run,
+    compared: compare.Compared,
+    options: Options,
+    folder: Path,
+    plain: Callable[[Run], Reference],
+) -> compare.Compared:
+    """A layout compared by sketches, compared once more with the parameters that part recorded in full.
+
+    Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
+    sketches say of a part that does not begin at one of their blocks is not true, and does not come again.
+
+    Args:
+        plain: makes of the reference's run what layouts are held against.
+    """
+    parted = [name for finding in compared.findings for name in finding.parameters]
+    unknown = sorted({name for own in compared.maps.unknown.values() for name in own})
+    sizes = _sizes(truth.run) | {name: size for name, size in _sizes(other).items() if name in unknown}
+    chosen = _chosen([*parted, *compared.maps.sharing(parted), *unknown], sizes)
+    if not chosen:
+        return compared
+    own = {name for parts in compared.maps.parts.values() for name, part in parts.items() if part.name in chosen}
+    # parameters that sketches have nothing of may part in any step
+    steps = options.steps if compared.unmatched else max(finding.step for finding in compared.findings)
+    options = replace(options, steps=steps, in_full=tuple(sorted(compared.maps.whole_names(own) | chosen)))
+    again = [
+        runs.run_layout(run.layout, options, folder / name) for run, name in ((truth.run, "first"), (other, "second"))
+    ]
+    try:
+        if any(run.error or not run.steps for run in again):
+            return compared
+        made = compare.compare_layout(plain(again[0]), again[1])
+    finally:
+        runs.remove_folder(str(folder))
+    if not made.findings and not chosen.issuperset(parted):  # what parts is past the budget
+        return compared
+    elements = sum(sizes.get(name, 0) for name in chosen)
+    many = f"{len(chosen)} parameter{'s' if len(chosen) > 1 else ''} of {elements:,} elements"
+    made.notes.append(f"{other.layout.name}: {many}, compared in full")
+    return made
+
+
+def _chosen(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
+    """As many of the names, in their order, as the budget has room for."""
+    chosen: set[str] = set()
+    left = IN_FULL
+    for name in dict.fromkeys(names):
+        if 0 < sizes.get(name, 0) <= left:
+            left -= sizes[name]
+            chosen.add(name)
+    return chosen
+
+
+def _sizes(run: Run) -> dict[str, int]:
+    return {
+        piece.name: torch.Size(piece.whole or piece.shape).numel()
+        for record in run.records
+        for piece in record.steps[0].pieces
+    }
+
+
+def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
+    """Runs a script in each layout, and holds all against the first.
+
+    Raises:
+        ProveError: the reference could not be run, took no step, or is not the same twice.
+    """
+    folder = runs.scratch_folder()
+    try:
+        return _proof(layouts, options, folder)
+    finally:
+        runs.remove_folder(folder)
+
+
+def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
+    reference, again, options = runs.run_reference(layouts[0], options, folder)
+    tolerance = compare.tolerance_of(reference, options.double)
+    hashed(reference)
+    deterministic(reference, again, tolerance, options.sketched)
+    truth = Reference(reference, tolerance)
+    _trains(truth)
+    short = _short_types(reference)
+    if short:
+        rounded = runs.run_layout(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
+        runs.require_steps(rounded)
+        truth.noise = noise_between(truth, rounded)
+    made = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
+    made.parameters = len(truth.whole[0].before)
+    made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
+    made.rounded = short
+    made.notes += reference.records[0].notes
+    if options.sketched:
+        made.notes.append(f"{runs.elements(reference):,} elements: parameters are compared by sketches")
+    left_open: dict[str, causes.Open] = {}
+    for number, layout in enumerate(layouts[1:], 1):
+        place = Path(folder, str(number))
+        try:
+            compared = _compared(truth, runs.run_layout(layout, options, place), options, place)
+        except ProveError as error:
+            made.failed[layout.name], made.details[layout.name] = str(error), error.details
+            continue
+        finally:
+            runs.remove_folder(str(place))
+        if compared.unmatched and (compared.strange or not compared.findings):
+            made.failed[layout.name] = compared.unmatched
+            continue
+        if compared.in_part and not compared.findings:
+            made.failed[layout.name] = compared.in_part
+        if compared.unmatched:
+            made.notes.append(f"{layout.name}: {compared.unmatched}")
+        made.findings += compared.findings
+        made.kept |= compared.kept
+        if compared.model is not None:
+            made.maps[layout.name] = compared.model
+        if compared.left_open:
+            left_open[layout.name] = compared.left_open
+        made.notes += [note for note in compared.notes if note not in made.notes]
+    made.findings = causes.explain_across(made.findings, left_open, layouts[1:], tuple(made.failed))
+    made.kept = {
+        finding: kept for finding, kept in made.kept.items() if finding in made.findings
+    }  # others have a cause
+    return made
+
+
+def _compared(truth: Reference, other: Run, options: Options, place: Path) -> compare.Compared:
+    """One layout beside the reference.
+
+    Raises:
+        ProveError: it could not be run, or not be compared.
+    """
+    if other.error:
+        raise ProveError(other.error, other.details)
+    if not other.steps:
+        raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
+    hashed(other)
+    compared = compare.compare_layout(truth, other)
+    compared.in_part = _in_part(truth.run, other)
+    if options.sketched and (compared.findings or compared.unmatched):
+        compared = compare_in_full(
+            truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance, truth.noise)
+        )
+    return compared
+
+
+def _short_types(run: Run) -> list[str]:
+    """Types of few bits that the script computes in or keeps parameters in."""
+    return sorted({name for record in run.records for name in (*record.computed_in, *record.dtypes)} & SHORT.keys())
+
+
+def _trains(truth: Reference) -> None:
+    """Where nothing has a gradient, no layout could part from it."""
+    gradients = [tensor for whole in truth.whole for tensor in whole.gradients.values()]
+    if gradients and not any(bool(tensor.any()) for tensor in gradients):  # some engines show none
+        raise ProveError(
+            f"the reference, {truth.run.layout.name}, does not train: its gradients are zero in "
+            f"{counted(truth.run.steps, 'step')}; look at what the loss is computed from"
+        )
+
+
+def _in_part(reference: Run, other: Run) -> str:
+    """What of a layout was not there to be compared, though what was is equal; empty where all was."""
+    steps = [min((len(record.steps) for record in run.records), default=0) for run in (reference, other)]
+    if other.steps < reference.steps and steps[1] < steps[0]:
+        return (
+            f"it ended after {counted(other.steps, 'step')} of {reference.steps}: these are equal, and what would have "
+            "come is not known"
+        )
+    if other.layout.ranks > 1 and all(record.alone for record in other.records):
+        return (
+            f"no collective is called: each of the {other.layout.ranks} ranks trains by itself, as if it were the only "
+            "one; the script needs torch.distributed.init_process_group, and gradients that are summed"
+        )
+    return ""
+
+
+def hashed(run: Run) -> None:
+    """What the model is called with has to be seen, or nobody knows which samples a rank had."""
+    kinds = {kind for record in run.records for micro in record.steps[0].micro_batches for kind in micro.unseen}
+    if kinds:
+        raise ProveError(
+            f"the samples of {run.layout.name} cannot be compared: the model is called with "
+            f"{', '.join(sorted(kinds))}, of which nothing can be hashed; call it with tensors, in lists, dicts or "
+            "dataclasses where you like"
+        )
+
+
+def deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) -> None:
+    """Two runs of the reference have to be the same, or nothing could be held against it.
+
+    ``sketched``: whether the first kept sketches of parameters, as the second did.
+    """
+    name = reference.layout.name
+    lines = [line for record in reference.records for line in record.unseeded]
+    said = f": {lines[0]} draws without a seed" if lines else ""
+    for step in range(min(reference.steps, again.steps)):
+        for rank in range(reference.layout.ranks):
+            for kind, what in (
+                ("before", "parameters"), ("input", "samples"), ("output", "outputs"), ("gradient", "gradients"),
+            ):  # fmt: skip
+                first, second = reference.tensors(step, rank, kind), again.tensors(step, rank, kind)
+                if kind in ("before", "gradient") and not sketched:
+                    first = {name: records.of_parameter(tensor) for name, tensor in first.items()}
+                if first.keys() != second.keys() or any(not alike(first[n], second[n], tolerance) for n in first):
+                    raise ProveError(
+                        f"the script is not the same twice: two runs of {name} have different {what} in step "
+                        f"{step + 1}{said}; seed all that it draws from, and compare again"
+                    )
+
+
+#: Makes an optimizer of the parameters that a rank has.
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+#: Its step is a multiple of the gradient, so that no factor of a gradient is lost in it; the momentum is a state. One
+#: tensor at a time, since plain parameters may stand beside DTensors.
+SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, foreach=False)
+
+
+@dataclass
+class Parallel:
+    """A model as it runs on this rank, and what its engine does in place of lines of the training loop.
+
+    Args:
+        module: the model, called with a micro-batch; or what has this rank's parameters, where ``train`` calls it.
+        train: forward and backward of this rank's part of a global batch, all its micro-batches: a pipeline's step.
+        synchronize: what is left to be summed, called behind the last micro-batch's backward pass.
+        step: the step of the engine's own optimizer, as ``lambda: engine.step()``.
+        backward: the engine's own backward pass of a micro-batch's loss, which the engine divides by the number of
+            micro-batches; ``step`` is then called behind each of them. DeepSpeed's.
+    """
+
+    module: nn.Module
+    train: Callable[[Any], Any] | None = None
+    synchronize: Callable[[], Any] | None = None
+    step: Callable[[], Any] | None = None
+    backward: Callable[[torch.Tensor], Any] | None = None
+
+
+def prove(
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Any], torch.Tensor],
+    batches: Sequence[Any],
+    parallelize: Callable[[nn.Module, Layout], Any] | None = None,
+    layouts: Sequence[Mapping[str, Any] | str] = ("ranks=1", "ranks=2"),
+    *,
+    optimizer: MakeOptimizer = SGD,
+    shard: Callable[[Any, Layout, int], Any] | None = None,
+    double: bool = True,
+    steps: int | None = None,
+    seed: int = 0,
+    timeout_s: float = 600.0,
+) -> verdict.Proof:
+    """Trains a model in each layout on the same global batches, and holds all against the first layout.
+
+    >>> def parallelize(model, layout):                                             # doctest: +SKIP
+    ...     return torch.nn.parallel.DistributedDataParallel(model)
+    >>> prove(build, loss, batches, parallelize, ["ranks=1", "ranks=4 accumulate=2"]).equal    # doctest: +SKIP
+    True
+
+    Args:
+        build: makes the whole model, on each rank from the same seed.
+        loss: (model, micro-batch) to its **mean** loss, one number.
+        batches: global batches, one for each step: a tensor, or a tuple, list or dict of tensors, whose first axis is
+            that of the samples.
+        parallelize: (model, layout) to the model as it runs on the rank that calls it: a module; None for the model
+            itself, changed in place; an engine with a ``step`` of its own, as ZeRO's, and perhaps a ``backward``, as
+            DeepSpeed's; or :class:`Parallel`. The process group is there. It is not called for a reference of one
+            rank, which trains the model as it was built. Where it is None, each rank does so.
+        layouts: as ``"ranks=4 tp=2 accumulate=2"`` or ``{"ranks": 4, "tp": 2, "accumulate": 2}``; the first is the
+            reference. They may say whatever ``parallelize`` reads from ``layout.values``.
+        optimizer: makes one of the parameters that the rank has, where the engine has none; by default SGD with
+            momentum.
+        shard: (global batch, layout, rank) to the rank's part. By default ranks that share a model, tp · cp · pp of
+            them in a row, get the same samples, and each such group the next ones.
+        double: in fp64, so that a difference is a difference. An engine that refuses it needs ``False``.
+        steps: how many; one for each batch by default.
+        seed: of ``build``. Each group of ranks that share a model then draws from a seed of its own.
+        timeout_s: for each layout.
+
+    Raises:
+        ValueError: a batch that does not divide into a layout's ranks and micro-batches, or no batches.
+        ProveError: the reference could not be run, or is not the same twice.
+    """
+    wanted = of_layouts.given(layouts)
+    steps = len(batches) if steps is None else steps
+    if not 1 <= steps <= len(batches):
+        raise ValueError(f"{steps} steps need as many batches, and there are {len(batches)}")
+    if shard is None:
+        for number, batch in enumerate(batches):
+            for layout in wanted:
+                _check(batch, number, layout)
+    plain = wanted[0] if wanted[0].ranks == 1 else None
+    training = partial(
+        _train, build=build, loss=loss, batches=list(batches[:steps]), parallelize=parallelize, plain=plain,
+        optimizer=optimizer, shard=shard or part, double=double, seed=seed,
+    )  # fmt: skip
+    options = runs.Options(
+        steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training, layout)
+    )
+    return scripts(wanted, options)
+
+
+def script(
+    line: str | Sequence[str],
+    layouts: Sequence[str],
+    *,
+    double: bool = False,
+    steps: int = 3,
+    timeout_s: float = 600.0,
+) -> verdict.Proof:
+    """Runs a training script in each layout, and holds all against the first: ``pardemo prove`` in Python.
+
+    >>> script("train.py --batch {batch}", ["ranks=1 batch=8", "ranks=4 batch=2"]).equal    # doctest: +SKIP
+    True
+
+    Args:
+        line: the script and its own arguments, with ``{names}`` that the layouts say.
+        layouts: as ``"ranks=4 batch=2"``; the first is the reference.
+        double: turns the script's numbers to fp64, so that a difference is a difference.
+        steps: first steps to compare. timeout_s: for each layout.
+
+    Raises:
+        ValueError: a layout or the line cannot be read; one line.
+        ProveError: the reference could not be run, took no step, or is not the same twice.
+    """
+    words = of_layouts.words_of(line) if isinstance(line, str) else list(line)
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, not {steps}")
+    options = runs.Options(steps=steps, double=double, timeout_s=timeout_s)
+    return scripts(of_layouts.from_texts(layouts, words), options)
+
+
+def part(batch: Any, layout: Layout, rank: int) -> Any:
+    """The samples of a global batch that a rank trains on: those of its place among the data-parallel ranks."""
+    groups = layout.size("dp")
+    return _slice(batch, rank // (layout.ranks // groups), groups)
+
+
+def _check(batch: Any, number: int, layout: Layout) -> None:
+    sizes = {len(tensor) for tensor in _tensors(batch) if tensor.dim()}
+    if len(sizes) != 1:
+        what = f"tensors of {sorted(sizes)} samples" if sizes else "no tensor with an axis of samples"
+        raise ValueError(f"batch {number + 1} has {what}")
+    groups, parts, samples = layout.size("dp"), layout.size("accumulate"), sizes.pop()
+    if samples % (groups * parts):
+        raise ValueError(
+            f"{layout.name}: {samples} samples of batch {number + 1} do not divide into {groups} data-parallel ranks "
+            f"and {parts} micro-batch{'es' if parts > 1 else ''}"
+        )
+
+
+def _train(
+    layout: Layout,
+    *,
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Any], torch.Tensor],
+    batches: Sequence[Any],
+    parallelize: Callable[[nn.Module, Layout], Any] | None,
+    plain: Layout | None,
+    optimizer: MakeOptimizer,
+    shard: Callable[[Any, Layout, int], Any],
+    double: bool,
+    seed: int,
+) -> None:
+    """On a rank: the training loop."""
+    dist.init_process_group("gloo")
+    rank, count = dist.get_rank(), layout.size("accumulate")
+    _seed(seed)
+    model = build()
+    model = model.double() if double else model
+    _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
+    given = None if parallelize is None or layout == plain else parallelize(model, layout)
+    ours = _parallel(model if given is None else given)
+    own = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
+    step: Any = ours.step if own is None else own.step
+    for batch in batches:
+        mine = shard(_double(batch) if double else batch, layout, rank)
+        if ours.train is not None:
+            ours.train(mine)
+        else:
+            for number in range(count):
+                value = loss(ours.module, _slice(mine, number, count))
+                if ours.backward is not None:
+                    ours.backward(value)
+                    step()
+                else:
+                    (value / count).backward()
+        if ours.backward is None:
+            if ours.synchronize is not None:
+                ours.synchronize()
+            step()
+            (own or ours.module).zero_grad()
+
+
+def _parallel(made: Any) -> Parallel:
+    """What ``parallelize`` returned, as what it may be: a module, or an engine."""
+    if isinstance(made, Parallel):
+        return made
+    if not isinstance(made, nn.Module):
+        raise TypeError(
+            f"parallelize returned {type(made).__name__}: it has to return a module, an engine that is one, or Parallel"
+        )
+    return Parallel(made, step=_method(made, "step"), backward=_method(made, "backward"))
+
+
+def _method(owner: Any, name: str) -> Callable | None:
+    """A method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
+    return (lambda *args: getattr(owner, name)(*args)) if callable(getattr(owner, name, None)) else None
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return [tensor for one in batch for tensor in _tensors(one)]
+    return [batch] if isinstance(batch, torch.Tensor) else []
+
+
+def _each(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with each of its tensors changed; what is no tensor stays."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: _each(value, change) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)([_each(value, change) for value in batch])
+    return batch
+
+
+def _slice(batch: Any, number: int, count: int) -> Any:
+    """One of so many equal parts of all samples; a number without an axis of samples is in each."""
+    if count == 1:
+        return batch
+    return _each(batch, lambda t: t[number * (len(t) // count) : (number + 1) * (len(t) // count)] if t.dim() else t)
+
+
+def _double(batch: Any) -> Any:
+    return _each(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)

@@ -1,0 +1,194 @@
+"""Each rank's log of collectives, in order and as they begin and end: it is there whatever happens to the rank.
+
+A rank appends lines to a file of its own; whoever wants to know what the ranks did reads the files of all of them, also
+while they run, and also after one has died. A line is written with one call, so that threads need no lock.
+"""
+
+import csv
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+
+#: Exceptions that a rank went on after, of which that many are kept: a script may raise one for each sample.
+MOST_EXCEPTIONS = 20
+COLUMNS = (
+    "rank", "call", "kind", "group", "ranks", "number", "shape", "dtype", "bytes", "line", "module", "phase", "step",
+    "begin_s", "end_s", "state",
+)  # fmt: skip
+
+
+class Journal:
+    """The log that a rank writes of itself.
+
+    Args:
+        path: of the file, which is appended to.
+    """
+
+    def __init__(self, path: str):
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._exceptions = 0
+
+    def begins(self, call: int, *what: Any) -> None:
+        """A call begins; ``what`` are the fields of :class:`Logged`, ``call`` is its number among all of this rank."""
+        self._write(json.dumps(["begins", call, *what]))
+
+    def over(self, call: int, at_s: float) -> None:
+        """Its exchange is over."""
+        self._write(f'["over",{call},{at_s:.6f}]')
+
+    def failed(self, call: int, at_s: float) -> None:
+        """It raised, or its exchange did."""
+        self._write(f'["failed",{call},{at_s:.6f}]')
+
+    def raised(self, text: str, line: str) -> None:
+        """An exception left a forward or a backward pass; whether the script goes on after it is seen later."""
+        self._exceptions += 1
+        if self._exceptions <= MOST_EXCEPTIONS:
+            self._write(json.dumps(["raised", time.monotonic(), text, line]))
+
+    def ends(self, how: str, text: str = "", line: str = "") -> None:
+        """The script is over: by ``enough`` steps, at its ``end``, or because it ``raised``."""
+        self._write(json.dumps(["ends", time.monotonic(), how, text, line]))
+
+    def close(self) -> None:
+        """Exchanges that end later are not noted any more."""
+        os.close(self._file)
+        self._file = -1
+
+    def _write(self, line: str) -> None:
+        try:  # costs less than contextlib.suppress, and a step may have thousands of these
+            os.write(self._file, (line + "\n").encode())
+        except OSError:
+            pass
+
+
+@dataclass
+class Logged:
+    """A call as the log has it.
+
+    Args:
+        kind: as of :class:`~pardemo.script.step.collectives.Call`; also ``new_group``, whose ``shape`` are its ranks.
+        ranks: of the group; of a message its sender, −1 where it may be any, and its receiver.
+        number: in its group, counted from 0. group: its name. nbytes: of the whole array.
+        shape, dtype: of the tensor that this rank gives, or gets where it gives none.
+        line, module, phase, step: where the script was.
+        begin_s, end_s: the machine's monotonic clock; not over: None. failed: it raised.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    number: int
+    group: str
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    line: str
+    module: str
+    phase: str
+    step: int
+    begin_s: float
+    end_s: float | None = None
+    failed: bool = False
+
+    @property
+    def message(self) -> bool:
+        """Whether it goes from one rank to another, and is no collective."""
+        return self.kind in ("send", "receive")
+
+    @property
+    def state(self) -> str:
+        """``over``, ``failed``, or ``waits``."""
+        return "failed" if self.failed else "waits" if self.end_s is None else "over"
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception, the line of the script that it came from, and when."""
+
+    at_s: float
+    text: str
+    line: str
+
+
+@dataclass
+class Log:
+    """What one rank did: its calls in order; ``ended``: how its script ended, empty where it has not.
+
+    ``raised``: exceptions that left a forward or a backward pass. ``why``: the exception that ended the script.
+    """
+
+    calls: list[Logged] = field(default_factory=list)
+    raised: list[Raised] = field(default_factory=list)
+    ended: str = ""
+    why: Raised | None = None
+
+    @property
+    def waiting(self) -> list[Logged]:
+        """Calls that are not over, those that failed among them."""
+        return [call for call in self.calls if call.state != "over"]
+
+
+def read(folder: str | os.PathLike[str]) -> dict[int, Log]:
+    """The logs of all ranks that have one in a folder, as files ``rank0``, ``rank1`` …
+
+    A line that was not written to its end is left out.
+    """
+    return {int(file.name[4:]): _log(file) for file in sorted(Path(folder).glob("rank*"))}
+
+
+def write_csv(logs: Mapping[int, Log], path: Path) -> None:
+    """All calls as a table, one a row, in the order in which they began; seconds are those since the first.
+
+    Where there was none there is no table.
+    """
+    rows = [(call, rank, number) for rank, log in logs.items() for number, call in enumerate(log.calls)]
+    rows.sort(key=lambda row: (row[0].begin_s, row[1:]))
+    if not rows:
+        return
+    zero_s = rows[0][0].begin_s
+
+    def table(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for call, rank, number in rows:
+                end_s = "" if call.end_s is None else f"{call.end_s - zero_s:.6f}"
+                writer.writerow([
+                    rank, number, call.kind, call.group, " ".join(map(str, call.ranks)), call.number,
+                    " ".join(map(str, call.shape)), call.dtype, call.nbytes, call.line, call.module, call.phase,
+                    call.step, f"{call.begin_s - zero_s:.6f}", end_s, call.state,
+                ])  # fmt: skip
+
+    project.write_atomically(path, table)
+
+
+def _log(file: Path) -> Log:
+    log = Log()
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not line.endswith("\n"):
+            continue
+        what, *told = json.loads(line)
+        if what == "begins":
+            call = Logged(*told[1:])
+            call.ranks, call.shape = tuple(call.ranks), tuple(call.shape)
+            log.calls.append(call)
+        elif what in ("over", "failed"):
+            call = log.calls[told[0]]
+            call.end_s, call.failed = told[1], call.failed or what == "failed"
+        elif what == "raised":
+            log.raised.append(Raised(*told))
+        else:
+            log.ended = told[1]
+            log.why = Raised(told[0], told[2], told[3]) if told[1] == "raised" else None
+    return log
+
+
+def headline(error: BaseException) -> str:
+    """An exception's type and message, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")

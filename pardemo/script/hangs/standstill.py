@@ -1,0 +1,495 @@
+"""Ranks that wait for one another: where their calls part, which can never go on, what is told of them.
+
+All of it is read off the ranks' logs (:mod:`pardemo.script.hangs.journal`), so that it can be told of a run that hung,
+was ended, or died, and of one that still runs.
+"""
+
+import contextlib
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pardemo.deadline import Deadline
+from pardemo.script.hangs import journal
+from pardemo.script.hangs.journal import Log, Logged, Raised
+from pardemo.tables import text_table
+from pardemo.world import World
+from pardemo.world.errors import STOPPED, ranks_text
+
+#: Collectives whose tensors have as many elements on all ranks; of the others each rank may have its own. A root that
+#: scatters or gathers has all parts, and the others have theirs.
+EVEN = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A rank waits in a call for others, for ``since_s`` seconds now: they have not begun it, or are in another one."""
+
+    rank: int
+    call: Logged
+    waits_for: tuple[int, ...]
+    since_s: float
+
+
+@dataclass(frozen=True)
+class First:
+    """The first call at which ranks part, by what each of them does there: its own call, or None if it has none."""
+
+    number: int
+    ranks: tuple[int, ...]
+    calls: dict[int, Logged | None]
+
+    @property
+    def differ(self) -> bool:
+        """Whether ranks that have come to it do different things, or give tensors that do not fit."""
+        return len({_agreed(call) for call in self.calls.values() if call is not None}) > 1
+
+
+def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
+    """Ranks that can never go on, if those that have begun a call that is not over wait in it.
+
+    Such a rank waits for one that has ended, that is in another call of the same group, or that can never go on either.
+    Ranks that compute are none of these: whoever waits for them alone is not stuck.
+    """
+    return sorted(Book(logs).stuck())
+
+
+class Book:
+    """The calls of all ranks by their groups: what stands beside what."""
+
+    def __init__(self, logs: Mapping[int, Log]):
+        self.logs = logs
+        self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[Logged]]] = defaultdict(lambda: defaultdict(list))
+        for rank, log in logs.items():
+            for call in log.calls:
+                self.groups[call.group, call.ranks][rank].append(call)
+
+    def waits(self, at_s: float) -> list[Wait]:
+        """Of each rank its first call that others have not come to, or are in another one of."""
+        made = []
+        for rank, log in sorted(self.logs.items()):
+            for call in log.waiting:
+                if absent := self.absent(rank, call):
+                    until_s = at_s if call.end_s is None else call.end_s
+                    made.append(Wait(rank, call, tuple(absent), max(until_s - call.begin_s, 0.0)))
+                    break
+        return made
+
+    def ended(self) -> set[int]:
+        return {rank for rank, log in self.logs.items() if log.ended}
+
+    def absent(self, rank: int, call: Logged) -> list[int]:
+        """Ranks that a call waits for: they have not begun it, or do something else instead."""
+        of_ranks = self.groups[call.group, call.ranks]
+        if call.ranks[0] < 0:  # a message of any rank
+            return [other for other in self.logs if other != rank]
+        needed = call.shape if call.kind == "new_group" else call.ranks  # a group is made by its own ranks
+        absent = [
+            other for other in needed if other != rank and len(of_ranks.get(other, ())) <= call.number
+        ]  # fmt: skip
+        if absent or call.message:
+            return absent
+        before = [self._differ(of_ranks, number, False) for number in range(call.number + 1)]
+        parts = next((number for number, differ in enumerate(before) if differ), None)
+        if parts is None:
+            return []
+        own = _agreed(of_ranks[rank][parts])
+        return [other for other in needed if other in of_ranks and _agreed(of_ranks[other][parts]) != own]
+
+    def stuck(self) -> set[int]:
+        """Ranks all of whose calls that are not over wait for ranks that will not come."""
+        never = self.ended()
+        stuck = {rank for rank, log in self.logs.items() if log.waiting and not log.ended}
+        while True:
+            left = {rank for rank in stuck if self._never(rank, stuck | never)}
+            if left == stuck:
+                return stuck
+            stuck = left
+
+    def _never(self, rank: int, gone: set[int]) -> bool:
+        """Whether no call of a rank can get over without one of those who are gone."""
+        calls = [call for call in self.logs[rank].waiting if not self._taken(rank, call)]
+        absent = [self.absent(rank, call) for call in calls]
+        if any(call.ranks[0] < 0 and not set(some) <= gone for call, some in zip(calls, absent, strict=True)):
+            return False
+        return bool(calls) and all(set(some) & gone for some in absent)
+
+    def _taken(self, rank: int, call: Logged) -> bool:
+        """Whether a message has been taken at its other end: who does not wait for it does not see that."""
+        if not call.message:
+            return False
+        for other, calls in self.groups[call.group, call.ranks].items():
+            if other != rank and len(calls) > call.number and calls[call.number].state == "over":
+                return True
+        return False
+
+    def first(self, loosely: bool) -> First | None:
+        """The earliest call at which the ranks of a group part, or that some of them have not come to.
+
+        ``loosely``: also where the calls fit and the places do not: another line, module, or step.
+        """
+        candidates: list[tuple[float, First]] = []
+        for (_, ranks), of_ranks in self.groups.items():
+            number = self._parts(of_ranks, loosely)
+            if number is None:
+                continue
+            members = [rank for rank in dict.fromkeys([*of_ranks, *ranks]) if rank in self.logs]
+            calls = {rank: of_ranks[rank][number] if len(of_ranks.get(rank, ())) > number else None for rank in
+                     sorted(members)}  # fmt: skip
+            begun = min(call.begin_s for call in calls.values() if call)
+            candidates.append((begun, First(number, ranks, calls)))
+        return min(candidates, key=lambda one: one[0])[1] if candidates else None
+
+    def _parts(self, of_ranks: dict[int, list[Logged]], loosely: bool) -> int | None:
+        most = max(len(calls) for calls in of_ranks.values())
+        for number in range(most):
+            if self._differ(of_ranks, number, loosely):
+                return number
+            for rank, calls in of_ranks.items():
+                if len(calls) > number and calls[number].state != "over" and self.absent(rank, calls[number]):
+                    return number
+        return None
+
+    def _differ(self, of_ranks: dict[int, list[Logged]], number: int, loosely: bool) -> bool:
+        """Whether ranks that have come to a call do different things there."""
+        calls = {rank: own[number] for rank, own in of_ranks.items() if len(own) > number}
+        if len({_agreed(call) for call in calls.values()}) > 1:
+            return True
+        if not loosely or any(call.message for call in calls.values()):
+            return False
+        if len({call.step for call in calls.values()}) > 1:
+            return True
+        # another place: a parting only where one rank is where the other is at another time. Ranks that call from
+        # lines of their own, as the two branches of a condition, do so each time.
+        places = {rank: {_line_and_module(call) for call in own} for rank, own in of_ranks.items()}
+        return any(
+            _line_and_module(one) != _line_and_module(other)
+            and (_line_and_module(one) in places[b] or _line_and_module(other) in places[a])
+            for a, one in calls.items()
+            for b, other in calls.items()
+        )
+
+
+def _agreed(call: Logged) -> tuple:
+    """What a call has to have in common with those of the other ranks."""
+    if call.message:
+        return "message", call.nbytes
+    if call.kind == "all-gather":  # sizes of what each gives
+        return call.kind, call.nbytes, call.dtype, prod(call.shape)
+    if call.kind == "new_group":
+        return call.kind, call.shape
+    return (call.kind, call.nbytes, call.dtype) if call.kind in EVEN else (call.kind,)
+
+
+def _line_and_module(call: Logged) -> tuple[str, str]:
+    return call.line, call.module
+
+
+#: Characters of an exception's text that one line has room for.
+LONGEST = 200
+
+
+@dataclass
+class Standstill:
+    """What is told of ranks that part or wait.
+
+    Args:
+        first: the first call at which they part; None where all of them do the same as far as they have come.
+        waits: who waits for whom. stuck: ranks that can never go on.
+        does: of each rank, in words, where it is. raised: exceptions that one rank went on after, and others had not.
+    """
+
+    first: First | None
+    waits: list[Wait]
+    stuck: list[int]
+    does: dict[int, str]
+    raised: dict[int, Raised] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """One line: where the ranks part, who waits for whom and since when."""
+        parts = [self.parted] if self.first else []
+        parts += [self.waited] if self.waits else []
+        parts += [f"rank {rank} went on after {_cut(one.text)}{_at(one.line)}" for rank, one in self.raised.items()]
+        return "; ".join(parts)
+
+    @property
+    def parted(self) -> str:
+        """Of it the first part: the first call at which they part, and each rank's line there."""
+        if self.first is None:
+            return ""
+        steps = len({call.step for call in self.first.calls.values() if call}) > 1  # then they are not in the same one
+        does = {
+            rank: f"{call_text(call)}{f', in step {call.step + 1}' if steps else ''}"
+            if call else f"does not come: {self.does[rank]}" for rank, call in self.first.calls.items()
+        }  # fmt: skip
+        calls = {rank: text for rank, text in does.items() if self.first.calls[rank]}
+        absent = {rank: text for rank, text in does.items() if not self.first.calls[rank]}
+        told = [f"{ranks_text(ranks)}: {text}" for text, ranks in _alike(calls).items()]
+        told += [f"{ranks_text(ranks)} {_plural(text, ranks)}" for text, ranks in _alike(absent).items()]
+        return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(told)
+
+    @property
+    def waited(self) -> str:
+        """Of it the second part: who has waited for whom, and for how long."""
+        by_others: dict[tuple[int, ...], list[Wait]] = defaultdict(list)
+        for one in self.waits:
+            by_others[one.waits_for].append(one)
+        texts = []
+        for others, some in by_others.items():
+            has = "has" if len(some) == 1 else "have"
+            waiting, awaited = ranks_text([one.rank for one in some]), ranks_text(list(others))
+            texts.append(f"{waiting} {has} waited for {awaited} for {max(one.since_s for one in some):.1f} s")
+        return ", ".join(texts)
+
+    @property
+    def details(self) -> str:
+        """A table for a terminal: ranks that do the same share a row, with the seconds of that which waits longest."""
+        by_row: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for rank in sorted(self.does):
+            by_row[self._row(rank)].append(rank)
+        since_s = {one.rank: one.since_s for one in self.waits}
+        first = [f"call {self.first.number + 1} of {ranks_text(list(self.first.ranks))}"] if self.first else []
+        table = [("ranks", *first, "now", "waits for", "since")]
+        for row, ranks in by_row.items():
+            since = [since_s[rank] for rank in ranks if rank in since_s]
+            table.append((ranks_text(ranks).split(" ", 1)[1], *row, f"{max(since):.1f} s" if since else "–"))
+        return text_table(table)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for machines."""
+        first = None
+        if self.first is not None:
+            calls = {str(rank): asdict(call) if call else None for rank, call in self.first.calls.items()}
+            first = {"number": self.first.number, "ranks": list(self.first.ranks), "calls": calls}
+        waits = [asdict(one) | {"waits_for": list(one.waits_for)} for one in self.waits]
+        raised = {str(rank): asdict(one) for rank, one in self.raised.items()}
+        return {"line": self.line, "first": first, "waits": waits, "stuck": self.stuck,
+                "now": {str(rank): text for rank, text in self.does.items()}, "raised": raised}  # fmt: skip
+
+    def _row(self, rank: int) -> tuple[str, ...]:
+        own = [one for one in self.waits if one.rank == rank][:1]
+        cells = []
+        if self.first is not None:
+            call = self.first.calls.get(rank)
+            inside = f" ({call.module})" if call and call.module else ""
+            cells = [f"{_named_call(call)}{_tensor(call)}{_at(call.line)}{inside}" if call else "–"]
+        here = bool(own) and self.first is not None and own[0].call is self.first.calls.get(rank)
+        here = here and self.does[rank].startswith("it is in ")
+        cells.append("is in it" if here else _cut(self.does[rank].removeprefix("it "), 90))
+        cells.append(", ".join(map(str, own[0].waits_for)) if own else "–")
+        return tuple(cells)
+
+
+def standstill_of(
+    logs: Mapping[int, Log],
+    at_s: float,
+    lines: Mapping[int, str] | None = None,
+    deaths: Mapping[int, str] | None = None,
+) -> Standstill:
+    """What the logs say of ranks that part or wait.
+
+    Args:
+        at_s: when, on the machine's monotonic clock: until then ranks have waited.
+        lines: of ranks the lines where they are, as far as somebody asked them; of a stopped one that it is stopped.
+        deaths: of ranks whose processes have ended without a word, how.
+    """
+    logs = dict(logs)
+    for rank, how in (deaths or {}).items():
+        logs[rank] = replace(logs.get(rank, Log()), ended="died", why=Raised(at_s, how, ""))
+    book = Book(logs)
+    stuck = sorted(book.stuck())
+    does = {rank: _does(log, (lines or {}).get(rank, "")) for rank, log in sorted(logs.items())}
+    return Standstill(book.first(bool(stuck or deaths)), book.waits(at_s), stuck, does, _own_exceptions(logs))
+
+
+def call_text(call: Logged) -> str:
+    """A call in words: what, in which group, how much, from which line."""
+    if call.message or call.kind == "new_group":
+        size = f", {call.nbytes:,} bytes" if call.message else ""
+        return f"{_named_call(call)}{size}{_at(call.line)}" + (f" ({call.module})" if call.module else "")
+    place = call.line or "no line"
+    return f"{_named_call(call)} of {ranks_text(list(call.ranks))}, {call.nbytes:,} bytes, at {place}" + (
+        f" ({call.module})" if call.module else ""
+    )
+
+
+def _own_exceptions(logs: Mapping[int, Log]) -> dict[int, Raised]:
+    """The last exception that a rank went on after, where not all ranks have had it."""
+    own = {}
+    for rank, log in logs.items():
+        passed = [one for one in log.raised if log.why is None or one.text != log.why.text]
+        others = [{(one.text, one.line) for one in other.raised} for number, other in logs.items() if number != rank]
+        passed = [one for one in passed if not all((one.text, one.line) in some for some in others)]
+        if passed:
+            own[rank] = passed[-1]
+    return own
+
+
+def _does(log: Log, line: str) -> str:
+    """Where a rank is, in words that go on after its name."""
+    if log.why is not None:
+        if log.ended == "died":
+            return f"it died: {log.why.text}"
+        return f"it raised {_cut(log.why.text)}{_at(log.why.line)}"
+    if log.ended:
+        return "it has done the steps asked for" if log.ended == "enough" else "its script has ended"
+    stopped = line == STOPPED
+    waiting = [call for call in log.waiting if stopped or line in ("", call.line)]
+    if waiting:
+        return f"it is {f'{STOPPED} ' if stopped else ''}in {call_text(waiting[0])}"
+    last = f", after {call_text(log.calls[-1])}" if log.calls else ", before any collective"
+    return f"it is {line if stopped else f'at {line}' if line else 'at a line that is not known'}{last}"
+
+
+def _named_call(call: Logged) -> str:
+    if call.kind == "send":
+        return f"send {call.number + 1} to rank {call.ranks[1]}"
+    if call.kind == "receive":
+        return f"receive {call.number + 1} from " + (f"rank {call.ranks[0]}" if call.ranks[0] >= 0 else "any rank")
+    if call.kind == "new_group":
+        return f"new_group of {ranks_text(list(call.shape))}"
+    return f"{call.kind} {call.number + 1}"
+
+
+def _alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks.setdefault(text, []).append(rank)
+    return ranks
+
+
+def _plural(text: str, ranks: Sequence[int]) -> str:
+    """``does not come: it is …`` of several ranks."""
+    if len(ranks) == 1:
+        return text
+    does, _, rest = text.partition(": ")
+    plural = {"it is ": "they are ", "it has ": "they have ", "its script has ": "their scripts have ", "it ": "they "}
+    for one, many in plural.items():
+        if rest.startswith(one):
+            rest = many + rest.removeprefix(one)
+            break
+    return f"{does.replace('does', 'do')}: {rest}"
+
+
+def _tensor(call: Logged) -> str:
+    """Its dtype and shape, where a call has them: ``, float32 [8, 16]``."""
+    return f", {call.dtype} {list(call.shape)}" if call.dtype and call.shape else ""
+
+
+def _cut(text: str, longest: int = LONGEST) -> str:
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+def _at(line: str) -> str:
+    return f", at {line}" if line else ""
+
+
+#: Seconds for which nothing may happen on ranks that wait for one another, before they are given up.
+STALLED_S = 3.0
+_TURN_S = 0.5
+#: Of a core's time, what a rank may take that waits.
+_IDLE = 0.02
+#: Where the innermost frame of a rank's main thread is while it waits in a collective: torch's, or what notes its end.
+_WAITS = re.compile(
+    r"/torch/(distributed|autograd)/|/torch/_ops\.py|/torch/_classes\.py|/pardemo/script/step/collectives\.py"
+)
+#: What stands around calls of torch here, and waits for nothing itself.
+_AROUND = re.compile(r"/pardemo/(script/(runtime/(stand_ins|without_gpu|call_sites)|record/recorder)|compat)\.py")
+
+
+class Watch:
+    """Gives up a World's run whose ranks can never go on, rather than wait for its limit.
+
+    Three things have to be true, all of them for three seconds. Time does not count for which a thread of these ranks
+    waits for a core: it may hold the bytes that the others wait for. By the logs, some ranks wait in calls that are
+    over only when a rank comes that has ended, is in another call of the same group, or is itself one of those that
+    wait (:func:`deadlocked_ranks`). These ranks' processes sleep, and take no time of a core. And the
+    innermost frame of each one's main thread is one in which torch waits. So a rank that computes, reads a file, or
+    sleeps while an exchange that it has begun goes on, is none of them; nor is one whose bytes pass a slow link.
+
+    Args:
+        world: whose ranks are watched while the block runs. journals: the folder of their logs.
+    """
+
+    def __init__(self, world: World, journals: str):
+        self._world, self._journals = world, journals
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._sizes: dict[str, int] = {}
+        #: when the block ended: until then ranks have waited; the machine's monotonic clock
+        self.until_s = 0.0
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.until_s = time.monotonic()
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        stuck: list[int] = []
+        since, used_s = Deadline(STALLED_S, ()), dict[int, float]()
+        while not self._over.wait(_TURN_S):
+            if self._moved():
+                stuck = []
+                continue
+            if not stuck:
+                stuck = deadlocked_ranks(journal.read(self._journals))
+                since, used_s = Deadline(STALLED_S, self._pids(stuck)), self._used(stuck)
+                continue
+            now_s, asleep = self._used(stuck), self._asleep(stuck)
+            allowed = _IDLE * since.clock_s + 0.02
+            if not asleep or now_s.keys() != used_s.keys() or any(now_s[r] - used_s[r] > allowed for r in stuck):
+                stuck = []
+            elif not since.left_s() and self._in_a_wait(stuck):
+                self._world.give_up()
+                return
+
+    def _moved(self) -> bool:
+        """Whether a rank has written since this was asked."""
+        before = self._sizes
+        self._sizes = {file.name: file.stat().st_size for file in Path(self._journals).glob("rank*")}
+        return self._sizes != before
+
+    def _used(self, ranks: list[int]) -> dict[int, float]:
+        """Seconds of a core that ranks and their children have taken; without those whose processes have ended."""
+        pids, used = self._world.pids, {}
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error, IndexError):
+                process = psutil.Process(pids[rank])
+                own = [process, *process.children(recursive=True)]
+                used[rank] = sum(sum(one.cpu_times()[:2]) for one in own)
+        return used
+
+    def _pids(self, ranks: list[int]) -> list[int]:
+        pids = self._world.pids
+        return [pids[rank] for rank in ranks if rank < len(pids)]
+
+    def _asleep(self, ranks: list[int]) -> bool:
+        pids = self._world.pids
+        try:
+            return all(psutil.Process(pids[rank]).status() == psutil.STATUS_SLEEPING for rank in ranks)
+        except (psutil.Error, IndexError):
+            return False
+
+    def _in_a_wait(self, ranks: list[int]) -> bool:
+        stacks = self._world.stacks()
+        return all(is_waiting(stacks.get(rank, "")) for rank in ranks)
+
+
+def is_waiting(stack: str) -> bool:
+    """Whether the main thread of a stack, which stands last, is where torch waits for other ranks."""
+    files = re.findall(r'File "([^"]+)"', stack.rpartition("most recent call first")[2])
+    innermost = next((file for file in files if not _AROUND.search(file)), "")
+    return bool(_WAITS.search(innermost))

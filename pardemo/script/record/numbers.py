@@ -1,0 +1,307 @@
+"""Numbers of a script on a rank: random ones noted, all in fp64, or all rounded otherwise."""
+
+import contextlib
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+
+from pardemo import compat
+from pardemo.script.record import records
+from pardemo.script.record.records import Mask
+from pardemo.script.runtime import stand_ins
+from pardemo.script.runtime.call_sites import CallSites
+from pardemo.script.runtime.libraries import is_script
+
+#: Dropout in its forms: torch.nn's modules call these.
+_DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+@contextlib.contextmanager
+def dropout_noted(places: CallSites, note: Callable[[Mask], None], notes: list[str]) -> Iterator[None]:
+    """Within the block dropout draws its mask, has it noted, and leaves its input as it is.
+
+    So layouts that cannot draw the same masks can be compared all the same, and their masks by themselves.
+    """
+    functional: Any = torch.nn.functional
+    inside = [False]  # a function mode has torch's own function call itself by its name, which is ours
+
+    def noted(function: Callable) -> Callable:
+        def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+            if not training or p <= 0 or inside[0]:
+                return function(input, p, training, inplace)
+            inside[0] = True
+            with torch.no_grad(), _told_once(notes, "dropout → its masks are drawn and compared, and not applied"):
+                plain = compat.local_tensor(input) if hasattr(input, "placements") else input
+                try:
+                    dropped = function(torch.ones_like(plain), p, True) == 0
+                finally:
+                    inside[0] = False
+            place = places.here()
+            note(
+                Mask(
+                    place.module, place.line, p, records.digest(plain), records.digest(dropped), plain.numel(),
+                    place.repeated,
+                )
+            )  # fmt: skip
+            return input
+
+        return dropout
+
+    attend = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
+        given = list(args)
+        dropped = given[1] if len(given) > 1 else options.get("dropout_p", 0.0)
+        if dropped:
+            with _told_once(
+                notes, "dropout within scaled_dot_product_attention → left out: its mask is not to be seen"
+            ):
+                if len(given) > 1:
+                    given[1] = 0.0
+                else:
+                    options["dropout_p"] = 0.0
+        return attend(query, key, value, *given, **options)
+
+    changed = [(getattr(functional, name), noted(getattr(functional, name))) for name in _DROPOUT]
+    with stand_ins.replaced_everywhere([*changed, (attend, attention)]):
+        yield
+
+
+@contextlib.contextmanager
+def _told_once(notes: list[str], line: str) -> Iterator[None]:
+    if line not in notes:
+        notes.append(line)
+    yield
+
+
+def as_in_a_new_process() -> None:
+    """Generators as a script finds them: torch's with the seed that it always has, Python's and NumPy's without one."""
+    torch.default_generator.manual_seed(torch.Generator().initial_seed())
+    random.seed()
+    np.random.seed()
+
+
+@contextlib.contextmanager
+def unseeded_noted(places: CallSites, lines: list[str]) -> Iterator[None]:
+    """Within the block the script's lines are noted that draw from a generator which nobody has seeded.
+
+    Of Python's ``random`` and NumPy's functions, of ``numpy.random.default_rng()`` without a seed, and of
+    ``torch.seed()``. torch's own generators begin from the same seed in every process.
+    """
+    seeded = {"random": False, "numpy": False}
+
+    def note(what: str) -> None:
+        if is_script(sys._getframe(2).f_code.co_filename):
+            line = f"{places.here().line} ({what})"
+            if line not in lines:
+                lines.append(line)
+
+    def seeds(which: str, function: Callable) -> Callable:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else next(iter(kwargs.values()), None)
+            if given is None:
+                note(f"{which}.seed() without a seed")
+            else:
+                seeded[which] = True
+            return function(*args, **kwargs)
+
+        return seed
+
+    def draws(which: str, function: Callable) -> Callable:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if not seeded[which]:
+                note(f"{which}.{function.__name__}")
+            return function(*args, **kwargs)
+
+        return draw
+
+    def default_rng(seed: Any = None) -> Any:
+        if seed is None:
+            note("numpy.random.default_rng() without a seed")
+        return make(seed)
+
+    def torch_seed() -> int:
+        note("torch.seed()")
+        return reseed()
+
+    make, reseed = np.random.default_rng, torch.seed
+    pythons = ("random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss")
+    numpys = ("rand", "randn", "randint", "random", "choice", "shuffle", "permutation", "uniform", "normal")
+    replaced = [(random, name, draws("random", getattr(random, name))) for name in pythons]
+    replaced += [(np.random, name, draws("numpy", getattr(np.random, name))) for name in numpys]
+    replaced += [(random, "seed", seeds("random", random.seed)), (np.random, "seed", seeds("numpy", np.random.seed))]
+    replaced += [(np.random, "default_rng", default_rng), (torch, "seed", torch_seed)]
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in replaced:
+            stack.enter_context(compat.replaced(owner, name, value))
+        yield
+
+
+_SHORT = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}
+#: Methods that name a type.
+_NAMED = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
+#: Functions whose result has the type of what they read, and not of what they are asked for.
+_READS = {torch.from_numpy, torch.frombuffer, torch.load, torch.tensor, torch.as_tensor}
+
+
+class _Double(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is compat.scaled_mm:
+            return _scaled(*args, **kwargs)
+        if func in _NAMED:
+            return torch.Tensor.double(*args)
+        if any(arg in _SHORT for arg in args if isinstance(arg, torch.dtype)):
+            args = tuple(torch.float64 if isinstance(arg, torch.dtype) and arg in _SHORT else arg for arg in args)
+        if kwargs.get("dtype") in _SHORT and isinstance(kwargs["dtype"], torch.dtype):
+            kwargs = {**kwargs, "dtype": torch.float64}
+        made = func(*args, **kwargs)
+        if func in _READS and isinstance(made, torch.Tensor) and made.dtype in _SHORT:
+            return made.double()
+        return made
+
+
+def _scaled(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: Any = None, *_: Any, **__: Any
+) -> torch.Tensor:
+    """The product of two matrices that were scaled for fp8, each with one scale, or one for each row or column."""
+    product = (a * scale_a) @ (b * scale_b)
+    return product if bias is None else product + bias
+
+
+@contextlib.contextmanager
+def double(notes: list[str]) -> Iterator[None]:
+    """Within the block floating point is fp64: torch's default, what a script names, and autocast is off."""
+    before = torch.get_default_dtype()
+    enter, set_default = torch.amp.autocast_mode.autocast.__init__, torch.set_default_dtype
+
+    def autocast(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["enabled"] = False
+        enter(self, *args, **kwargs)
+
+    mode = _Double()
+
+    def backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """torch takes the mode away while a backward pass runs; a forward pass that it runs again needs it."""
+        with mode:
+            return run(*args, **kwargs)
+
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+    policies: list[Any] = [MixedPrecisionPolicy, MixedPrecision]  # of FSDP2, and of FSDP1
+
+    def in_one_type(make: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            short = [None if arg in _SHORT else arg for arg in args]
+            make(self, *short, **{name: None if value in _SHORT else value for name, value in kwargs.items()})
+
+        return init
+
+    notes.append("--double: fp32, bf16 and fp16 → fp64, autocast → off")
+    set_default(torch.float64)
+    with (
+        compat.replaced(torch, "set_default_dtype", lambda dtype: set_default(torch.float64)),
+        compat.replaced(torch.amp.autocast_mode.autocast, "__init__", autocast),
+        compat.replaced(*compat.engine_replaced(backward)),
+        contextlib.ExitStack() as stack,
+        mode,
+    ):
+        for policy in policies:
+            stack.enter_context(compat.replaced(policy, "__init__", in_one_type(policy.__init__)))
+        try:
+            yield
+        finally:
+            set_default(before)
+
+
+#: Types whose rounding shows in gradients. That of fp32 is below what is tolerated anyway.
+SHORT = {
+    "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
+}  # fmt: skip
+#: Types in which nothing is added or multiplied: what is kept in them was cast, within a layer.
+_CAST = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def moved(tensor: torch.Tensor, seed: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor in a short type with each element moved by up to one unit of its last place; the same for a seed.
+
+    Args:
+        dtype: the short type, where the tensor is of a longer one.
+    """
+    dtype = dtype or tensor.dtype
+    info = torch.finfo(dtype)
+    generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(seed.encode()))
+    by = torch.rand(tensor.shape, generator=generator, device="cpu", dtype=torch.float32).to(tensor.device) * 2 - 1
+    moves = tensor.float() * (1 + info.eps * by)
+    return moves.clamp(info.min, info.max).to(dtype) if dtype in _CAST else moves.to(dtype)
+
+
+class Casts:
+    """Notes casts to fp8 by ``Tensor.to`` while the block runs; ``rounded`` rounds them otherwise.
+
+    Such a cast is within a layer, whose output is of another type. A scale that is found in a micro-batch is another
+    one where micro-batches are, so that each number may be rounded otherwise.
+    """
+
+    def __init__(self, computed_in: set[str], rounded: bool):
+        cast = torch.Tensor.to
+
+        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            made = cast(tensor, *args, **kwargs)
+            if made.dtype not in _CAST or made.dtype == tensor.dtype:
+                return made
+            computed_in.add(str(made.dtype).removeprefix("torch."))
+            if rounded:
+                with compat.replaced(torch.Tensor, "to", cast):
+                    return moved(tensor, f"{made.dtype} {tuple(made.shape)}", made.dtype)
+            return made
+
+        self._to = compat.replaced(torch.Tensor, "to", to)
+
+    def __enter__(self) -> "Casts":
+        self._to.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._to.__exit__(None, None, None)
+
+
+class Rounding:
+    """Within the block, outputs of layers in bf16 or fp16 are rounded otherwise, and gradients in them.
+
+    A layer is a module without others in it. A forward pass that is run again, for its activations, gets the same.
+    """
+
+    def __enter__(self) -> "Rounding":
+        self._hook = register_module_forward_hook(self._ends)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled() or next(module.children(), None) is not None:
+            return None
+        seed = f"{type(module).__name__} {[tuple(p.shape) for p in module.parameters()]}"
+        changed = compat.tree_map(lambda leaf: moved(leaf, seed) if _is_short(leaf) else leaf, output)
+        return changed if any(_is_short(leaf) for leaf in compat.tree_leaves(output)) else None
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before an optimizer's step: sums over ranks and micro-batches are rounded otherwise, too."""
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for number, parameter in enumerate(group["params"]):
+                    if parameter.grad is not None and _is_short(parameter.grad):
+                        parameter.grad.copy_(moved(parameter.grad, str(number)))
+
+
+def _is_short(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype in SHORT.values() and not hasattr(leaf, "placements")

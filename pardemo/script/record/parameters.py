@@ -1,0 +1,408 @@
+"""On a rank: ZeRO's engines of ours, which sum and step in a method of their own, and keep gradients in shards."""
+
+import gc
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from pardemo import compat
+from pardemo.script.record import records
+from pardemo.script.record.outputs import Outputs
+from pardemo.script.record.records import Clip, Piece
+from pardemo.script.runtime.call_sites import CallSites, without_wrappers
+
+
+def is_ours(module: torch.nn.Module) -> bool:
+    """Whether a module is one of :mod:`pardemo.zero`'s engines."""
+    zero = sys.modules.get("pardemo.zero.engine")
+    return zero is not None and isinstance(module, zero.Engine)
+
+
+def whole_of_engine(
+    engine: Any, gradients: bool
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]:
+    """Each parameter that an engine keeps, its values and its gradient, the ranks' mean, in whole. Collective."""
+    of_parameters = _gradients(engine) if gradients else {}
+    with engine.whole():
+        for unit in engine.units:
+            for parameter in unit.parameters:
+                yield parameter, parameter.detach().clone(), of_parameters.get(id(parameter))
+
+
+def _gradients(engine: Any) -> dict[int, torch.Tensor]:
+    if engine.stage == 1:
+        engine.average_gradients()
+        units = [(unit, unit.views(unit.sum)) for unit in engine.trained]
+        return {id(p): view.clone() for unit, views in units for p, view in zip(unit.parameters, views, strict=True)}
+    found: dict[int, torch.Tensor] = {}
+    for unit in engine.trained:
+        if unit.gradient is not None:
+            flat = unit.gradient.new_zeros(unit.chunk * engine.size)
+            flat[unit.rank * unit.chunk : (unit.rank + 1) * unit.chunk] = unit.gradient / engine.size
+            engine.exchange(flat, f"{unit.name}, gradients that are written down")
+            found |= {id(p): view for p, view in zip(unit.parameters, unit.views(flat), strict=True)}
+    return found
+
+
+def stepping(
+    engine: type, before: Callable[[], None], after: Callable[[list[float], list[Clip]], None]
+) -> AbstractContextManager[None]:
+    """Within the block ``before`` is called before each step of an engine's, and ``after`` behind it.
+
+    ``after`` gets the learning rates, and the norm by which the engine clipped.
+    """
+    step = engine.step  # type: ignore[attr-defined]
+
+    def recorded(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None:
+            return step(self, closure)  # which comes here again, without it
+        before()
+        norm = step(self)
+        clips = [Clip(float(norm), float(self.max_norm), "")] if norm is not None else []
+        after([float(group["lr"]) for group in self.optimizer.param_groups], clips)
+        return norm
+
+    return compat.replaced(engine, "step", recorded)
+
+
+class Held(NamedTuple):
+    """A piece, with what it is on this rank: values, and its gradient or None. Both as plain tensors."""
+
+    piece: Piece
+    value: torch.Tensor
+    gradient: torch.Tensor | None
+
+
+def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Modules with parameters that are part of no other one, in the order in which they were met."""
+    kept = [root for root in roots if next(root.parameters(), None) is not None]
+    within = {id(part) for root in kept for part in root.modules() if part is not root}
+    return [root for root in kept if id(root) not in within]
+
+
+def held(
+    roots: Iterable[torch.nn.Module], gradients: bool = True, beside: Iterable[tuple[str, torch.nn.Parameter]] = ()
+) -> list[Held]:
+    """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
+
+    DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here. ``gradients``: False
+    after a step, when DeepSpeed has none any more. ``beside``: parameters that no model has, with their names.
+    """
+    found = _named(roots, lambda root: _of_root(root, gradients))
+    return [*found, *(_plain(parameter, (name,)) for name, parameter in beside)]
+
+
+def at_hand(roots: Iterable[torch.nn.Module], beside: Iterable[tuple[str, torch.nn.Parameter]] = ()) -> list[Held]:
+    """What is there in the middle of a step, as far as it needs no collective: nothing of engines that keep shards."""
+    return [*_named(roots, _at_hand), *(_plain(parameter, (name,)) for name, parameter in beside)]
+
+
+def _named(roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module], Iterable[Held]]) -> list[Held]:
+    """The parameters of several models, each with a name of its own."""
+    found: dict[str, Held] = {}
+    of_class: Counter[str] = Counter()
+    for root in roots:
+        kind = type(root).__name__
+        of_class[kind] += 1
+        prefix = f"{kind}." if of_class[kind] == 1 else f"{kind}.{of_class[kind]}."
+        for one in of_root(root):
+            name = one.piece.name if one.piece.name not in found else prefix + one.piece.name
+            found[name] = one._replace(piece=replace(one.piece, name=name))
+    return list(found.values())
+
+
+def _at_hand(root: torch.nn.Module) -> Iterator[Held]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if is_ours(root) or is_deepspeed(root):
+        return
+    if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in root.modules()):
+        return  # gradients are whole, or none, until the last micro-batch
+    for parameter, names in names_of(root).values():
+        gradient: Any = parameter.grad if parameter.grad is not None else getattr(parameter, "main_grad", None)
+        if _is_dtensor(gradient):
+            same = _is_dtensor(parameter) and gradient.placements == parameter.placements  # type: ignore[attr-defined]
+            gradient = compat.local_tensor(gradient) if same else None
+        if gradient is not None and gradient.is_sparse:
+            gradient = None
+        value = (compat.local_tensor(parameter) if _is_dtensor(parameter) else parameter).detach()
+        piece = Piece(names[0], tuple(value.shape), tied=names[1:], trained=parameter.requires_grad)
+        yield Held(piece, value, None if gradient is None else gradient.detach())
+
+
+def is_engine(module: torch.nn.Module) -> bool:
+    """Whether a module sums and steps in methods of its own: DeepSpeed's engine, or ZeRO's of ours."""
+    return is_deepspeed(module) or is_ours(module)
+
+
+def is_deepspeed(module: torch.nn.Module) -> bool:
+    """Whether a module is an engine of DeepSpeed's, and not one of its layers."""
+    deepspeed = sys.modules.get("deepspeed")
+    return deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine)
+
+
+def _of_root(root: torch.nn.Module, gradients: bool) -> Iterator[Held]:
+    tied = names_of(root)
+    if is_deepspeed(root):
+        yield from _deepspeed(root, tied, gradients)
+        return
+    if sharded := _fsdp1(root):
+        yield from sharded
+        return
+    if is_ours(root):
+        yield from _zero(root, tied, gradients)
+        return
+    for parameter, names in tied.values():
+        yield _plain(parameter, names)
+
+
+def names_of(root: torch.nn.Module) -> dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]:
+    """A model's parameters by their ids, each with all its names, without wrappers."""
+    found: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        known = found.get(id(parameter), (parameter, ()))[1]
+        found[id(parameter)] = (parameter, (*known, without_wrappers(name)))
+    return found
+
+
+def _plain(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> Held:
+    gradient: Any = parameter.grad
+    if gradient is None:
+        gradient = getattr(parameter, "main_grad", None)  # Megatron-core's buffers
+    whole = start = None
+    value: Any = parameter.detach()
+    own: Any = parameter
+    if _is_dtensor(own):
+        whole, start = tuple(parameter.shape), _box(parameter)
+        value = compat.local_tensor(parameter).detach()
+        if gradient is not None and _is_dtensor(gradient):
+            if gradient.placements != own.placements:  # a part of a sum, or whole where the parameter is cut
+                gradient = gradient.redistribute(own.device_mesh, own.placements)
+            gradient = compat.local_tensor(gradient)
+    if gradient is not None and gradient.is_sparse:
+        gradient = gradient.to_dense()
+    piece = Piece(names[0], tuple(value.shape), whole, start, None, names[1:], parameter.requires_grad)
+    return Held(piece, value, None if gradient is None else gradient.detach())
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _box(parameter: Any) -> tuple[int, ...]:
+    """Where a DTensor's local part begins in the whole, an index for each axis."""
+    return tuple(compat.local_offset(parameter.shape, parameter.device_mesh, parameter.placements))
+
+
+def _fsdp1(root: torch.nn.Module) -> list[Held]:
+    """The parameters of FSDP1's units as ranges of their elements, as far as this rank has them."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    found: list[Held] = []
+    for name, part in root.named_modules() if fsdp is not None else ():
+        if not isinstance(part, fsdp.FullyShardedDataParallel):
+            continue
+        for own, whole, begin, value, gradient in compat.fsdp1_ranges(part):
+            full = without_wrappers(f"{name}.{own}" if name else own)
+            found.append(Held(Piece(full, tuple(value.shape), tuple(whole), None, begin), value, gradient))
+    return found
+
+
+def _deepspeed(
+    engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool
+) -> Iterator[Held]:
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+
+    zero = engine.zero_optimization_stage() > 0
+    for parameter, names in tied.values():
+        trained = parameter.requires_grad
+        gradient = safe_get_full_grad(parameter) if trained and gradients else None
+        value = safe_get_full_fp32_param(parameter) if trained and zero else None
+        if value is None:
+            with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):  # frozen, and cut at stage 3
+                value = parameter.detach().clone()
+        piece = Piece(names[0], tuple(value.shape), tuple(value.shape), None, None, names[1:], trained)
+        yield Held(piece, value, gradient)
+
+
+def _zero(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool) -> Iterator[Held]:
+    kept = {id(parameter): (value, gradient) for parameter, value, gradient in whole_of_engine(engine, gradients)}
+    for parameter, names in tied.values():
+        if id(parameter) not in kept:  # frozen at stages 1 and 2
+            yield _plain(parameter, names)
+            continue
+        value, gradient = kept[id(parameter)]
+        shape = tuple(value.shape)
+        yield Held(Piece(names[0], shape, shape, None, None, names[1:], parameter.requires_grad), value, gradient)
+
+
+#: Elements of a buffer up to which it is compared.
+LARGEST_BUFFER = 65536
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to record: how many steps, into which folder, and how much.
+
+    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules. ``rounded``: what
+    is in a short type is rounded otherwise, to see how far that moves gradients.
+    """
+
+    steps: int
+    folder: str
+    sketched: bool = False
+    in_full: tuple[str, ...] = ()
+    forward: bool = True
+    rounded: bool = False
+
+
+class Parameters(Outputs):
+    """Writes down parameters before and after a step, gradients, buffers, and what changes where few look.
+
+    Attributes: ``_kept`` (the models that were met, by their ids).
+    """
+
+    def __init__(self, places: CallSites, wanted: Wanted):
+        super().__init__(places, wanted.forward)
+        self._wanted = wanted
+        self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
+        self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # of parameters after the last step, shape and hash
+        self._dtypes: dict[str, torch.dtype] = {}  # of parameters
+        self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
+        self._all_optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._kept: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
+
+    def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Parameters of all optimizers, by their places there."""
+        living = [optimizer for known in self._all_optimizers if (optimizer := known()) is not None]
+        return [
+            (f"optimizer.{number}.{group}.{place}" if len(living) > 1 else f"optimizer.{group}.{place}", parameter)
+            for number, optimizer in enumerate(living)
+            for group, one in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(one["params"])
+        ]
+
+    def _models(self) -> list[torch.nn.Module]:
+        """The modules that are trained: those with a parameter of an optimizer's, in the order of their first calls.
+
+        Of what the script calls besides, an average of the parameters or a teacher, nothing is compared. Engines, and
+        models whose optimizer has shards of its own in place of parameters, are all models.
+        """
+        roots = outermost(self._places.roots)
+        optimized = {id(parameter) for _, parameter in self._optimized()}
+        trained = [
+            root for root in roots
+            if is_engine(root) or any(id(parameter) in optimized for parameter in root.parameters())
+        ]  # fmt: skip
+        return trained or roots
+
+    def _in_no_module(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Parameters of optimizers that no module has which the script calls.
+
+        Not where no module has any: such an optimizer may have shards of its own, as an engine's has.
+        """
+        models = self._models()
+        if any(is_engine(root) for root in models):
+            return []
+        own = {id(parameter) for root in models for parameter in root.parameters()}
+        optimized = self._optimized()
+        left = [(name, parameter) for name, parameter in optimized if id(parameter) not in own]
+        return left if not models or len(left) < len(optimized) else []
+
+    def _note_parameters(self, when: str) -> None:
+        """Values and gradients before the step, values after it."""
+        if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
+            self._forget_copies()
+        with torch.no_grad():
+            for one in held(self._models(), gradients=when == "before", beside=self._in_no_module()):
+                name = one.piece.name
+                self._tensors[f"{when}/{name}"] = self._taken(name, one.value)
+                if when == "before":
+                    self.now.pieces.append(one.piece)
+                    self._dtypes[name] = one.value.dtype
+                    if one.gradient is not None:
+                        self._tensors[f"gradient/{name}"] = self._taken(name, one.gradient)
+                    elif one.piece.trained:
+                        self.now.no_gradient.append(name)
+
+    def _taken(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a parameter's tensor, or its sketch."""
+        short = self._wanted.sketched and name not in self._wanted.in_full
+        return (records.of_parameter if short else _copied)(tensor)
+
+    def _forget_copies(self) -> None:
+        """Modules that ran once, and that nobody holds any more: copies that our layers ask whether they mix tokens."""
+        left = [weakref.ref(module) for module in self._kept.values()]
+        self._kept.clear()
+        gc.collect()
+        self._kept |= {id(module): module for one in left if (module := one()) is not None}
+
+    def _note_applied(self) -> None:
+        """Gradients as the optimizer gets them, after they were clipped."""
+        with torch.no_grad():
+            for one in held(self._models(), beside=self._in_no_module()):
+                if one.gradient is not None:
+                    self._tensors[f"applied/{one.piece.name}"] = self._taken(one.piece.name, one.gradient)
+
+    def _note_accumulated(self) -> None:
+        """The sum, over micro-batches but the last, of the gradients that were there after each."""
+        if self.now.backwards == self._accumulated_after:
+            return
+        self._accumulated_after = self.now.backwards
+        for one in at_hand(self._models(), self._in_no_module()):
+            if one.gradient is not None:
+                key = f"accumulated/{one.piece.name}"
+                before = self._tensors.get(key)
+                self._tensors[key] = _copied(one.gradient) if before is None else before + one.gradient
+
+    def _remember_after(self) -> None:
+        """What parameters are behind the optimizer's step, to be held against what the next forward pass uses."""
+        self._ran.clear()
+        prefix = "after/"
+        self._after = {
+            key.removeprefix(prefix): (tuple(tensor.shape), records.digest(tensor))
+            for key, tensor in self._tensors.items()
+            if key.startswith(prefix)
+        }
+
+    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        super()._ends(module, inputs, output)
+        first = self._depth == 1 and self.now.micro_batches and not self.now.backwards and torch.is_grad_enabled()
+        if first and self._after and module not in self._ran and threading.get_ident() == self._thread:
+            self._ran.add(module)
+            self._note_used()
+
+    def _note_used(self) -> None:
+        """Parameters with which a model has run, where they are others than behind the step before.
+
+        Ranks that step shards of their own gather them behind the optimizer's step, or in the next forward pass.
+        """
+        with torch.no_grad():
+            for one in at_hand(self._models()):
+                name = one.piece.name
+                value = self._taken(name, one.value)
+                if one.value.dtype != self._dtypes.get(name, one.value.dtype):
+                    continue  # FSDP2's policy computes with parameters that are rounded
+                if self._after.get(name, ((), ""))[0] == tuple(value.shape) and self._after[name][1] != records.digest(
+                    value
+                ):
+                    self._tensors[f"used/{name}"] = value
+
+    def _note_buffers(self) -> None:
+        for root in self._models():
+            for prefix, part in root.named_modules():
+                for name, buffer in compat.saved_buffers(part):
+                    if buffer.numel() <= LARGEST_BUFFER:
+                        full = without_wrappers(f"{prefix}.{name}" if prefix else name)
+                        self._tensors[f"buffer/{full}"] = _copied(buffer)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().contiguous()

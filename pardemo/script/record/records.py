@@ -1,0 +1,237 @@
+"""What is recorded of a run: per rank and optimizer step, and of the whole run. Tensors lie in files beside it."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a parameter that a rank holds.
+
+    ``name``: without wrappers. ``shape``: of the part. ``whole``: of the parameter, where the framework says it.
+    ``start``: of a box within the whole, an index for each axis; ``flat``: of a range of its elements in order. With
+    neither the part may be the whole, or a cut that its shape or its values have to tell. ``tied``: other names.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    whole: tuple[int, ...] | None = None
+    start: tuple[int, ...] | None = None
+    flat: int | None = None
+    tied: tuple[str, ...] = ()
+    trained: bool = True
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A module's forward: its name, class, micro-batch and how often it ran in it before. ``key``: of its tensors."""
+
+    module: str
+    kind: str
+    micro_batch: int
+    number: int
+    key: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A draw of dropout: where, of which probability, hashes of its input and of what was dropped."""
+
+    module: str
+    line: str
+    probability: float
+    input: str
+    dropped: str
+    elements: int
+    repeated: bool
+
+
+@dataclass
+class LossCall:
+    """A loss function's call: how many targets it was given, how many it ignored, by what it was reduced."""
+
+    function: str
+    targets: int
+    ignored: int
+    reduction: str
+    value: float | None
+    line: str
+    micro_batch: int
+
+
+@dataclass
+class MicroBatch:
+    """One forward pass of the model for training: hashes of its samples, and of each token of them in ``key``.
+
+    ``unseen``: what the model was called with, where nothing of it could be hashed. ``activations``: they are no
+    samples, but what an earlier stage of a pipeline has made of them, which wants a gradient back.
+    """
+
+    samples: list[str]
+    key: str
+    names: list[str]
+    unseen: list[str] = field(default_factory=list)
+    activations: bool = False
+
+
+@dataclass
+class Clip:
+    """A call of a function that clips: the norm that it found, and the limit."""
+
+    norm: float
+    limit: float
+    line: str
+
+
+@dataclass
+class Step:
+    """What one rank recorded between two steps of the optimizer. Tensors are in ``file``, by kind and name.
+
+    ``scales``: by which a GradScaler has multiplied losses, of each step that it took or skipped. ``skipped``: how many
+    it skipped just before; what was recorded of these is not kept. Of runs that may be stopped: ``saved``, whether
+    files have changed since the step before; ``saves``, seconds of each save; ``asynchronous``, whether any so far was
+    made by another thread than the script's; ``generators``, by name, hashes of where random numbers were when its
+    first forward pass began. ``cleared``: by parameter, the line that cleared its gradient behind a backward
+    pass and before the step.
+    """
+
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    loss_calls: list[LossCall] = field(default_factory=list)
+    masks: list[Mask] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+    printed: list[float] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    no_gradient: list[str] = field(default_factory=list)
+    backwards: int = 0
+    file: str = ""
+    scales: list[float] = field(default_factory=list)
+    skipped: int = 0
+    saved: bool = False
+    saves: list[float] = field(default_factory=list)
+    asynchronous: bool = False
+    generators: dict[str, str] = field(default_factory=dict)
+    cleared: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class RankRecord:
+    """What one rank recorded of a run. ``owners``: of each parameter the module that has it, in the order of execution.
+
+    ``unseeded``: lines that drew random numbers from a generator that nobody had seeded. ``dtype``: the parameters'.
+    ``line``: where the model is first called. ``alone``: whether the script made no group of processes, or called no
+    collective. ``computed_in``: types of what modules returned.
+    """
+
+    rank: int
+    ended: str
+    steps: list[Step]
+    parallelisms: list[Any]
+    notes: list[str]
+    unseeded: list[str]
+    dtypes: list[str]
+    optimizer: str = ""
+    batch_norms: list[str] = field(default_factory=list)
+    alone: bool = False
+    computed_in: list[str] = field(default_factory=list)
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+#: Numbers kept of each cell of a module's output: two random projections, and its norm.
+PER_CELL = 3
+#: Edge of the block of which a sketch keeps one number, along each of a parameter's last two axes.
+BLOCK = 16
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A hash of a tensor's shape and bits; equal for equal tensors only."""
+    plain = tensor.detach().contiguous()
+    raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return hashlib.blake2b(raw, digest_size=12, person=str(tuple(plain.shape)).encode()[:16]).hexdigest()
+
+
+@cache
+def signs(elements: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Random signs, the same on every rank and in every run. [elements]"""
+    generator = torch.Generator(device="cpu").manual_seed(0x9E3779B9 + seed)
+    drawn = torch.randint(0, 2, (elements,), generator=generator, device="cpu")
+    return (drawn * 2 - 1).to(dtype)
+
+
+def cells(output: torch.Tensor) -> torch.Tensor:
+    """Two projections and the norm of each row of the last axis, fp64: [d0, d1, …, h] → [d0, d1, …, 3].
+
+    An output without rows, [n] or a number, is kept as it is, [n, 1].
+    """
+    plain = output.detach().to(torch.float64)
+    if plain.dim() < 2:
+        return plain.reshape(-1, 1).clone()  # a wrapper gives what it wraps gives: files keep no memory twice
+    width = plain.shape[-1]
+    basis = torch.stack([signs(width, 0), signs(width, 1)], dim=1)  # [h, 2]
+    return torch.cat([plain @ basis, plain.norm(dim=-1, keepdim=True)], dim=-1)
+
+
+def token_hashes(batch: torch.Tensor) -> torch.Tensor:
+    """A number for each token of a batch: [b, s] of whole numbers as they are, else a hash of each [b, s, …] → [b, s].
+
+    A batch [b, h] of floating point has one token for each sample.
+    """
+    plain = batch.detach()
+    if not plain.is_floating_point() and not plain.is_complex():
+        # a copy: a batch may be trained on twice in a step, and files keep no memory twice
+        return plain.to(torch.int64, copy=True).reshape(plain.shape[0] if plain.dim() else 1, -1)
+    if plain.dim() < 3:
+        plain = plain.reshape(plain.shape[0] if plain.dim() else 1, 1, -1)
+    elif plain.dim() > 3:
+        plain = plain.flatten(2)
+    rows = plain.to(torch.float64).contiguous().view(torch.int64)
+    weights = torch.arange(1, rows.shape[-1] + 1, dtype=torch.int64) * 0x9E3779B97F4A7C1 + 1
+    return (rows.bitwise_xor(rows >> 29) * weights).sum(-1)  # whole numbers overflow, and are the same everywhere
+
+
+def of_parameter(tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter's sketch, cut as the parameter is: one number for each block of :data:`BLOCK` × :data:`BLOCK`.
+
+    A block's number is the sum of its elements with random signs, which depend on the place within the block: the
+    sketch of a part that begins and ends at blocks is the part of the sketch. An axis that does not divide into blocks
+    is kept. Sums of squares stay what they are, on average, and so do factors, exactly. [a, b] → [a / 16, b / 16]
+    """
+    plain = tensor.detach().to(torch.float64)
+    for axis in range(max(plain.dim() - 2, 0), plain.dim()):
+        size = plain.shape[axis]
+        if size % BLOCK == 0 and size:
+            shape = (*plain.shape[:axis], size // BLOCK, BLOCK, *plain.shape[axis + 1 :])
+            plain = torch.tensordot(plain.reshape(shape), signs(BLOCK, 7 + axis), dims=([axis + 1], [0]))
+    return plain.clone() if plain.data_ptr() == tensor.data_ptr() else plain
+
+
+def scaled(piece: Piece, shape: tuple[int, ...]) -> Piece:
+    """A parameter's piece as it lies in the whole's sketch, where it begins and ends at blocks.
+
+    ``shape``: of the piece's own sketch.
+    """
+    if shape == piece.shape or piece.whole is None or piece.start is None:
+        return piece
+    steps = [BLOCK if own != size else 1 for own, size in zip(piece.shape, shape, strict=True)]
+    if any(of % step or at % step for of, at, step in zip(piece.whole, piece.start, steps, strict=True)):
+        return piece
+    whole = tuple(of // step for of, step in zip(piece.whole, steps, strict=True))
+    start = tuple(at // step for at, step in zip(piece.start, steps, strict=True))
+    return replace(piece, shape=shape, whole=whole, start=start)
+
+
+#: Kinds of tensors that are a parameter's.
+OF_PARAMETERS = ("before", "after", "used", "gradient", "applied", "accumulated")
+
+
+#: What kinds of tensors begin with that are an optimizer's states; behind it the name of the state.
+STATE = "state."

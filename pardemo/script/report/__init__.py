@@ -1,0 +1,1 @@
+"""What is told of a script: on a screen, on a page, in drawings and files."""

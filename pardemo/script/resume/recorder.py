@@ -1,0 +1,355 @@
+"""On a rank: what a step begins with beside parameters: the optimizer's states."""
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from pardemo import compat
+from pardemo.script.record import parameters
+from pardemo.script.record.parameters import Wanted
+from pardemo.script.record.recorder import Recorder
+from pardemo.script.record.records import STATE
+from pardemo.script.resume.stops import Stop
+from pardemo.script.runtime import stand_ins
+from pardemo.script.runtime.call_sites import CallSites
+
+#: The kind of states that no optimizer has: of what the script keeps beside the model.
+KEPT = "kept"
+#: Optimizers' names for what they keep, in words.
+SLOTS = {
+    "exp_avg": "the optimizer's first moment", "exp_avg_sq": "the optimizer's second moment",
+    "momentum_buffer": "the optimizer's momentum", "max_exp_avg_sq": "the optimizer's largest second moment",
+    "step": "the optimizer's count of steps", "square_avg": "the optimizer's mean of squares",
+    "sum": "the optimizer's sum of squares", KEPT: "what the script keeps beside the model",
+}  # fmt: skip
+
+
+class Optimizers:
+    """All optimizers of torch's that were made, or read from a file, since this was; in their order."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[torch.optim.Optimizer]] = []
+
+    def noted(self, begin: Any) -> Any:
+        """``Optimizer.__init__`` or ``__setstate__``, which notes its optimizer."""
+
+        def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            if not any(known() is optimizer for known in self._made):
+                self._made.append(weakref.ref(optimizer))
+
+        return made
+
+    def states(self, names: Mapping[int, str]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Of each parameter that is stepped its name, and each state: what it is called, and this rank's part.
+
+        ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
+        """
+        living = [optimizer for reference in self._made if (optimizer := reference()) is not None]
+        for number, optimizer in enumerate(living):
+            for place, group in enumerate(optimizer.param_groups):
+                for index, parameter in enumerate(group["params"]):
+                    name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
+                    for slot, value in optimizer.state.get(parameter, {}).items():
+                        if (tensor := _plain(value)) is not None:
+                            yield name, str(slot), tensor
+
+
+def _plain(value: Any) -> torch.Tensor | None:
+    """A copy of this rank's part of a state, or None of what is no number."""
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if not isinstance(value, torch.Tensor):
+        return None
+    part = compat.local_tensor(value) if hasattr(value, "placements") else value
+    return part.detach().cpu().clone().contiguous()
+
+
+#: Elements from which a tensor in a state is worth a word: counters and rates are compared as what they do.
+LEAST = 2
+
+
+def kept_beside(
+    is_own: Callable[[CodeType], bool], models: Iterable[torch.nn.Module]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of modules and of objects with a ``state_dict`` that the script's functions hold, by name.
+
+    Of those that run now: their variables, the script's globals, and the attributes of objects of its own classes.
+
+    Args:
+        is_own: whether a function's code is the script's. models: what is trained, which is compared by itself.
+    """
+    trained = {id(part) for root in models for part in root.modules()}
+    trained |= {id(parameter) for root in models for parameter in root.parameters()}
+    seen: set[int] = set()
+    for name, value in _reached(is_own):
+        if id(value) in seen or id(value) in trained or isinstance(value, (torch.optim.Optimizer, type)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            if any(id(parameter) in trained for parameter in value.parameters()):
+                continue  # the model in another wrapper, or with a part of it
+            state: Any = value.state_dict()
+        elif hasattr(value, "load_state_dict") and hasattr(value, "state_dict"):
+            state = _asked(value)
+        else:
+            continue
+        for of, tensor in _tensors(name, state):
+            if id(tensor) not in trained:
+                yield of, tensor
+
+
+def _reached(is_own: Callable[[CodeType], bool]) -> Iterator[tuple[str, Any]]:
+    frame: FrameType | None = sys._getframe(1)
+    files: set[str] = set()
+    while frame is not None:
+        if is_own(frame.f_code):
+            yield from _of_scope(frame.f_locals)
+            if frame.f_code.co_filename not in files:
+                files.add(frame.f_code.co_filename)
+                yield from _of_scope(frame.f_globals)
+        frame = frame.f_back
+
+
+def _of_scope(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in list(names.items()):
+        if name.startswith("__"):
+            continue
+        yield name, value
+        if type(value).__module__ == "__main__" and not isinstance(value, (torch.nn.Module, type)):
+            yield from ((f"{name}.{of}", inner) for of, inner in list(getattr(value, "__dict__", {}).items()))
+
+
+def _asked(value: Any) -> Any:
+    try:
+        return value.state_dict()
+    except Exception:
+        return {}
+
+
+def _tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(state, torch.Tensor):
+        part = compat.local_tensor(state) if hasattr(state, "placements") else state
+        if part.numel() >= LEAST:
+            yield name, part.detach().cpu().clone().contiguous()
+    elif isinstance(state, Mapping):
+        for of, inner in state.items():
+            yield from _tensors(f"{name}.{of}", inner)
+    elif isinstance(state, (list, tuple)):
+        for place, inner in enumerate(state):
+            yield from _tensors(f"{name}.{place}", inner)
+
+
+@dataclass(frozen=True)
+class Following:
+    """What is followed beside the steps: the folder in which the script saves, and the stop, if there is one.
+
+    ``marker``: a file that is there from the stop on: to a launcher that is to be killed from outside it says that the
+    time has come, and behind a run that ended with an error, that the stop was its end.
+    """
+
+    folder: str
+    stop: Stop | None = None
+    marker: str = ""
+
+
+class StoppingRecorder(Recorder):
+    """Writes down, beside all that prove does, states of optimizers and random numbers, and saves; and stops."""
+
+    def __init__(self, places: CallSites, rank: int, wanted: Wanted, following: Following):
+        super().__init__(places, rank, wanted)
+        self._following = following
+        self._optimizers = Optimizers()
+        self._files: set[tuple[str, int, int]] = set()
+        self._saving = threading.local()
+        self._saves: dict[int, list[float]] = {}  # seconds of each, by how many steps were over
+        self._stopped = self._sees_saves = self._asynchronous = False
+        self._over, self._to_stop = threading.Event(), threading.Lock()
+
+    def __enter__(self) -> "StoppingRecorder":
+        super().__enter__()
+        own = torch.optim.Optimizer
+        for begins in ("__init__", "__setstate__"):  # made, or read from a file as it was
+            self._changes.enter_context(compat.replaced(own, begins, self._optimizers.noted(getattr(own, begins))))
+        self._files = self._present()
+        if self._following.stop is not None and self._following.stop.kind == "term":
+            threading.Thread(target=self._stop_with_the_first, daemon=True).start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        super().__exit__(*raised)
+
+    @property
+    def _done(self) -> int:
+        """Steps that are over; also one whose parameters are still to be written down."""
+        return len(self.steps) - 1 + self._pending
+
+    # --- what a step begins with
+
+    def _on_model(self, module: torch.nn.Module) -> None:
+        self._take_pending()
+        if not self._sees_saves:  # by now the script has imported what it saves with
+            self._sees_saves = True
+            saving = [(f, self._noted(f)) for f in _saving_functions()]
+            self._changes.enter_context(stand_ins.replaced_everywhere(saving))
+            if (ours := sys.modules.get("pardemo.zero")) is not None:  # whose names stand-ins leave alone
+                self._changes.enter_context(compat.replaced(ours, "save", self._noted(ours.save)))
+        if not self.now.micro_batches:
+            self.now.saves, self.now.asynchronous = self._saves.pop(self._done, []), self._asynchronous
+            self.now.generators = generator_states()
+            if self._rank == 0:
+                files = self._present()
+                self.now.saved, self._files = files != self._files, files
+            self._may_stop("forward")
+        super()._on_model(module)
+
+    def _note_parameters(self, when: str) -> None:
+        if when == "before":
+            self._may_stop("backward")
+            names = {key: of[0] for root in self._models() for key, (_, of) in parameters.names_of(root).items()}
+            for name, slot, value in self._optimizers.states(names):
+                self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
+            with torch.no_grad():
+                for name, value in kept_beside(self._places.is_own, self._models()):
+                    self._tensors[f"{STATE}{KEPT}/{name}"] = self._taken(name, value)
+        super()._note_parameters(when)
+
+    def _finish(self) -> None:
+        self._may_stop("step")
+        super()._finish()
+
+    # --- saves
+
+    def _present(self) -> set[tuple[str, int, int]]:
+        """Files in the script's folder: name, size, time of the last change."""
+        found = set()
+        for folder, _, names in os.walk(self._following.folder):  # which passes over what another rank has just removed
+            for name in names:
+                with contextlib.suppress(OSError):  # it is being replaced
+                    known = os.stat(os.path.join(folder, name))
+                    found.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
+        return found
+
+    def _noted(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that saves, which notes how long it took; the outermost one of those within each other."""
+
+        def saved(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._saving, "now", False):
+                return save(*args, **kwargs)
+            done = self._done
+            earlier = self._saves.setdefault(done, [])
+            self._saving.now, begin_s = True, time.perf_counter()
+            in_thread = threading.current_thread() is not threading.main_thread()
+            self._asynchronous |= in_thread or save.__name__ == "async_save"
+            self._stop_in_save(done, len(earlier))
+            try:
+                return save(*args, **kwargs)
+            finally:
+                self._saving.now = False
+                earlier.append(time.perf_counter() - begin_s)
+                if self._following.marker:
+                    _note_whole(self._following.marker, self._rank, done)
+
+        return saved
+
+    # --- the stop
+
+    def _may_stop(self, moment: str) -> None:
+        stop = self._following.stop
+        if stop is None or self._stopped or stop.kind == "save":
+            return
+        if (stop.moment, stop.done) != (moment, len(self.steps) - 1) or self._rank not in stop.ranks:
+            return
+        with self._to_stop:
+            if self._stopped:  # it was told together with the first
+                return
+            self._stopped = True
+            Path(self._following.marker).touch()
+            if stop.kind == "term":
+                _terminate(stop.grace_s)
+                return
+        if stop.kind == "launcher":
+            time.sleep(60)  # until the launcher is gone, and this rank with it
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _stop_with_the_first(self) -> None:
+        """A scheduler tells all ranks at one moment, at which each of them is somewhere else."""
+        assert self._following.stop is not None
+        while not self._over.wait(0.002):
+            if os.path.exists(self._following.marker):
+                with self._to_stop:
+                    if not self._stopped:
+                        self._stopped = True
+                        _terminate(self._following.stop.grace_s)
+                return
+
+    def _stop_in_save(self, done: int, number: int) -> None:
+        """Before a save, the ``number``-th behind its step: begins to count down if the stop comes within it."""
+        stop = self._following.stop
+        if stop is None or stop.kind != "save" or stop.done != done:
+            return
+        left_s = stop.share * sum(stop.saves_s) - sum(stop.saves_s[:number])
+        if number < len(stop.saves_s) and left_s <= stop.saves_s[number]:
+            Path(self._following.marker).touch()
+            _die_in(left_s)
+
+
+def _note_whole(marker: str, rank: int, done: int) -> None:
+    """Of a run that is stopped nothing else is left to say which of a rank's saves were over."""
+    with open(f"{marker}.saves{rank}", "a") as file:
+        file.write(f"{done}\n")
+
+
+def whole_saves(marker: str, rank: int, done: int) -> int:
+    """How many saves of a rank's behind so many steps were over when a run was stopped."""
+    try:
+        return Path(f"{marker}.saves{rank}").read_text().split().count(str(done))
+    except FileNotFoundError:  # it has none
+        return 0
+
+
+def _terminate(grace_s: float) -> None:
+    _die_in(grace_s)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _die_in(seconds: float) -> None:
+    """SIGALRM, whose default is the end of the process: it needs no turn of Python's, which a save may not give."""
+    if threading.current_thread() is threading.main_thread():  # Python allows it there alone
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))  # 0 would be never
+
+
+def _saving_functions() -> list[Callable[..., Any]]:
+    """What scripts and libraries save tensors by, as far as this script has imported it."""
+    names = {"torch": ("save",), "torch.distributed.checkpoint": ("save", "async_save"),
+             "safetensors.torch": ("save_file", "save_model")}  # fmt: skip
+    there = {of: functions for of, functions in names.items() if of in sys.modules}
+    return [getattr(sys.modules[of], name) for of, functions in there.items() for name in functions]
+
+
+def generator_states() -> dict[str, str]:
+    """Of this process's generators, by name, a hash of the state; numpy's only where something has imported it."""
+    states: dict[str, bytes] = {
+        "torch's": torch.get_rng_state().numpy().tobytes(),
+        "Python's": repr(random.getstate()).encode(),
+    }
+    if (numpy := sys.modules.get("numpy")) is not None:
+        _, keys, *rest = numpy.random.get_state()
+        states["numpy's"] = keys.tobytes() + repr(rest).encode()
+    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}

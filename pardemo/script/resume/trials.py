@@ -1,0 +1,415 @@
+"""A launcher that is to be killed: a program of its own that runs a script on ranks, as a JSON file says."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pardemo.deadline import Deadline
+from pardemo.script.compare import compare, proof, runs
+from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.reference import Finding, Reference
+from pardemo.script.compare.runs import Options, ProveError, Run
+from pardemo.script.report.verdict import StopVerdict, Trial
+from pardemo.script.resume import judge, stops
+from pardemo.script.resume.recorder import Following, StoppingRecorder, whole_saves
+from pardemo.script.resume.stops import GRACE_S, KINDS, NEVER, STEPS, Stop
+from pardemo.script.runtime.launch_lines import read
+
+#: What stands for the folder of a run in the script's line, until each run has one of its own.
+FOLDER = "\x02folder\x02"
+
+
+def in_folder(layout: Layout, saves: Path) -> Layout:
+    """A layout whose line has its folder."""
+    return replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
+
+
+def follower(saves: str, stop: Stop | None, marker: str) -> Any:
+    """What makes the recorder on a rank."""
+    return partial(StoppingRecorder, following=Following(saves, stop, marker))
+
+
+def killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+    """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
+    saves.mkdir(parents=True, exist_ok=True)
+    marker, request = place / "stop", place / "request.json"
+    filled, where = in_folder(layout, saves), os.path.abspath(options.folder or os.getcwd())
+    request.write_text(json.dumps({
+        "ranks": layout.ranks, "values": dict(layout.values), "line": list(filled.line), "saves": str(saves),
+        "marker": str(marker), "stop": asdict(stop), "place": str(place / "stopped"), "steps": options.steps,
+        "double": options.double, "timeout_s": options.timeout_s, "where": where,
+    }), "utf-8")  # fmt: skip
+    words = [sys.executable, "-m", "pardemo.script.resume.trials", str(request)]
+    paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    ) as launcher:  # fmt: skip
+        ranks: list[psutil.Process] = []
+        try:
+            limit = Deadline(options.timeout_s, [launcher.pid])
+            while not marker.exists() and launcher.poll() is None and limit.left_s():
+                time.sleep(0.01)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ranks = psutil.Process(launcher.pid).children(recursive=True)
+        finally:
+            launcher.kill()  # SIGKILL: the stop itself; or the end of one that never came
+    limit, left = Deadline(10.0, [one.pid for one in ranks]), ranks
+    while left and limit.left_s():
+        left = psutil.wait_procs(left, timeout=0.1)[1]
+    for one in left:
+        one.kill()
+    psutil.wait_procs(left, timeout=5)
+    if not marker.exists():
+        said = _read_text(place / "said")
+        return f"before the stop, {said}" if said else NEVER
+    return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
+
+
+def launched(request: str) -> None:
+    """Runs until it is killed, or until who has started it is gone, which closes its standard input."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    asked = json.loads(Path(request).read_text("utf-8"))
+    said = asked["stop"]
+    stop = Stop(**{**said, "ranks": tuple(said["ranks"]), "saves_s": tuple(said["saves_s"])})
+    options = Options(asked["steps"], asked["double"], asked["where"], asked["timeout_s"])
+    options = replace(options, follow=follower(asked["saves"], stop, asked["marker"]))
+    layout = Layout(asked["ranks"], asked["values"], tuple(asked["line"]))
+    run = runs.run_layout(layout, options, Path(asked["place"]))
+    if run.error:  # it ended before it was killed, and nobody else has heard why
+        Path(request).with_name("said").write_text(run.error, "utf-8")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+#: What two layouts' rounding makes of parameters in some steps, relative to each tensor's largest number.
+ROUNDED = 1e-3
+
+
+def run_trials(
+    layouts: Sequence[Layout],
+    resumed: Sequence[Layout],
+    options: Options,
+    kinds: Sequence[str],
+    seed: int,
+    grace_s: float = stops.GRACE_S,
+) -> StopVerdict:
+    """Stops the script in the first layout, and resumes it in each.
+
+    Args:
+        layouts: with the line that begins. resumed: the same, with the line that goes on.
+
+    Raises:
+        ProveError: the undisturbed run could not be run, is not the same twice, or saves nothing in time.
+    """
+    scratch = runs.scratch_folder()
+    try:
+        return _verdict(layouts, resumed, options, kinds, seed, grace_s, Path(scratch))
+    finally:
+        runs.remove_folder(scratch)
+
+
+def _verdict(
+    layouts: Sequence[Layout], resumed: Sequence[Layout], options: Options, kinds: Sequence[str], seed: int,
+    grace_s: float, scratch: Path,
+) -> StopVerdict:  # fmt: skip
+    first, exact, options = _undisturbed(layouts[0], options, scratch)
+    masks = any(step.masks for record in first.records for step in record.steps)
+    made = StopVerdict(layouts[0], masks, first.steps)
+    records = [record.steps for record in first.records]
+    made.saved, asynchronous = _saved(first)
+    saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
+    try:
+        drawn = stops.drawn(
+            kinds, first.steps, made.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
+        )
+    except ValueError as error:
+        raise ProveError(str(error)) from None
+    if "save" in kinds and not any(stop.kind == "save" for stop in drawn):
+        made.notes.append("no stop during a save: none by torch.save, safetensors or torch.distributed.checkpoint was "
+                          "seen behind a step that has an earlier save to go back to")  # fmt: skip
+    if not drawn:
+        raise ProveError(f"{made.notes[-1]}: there is nothing to stop; say other --stops")
+    drawn = [replace(stop, grace_s=grace_s) for stop in drawn]
+    made.notes += first.records[0].notes
+    if options.sketched:
+        made.notes.append(f"{runs.elements(first):,} elements: parameters are compared by sketches")
+    pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
+    others = zip(layouts[1:], resumed[1:], strict=True)
+    pairs += [(drawn[number % len(drawn)], own, layout) for number, (own, layout) in enumerate(others)]
+    tolerance = compare.tolerance_of(first, options.double)
+    for number, (stop, own, layout) in enumerate(pairs):
+        place = scratch / f"trial{number}"
+        expected = max(one for one in made.saved if 0 < one < stop.done + (stop.kind != "save"))
+        trial = Trial(stop, layout, expected, asynchronous, stop.kind == "save")
+        resumed_run = _run(trial, layouts[0], first, options, place, made.saved)
+        if resumed_run is not None:
+            try:
+                if own is layouts[0]:
+                    _judge(trial, first, resumed_run, tolerance, exact)
+                else:
+                    _judge_reshaped(trial, first, resumed_run, tolerance, own, options, place)
+            except ProveError as error:
+                trial.error = str(error)
+        made.trials.append(trial)
+        runs.remove_folder(str(place))
+    return made
+
+
+def _saved(first: Run) -> tuple[list[int], bool]:
+    """Behind which steps the script saves, and whether it goes on meanwhile.
+
+    Files change there; where calls that save were seen, a file that changes behind other steps is a log.
+    """
+    records = [record.steps for record in first.records]
+    changed = [number for number, step in enumerate(records[0]) if step.saved]
+    called = [number for number in changed if any(steps[number].saves for steps in records if number < len(steps))]
+    asynchronous = any(step.asynchronous for steps in records for step in steps)
+    return (changed if asynchronous else called or changed), asynchronous
+
+
+def _undisturbed(layout: Layout, options: Options, scratch: Path) -> tuple[Run, bool, Options]:
+    """The run that nothing stops, whether it is the same twice to the last bit, and the options for all others."""
+    again = _recorded(layout, replace(options, sketched=True), scratch / "again")
+    runs.require_steps(again)
+    if runs.elements(again) > runs.SKETCHED:
+        options = replace(options, sketched=True)
+    first = _recorded(layout, options, scratch / "first")
+    runs.require_steps(first)
+    proof.hashed(first)
+    proof.deterministic(first, again, compare.tolerance_of(first, options.double), options.sketched)
+    try:
+        proof.deterministic(first, again, 0.0, options.sketched)
+    except ProveError:
+        return first, False, options
+    return first, True, options
+
+
+def _recorded(
+    layout: Layout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
+) -> Run:
+    """A run whose saves lie in ``saves``; of itself where it is None."""
+    saves = saves or place / "saves"
+    saves.mkdir(parents=True, exist_ok=True)
+    follow = follower(str(saves), stop, str(place / "stop"))
+    return runs.run_layout(in_folder(layout, saves), replace(options, follow=follow), place / "recorded")
+
+
+def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]) -> Run | None:
+    """Stops a run and resumes it; the run that went on, where it took a step."""
+    stop, saves, marker = made.stop, place / "saves", place / "stopped" / "stop"
+    if stop.kind == "launcher":
+        marker = place / "stop"
+        made.error = killed(begun, options, place, stop, saves)
+    else:
+        stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
+        made.error = _not_stopped(stop, stopped, marker.exists(), first)
+        made.overdue = stop.kind == "term" and "killed by SIGALRM" in stopped.error
+    if made.error:
+        return None
+    if not made.asynchronous and not _is_whole(first, made.expected, str(marker)):
+        made.in_save, made.expected = True, max((one for one in saved if 0 < one < made.expected), default=0)
+        if not made.expected:
+            made.error = "it cut off the only save: there is nothing to go back to"
+            return None
+    expected = made.expected
+    length = len(first.records[0].steps)
+    more = length - expected + (first.records[0].ended == "end")
+    resumed = _recorded(made.layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
+    if resumed.timed_out:
+        made.error = f"the run that goes on: {resumed.error}"
+        return None
+    if resumed.error:
+        why = "after a stop within a save, the script cannot go on" if made.in_save else "it cannot go on"
+        made.findings.append(Finding(made.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
+        return None
+    if not resumed.steps:
+        why = f"it takes no step, and the undisturbed run takes {length - expected} more"
+        made.findings.append(Finding(made.name, expected + 1, "length", "ends-elsewhere", why))
+        return None
+    return resumed
+
+
+def _is_whole(first: Run, done: int, marker: str) -> bool:
+    """Whether every rank had made its saves behind so many steps when a run was stopped, as far as calls were seen.
+
+    A rank that saves makes no other wait where the script has no barrier, and ends soon after the one that is killed.
+    """
+    return all(
+        whole_saves(marker, rank, done) >= len(record.steps[done].saves) for rank, record in enumerate(first.records)
+    )
+
+
+def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
+    """Why a run was not stopped as it should have been; empty if it was. ``marked``: whether the stop was begun."""
+    if not marked:
+        return f"before the stop, {stopped.error}" if stopped.error else NEVER
+    if stop.kind == "term" and not stopped.error and stopped.steps >= first.steps:
+        return "after SIGTERM the script went on to its end, in its time of grace: nothing is left to resume"
+    return NEVER if not stopped.error and stop.kind != "term" else ""
+
+
+def _judge(made: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
+    """A run that goes on in the layout in which it was stopped. ``exact``: whether the undisturbed one repeats itself
+    to the last bit."""
+    made.begins = judge.begins_behind(first, resumed, made.expected)
+    if made.begins is None and not exact:
+        made.begins = judge.begins_near(first, resumed, made.expected, tolerance, {})
+    made.exact = _judge_beside(made, first, resumed, tolerance, {}, exact) and exact and not made.findings
+
+
+def _judge_beside(
+    made: Trial, undisturbed: Run, resumed: Run, tolerance: float, noise: judge.Noise, repeats: bool = False
+) -> bool:
+    """Adds what differs, rank by rank, from an undisturbed run in the same layout; whether nothing does, bit by bit."""
+    begins = made.expected if made.begins is None else made.begins
+    beside = judge.Beside(made.name, undisturbed, resumed, begins, tolerance, noise=noise, repeats=repeats)
+    if not _elsewhere(made):
+        judge.judge_same_layout(beside, made.begins)
+    made.findings += beside.findings
+    return beside.exact
+
+
+def _judge_reshaped(
+    made: Trial, first: Run, resumed: Run, tolerance: float, own: Layout, options: Options, place: Path
+) -> None:
+    """A run that goes on in another layout.
+
+    Where nothing says how the undisturbed run's parameters were cut, as Megatron's, it is held against an undisturbed
+    run in its own layout, which has come to the same numbers but for rounding.
+    """
+    try:
+        Reference(first, tolerance)
+    except ProveError:
+        undisturbed = _recorded(own, options, place / "own")
+        runs.require_steps(undisturbed)
+        noise, rounded = judge.only_rounding(undisturbed), max(ROUNDED, tolerance)
+        made.begins = judge.begins_near(undisturbed, resumed, made.expected, rounded, noise)
+        _judge_beside(made, undisturbed, resumed, rounded, noise)
+        return
+    found = judge.judge_reshaped(made.name, first, resumed, made.expected, tolerance)
+    made.begins, made.states = found.begins, found.states
+    if _elsewhere(made):
+        return
+    made.findings += found.findings
+    behind = made.expected if made.begins is None else made.begins
+    if judge.length_difference(first, resumed, behind):  # other ranks may fill up, or leave out, an epoch's last batch
+        undisturbed = _recorded(own, options, place / "own")
+        runs.require_steps(undisturbed)
+        if told := judge.length_difference(undisturbed, resumed, behind):
+            made.findings.append(Finding(made.name, first.steps, "length", "ends-elsewhere", told))
+
+
+def _elsewhere(made: Trial) -> bool:
+    """Whether the run begins anew, of which all else follows; adds that, and that it goes on behind an older save."""
+    if made.begins is None or made.begins >= made.expected or (made.begins and made.asynchronous):
+        return False
+    if made.asynchronous:
+        made.error = "it begins anew, and saves are made by another thread: perhaps none was whole at the stop"
+        return True
+    if made.begins == 0:
+        made.findings.append(
+            Finding(
+                made.name,
+                1,
+                "resume",
+                "begins-anew",
+                f"it begins anew: nothing of the save after step {made.expected} is used",
+            )
+        )
+        return True
+    if made.stop.kind != "save":
+        made.findings.append(
+            Finding(
+                made.name,
+                made.begins + 1,
+                "resume",
+                "older-save",
+                f"it continues after step {made.begins}, and the last whole save is the one after step {made.expected}",
+            )
+        )
+    return False
+
+
+def stopped(
+    line: str | Sequence[str],
+    layouts: Sequence[Mapping[str, Any] | str],
+    *,
+    resume: str | Sequence[str] | None = None,
+    stops: Sequence[str] | None = None,
+    seed: int = 0,
+    steps: int = STEPS,
+    double: bool = False,
+    grace_s: float = GRACE_S,
+    timeout_s: float = 600.0,
+) -> StopVerdict:
+    """Runs a training script undisturbed, stops it, resumes it, and says what is not as without the stop.
+
+    >>> stopped("train.py --out {folder}", ["ranks=2"]).equal    # doctest: +SKIP
+    True
+
+    Args:
+        line: the script and its arguments. ``{folder}`` is where it saves; each run gets a new one, and the one that
+            goes on that of the run that was stopped. Other ``{names}`` are the layouts'.
+        layouts: as ``"ranks=2 batch=4"``. The script is stopped in the first, and resumed in each.
+        resume: the line that goes on; the same where it is None.
+        stops: kinds of :data:`~pardemo.script.resume.stops.KINDS`; all where it is None. One stop of each.
+        seed: of the steps, moments and ranks that are drawn.
+        steps: of the undisturbed run. grace_s: between SIGTERM and SIGKILL. timeout_s: for each run.
+
+    Raises:
+        ValueError: a line, a layout or a kind cannot be read; the line has no ``{folder}``.
+        ProveError: the undisturbed run could not be run, is not the same twice, or saves nothing before its last steps.
+    """
+    words = _words(line)
+    again = words if resume is None else _words(resume)
+    for which, of in (("the script's line", words), ("--resume", again)):
+        if not any("{folder}" in word for word in of):
+            raise ValueError(f"{which} has no {{folder}}: say with it where the script saves, as --out {{folder}}")
+    kinds = tuple(KINDS) if stops is None else tuple(stops)
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ValueError(f"{unknown[0]!r} is no kind of stop: {', '.join(KINDS)}")
+    if not kinds:
+        raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
+    begun, resumed = (of_layouts.one_or_more(layouts, _marked(of)) for of in (words, again))
+    for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
+        launch = read(list(layout.line), layout.ranks)
+        if not launch.module:
+            runs.script_file(launch.script, os.getcwd())
+    options = Options(steps=steps, double=double, timeout_s=timeout_s)
+    return run_trials(begun, resumed, options, kinds, seed, grace_s)
+
+
+def _words(line: str | Sequence[str]) -> list[str]:
+    return of_layouts.words_of(line) if isinstance(line, str) else list(line)
+
+
+def _marked(words: Sequence[str]) -> list[str]:
+    return [word.replace("{folder}", FOLDER) for word in words]
+
+
+if __name__ == "__main__":
+    launched(sys.argv[1])

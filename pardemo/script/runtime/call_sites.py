@@ -1,0 +1,418 @@
+"""Where a script is, its line and the module that runs, and which step of its optimizer."""
+
+import bisect
+import os
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pardemo import compat
+from pardemo.meters.inside import tensors_in
+from pardemo.script.runtime.libraries import folders
+
+#: Functions of torch that send Python objects, as bytes: nobody asked for these collectives of tensors.
+_OF_OBJECTS = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?$")
+#: Files of libraries that shard a model: what their functions make is gathered parameters, or a buffer.
+_SHARDING = ("_fsdp_collectives.py", "_fsdp_param.py", "_fsdp_param_group.py", "_flat_param.py", "_runtime_utils.py",
+             "partition_parameters.py", "stage3.py", "stage_1_and_2.py", "reducer.cpp")  # fmt: skip
+_GATHERS = re.compile("gather|unshard|init_unsharded|alloc_storage")
+
+#: Functions of libraries that make one number of all gradients, to clip them or to look for an overflow.
+_OF_NORMS = re.compile("grad_norm|total_norm|global_norm|overflow|unscale_|found_inf")
+#: Of a place in such a function.
+NORM = "norm"
+#: Of a place in torch's context parallelism.
+CONTEXT = "context parallel"
+_USES = (CONTEXT, NORM, "gathered", "communication buffers")
+#: Numbers of autograd's nodes from here on are those of leaves.
+LEAF = 2**63
+#: What the model itself is called, whose name is empty.
+ROOT = "(root)"
+
+
+class CallSite(NamedTuple):
+    """A place in a script.
+
+    Args:
+        line: ``train.py:88``, the innermost line that is the reader's own; empty where none is on the stack.
+        module: the name of the module that runs, from the model's root on; empty outside of all modules.
+        phase: ``forward``, ``backward``, ``step`` (of an optimizer), ``evaluation``, or ``between``.
+        repeated: whether a backward pass runs a forward again (activation checkpointing).
+        objects: the function of torch that sends Python objects as bytes, if one does.
+        use: what a sharding library makes here: ``gathered`` or ``communication buffers``; :data:`CONTEXT` in torch's
+            context parallelism, :data:`NORM` where gradients become one number.
+    """
+
+    line: str
+    module: str
+    phase: str
+    repeated: bool = False
+    objects: str = ""
+    use: str = ""
+
+
+class Aside(NamedTuple):
+    """When a model ran without gradients and no later loss used what it said; ``cpu_s``: seconds of a core."""
+
+    begin_s: float
+    end_s: float
+    cpu_s: float
+
+
+class Roots:
+    """Modules in the order in which they were first called; one that nobody holds any more is no longer among them.
+
+    A set of weak references gives them in the order of their addresses, which changes from run to run.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+
+    def add(self, module: torch.nn.Module) -> None:
+        if module not in self:
+            self._modules.pop(id(module), None)  # of one that has gone, whose address it has
+            self._modules[id(module)] = weakref.ref(module)
+
+    def __contains__(self, module: object) -> bool:
+        known = self._modules.get(id(module))
+        return known is not None and known() is module
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return iter([module for known in list(self._modules.values()) if (module := known()) is not None])
+
+
+class CallSites:
+    """Follows which module runs, and tells where a script is.
+
+    Args:
+        own: a folder that is the reader's, also where it lies among the libraries: a package that runs as ``-m``.
+    """
+
+    def __init__(self, own: str):
+        self._libraries = folders()
+        own = os.path.realpath(own) + os.sep
+        self._own = own if own.startswith(self._libraries) else None  # a folder around an environment is not meant
+        self._roles: dict[CodeType, str] = {}
+        self._stack: list[torch.nn.Module] = []
+        self._hooks: list[Any] = []
+        #: from this number of autograd's nodes on (the graph is built in order), the module that runs
+        self._numbers: list[int] = [0]
+        self._owners: list[torch.nn.Module | None] = [None]
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        #: modules that were called from outside of all others: models, and losses
+        self.roots = Roots()
+        #: names of modules whose forward a backward pass ran again; dtypes that autocast or a policy computed in
+        self.recomputed: set[str] = set()
+        self.computed_in: set[str] = set()
+        self.stepping = False
+        #: is told an exception that leaves a module's forward
+        self.on_raise: Callable[[BaseException], None] = lambda error: None
+        self._raised = 0  # its address: the module around that one is left by the same one
+        self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._aside: tuple[float, float] | None = None  # since when a model is evaluated
+        self._asides: list[tuple[Aside, int, list[weakref.ref[torch.Tensor]]]] = []  # of which model, what came out
+
+    def __enter__(self) -> "CallSites":
+        self._hooks = [
+            register_module_forward_pre_hook(self._begins),
+            register_module_forward_hook(self._ends, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def here(self) -> CallSite:
+        """Where the script is now."""
+        line, unit, objects, use = "", "", "", ""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            role = self._roles.get(frame.f_code)
+            if role is None:
+                role = self._roles[frame.f_code] = self._role(frame.f_code)
+            if role == "own":
+                line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+                break
+            if role:
+                use = use or (role if role in _USES else "")
+                objects = objects or (role if _OF_OBJECTS.match(role) else "")
+                unit = unit or _unit(frame)
+            frame = frame.f_back
+        backward = compat.graph_task() != -1
+        module = unit or (self.name(self._stack[-1]) if self._stack else self._of_node() if backward else "")
+        phase = "evaluation" if self._aside else "forward" if self._stack else "between"
+        phase = "backward" if backward else "step" if self.stepping else phase
+        return CallSite(line, module, phase, backward and bool(self._stack), objects, use)
+
+    def _of_node(self) -> str:
+        """The module whose backward runs; empty where a gradient is complete, which is nobody's part of the graph."""
+        node = compat.autograd_node()
+        number = LEAF if node is None else compat.node_number(node)
+        if number >= LEAF or number < self._numbers[0]:  # a graph that is older than this step
+            return ""
+        owner = self._owners[bisect.bisect_right(self._numbers, number) - 1]
+        return "" if owner is None else self.name(owner)
+
+    def _runs(self) -> None:
+        """From the next node on the graph is that of the module that runs now."""
+        number, owner = compat.sequence_number(), self._stack[-1] if self._stack else None
+        if number == self._numbers[-1]:
+            self._owners[-1] = owner
+        else:
+            self._numbers.append(number)
+            self._owners.append(owner)
+
+    def forget(self) -> None:
+        """A step is over: its graph is gone."""
+        if not self._stack:
+            self._numbers, self._owners = [compat.sequence_number()], [None]
+
+    def raised_at(self, error: BaseException) -> str:
+        """The innermost line of the reader's own that an exception came through; empty where there is none."""
+        line, trace = "", error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if self._role(code) == "own":
+                line = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
+            trace = trace.tb_next
+        return line
+
+    def name(self, module: torch.nn.Module) -> str:
+        """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
+        return self._names.get(module) or type(module).__name__
+
+    def learns(self) -> None:
+        """A backward pass begins: a model whose output is still there is a teacher, or a reference, and no evaluation.
+
+        Its time is the step's. What an evaluation says is gone by then, but for numbers.
+        """
+        used = {model for _, model, outputs in self._asides if any(output() is not None for output in outputs)}
+        self._asides = [one for one in self._asides if one[1] not in used]
+
+    def take_aside(self) -> tuple[Aside, ...]:
+        """When models were evaluated since the last time that this was asked."""
+        taken, self._asides = tuple(aside for aside, _, _ in self._asides), []
+        return taken
+
+    def take_forwards(self) -> int:
+        """How often a model has run for training since this was asked; of several models the one that ran most.
+
+        A part of a model that is called by itself is no model: a head may run for a sequence piece by piece.
+        """
+        most, self._forwards = max(self._forwards.values(), default=0), weakref.WeakKeyDictionary()
+        return most
+
+    def is_own(self, code: CodeType) -> bool:
+        """Whether a function is the reader's own."""
+        return self._role(code) == "own"
+
+    def _role(self, code: CodeType) -> str:
+        path, name = code.co_filename, os.path.basename(code.co_filename)
+        if not path.startswith("<"):
+            real = os.path.realpath(path)
+            if not real.startswith(self._libraries) or (self._own and real.startswith(self._own)):
+                return "own"
+        if os.path.basename(os.path.dirname(path)) == "_context_parallel":
+            return CONTEXT
+        if name in _SHARDING:
+            return "gathered" if _GATHERS.search(code.co_name) else "communication buffers"
+        if _OF_NORMS.search(code.co_name):
+            return NORM
+        return code.co_name if _OF_OBJECTS.match(code.co_name) else ""
+
+    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._stack:
+            if module not in self._names:
+                self.roots.add(module)
+                for name, part in module.named_modules():
+                    self._names[part] = without_wrappers(name)
+            if not module.training and not torch.is_grad_enabled():
+                self._aside = time.monotonic(), time.thread_time()
+            if compat.graph_task() != -1:
+                self.recomputed.add(self.name(module))
+            elif torch.is_grad_enabled() and not self._names[module] and next(module.parameters(), None) is not None:
+                self._forwards[module] = self._forwards.get(module, 0) + 1
+        if torch.is_autocast_enabled("cpu") and compat.graph_task() == -1:  # Accelerate begins it within a model
+            self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+        self._stack.append(module)
+        self._runs()
+
+    def _ends(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        while self._stack and self._stack.pop() is not module:  # one that raised has not said that it ended
+            pass
+        if (error := sys.exception()) is not None and id(error) != self._raised:
+            self._raised = id(error)
+            self.on_raise(error)
+        self._runs()
+        if not self._stack and self._aside:
+            aside = Aside(self._aside[0], time.monotonic(), time.thread_time() - self._aside[1])
+            outputs = [weakref.ref(tensor) for tensor in tensors_in(output) if tensor.dim()]
+            self._asides.append((aside, id(module), outputs))
+            self._aside = None
+
+
+def _unit(frame: FrameType) -> str:
+    """Of a frame of FSDP2's the module that it works for."""
+    if not frame.f_code.co_filename.endswith("_fsdp_param_group.py"):
+        return ""
+    return without_wrappers(compat.fsdp_unit(frame.f_locals.get("self"))) or ROOT
+
+
+def without_wrappers(name: str) -> str:
+    """``module.layers.0._checkpoint_wrapped_module.mlp`` → ``layers.0.mlp``."""
+    wrappers = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+    kept = [part for part in name.split(".") if part not in wrappers]
+    while kept and kept[0] in ("module", "_forward_module", "_original_module"):  # DDP's, and Fabric's
+        kept.pop(0)
+    return ".".join(kept)
+
+
+#: After so many updates by others an optimizer takes no turns with them any more: its phase is over.
+TURNS = 16
+
+
+class Enough(BaseException):
+    """All steps that were asked for are over. No Exception: a script's own ``except`` is not for it."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The moment at which a step of the optimizer is over; ``cpu_s``: seconds of a core that this thread had.
+
+    ``backwards``: backward passes since the cut before. ``aside``: when models were evaluated since then.
+    ``sent_bytes``, ``received_bytes``: the kernel's counters, of all connections but the store's. ``forwards``: how
+    often a model has run since then, 0 where that was not seen. ``updates``: steps of optimizers since then, each after
+    a backward pass of its own. ``closures``: backward passes within an optimizer's step, as its closure runs them.
+    """
+
+    at_s: float
+    cpu_s: float
+    backwards: int
+    aside: tuple[Aside, ...]
+    sent_bytes: int
+    received_bytes: int
+    forwards: int = 0
+    updates: int = 1
+    closures: int = 0
+
+    @property
+    def micro_batches(self) -> int:
+        """Backward passes of a whole model for one update.
+
+        A loss that goes backward piece by piece belongs to one of them; an optimizer that evaluates its closure again
+        and again (LBFGS) takes no more samples.
+        """
+        passes = min(self.backwards, self.forwards or self.backwards)
+        return max(1, passes // (self.updates * max(1, self.closures)))
+
+
+class Steps:
+    """Cuts a script into steps: one is over with the first optimizer's step after a backward pass.
+
+    Libraries step in parts (ZeRO-3 by groups of parameters, a model with two optimizers): those that follow without
+    another backward pass belong to the same step, and so do those of other optimizers that take turns with it (a
+    generator's and its critic's). From cut to cut each cycle holds each part once.
+
+    Args:
+        places: is told while an optimizer steps.
+        enough: the number of cuts after which the script ends, by :class:`Enough`.
+        counters: the kernel's bytes sent and received so far.
+        on_cut: is told the number of a cut, at its moment. on_backward: is called as a backward pass begins.
+    """
+
+    def __init__(
+        self,
+        places: CallSites,
+        enough: int,
+        counters: Callable[[], tuple[int, int]],
+        on_cut: Callable[[int], None],
+        on_backward: Callable[[], None],
+    ):
+        self.cuts: list[Cut] = []
+        self._places, self._enough, self._counters = places, enough, counters
+        self._on_cut, self._on_backward = on_cut, on_backward
+        #: is told an exception that leaves a backward pass
+        self.on_raise: Callable[[BaseException], None] = lambda error: None
+        self._backwards = self._since_update = self._updates = self._closures = 0
+        self._first: weakref.ref[Any] | None = None  # the optimizer whose steps end the cycles
+        self._others = 0  # updates by others since its last
+        self._hooks: list[Any] = []
+        self._thread = threading.get_ident()
+
+    @property
+    def number(self) -> int:
+        """How many steps are over."""
+        return len(self.cuts)
+
+    def __enter__(self) -> "Steps":
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._begins),
+            register_optimizer_step_post_hook(self._ends),
+        ]
+
+        self._passes = compat.replaced(*compat.engine_replaced(self._on_pass))
+        self._passes.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._passes.__exit__(None, None, None)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _on_pass(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # a checkpoint's is within another, and autograd.grad's is no step's
+        outermost = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
+        if outermost:
+            self._places.learns()
+            self._backwards += 1
+            self._since_update += 1
+            self._closures += self._places.stepping
+            self._on_backward()
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            if outermost:
+                self.on_raise(error)
+            raise
+
+    def _begins(self, *_: Any) -> None:
+        self._places.stepping = True
+
+    def _ends(self, optimizer: Any, *_: Any) -> None:
+        self._places.stepping = False
+        if self._since_update == 0 or threading.get_ident() != self._thread:
+            return
+        self._since_update, self._updates = 0, self._updates + 1
+        if not self._ends_cycle(optimizer):
+            return
+        self._on_cut(len(self.cuts) + 1)  # what it costs is part of the step that is over
+        sent, received = self._counters()
+        aside = self._places.take_aside()
+        self._places.forget()
+        self.cuts.append(Cut(
+            time.monotonic(), time.thread_time(), self._backwards, aside, sent, received,
+            self._places.take_forwards(), self._updates, self._closures,
+        ))  # fmt: skip
+        self._backwards = self._updates = self._closures = 0
+        if len(self.cuts) == self._enough:
+            raise Enough
+
+    def _ends_cycle(self, optimizer: Any) -> bool:
+        """Whether it is the first optimizer's update; where that one has stopped, the next one's takes its place."""
+        first = self._first() if self._first is not None else None
+        if first is optimizer or first is None or self._others >= TURNS:
+            self._first, self._others = weakref.ref(optimizer), 0
+            return True
+        self._others += 1
+        return False

@@ -1,0 +1,184 @@
+"""A script on warm ranks: started, watched, and told about where it fails."""
+
+import ast
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pardemo.script.hangs import standstill
+from pardemo.script.hangs.journal import Log
+from pardemo.script.hangs.standstill import Standstill
+from pardemo.script.runtime.libraries import is_script
+from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
+
+#: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
+HEAVY = ("transformers", "accelerate", "deepspeed", "megatron.core", "peft", "datasets", "torchvision")
+#: Called in the nursery once all is loaded there.
+READ_MODULES = "pardemo.script.runtime.stand_ins:read_modules"
+#: What a rank takes before the script's own memory: 64 of them took 6.2 GB.
+RANK_BYTES = 100e6
+#: Characters of an exception's text that one line has room for.
+LONGEST = 300
+
+
+class ScriptError(ValueError):
+    """The script could not be measured; the message says in one line what is wrong, ``details`` where.
+
+    ``standstill``: of a run that began, which ranks waited for which others, and where they parted.
+    """
+
+    def __init__(self, message: str, details: str = "", still: Standstill | None = None):
+        super().__init__(message)
+        self.details, self.standstill = details, still
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path)
+
+
+def heavy_imports(text: str) -> list[str]:
+    """Libraries of :data:`HEAVY` that the script imports; none where it cannot be read, which running it will say."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return [heavy for heavy in HEAVY if any(name == heavy or name.startswith(heavy + ".") for name in named)]
+
+
+def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float) -> ScriptError:
+    """One line for what happened to the ranks, with what is told of those that wait."""
+    deaths = {rank: exit_text(code) for rank, code in error.deaths.items()} if isinstance(error, RankDied) else {}
+    stacks = getattr(error, "stacks", {})
+    lines = {rank: STOPPED if stack.startswith(STOPPED) else _here(stack) for rank, stack in stacks.items()}
+    still = standstill.standstill_of(logs, at_s, lines, deaths)
+    parted = still.first is not None and still.first.differ
+    if isinstance(error, RankDied) and set(error.deaths.values()) == {0}:
+        line = f"{ranks_text(list(error.deaths))} ended by os._exit(0), which leaves no report"
+    elif isinstance(error, RankDied):
+        then = still.line if parted else still.waited
+        line = _line(str(error).partition("\n")[0]) + (f"; {then}" if then else "")
+    elif parted or (isinstance(error, RankTimeout) and still.stuck):
+        line = still.line
+    elif isinstance(error, RankFailed):
+        return ScriptError(_raised(name, error, still), str(error), still)
+    elif isinstance(error, RankTimeout):
+        line = "; ".join(filter(None, (f"not over after {error.timeout_s:g} s: {_waiting(error, logs)}", error.busy)))
+    else:
+        line = _line(str(error))
+    return ScriptError(f"{name}: {line}", str(error), still)
+
+
+def _raised(name: str, error: RankFailed, still: Standstill) -> str:
+    rank, failure = error.first
+    if failure.type == "Exited":
+        ranks = [one for one, other in error.failures.items() if other.message == failure.message]
+        alone = f" (on {ranks_text(ranks)})" if error.stopped or len(ranks) < len(error.failures) else ""
+        return f"{name} ended by {_line(failure.message)}; what it printed says why{alone}"
+    if failure.type == "OwnProcesses":
+        return f"{name}: {failure.message}"
+    asks = "EOF when reading a line" in failure.headline  # as input() says it
+    hint = ": ranks have no standard input, so a script cannot ask" if asks else ""
+    where = _at(failure.traceback)
+    waited = f"; {still.waited}" if still.waits else ""
+    return f"{name}: rank {rank} raised {_line(failure.headline)}{where}{hint}{waited}"
+
+
+def _line(text: str) -> str:
+    """A message of any length as a part of a line: its begin and its end."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+
+
+def _waiting(error: RankTimeout, logs: dict[int, Log]) -> str:
+    """What each rank is in: a collective, or a line after one; ranks that are in the same share a part."""
+    alike: dict[str, list[int]] = {"finished": error.finished}
+    for rank, stack in sorted(error.stacks.items()):
+        calls = logs[rank].calls if rank in logs else []
+        here = _here(stack)
+        if stack.startswith(STOPPED):
+            what = STOPPED
+        elif not calls:
+            what = f"at {here or 'a line that is not known'}, before any collective"
+        elif here in ("", calls[-1].line):
+            what = f"in {standstill.call_text(calls[-1])}"
+        else:
+            what = f"at {here}, after {standstill.call_text(calls[-1])}"
+        alike.setdefault(what, []).append(rank)
+    done = alike.pop("finished")
+    parts = [f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} {what}" for what, ranks in alike.items()]
+    return "; ".join([*parts, *([f"the script has ended on {ranks_text(done)}"] if done else [])])
+
+
+def _here(stack: str) -> str:
+    """The reader's line in a stack, of its main thread, which stands last."""
+    own = _own_frames(stack.rpartition("most recent call first")[2])
+    return f"{_name(own[0][0])}:{own[0][1]}" if own else ""
+
+
+def _at(traceback: str) -> str:
+    """Where in the reader's files an exception came from."""
+    own = _own_frames(traceback)
+    return f", at {_name(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def _own_frames(frames: str) -> list[tuple[str, str]]:
+    """File and line of those frames that are no library's, Python's or pardemo's."""
+    return [frame for frame in re.findall(r'File "([^<>"]+)", line (\d+)', frames) if is_script(frame[0])]
+
+
+#: Folders that a scratch copy leaves out: environments, histories, caches.
+LEFT_OUT = (".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache")
+
+
+#: A folder above this is no script's: it is refused before a copy fills the disk.
+LARGEST_COPY = 2e9
+
+
+@dataclass
+class Scratch:
+    """A copy of a folder, and the files that it had in the beginning, with their times."""
+
+    folder: str
+    before: dict[str, int]
+
+    def told(self) -> str:
+        """Which files the script wrote."""
+        wrote = [name for name, when in _files_of(self.folder).items() if self.before.get(name) != when]
+        some = ", ".join(sorted(wrote)[:5]) + (f" and {len(wrote) - 5} more" if len(wrote) > 5 else "")
+        return f"it ran in a scratch copy, which is removed; it wrote {some}" if wrote else (
+            "it ran in a scratch copy, which is removed; it wrote no files"
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def scratch(folder: str) -> Iterator[Scratch]:
+    """A copy of a folder until the block ends.
+
+    Raises:
+        ValueError: the folder has more than 2 GB.
+    """
+    size = sum(os.lstat(os.path.join(folder, name)).st_size for name in _files_of(folder))
+    if size > LARGEST_COPY:
+        raise ValueError(f"--copy would copy {size / 1e9:.1f} GB: run it where the script is, and little else")
+    with tempfile.TemporaryDirectory(prefix="pardemo-copy-") as temporary:
+        copy = os.path.join(temporary, "copy")
+        shutil.copytree(folder, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        yield Scratch(copy, _files_of(copy))
+
+
+def _files_of(folder: str) -> dict[str, int]:
+    """Files of a folder and when they changed, in ns, without :data:`LEFT_OUT`."""
+    found = {}
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        for name in names:
+            path = os.path.join(where, name)
+            with contextlib.suppress(OSError):
+                found[os.path.relpath(path, folder)] = os.lstat(path).st_mtime_ns
+    return found

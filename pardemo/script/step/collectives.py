@@ -1,0 +1,332 @@
+"""Every collective that a script calls: what it moves, when, and from where; nothing but collectives is slowed down.
+
+torch's operators of ``c10d`` are asked at the dispatcher, where those that DDP's reducer, FSDP and DTensor call from
+C++ pass as well: at the key BackendSelect, below autograd and above all devices. A ``TorchDispatchMode`` would see
+them, too, and cost a call of Python for each operator of the step.
+"""
+
+import contextlib
+import functools
+import itertools
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardemo import compat
+from pardemo.formulas import communication as formulas
+from pardemo.script.hangs.journal import Journal, headline
+from pardemo.script.runtime.call_sites import CallSite, CallSites
+
+#: torch's operators -> the collective that they are. All but the monitored barrier return a Work, alone or as the last
+#: of their results.
+KINDS = {
+    "allreduce_": "all-reduce",
+    "allreduce_coalesced_": "all-reduce",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "_allgather_base_": "all-gather",
+    "allgather_": "all-gather",
+    "allgather_coalesced_": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather",
+    "alltoall_": "all-to-all",
+    "alltoall_base_": "all-to-all",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "barrier": "barrier",
+    "monitored_barrier_": "barrier",
+    "send": "send",
+    "recv_": "receive",
+    "recv_any_source_": "receive",
+}
+
+
+@dataclass
+class Call:
+    """One collective of one rank.
+
+    Args:
+        kind: as a paper names it. ranks: of its group, in order; of a message, sender and receiver.
+        group: its name, which all its ranks have in common: several may have the same ranks.
+        number: of this call in its group, counted from 0.
+        nbytes: the whole array's. sent: what this rank sends of it where least is sent, as on nccl's ring.
+        gloo_bytes: what it sends by gloo's own, which sums where it has to scatter sums, and sends trees.
+        dtype: the elements', without ``torch.``. place: where the script is.
+        begin_s, end_s: of the call, and of the exchange; the machine's monotonic clock. Not ended: None.
+        step: how many steps of the optimizer were over.
+        shapes: of its tensors, the first eight.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    number: int
+    nbytes: int
+    sent: float
+    gloo_bytes: float
+    dtype: str
+    place: CallSite
+    begin_s: float
+    step: int
+    group: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    end_s: float | None = field(default=None, compare=False)
+
+
+class Calls:
+    """Notes each collective of this rank while the block runs.
+
+    Args:
+        places: where the script is. step: the number of the step that runs. journal: a file that takes a line for each
+            call as it begins, and one as it is over: what a rank did last can be read there where it hangs.
+        on_tensors: is told the tensors of each collective, and its kind.
+    """
+
+    def __init__(
+        self,
+        places: CallSites,
+        step: Callable[[], int],
+        journal: str,
+        on_tensors: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None] | None = None,
+    ):
+        self.list: list[Call] = []
+        self._places, self._step, self._on_tensors = places, step, on_tensors
+        self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+        #: messages that are not over, by the Work's id: no future tells when they are, only a ``wait``
+        self._messages: dict[int, tuple[dist.Work, Call, int, int]] = {}
+        self._journal = Journal(journal)
+        self._begun = itertools.count()
+        self._following = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._library: torch.library.Library | None = None
+        self._functional: torch.library.Library | None = None
+        self._outputs: dict[int, int] = {}  # of functional collectives that no future ends: address -> id of the Work
+        #: when this rank stood still in a Work's ``wait``
+        self.waits: list[tuple[float, float]] = []
+        #: called as it begins to
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> "Calls":
+        self._library = torch.library.Library("c10d", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel of c10d is replaced, which is meant
+            for name in KINDS:
+                self._library.impl(name, self._asked(name), "BackendSelect", with_keyset=True)
+            self._functional = torch.library.Library("_c10d_functional", "IMPL")
+            self._functional.impl("wait_tensor", self._waited_for(), "BackendSelect", with_keyset=True)
+        self._wait = dist.Work.wait
+        dist.Work.wait = self._waited  # type: ignore[method-assign]
+        self._following.enter_context(compat.around_new_group(self._makes_group))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._following.close()
+        dist.Work.wait = self._wait  # type: ignore[method-assign]
+        if self._library is not None:
+            compat.end_library(self._library)
+            self._library = None
+        if self._functional is not None:
+            compat.end_library(self._functional)
+            self._functional = None
+        self._journal.close()
+
+    def to_the_end(self, script: Callable[[], str]) -> str:
+        """Runs a script that says how it ended, and notes that, or what it raised."""
+        try:
+            ended = script()
+        except BaseException as error:
+            self._journal.ends("raised", headline(error), self._places.raised_at(error))
+            raise
+        self._journal.ends(ended)
+        return ended
+
+    def raised(self, error: BaseException) -> None:
+        """Notes an exception that left a forward or a backward pass: a script may go on after it."""
+        if type(error).__module__ == "torch.utils.checkpoint":  # with which it ends what it runs again
+            return
+        self._journal.raised(headline(error), self._places.raised_at(error))
+
+    def _asked(self, name: str) -> Callable:
+        operator = getattr(torch.ops.c10d, name).default
+        below = compat.dispatch_keys_after(compat.DispatchKey.BackendSelect)
+        names = [argument.name for argument in compat.op_schema(operator).arguments]
+
+        def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            noted, number = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
+            try:
+                result = operator.redispatch(keys & below, *args, **kwargs)
+            except RuntimeError:
+                self._journal.failed(number, time.monotonic())
+                raise
+            if result is None:
+                self._over(noted, number)
+            else:
+                self._watch(noted, number, result[-1] if isinstance(result, tuple) else result, args)
+            return result
+
+        return call
+
+    def _note(self, name: str, arguments: dict[str, Any]) -> tuple[Call, int]:
+        group = dist.ProcessGroup.unbox(arguments["process_group"])
+        ranks = tuple(dist.get_process_group_ranks(group))
+        kind, root = KINDS[name], int(arguments.get("root_rank", 0))
+        tensors = {key: _tensors_in(value) for key, value in arguments.items()}
+        nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
+        own, place = group.rank(), self._places.here()
+        if kind == "send":
+            ranks = (ranks[own], ranks[int(arguments["dst"])])
+        elif kind == "receive":
+            ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[own])
+        sent = formulas.BYTES_OF_COLLECTIVE[_rule(name)](nbytes, group.size(), own == root).sent
+        of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (own - root) % group.size())
+        if kind == "all-to-all":  # each rank its own part, which need not be equal parts
+            sent = of_gloo = _to_others(arguments, own)
+        some = next((many for many in tensors.values() if many), [])
+        call = Call(
+            kind, ranks, self._number(group.group_name, ranks), nbytes if kind != "barrier" else 0, sent, of_gloo,
+            str(some[0].dtype).removeprefix("torch.") if some else "", place, time.monotonic(), self._step(),
+            group.group_name, tuple(tuple(t.shape) for t in some[:8]),
+        )  # fmt: skip
+        self.list.append(call)
+        inputs = [t for key in ("input", "input_tensor", "inputs", "input_tensors") for t in tensors.get(key, [])]
+        given = inputs or some
+        # one tensor's shape, or of several their sizes: what the same call on another rank has to agree with
+        shape = tuple(given[0].shape) if len(given) == 1 else tuple(t.numel() for t in given[:8])
+        number = self._log(call, () if kind == "barrier" else shape)
+        if self._on_tensors is not None:
+            outputs = [t for key, many in tensors.items() if key.startswith("output") for t in many]
+            self._on_tensors(kind, inputs or tensors.get("tensors", []), outputs)
+        return call, number
+
+    def _number(self, group: str, ranks: tuple[int, ...]) -> int:
+        with self._lock:
+            number = self._numbers.get((group, ranks), 0)
+            self._numbers[group, ranks] = number + 1
+        return number
+
+    def _log(self, call: Call, shape: tuple[int, ...]) -> int:
+        """Writes a call down as it begins; its number among all of this rank."""
+        number, place = next(self._begun), call.place
+        self._journal.begins(
+            number, call.kind, call.ranks, call.number, call.group, call.nbytes, shape, call.dtype, place.line,
+            place.module, place.phase, call.step, call.begin_s,
+        )  # fmt: skip
+        return number
+
+    def _makes_group(self, make: Callable[[], Any], ranks: list[int] | None, alone: bool) -> Any:
+        """A new group is made as by a collective of all ranks; ``alone``: of its own ones."""
+        world = tuple(range(dist.get_world_size()))
+        own = world if ranks is None else tuple(ranks)
+        callers = own if alone else world
+        number = self._number("new_group", callers)
+        place = self._places.here()
+        call = Call(
+            "new_group", callers, number, 0, 0.0, 0.0, "", place, time.monotonic(), self._step(), "new_group"
+        )  # fmt: skip
+        logged = self._log(call, own)
+        made = make()
+        self._over(call, logged)
+        return made
+
+    @property
+    def _waited(self) -> Callable:
+        @functools.wraps(self._wait)
+        def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            _, call, number, address = self._messages.pop(id(work), (None, None, -1, 0))
+            self._outputs.pop(address, None)
+            return self._stand_still(call, number, lambda: self._wait(work, *args, **kwargs))
+
+        return wait
+
+    def _over(self, call: Call, number: int) -> None:
+        call.end_s = time.monotonic()
+        self._journal.over(number, call.end_s)
+
+    def _waited_for(self) -> Callable:
+        """DTensor's collectives are waited for by their tensor, in C++: no ``Work.wait`` of Python's is called."""
+        operator = compat.functional_wait.default
+        below = compat.dispatch_keys_after(compat.DispatchKey.BackendSelect)
+
+        def wait(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
+            known = self._messages.pop(self._outputs.pop(_address(tensor), -1), None)
+            if known is None:
+                return operator.redispatch(keys & below, tensor)
+            return self._stand_still(known[1], known[2], lambda: operator.redispatch(keys & below, tensor))
+
+        return wait
+
+    def _stand_still(self, call: Call | None, number: int, wait: Callable[[], Any]) -> Any:
+        """Waits for a collective, whose call is over then or has failed."""
+        begin = time.monotonic()
+        self.on_wait()
+        try:
+            result = wait()
+        except RuntimeError:
+            if call is not None:
+                self._journal.failed(number, time.monotonic())
+            raise
+        finally:
+            self.waits.append((begin, time.monotonic()))
+        if call is not None:
+            self._over(call, number)
+        return result
+
+    def _watch(self, call: Call, number: int, boxed: Any, arguments: tuple[Any, ...]) -> None:
+        """Notes when the exchange is over, in the thread of the backend that ends it."""
+
+        def over(future: torch.futures.Future) -> None:
+            try:
+                future.value()
+            except RuntimeError:
+                self._journal.failed(number, time.monotonic())
+            else:
+                self._over(call, number)
+
+        work = dist.Work.unbox(boxed)
+        try:
+            work.get_future().add_done_callback(over)
+        except RuntimeError:  # a message's work has none
+            if work.is_completed():
+                self._over(call, number)
+            else:
+                into = (
+                    next(iter(_tensors_in(arguments[0])), None) if arguments else None
+                )  # what is written stands first
+                address = 0 if into is None or call.kind in ("send", "receive") else _address(into)
+                self._messages[id(work)] = work, call, number, address
+                if address:
+                    self._outputs[address] = id(work)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _to_others(arguments: dict[str, Any], own: int) -> float:
+    """Bytes of an all-to-all that leave the rank: of its input all but its own part."""
+    if "input_tensors" in arguments:
+        return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != own)
+    whole, splits = arguments["input"].nbytes, list(arguments.get("input_split_sizes") or ())
+    size = dist.ProcessGroup.unbox(arguments["process_group"]).size()
+    kept = splits[own] / max(sum(splits), 1) if splits else 1 / size
+    return whole * (1 - kept)
+
+
+def _rule(name: str) -> str:
+    rules = {"monitored_barrier_": "barrier", "recv_": "recv", "recv_any_source_": "recv", "alltoall_": "alltoall_base"}
+    return rules.get(name, name.strip("_").replace("allgather_coalesced", "allgather"))
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return []

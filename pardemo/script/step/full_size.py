@@ -1,0 +1,430 @@
+"""A recognised parallelism as a layout of the planner's, with the script's own bytes for each parameter."""
+
+import contextlib
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pardemo.script.runtime.call_sites import ROOT
+
+if TYPE_CHECKING:
+    from pardemo.meters.snapshot import Block
+    from pardemo.planner.layouts.job.layout import Layout
+    from pardemo.planner.layouts.model.shape import Shape
+    from pardemo.script.step.parallelisms import Parallelism
+    from pardemo.script.step.rank import Seen
+    from pardemo.script.step.summary import Summary
+
+
+HALF = ("bfloat16", "float16")
+#: Parallelisms that share a batch, and maybe the model's states.
+DATA = ("DDP", "FSDP2", "HSDP", "FSDP1")
+#: Whose activations are taken: torch's own parallelism, in 16 bits.
+PROGRAM = "torchtitan"
+LOGITS = {2: 14, 4: 12}  # bytes of a token and word: in 16 bits, in 32, their log-softmax, its gradient, and both ways
+
+
+class NoCounterpart(Exception):
+    """The planner has nothing like it; the message says what in one line."""
+
+
+def _planned_layout(asked: "Question", measured: "Summary", seen: "Sequence[Seen]", fullest: "Seen") -> dict[str, Any]:
+    """Bytes by kind of the fullest GPU, what was taken over, what was assumed, the planner's own command.
+
+    Raises:
+        NoCounterpart: the planner's layouts have nothing like it.
+        ValueError: the layout cannot be run with the model or the GPUs.
+    """
+    from pardemo.planner import profile
+    from pardemo.planner.layouts import Job, stack
+    from pardemo.planner.layouts.job import layout
+    from pardemo.planner.layouts.job.machines import machine
+    from pardemo.planner.layouts.price.memory import memory
+
+    trained = trained_of(fullest, measured)
+    own = [one for one in measured.parallelism if fullest.rank in one.ranks]
+    chosen, data = _degrees(own, measured, asked)
+    samples, sequence = tokens(asked, seen, chosen.cp)
+    chosen = chosen.but(micro_batch=samples, recompute=recomputed(trained))
+    gpus = asked.gpus or measured.ranks
+    layout.check(chosen, asked.shape, gpus, sequence)
+    compute, how = _computed_in(fullest, data)
+    weight, gradient = trained["weight"], trained["gradient"] or trained["weight"]
+    program = stack(PROGRAM).but(weight=weight, gradient=gradient, state=trained["state"], logits=LOGITS[compute])
+    job = Job(asked.shape, machine(profile.find("H100", gpus), gpus, min(gpus, 8)), program, sequence)
+    plan = memory(job, chosen)
+    kinds = dict(plan.lines)
+    kinds["activations"] *= compute / 2  # the planner's are of 16 bits
+    if data is not None and data.kind != "DDP":
+        moved = 2 if set(data.options.get("gathered_in", [f"float{8 * compute}"])) <= set(HALF) else 4
+        root = asked.shape.embedding_params + (0 if asked.shape.tied else asked.shape.head_params)
+        kinds["gathered parameters"] *= moved / 2
+        if chosen.pp == 1 and ROOT in data.wraps:
+            kinds["gathered parameters"] += moved * root / chosen.tp
+            layers = "the layer that runs and the next are gathered, and the root's embedding and head"
+        else:
+            layers = "the layer that runs and the next are gathered" if chosen.pp == 1 else "stages stay gathered"
+    else:
+        layers = ""
+    assumed = [
+        f"activations as {PROGRAM} keeps them, with attention that is fused; gradients are whole at the peak",
+        "the program's own: CUDA, nccl and what the allocator wastes",
+    ]
+    whole = kinds["parameters"] / weight
+    if data is not None and data.kind == "DDP" and not trained["bucket_view"]:
+        kinds["communication buffers"] = gradient * whole
+    if compute == 2 < weight and fullest.model["computed_in"]:
+        cast = 2 * max(
+            0.0, whole - asked.shape.embedding_params / chosen.tp * (chosen.pp == 1 and not asked.shape.tied)
+        )
+        kinds["activations"] += cast
+        assumed.append("autocast's 16-bit copies of the weights stay from forward to backward: among activations")
+    if chosen.tp > 1:
+        assumed.append("tensor parallelism cuts each layer, the embedding and the head")
+    if chosen.pp > 1:
+        assumed.append("a pipeline in 1F1B; where all micro-batches go forward first, each stage holds all of them")
+    taken = [
+        how,
+        *([layers] if layers else []),
+        f"{', '.join(trained['optimizers'])}: {weight:g} bytes of parameters, {gradient:g} of gradients and "
+        f"{trained['state']:g} of states for each",
+        tokens_taken(asked, samples, sequence, measured.micro_batches),
+        {"none": "nothing is recomputed", "full": "each layer is recomputed"}[chosen.recompute],
+    ]
+    return {
+        "kinds": kinds, "taken_over": taken, "assumed": assumed, "layout": str(chosen),
+        "command": _command(asked, chosen, gpus, sequence),
+    }  # fmt: skip
+
+
+def trained_of(fullest: "Seen", measured: "Summary") -> dict[str, Any]:
+    """What the fullest rank's script trains.
+
+    Raises:
+        NoCounterpart: some parameters are frozen, or an optimizer's states are not of its parameters' shapes.
+    """
+    trained = fullest.model["trained"]
+    if measured.model["frozen"]:
+        raise NoCounterpart(
+            f"{measured.model['frozen']:,} of {measured.model['parameters']:,} parameters are frozen, and a layout of "
+            "the planner trains all; pardemo plan without --explain plans LoRA"
+        )
+    if not trained["elements"]:
+        raise NoCounterpart("no optimizer of torch's was seen to step, so its states are not known")
+    if trained["unlike"]:
+        raise NoCounterpart(
+            f"{', '.join(trained['optimizers'])} keeps states of other shapes than its parameters, which do not grow "
+            "as they do"
+        )
+    return trained
+
+
+def tokens(asked: "Question", seen: "Sequence[Seen]", cp: int) -> tuple[int, int]:
+    """Samples of a micro-batch, and tokens of each: as asked, else as in the script.
+
+    Raises:
+        NoCounterpart: neither is known.
+    """
+    known = next((one.model["trained"]["tokens"] for one in seen if one.model["trained"]["tokens"]), None)
+    if known is None and (asked.micro_batch is None or asked.sequence is None):
+        raise NoCounterpart("no embedding was seen to take samples of tokens: say --micro-batch and --sequence")
+    samples, length = known or (0, 0)
+    return asked.micro_batch or samples, asked.sequence or length * cp
+
+
+def tokens_taken(asked: "Question", samples: int, sequence: int, micro_batches: int) -> str:
+    said = [name for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
+    who = {0: "as in the script", 1: f"{said[0].replace('_', '-')} as you said" if said else "", 2: "as you said"}[
+        len(said)
+    ]
+    return f"{micro_batches} × {samples} sample{'s' * (samples != 1)} of {sequence:,} tokens a step and rank, {who}"
+
+
+def recomputed(trained: dict[str, Any]) -> str:
+    """``none``, or ``full``: each layer.
+
+    Raises:
+        NoCounterpart: some layers alone.
+    """
+    again, layers = trained["layers_recomputed"], trained["layers"]
+    if again and again < layers:
+        raise NoCounterpart(f"{again} of {layers} layers are recomputed; the planner has all of them or none")
+    if trained["recomputed_inside"] and not again:
+        raise NoCounterpart("parts of layers are recomputed; the planner has whole layers or none")
+    return "full" if again else "none"
+
+
+def _degrees(own: "list[Parallelism]", measured: "Summary", asked: "Question") -> "tuple[Layout, Parallelism | None]":
+    """The script's degrees; data-parallel ranks grow to the GPUs that are asked for."""
+    from pardemo.planner.layouts import Layout
+
+    by: dict[str, list[Parallelism]] = {}
+    for one in own:
+        if one.options.get("by") == "Megatron-core":
+            raise NoCounterpart(
+                "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
+                "has its constants"
+            )
+        by.setdefault(one.kind, []).append(one)
+    if twice := [kind for kind, some in by.items() if len(some) > 1]:
+        raise NoCounterpart(f"a rank is in several groups of {twice[0]}, and a layout has one")
+    sizes = {kind: len(some[0].ranks) for kind, some in by.items()}
+    if strange := set(sizes) - {*DATA, "TP", "PP", "CP"}:
+        raise NoCounterpart(f"{', '.join(sorted(strange))} is not translated into a layout of the planner")
+    shared = [kind for kind in DATA if kind in sizes]
+    if len(shared) > 1:
+        raise NoCounterpart(f"{' and '.join(shared)} together have no counterpart in a layout")
+    tp, pp, cp = (sizes.get(kind, 1) for kind in ("TP", "PP", "CP"))
+    data = by[shared[0]][0] if shared else None
+    here, rest = divmod(measured.ranks, tp * pp * cp)
+    if rest or (here > 1 and data is None):
+        raise NoCounterpart(f"what the groups of {measured.ranks} ranks share was not recognised")
+    dp, rest = divmod(asked.gpus or measured.ranks, tp * pp * cp)
+    if rest or not dp:
+        raise NoCounterpart(f"{asked.gpus} GPUs do not divide by TP {tp} × PP {pp} × CP {cp} of the script")
+    if dp > 1 and data is None:
+        raise NoCounterpart(
+            f"the script has no data parallelism, and TP {tp} × PP {pp} × CP {cp} are not {asked.gpus} GPUs"
+        )
+    sharding, group = ("none", 0) if data is None else _sharing(data, here, cp, measured)
+    stages = len(by["PP"][0].wraps) if pp > 1 else 1
+    return Layout(
+        tp=tp, cp=cp, dp=dp, pp=pp, sharding=sharding, shard_group=group, accumulation=measured.micro_batches,
+        chunks=stages, sequence_parallel=tp > 1 and _along_the_sequence(measured, by["TP"][0].ranks),
+    ), data  # fmt: skip
+
+
+def _sharing(data: "Parallelism", here: int, cp: int, measured: "Summary") -> tuple[str, int]:
+    """What data-parallel ranks share of the states, and the ranks of a group that does, where it is not all."""
+    if data.kind == "DDP":
+        if data.options.get("models", 1) > 1 or len(data.ranks) not in (here, here * cp):
+            raise NoCounterpart("several models, or groups, under DDP have no counterpart in a layout")
+        return "none", 0
+    strategy = data.options.get("sharding_strategy", "FULL_SHARD")
+    if strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
+        raise NoCounterpart(f"FSDP1's {strategy} has no counterpart in a layout")
+    again = data.options.get("reshard_after_forward", {})
+    if kept := [name for name, back in again.items() if name != ROOT and not back]:
+        raise NoCounterpart(
+            f"{kept[0]} stays gathered from its forward to its backward pass, and a layout's units do not"
+        )
+    units = [name for name in data.wraps if name != ROOT]
+    if len(units) < measured.model["trained"]["layers"]:
+        raise NoCounterpart(
+            f"{len(units)} units besides the root are not the {measured.model['trained']['layers']} layers; a layout "
+            "gathers layer by layer"
+        )
+    if len(data.ranks) == here * cp:
+        return "zero3", 0
+    return "zero3", len(data.ranks)
+
+
+def _along_the_sequence(measured: "Summary", ranks: tuple[int, ...]) -> bool:
+    """Whether a cut layer's output is left in parts of the sequence: sequence parallel."""
+    return any(
+        row.kind == "reduce-scatter" and row.ranks == ranks and row.place.phase == "forward"
+        for row in measured.collectives
+    )
+
+
+def _computed_in(fullest: "Seen", data: "Parallelism | None") -> tuple[int, str]:
+    """Bytes of what the forward computes in, and how that is known."""
+    model = fullest.model
+    if model["computed_in"]:
+        names, why = model["computed_in"], "by autocast"
+    elif data is not None and data.options.get("gathered_in"):
+        names, why = data.options["gathered_in"], "as parameters are gathered"
+    else:
+        names, why = sorted(model["dtypes"]), "as parameters are"
+    if len(names) != 1 or names[0] not in (*HALF, "float32"):
+        raise NoCounterpart(
+            f"the forward computes in {', '.join(names) or 'an unknown dtype'}, of which no plan is made"
+        )
+    return (2 if names[0] in HALF else 4), f"{names[0]} in the forward, {why}"
+
+
+def _command(asked: "Question", chosen: "Layout", gpus: int, sequence: int) -> str:
+    """The nearest question to the planner itself, which has the program's own bytes for a parameter."""
+    from pardemo.planner.layouts import Layout
+
+    usual = Layout()
+    words = [
+        f"{name}={'yes' if value is True else value}"
+        for name, value in vars(chosen).items()
+        if value != getattr(usual, name)
+    ]
+    return (
+        f"pardemo plan --explain {','.join(words) or 'dp=1'} --program {PROGRAM} --model {asked.model} --gpus {gpus} "
+        f"--sequence {sequence} --gpu H100"
+    )
+
+
+#: Lines of a dry run, and the kinds of a measurement that they are beside.
+KINDS = {
+    "frozen parameters": "parameters",
+    "gathered parameters": "gathered parameters",
+    "buckets": "communication buffers",
+}
+ADAM = {"Adam", "AdamW", "FusedAdam", "CPUAdam", "DeepSpeedCPUAdam"}
+
+
+def _planned_deepspeed(
+    asked: "Question", measured: "Summary", seen: "Sequence[Seen]", fullest: "Seen"
+) -> dict[str, Any]:
+    """As :func:`_planned_layout`, of DeepSpeed's engine.
+
+    Raises:
+        NoCounterpart: it is not run dry in this way. ValueError: the planner refuses the job.
+    """
+    from pardemo.planner import models
+    from pardemo.planner.job import RankJob
+    from pardemo.planner.memory import Curve
+
+    trained = trained_of(fullest, measured)
+    settings = trained["deepspeed"]
+    (engine,) = (one for one in measured.parallelism if one.kind.startswith("DeepSpeed") and fullest.rank in one.ranks)
+    if others := sorted({one.kind for one in measured.parallelism} - {engine.kind}):
+        raise NoCounterpart(f"{engine.kind} together with {', '.join(others)} is not run dry")
+    if not settings or settings["offloads"]:
+        raise NoCounterpart(
+            "an engine that offloads, or one of several, is not translated: pardemo plan --zero plans it"
+        )
+    if not settings["half"] or not set(trained["optimizers"]) <= ADAM:
+        raise NoCounterpart(
+            f"DeepSpeed is run dry in 16 bits with Adam alone, not with {', '.join(trained['optimizers'])}"
+            + ("" if settings["half"] else " in fp32")
+        )
+    stage, gpus = engine.options["stage"], asked.gpus or measured.ranks
+    if gpus < 2 <= stage + 1:
+        raise NoCounterpart(f"stage {stage} shards over data-parallel ranks, and there is one")
+    samples, sequence = tokens(asked, seen, 1)
+    micro_batches, again = engine.options["micro_batches"], recomputed(trained)
+    job = RankJob(
+        models.find(asked.model), samples, sequence, checkpointing=again == "full", engine=f"zero-{stage}", ranks=gpus,
+        accumulation=min(2, micro_batches), clipping=settings["clipping"], zero=settings["zero"],
+    )  # fmt: skip
+    with _quiet(), contextlib.redirect_stdout(sys.stderr):
+        lines = Curve(job).estimate(samples, accumulation=micro_batches).lines
+    kinds: dict[str, float] = {}
+    for name, nbytes in lines.items():
+        kind = KINDS.get(name, name)
+        kinds[kind] = kinds.get(kind, 0.0) + nbytes
+    how = "on" if again == "full" else "off"
+    return {
+        "kinds": kinds,
+        "taken_over": [
+            f"ZeRO-{stage} with Adam in 16 bits and its settings: "
+            + (", ".join(f"{name} {value}" for name, value in settings["zero"].items()) or "DeepSpeed's own"),
+            tokens_taken(asked, samples, sequence, micro_batches),
+            f"{'each layer' if how == 'on' else 'nothing'} is recomputed",
+        ],
+        "assumed": ["the model and its loss as Transformers has them, all parameters trained, fused attention"],
+        "layout": f"{job.engine} over {gpus}, {samples}×{micro_batches}",
+        "command": f"pardemo plan --model {asked.model} --full --zero {stage} --checkpointing {how} --batch {samples} "
+        f"--sequence {sequence} --per-step {samples * micro_batches * gpus} --gpus {gpus} --gpu H100",
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+#: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
+BESIDE = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer states": "optimizer states",
+    "gathered parameters": "gathered",
+    "activations": "activations",
+    "logits": "logits",
+    "communication buffers": "communication buffers",
+    "temporaries": "temporaries",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """``--full-size MODEL`` with ``--gpus``, ``--sequence``, ``--micro-batch``: None is what the script has."""
+
+    model: str
+    shape: "Shape"
+    gpus: int | None = None
+    sequence: int | None = None
+    micro_batch: int | None = None
+
+
+def question(
+    model: str | None, gpus: int | None = None, sequence: int | None = None, micro_batch: int | None = None
+) -> Question | None:
+    """The question; None where there is none.
+
+    Raises:
+        ValueError: no such model, or numbers without one; said before anything runs.
+    """
+    if model is None:
+        given = {"--gpus": gpus, "--sequence": sequence, "--micro-batch": micro_batch}
+        for option, value in given.items():
+            if value is not None:
+                raise ValueError(f"{option} is of the model at full size: say which, as --full-size llama3-8b")
+        return None
+    from pardemo.planner.layouts.model import configurations, sizes
+
+    return Question(model, configurations.of(sizes.find(model)), gpus, sequence, micro_batch)
+
+
+def answer(asked: Question, measured: "Summary", seen: "Sequence[Seen]") -> dict[str, Any]:
+    """The plan beside the measurement.
+
+    Returns:
+        ``planned`` True; ``model``, ``gpus``, ``peak_bytes``, ``kinds`` (bytes by kind of the fullest GPU),
+        ``measured`` (by kind the bytes at the small run's peak and the most in its step), ``taken_over`` from the
+        script, ``assumed``, ``command`` of ``pardemo plan`` for what is nearest to it; ``why_not``, and no bytes, where
+        the planner has no counterpart.
+    """
+    fullest = next(one for one in seen if one.rank == measured.memory["rank"])
+    answer: dict[str, Any] = {
+        "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
+        "measured": _beside(measured.memory["kinds"], most_by_kind(fullest.memory.blocks)), "taken_over": [],
+        "assumed": [], "command": "", "why_not": "",
+    }  # fmt: skip
+    way: Callable[..., dict[str, Any]] = _planned_layout
+    if any(one.kind.startswith("DeepSpeed") for one in measured.parallelism):
+        way = _planned_deepspeed
+    try:
+        told = way(asked, measured, seen, fullest)
+    except NoCounterpart as why:
+        return answer | {"why_not": str(why)}
+    except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
+        return answer | {"why_not": f"the planner refuses it: {wrong}"}
+    order = [*BESIDE, *told["kinds"]]
+    kinds = {kind: round(told["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
+    kinds = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
+    return answer | told | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
+
+
+def most_by_kind(blocks: "Sequence[Block]") -> Mapping[str, int]:
+    """The most bytes of each kind at one time of the followed step; others may have theirs at other times."""
+    changes = [(one.born, one.kind, one.bytes) for one in blocks]
+    changes += [(one.died, one.kind, -one.bytes) for one in blocks if one.died is not None]
+    alive: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for _, kind, nbytes in sorted(changes):
+        alive[kind] += nbytes
+        most[kind] = max(most[kind], alive[kind])
+    return most
+
+
+def _beside(peak: Mapping[str, int], most: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    return {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in BESIDE.items()}

@@ -1,0 +1,350 @@
+"""What a step holds: tensor by tensor, at its peak and over time, and what a plan at full size takes from it."""
+
+import json
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pardemo import compat
+from pardemo.meters.inside import innermost, plain_tensors
+from pardemo.meters.memory import MemoryMeter
+from pardemo.meters.snapshot import Block
+from pardemo.script.runtime.call_sites import CallSite, CallSites
+from pardemo.script.step.operations import equal_layers
+
+#: What a peak is told by. The meter's activations are told apart by what they are for.
+KINDS = (
+    "parameters", "gradients", "optimizer states", "activations", "gathered", "logits", "communication buffers",
+    "temporaries", "random states", "held between steps",
+)  # fmt: skip
+#: Rows of an embedding from which on a dimension of that size is taken for the vocabulary; below, it may be any.
+LEAST_VOCABULARY = 256
+
+
+@dataclass(eq=False)
+class Storage:
+    """One storage that was alive: bytes, where it was made, and between which changes it lived."""
+
+    nbytes: int
+    place: CallSite
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+    phase: int
+    use: str = ""
+    died: int | None = None
+    short: bool = False
+
+
+class Held(MemoryMeter):
+    """A :class:`MemoryMeter` for a whole script: all modules and optimizers that it meets, and where tensors come from.
+
+    Attributes: ``storages`` (those that lived since the last :meth:`begin`), ``vocabularies`` (sizes of embeddings).
+
+    What was there before the step and outlives it, and is nothing of the model's or an optimizer's, is **held between
+    steps**: data, and copies of parameters as an average has them.
+    """
+
+    def __init__(self, places: CallSites):
+        super().__init__(meets=True)
+        self._places = places
+        self.storages: dict[Any, Storage] = {}
+        self._earlier: list[tuple[Any, Storage]] = []  # lives of storages that gave their memory back, and grew again
+        self.vocabularies: set[int] = set()
+        self._widths: set[int] = set()  # of what weights multiply: a tensor of such a width may be any layer's
+        self._change = self._peak_change = self._phase = 0
+        self._in_backward = False
+        self._latest: Any = None  # the record of the storage that came last
+        self._tensor: torch.Tensor | None = None  # which is being noted
+        self.peak_place: CallSite | None = None
+
+    def __enter__(self) -> "Held":
+        super().__enter__()
+        self._hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._note_gradients(optimizer)))
+        self._reductions = compat.before_fsdp2_reduces(lambda gradient: self._note(gradient, "gradients"))
+        self._reductions.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reductions.__exit__(None, None, None)
+        super().__exit__(*error)
+
+    def begin(self) -> None:
+        """The peak and the count of changes begin anew, with what is alive now; what has died before is forgotten."""
+        self.storages = {record: one for record, one in self.storages.items() if one.died is None}
+        for one in self.storages.values():
+            one.born = 0
+        self._earlier.clear()
+        self._change = 0
+        self.reset_peak()
+
+    def reset_peak(self) -> None:
+        super().reset_peak()
+        self._peak_change = self._change
+        made = self.storages.get(self._latest)
+        self.peak_place = made.place if made else None
+
+    def used(self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """A collective's tensors: what it gathers is gathered, what it sums and is no gradient a buffer."""
+        of = {"all-gather": ("", "gathered"), "all-reduce": ("communication buffers", "")}
+        of_inputs, of_outputs = of.get(kind, ("communication buffers", "communication buffers"))
+        for tensors, use in ((inputs, of_inputs), (outputs, of_outputs)):
+            for part in (p for tensor in tensors if use for p in plain_tensors(tensor)):
+                with self._lock:
+                    made = self.storages.get(self._records.get(part.untyped_storage()))
+                    if made is not None and not made.use:
+                        made.use = use
+
+    def at_peak(self) -> tuple[dict[str, int], list[tuple[str, Storage]]]:
+        """Bytes by kind of :data:`KINDS` at the peak, and its storages with their kinds, the largest first."""
+        kinds = dict.fromkeys(KINDS, 0)
+        alive = []
+        for record, one in (*self._earlier, *self.storages.items()):
+            if one.born <= self._peak_change and (one.died is None or one.died > self._peak_change):
+                kind = self._kind(record.kind, one)
+                kinds[kind] += one.nbytes
+                alive.append((kind, one))
+        return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
+
+    def all(self) -> list[tuple[str, Storage]]:
+        """Every storage since :meth:`begin`, with its kind, in the order in which they came."""
+        lives = (*self._earlier, *self.storages.items())
+        return sorted(((self._kind(record.kind, one), one) for record, one in lives), key=lambda item: item[1].born)
+
+    def _kind(self, kind: str, one: Storage) -> str:
+        if kind == "parameters" and one.use == "gathered" and one.born:
+            return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
+        if (
+            kind == "gradients"
+            and one.place.use == "communication buffers"
+            and one.nbytes > 2 * self.live["parameters"]
+        ):
+            return "communication buffers"  # DeepSpeed's bucket, in which it puts gradients one after the other
+        if kind != "activations":
+            return kind
+        if one.use:
+            return one.use
+        if one.born == 0 and one.died is None:
+            return "held between steps"
+        widths = self.vocabularies - self._widths
+        if one.shape and one.shape[-1] in widths and len(one.shape) > 1 and "float" in one.dtype:
+            return "logits"
+        return "temporaries" if one.short else "activations"
+
+    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """What an optimizer is about to use as gradients: FSDP sets them, and no hook of theirs says so."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if isinstance(parameter, torch.nn.Parameter):
+                    self._note(parameter.grad, "gradients")
+
+    def _meet(self, module: torch.nn.Module, inputs: Any) -> None:
+        if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= LEAST_VOCABULARY:
+            self.vocabularies.add(module.num_embeddings)
+        super()._meet(module, inputs)
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() > 1:
+                self._widths.add(parameter.shape[-1])
+            self._note(getattr(parameter, "ds_tensor", None), "parameters")  # DeepSpeed's shard
+
+    def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
+        self._tensor = tensor
+        try:
+            super()._note(tensor, kind)
+        finally:
+            self._tensor = None  # it would live on
+
+    def _changed(self, storage: torch.UntypedStorage | None, record: Any, nbytes: int) -> None:
+        self._change += 1
+        backward = compat.graph_task() != -1
+        if backward != self._in_backward:
+            self._in_backward, self._phase = backward, self._phase + 1
+        known = self.storages.get(record)
+        if storage is None or (known is not None and record.nbytes == 0):  # gone, or its memory given back
+            if known is not None and known.died is None:
+                known.died, known.short = self._change, known.phase == self._phase
+            return
+        if known is not None and known.died is None:
+            known.nbytes = record.nbytes
+            self._latest = record
+            return
+        if known is not None:
+            self._earlier.append((record, known))
+        tensor = self._tensor
+        shape = tuple(tensor.shape) if tensor is not None else ()
+        dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
+        place = self._places.here()
+        made = Storage(
+            record.nbytes, place, shape, dtype, self._change, self._phase, place.use if place.use in KINDS else ""
+        )
+        self.storages[record] = made
+        self._latest = record
+
+
+#: A picture has no room for more.
+COLUMNS = 300
+
+
+class Course(NamedTuple):
+    """A step in columns of equally many changes; each is told by its fullest moment.
+
+    Args:
+        columns: bytes by kind. peak_bytes: the largest sum. peak_column: where it is.
+        phases: what ran, from which column to which, in parts of columns.
+    """
+
+    columns: list[dict[str, int]]
+    peak_bytes: int
+    peak_column: int
+    phases: list[tuple[str, float, float]]
+
+
+def course(blocks: Sequence[Block], columns: int = COLUMNS) -> Course:
+    """Of the blocks of a step, as each came and went."""
+    changes: list[tuple[int, str, int]] = []
+    for block in blocks:
+        changes.append((block.born, block.kind, block.bytes))
+        if block.died is not None:
+            changes.append((block.died, block.kind, -block.bytes))
+    changes.sort(key=lambda change: change[0])
+    each = (1 + max((at for at, _, _ in changes), default=0)) / columns
+    live: dict[str, int] = {}
+    made: list[dict[str, int]] = []
+    most = peak = peak_column = 0
+    for at, kind, nbytes in changes:
+        column = int(at / each)
+        while len(made) <= column:  # what is held stays held where nothing changes
+            made.append(dict(live))
+            most = sum(live.values())
+        live[kind] = live.get(kind, 0) + nbytes
+        if (now := sum(live.values())) >= most:
+            made[column], most = dict(live), now
+        if now > peak:
+            peak, peak_column = now, column
+    return Course(made, peak, peak_column, _phases(blocks, each))
+
+
+def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, float]]:
+    """Stretches of blocks that came in one phase, as columns; what was there before the step came in none of them."""
+    joined: list[tuple[str, int, int]] = []
+    for block in sorted((block for block in blocks if block.born), key=lambda block: block.born):
+        if joined and joined[-1][0] == block.phase:
+            joined[-1] = block.phase, joined[-1][1], block.born
+        else:
+            joined.append((block.phase, block.born, block.born))
+    return [(phase, begin / each, (end + 1) / each) for phase, begin, end in joined]
+
+
+class Trained:
+    """Notes the optimizers that step, and the tokens that reach an embedding, while the block runs."""
+
+    def __init__(self, places: CallSites):
+        self._places = places
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._tokens: tuple[int, ...] = ()
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "Trained":
+        self._hooks = [
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizers.add(innermost(optimizer))),
+            register_module_forward_pre_hook(self._runs),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def seen(self) -> dict[str, Any]:
+        """As an optimizer's step ends.
+
+        ``elements`` that this rank's optimizers update; ``weight``, ``gradient``, ``state``: bytes for each of them on
+        average, gradients None where there is none any more; ``unlike``: whether a state has another shape than its
+        parameter. ``tokens``: samples and tokens of a micro-batch. ``layers``, how many of them are recomputed, and
+        whether anything else is.
+        ``bucket_view``: whether DDP's gradients lie in its buckets. ``deepspeed``: of its configuration what decides
+        over memory.
+        """
+        layer_names = equal_layers(self._places.roots, self._places.name)
+        recomputed = {name for name in layer_names if name in self._places.recomputed}
+        ddp = [
+            part
+            for root in self._places.roots
+            for part in root.modules()
+            if isinstance(part, torch.nn.parallel.DistributedDataParallel)
+        ]
+        return {
+            "optimizers": sorted(type(one).__name__ for one in self._optimizers),
+            **_bytes_each(self._optimizers),
+            "tokens": self._tokens,
+            "layers": len(layer_names),
+            "layers_recomputed": len(recomputed),
+            "recomputed_inside": bool(self._places.recomputed - recomputed),
+            "bucket_view": bool(ddp) and all(part.gradient_as_bucket_view for part in ddp),
+            "deepspeed": _deepspeed(self._places.roots),
+        }
+
+    def _runs(self, module: torch.nn.Module, inputs: Any) -> None:
+        if not isinstance(module, torch.nn.Embedding) or module.num_embeddings < LEAST_VOCABULARY:
+            return
+        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() == 2 and torch.is_grad_enabled():
+            self._tokens = tuple(inputs[0].shape)
+
+
+def _bytes_each(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Any]:
+    elements = weight = state = with_gradient = gradient = 0
+    unlike = False
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            count = _elements(parameter)
+            elements += count
+            weight += _nbytes(parameter)
+            if parameter.grad is not None:
+                with_gradient += count
+                gradient += _nbytes(parameter.grad)
+            for value in optimizer.state.get(parameter, {}).values():
+                if isinstance(value, torch.Tensor) and (many := _elements(value)) > 1:  # a count of steps is a number
+                    unlike |= many != count
+                    state += _nbytes(value)
+    whole = max(elements, 1)
+    return {
+        "elements": elements,
+        "weight": weight / whole,
+        "gradient": gradient / with_gradient if with_gradient else None,
+        "state": state / whole,
+        "unlike": unlike,
+    }
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    return sum(part.numel() for part in plain_tensors(tensor))
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return sum(part.numel() * part.element_size() for part in plain_tensors(tensor))
+
+
+def _deepspeed(roots: Iterable[torch.nn.Module]) -> dict[str, Any]:
+    library = sys.modules.get("deepspeed")
+    engines = [root for root in roots if library is not None and isinstance(root, library.DeepSpeedEngine)]
+    if len(engines) != 1:
+        return {}
+    (engine,) = engines
+    config = engine.config if isinstance(engine.config, dict) else json.loads(Path(engine.config).read_text("utf-8"))
+    zero = config.get("zero_optimization", {})
+    offloads = [
+        name for name in ("offload_optimizer", "offload_param") if zero.get(name, {}).get("device", "none") != "none"
+    ]
+    return {
+        "zero": {key: value for key, value in zero.items() if isinstance(value, bool | int) and key != "stage"},
+        "offloads": offloads,
+        "clipping": float(engine.gradient_clipping()),
+        "half": bool(engine.bfloat16_enabled() or engine.fp16_enabled()),
+    }

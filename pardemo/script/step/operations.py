@@ -1,0 +1,266 @@
+"""The work of one step, operation by operation, as a GPU would have it; and layers that take a given time."""
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from pardemo import compat
+from pardemo.meters.inside import tensors_in
+from pardemo.planner.work import FLOPS, traffic
+from pardemo.script.runtime.call_sites import CallSites, without_wrappers
+from pardemo.script.step.collectives import Call
+
+#: Elements of 2 bytes: a GPU's matrix units multiply them at the rate of its datasheet.
+LOW = (torch.bfloat16, torch.float16)
+#: Results that the script's Python reads: the processor waits until the GPU is there.
+_READ = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero"}
+_ATTENTION = ("attention", "flash")
+
+
+class Operation(NamedTuple):
+    """An operation that a GPU would launch.
+
+    Args:
+        product: ``16`` or ``32`` (bits of its factors), ``attention16``, ``attention32``; empty where it multiplies no
+            matrices. flops: of a product. sizes: of a product of two matrices, rows, depth and columns; of several at
+            once none. bytes: what it reads and writes.
+        after: numbers of the step's collectives whose results it uses.
+        read: whether the script's Python waits for its result. module: whose; in a backward pass, too. phase: of it;
+            ``recomputed`` where a backward pass runs a forward again.
+    """
+
+    product: str
+    flops: float
+    sizes: tuple[int, ...]
+    bytes: float
+    after: tuple[int, ...]
+    read: bool
+    module: str
+    phase: str
+
+
+class Exchange(NamedTuple):
+    """A collective begins.
+
+    Args:
+        number: of this collective in the step. call: its number among all calls of the rank.
+        operations: how many operations were launched when the last of those began whose results it sends.
+        after: earlier collectives whose results it sends. waits: whether what is launched next waits for it.
+    """
+
+    number: int
+    call: int
+    operations: int
+    after: tuple[int, ...]
+    waits: bool
+
+
+class StepWork(NamedTuple):
+    """A rank's second step: its operations and exchanges in order.
+
+    ``tf32``: whether fp32 products may be TF32's. ``layers``: names of the equal layers that the model consists of.
+    """
+
+    list: list[Operation | Exchange]
+    tf32: bool
+    layers: tuple[str, ...]
+
+
+class Work(compat.TorchDispatchMode):
+    """Notes the operations of a step, in the order in which the script launches them.
+
+    Args:
+        places: where the script is. calls: the rank's collectives so far, to which each adds itself.
+    """
+
+    def __init__(self, places: CallSites, calls: Callable[[], list[Call]]):
+        super().__init__()
+        self.list: list[Operation | Exchange] = []
+        self._places, self._calls = places, calls
+        self._last: dict[int, tuple[int, int]] = {}  # storage -> (collective, operations) that wrote it last
+        self._operations = self._exchanges = 0
+        self.on = False
+
+    def begin(self) -> None:
+        """From here on a step is noted."""
+        self.list.clear()
+        self._last.clear()
+        self._operations = self._exchanges = 0
+        self.on = True
+
+    def waited(self) -> None:
+        """The script waits for a collective; it is the last one's own wait where nothing was launched since."""
+        last = self.list[-1] if self.on and self.list else None
+        if isinstance(last, Exchange) and not self._calls()[last.call].place.use:  # FSDP has streams of its own
+            self.list[-1] = last._replace(waits=True)
+
+    def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
+        """What was noted, of a script with these models; no more is."""
+        self.on = False
+        return StepWork(
+            self.list, torch.get_float32_matmul_precision() != "highest", equal_layers(roots, self._places.name)
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its own operations, on its part, come by here
+        kwargs = kwargs or {}
+        before = len(self._calls())
+        out = func(*args, **kwargs)
+        if self.on:
+            made = range(before, len(self._calls()))
+            if made:
+                self._exchanged(func, args, kwargs, out, made)
+            else:
+                self._launched(func, args, kwargs, out)
+        return out
+
+    def _launched(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        name = compat.op_schema(func).name
+        read, written = tensors_in((args, kwargs)), tensors_in(out)
+        count = FLOPS.get(compat.op_packet(func))
+        after = {wrote[0] for tensor in read if (wrote := self._last.get(_key(tensor))) is not None and wrote[0] >= 0}
+        if count is not None:
+            flops, moved = float(count(*args, **kwargs, out_val=out)), float(sum(map(_bytes, [*read, *written])))
+            low = any(tensor.dtype in LOW for tensor in read)
+            if _causal(func, args, kwargs):
+                flops /= 2  # a kernel of a GPU leaves out the half that the mask takes away
+            product = ("attention" if any(word in name for word in _ATTENTION) else "") + ("16" if low else "32")
+        else:
+            flops, moved, product = 0.0, float(sum(traffic(func, args, out))), ""
+        waits = name in _READ
+        if not (moved or flops or waits):  # a view, or memory without content
+            for key in set(map(_key, written)) - set(map(_key, read)):  # an address may have been another storage's
+                self._last[key] = -1, self._operations
+            return
+        place = self._places.here()
+        self._operations += 1
+        phase = "recomputed" if place.repeated else place.phase
+        sizes = _sizes(read) if flops else ()
+        self.list.append(Operation(product, flops, sizes, moved, tuple(sorted(after)), waits, place.module, phase))
+        changed = read if compat.op_schema(func).is_mutable else []
+        for tensor in (*written, *changed):
+            self._last[_key(tensor)] = -1, self._operations
+
+    def _exchanged(self, func: Any, args: Any, kwargs: Any, out: Any, made: range) -> None:
+        read, written = tensors_in((args, kwargs)), tensors_in(out)
+        if "recv" in compat.op_schema(func).name:
+            written = read
+        wrote = [self._last[key] for key in map(_key, read) if key in self._last]
+        after = tuple(sorted({number for number, _ in wrote if number >= 0}))
+        operations = max((count for _, count in wrote), default=0)
+        for call in made:
+            self.list.append(Exchange(self._exchanges, call, operations, after, False))
+            self._exchanges += 1
+        for tensor in written:
+            self._last[_key(tensor)] = self._exchanges - 1, operations
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return compat.storage_address(tensor.untyped_storage())
+
+
+def _causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation is attention with a causal mask of its own."""
+    names = [argument.name for argument in compat.op_schema(func).arguments]
+    if "is_causal" not in names:
+        return False
+    at = names.index("is_causal")
+    return bool(args[at] if at < len(args) else kwargs.get("is_causal", False))
+
+
+def _sizes(factors: list[torch.Tensor]) -> tuple[int, ...]:
+    """Rows, depth and columns of a product of matrices; its factors come last, behind what is added to it."""
+    matrices = [tensor.shape for tensor in factors if tensor.dim() == 2]
+    if len(matrices) < 2 or any(tensor.dim() > 2 for tensor in factors) or matrices[-2][1] != matrices[-1][0]:
+        return ()
+    return int(matrices[-2][0]), int(matrices[-2][1]), int(matrices[-1][1])
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def equal_layers(roots: Iterable[torch.nn.Module], name: Callable[[torch.nn.Module], str]) -> tuple[str, ...]:
+    """The names of the modules of one class that stand in one list, of the list that holds most parameters."""
+    found: tuple[int, tuple[str, ...]] = (0, ())
+    for holder in (part for root in roots for part in root.modules()):
+        if isinstance(holder, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)):
+            parts = list(holder.children())
+            if parts and len({type(part) for part in parts}) == 1:
+                size = sum(parameter.numel() for part in parts for parameter in part.parameters())
+                found = max(found, (size, tuple(name(part) for part in parts)))
+    return found[1]
+
+
+#: A backward pass against its forward: two products for each one.
+BACKWARD = 2
+
+
+class Waited(NamedTuple):
+    """What layers waited on a rank: ``forward_s`` each; when it stood still so; by layer what its forwards computed."""
+
+    forward_s: float
+    waits: list[tuple[float, float]]
+    computed_s: dict[str, list[float]]
+
+
+class Waiting:
+    """While the block runs each layer of the script's model takes ``forward_s``, and its backward pass twice that.
+
+    What it computes here is part of that time. A layer is one of the equal modules that the model consists of
+    (:func:`equal_layers`); a forward that a backward pass runs again takes its time again.
+    """
+
+    def __init__(self, forward_s: float):
+        self._waits: list[tuple[float, float]] = []
+        self._computed_s: dict[str, list[float]] = defaultdict(list)
+        self._forward_s = forward_s
+        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._layers: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._since: dict[int, float] = {}
+        self._hooks: list[Any] = []
+
+    @property
+    def seen(self) -> Waited:
+        """So far."""
+        return Waited(self._forward_s, self._waits, dict(self._computed_s))
+
+    def __enter__(self) -> "Waiting":
+        self._hooks = [register_module_forward_pre_hook(self._begins), register_module_forward_hook(self._ends)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+        if module not in self._known:  # called from outside of all that is known: a model, or a loss
+            names = {part: without_wrappers(name) for name, part in module.named_modules()}
+            self._known.update(names)
+            wanted = set(equal_layers([module], lambda part: names[part]))
+            self._layers.update({part: name for part, name in names.items() if name in wanted})
+        if module in self._layers:
+            self._since[id(module)] = time.thread_time()
+
+    def _ends(self, module: torch.nn.Module, _: Any, out: Any) -> None:
+        name = self._layers.get(module)
+        if name is None or not (module.training or torch.is_grad_enabled()):  # an evaluation is no part of a step
+            return
+        own_s = time.thread_time() - self._since.pop(id(module))
+        self._computed_s[name].append(own_s)
+        self._wait(self._forward_s - own_s)
+        for tensor in [tensor for tensor in tensors_in(out) if tensor.requires_grad][:1]:
+            tensor.register_hook(lambda gradient: self._wait(BACKWARD * (self._forward_s - own_s)))
+
+    def _wait(self, seconds: float) -> None:
+        begin = time.monotonic()
+        if seconds > 0:
+            time.sleep(seconds)
+            self._waits.append((begin, time.monotonic()))

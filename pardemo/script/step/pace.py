@@ -1,0 +1,392 @@
+"""What a step would take on a named GPU and its links: its operations and collectives, replayed in reckoned time."""
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pardemo.cluster import Cluster
+from pardemo.meters.timeline import Span, covered_s
+from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
+from pardemo.planner.layouts.job.machines import ATTENTION, Machine
+from pardemo.planner.layouts.job.stacks import Stack
+from pardemo.script.step.collectives import Call
+from pardemo.script.step.operations import BACKWARD, Exchange, Operation
+from pardemo.script.step.pace_option import Pace
+from pardemo.script.step.rank import WARM, Seen
+from pardemo.script.step.summary import Paced, Summary, Times
+
+#: What all ranks of a collective have in common: group, ranks, its number among them.
+Key = tuple[str, tuple[int, ...], int]
+
+
+@dataclass
+class Flight:
+    """A collective: when each rank was ready for it, which one was before it on the same connection, when it ends."""
+
+    call: Call
+    ready: dict[int, float] = field(default_factory=dict)
+    before: list["Flight"] = field(default_factory=list)
+    begin_s: float = 0.0
+    end_s: float | None = None
+
+
+@dataclass
+class _Rank:
+    """One rank's clocks, in seconds: its processor's, its GPU's; when each operation ended; what it waited for."""
+
+    rank: int
+    program: Sequence[Operation | Exchange]
+    calls: Sequence[Call]
+    at: int = 0
+    cpu_s: float = 0.0
+    gpu_s: float = 0.0
+    ended: list[float] = field(default_factory=list)
+    flights: list[Flight] = field(default_factory=list)
+    last: dict[tuple, Flight] = field(default_factory=dict)
+    stands: list[Flight] = field(default_factory=list)
+    busy_s: float = 0.0
+    bytes_s: float = 0.0
+    late_s: float = 0.0
+
+
+def replay(
+    programs: Mapping[int, tuple[Sequence[Operation | Exchange], Sequence[Call]]],
+    compute_s: Callable[[int, Operation], float],
+    launch_s: float,
+    exchange_s: Callable[[Call], float | None],
+) -> list[Times]:
+    """Each rank's reckoned step.
+
+    A rank's GPU does its operations in their order, each when the processor has launched it and the collectives are
+    over whose results it uses. A collective begins on all its ranks together, when the last one has what it sends;
+    those of one group follow one another. The processor does not wait, but where the script reads a result.
+
+    Args:
+        programs: by rank its operations and exchanges, and all its calls.
+        compute_s: of an operation on a rank. launch_s: the processor's, of an operation. exchange_s: of a collective;
+            None of one that later steps do not have.
+
+    Raises:
+        ValueError: the step does not come to its end: ranks wait for one another for ever.
+    """
+    ranks = [_Rank(rank, program, calls) for rank, (program, calls) in sorted(programs.items())]
+    flights: dict[Key, Flight] = {}
+    moved = True
+    while moved:
+        moved = False
+        for rank in ranks:
+            begun = rank.at
+            while rank.at < len(rank.program) and _next(rank, flights, compute_s, launch_s, exchange_s):
+                rank.at += 1
+            moved = moved or rank.at != begun
+    stuck = [rank for rank in ranks if rank.at < len(rank.program)]
+    if stuck:
+        raise ValueError(f"rank {stuck[0].rank} waits for ever for {_awaited_text(stuck[0])}")
+    return [_times(rank, exchange_s) for rank in ranks]
+
+
+def _next(
+    rank: _Rank,
+    flights: dict[Key, Flight],
+    compute_s: Callable[[int, Operation], float],
+    launch_s: float,
+    exchange_s: Callable[[Call], float | None],
+) -> bool:
+    """Plays a rank's next event; False where it has to wait for another rank."""
+    event = rank.program[rank.at]
+    awaited = [rank.flights[number] for number in event.after]
+    if isinstance(event, Exchange):
+        return _begin(rank, event, awaited, flights, launch_s, exchange_s)
+    awaited += rank.stands
+    if any(_end(flight, exchange_s) is None for flight in awaited):
+        return False
+    rank.stands = []
+    rank.cpu_s += launch_s
+    begin = max(rank.gpu_s, rank.cpu_s)
+    for flight in sorted(awaited, key=lambda one: one.end_s or 0.0):
+        until = max(begin, flight.end_s or 0.0)
+        late = min(max(flight.begin_s - begin, 0.0), until - begin)
+        rank.late_s, rank.bytes_s = rank.late_s + late, rank.bytes_s + until - begin - late
+        begin = until
+    seconds = compute_s(rank.rank, event)
+    rank.busy_s += seconds
+    rank.gpu_s = begin + seconds
+    rank.ended.append(rank.gpu_s)
+    if event.read:
+        rank.cpu_s = rank.gpu_s
+    return True
+
+
+def _begin(
+    rank: _Rank,
+    event: Exchange,
+    awaited: list[Flight],
+    flights: dict[Key, Flight],
+    launch_s: float,
+    exchange_s: Callable[[Call], float | None],
+) -> bool:
+    if any(_end(flight, exchange_s) is None for flight in [*awaited, *rank.stands]):
+        return False
+    call = rank.calls[event.call]
+    if exchange_s(call) is None:
+        rank.flights.append(Flight(call, end_s=0.0))
+        return True
+    flight = flights.setdefault((call.group, call.ranks, call.number), Flight(call))
+    rank.cpu_s += launch_s
+    sends = rank.ended[event.operations - 1] if event.operations else 0.0
+    earlier = [flight.end_s or 0.0 for flight in [*awaited, *rank.stands]]
+    flight.ready[rank.rank] = max([rank.cpu_s, sends, *earlier])
+    line = (call.group, call.ranks, call.kind in ("send", "receive"))
+    if line in rank.last and not any(rank.last[line] is one for one in flight.before):
+        flight.before.append(rank.last[line])
+    rank.last[line] = flight
+    rank.flights.append(flight)
+    if event.waits:
+        rank.stands.append(flight)
+    return True
+
+
+def _end(flight: Flight, exchange_s: Callable[[Call], float | None]) -> float | None:
+    """When a collective is over; None as long as not all its ranks have begun it."""
+    if flight.end_s is None:
+        if not set(flight.call.ranks) <= set(flight.ready):
+            return None
+        if any(_end(before, exchange_s) is None for before in flight.before):
+            return None
+        flight.begin_s = max(flight.ready.values())
+        flight.end_s = max([flight.begin_s, *(before.end_s or 0.0 for before in flight.before)])
+        flight.end_s += exchange_s(flight.call) or 0.0
+    return flight.end_s
+
+
+def _times(rank: _Rank, exchange_s: Callable[[Call], float | None]) -> Times:
+    ends = [_end(flight, exchange_s) or 0.0 for flight in rank.flights]
+    step = max([rank.gpu_s, rank.cpu_s, *ends])
+    flights = [
+        Span(rank.rank, "", "", end - (exchange_s(f.call) or 0.0), end)
+        for f, end in zip(rank.flights, ends, strict=True)
+    ]
+    tail = max(0.0, step - max(rank.gpu_s, rank.cpu_s))
+    exposed, late = rank.bytes_s + tail, rank.late_s
+    hidden = max(covered_s(flights) - exposed, 0.0)
+    return Times(rank.rank, step, rank.busy_s, exposed, hidden, late, max(step - rank.busy_s - exposed - late, 0.0))
+
+
+def _awaited_text(rank: _Rank) -> str:
+    event = rank.program[rank.at]
+    awaited = [rank.flights[number] for number in event.after] + rank.stands
+    by_group: dict[str, list[str]] = defaultdict(list)
+    for flight in awaited:
+        if flight.end_s is None:
+            by_group[flight.call.kind].append(flight.call.place.line)
+    return "; ".join(f"{kind} at {', '.join(dict.fromkeys(lines))}" for kind, lines in by_group.items())
+
+
+#: Of a processor, for one operation from Python: 24 layers of width 1,024, some 3,200 operations, take 79 ms on an A100
+#: whether a micro-batch has one sample or nearly two (vTrain's measurements).
+LAUNCH_S = 24e-6
+#: What a product loses of its rows, depth and columns to tiles that are not full: the planner's, of any program.
+SMALL = Stack("any").small
+#: TF32's rate of the datasheets, as a share of that of 16 bits.
+TF32 = 0.5
+ENDLESS = 1e30  # operations or bytes a second: takes no time
+
+
+def add_pace(asked: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
+    """Gives the summary what it asks for.
+
+    Raises:
+        ValueError: layers compute longer here than they are to take; what :func:`on_gpus` raises.
+    """
+    if asked.gpu:
+        host_ranks = asked.cluster.ranks_per_host if asked.cluster else measured.ranks
+        machine = devices(asked.gpu, measured.ranks, host_ranks, asked.between, asked.inside)
+        measured.paced = on_gpus(seen, machine)
+        return
+    own = {
+        name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
+        for one in seen
+        if one.waited
+        for name, some in one.waited.computed_s.items()
+    }
+    if own and max(own.values()) > asked.layer_s:
+        name = max(own, key=own.__getitem__)
+        raise ValueError(
+            f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own[name]:.1f} ms by itself; "
+            "give --pace more, or make the layers smaller"
+        )
+    measured.paced = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
+
+
+def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
+    """GPUs of that name, one a rank. between, inside: bytes/s of a host's network card, and of a GPU's own link.
+
+    Raises:
+        ValueError: there is no such GPU.
+    """
+    one = gpu(name)
+    if inside is not None:
+        one = replace(one, link_bytes_per_s=inside)
+    return Machine(one, ranks, host_ranks, **({} if between is None else {"between": between}))
+
+
+def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
+    """The second step of all ranks, on GPUs.
+
+    Raises:
+        ValueError: nothing was recorded; the GPU's rate for the script's products is not known; ranks wait for one
+            another for ever, where messages wait for their receiver, as nccl's do.
+    """
+    if any(one.work is None for one in seen):
+        raise ValueError("the script ended within its second step, which --pace follows")
+    kinds = {one.product for some in seen if some.work for one in some.work.list if isinstance(one, Operation)}
+    of_kind, told = rates(kinds, any(some.work.tf32 for some in seen if some.work), machine)
+    on_gpu = operation_s(machine, of_kind)
+
+    def compute_s(_: int, one: Operation) -> float:
+        return on_gpu(one)
+
+    programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
+    later = [_later(one) for one in seen]
+
+    def exchange_s(call: Call) -> float | None:
+        return collective_s(call, machine) if any(_call_key(call) in some for some in later) else None
+
+    paced = replay(programs, compute_s, LAUNCH_S, exchange_s)
+    alone = replay(programs, compute_s, LAUNCH_S, lambda call: None)
+    told.append(
+        f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what "
+        "else the script's Python does, data and files take no time"
+    )
+    if any(one.notes for one in seen if any("compile" in note for note in one.notes)):
+        told.append("operations one by one: torch.compile would launch fewer")
+    return Paced(machine.gpu.name, _links(machine), paced, max(one.step_s for one in alone), told)
+
+
+def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
+    """The second step of all ranks, with layers that take what they were told to, all else no time, and these links.
+
+    It is what the run that waited is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.
+
+    Raises:
+        ValueError: the script has no layers, or ended within its second step.
+    """
+    if any(one.work is None or one.waited is None for one in seen):
+        raise ValueError("the script ended within its second step, which --pace follows")
+    if not all(one.work.layers for one in seen if one.work):
+        raise ValueError("the script's model has no list of equal layers that could take a given time each")
+    between = cluster.between_rate or ENDLESS
+    device = Gpu("layers that wait", 0.0, ENDLESS, ENDLESS, cluster.inside_rate or ENDLESS, "this machine")
+    machine = Machine(device, cluster.size, cluster.ranks_per_host, between, 0.0, 0.0, link_share=1.0)
+    shares = {one.rank: _shares(one) for one in seen}
+    later = set().union(*(_later(one) for one in seen))
+
+    def exchange_s(call: Call) -> float | None:
+        if _call_key(call) not in later:
+            return None
+        return collective_s(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
+
+    programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
+    paced = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, exchange_s)
+    alone = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, lambda call: None)
+    layer_s = seen[0].waited.forward_s if seen[0].waited else 0.0
+    return Paced("layers that wait", _links(machine), paced, max(one.step_s for one in alone), [], layer_s)
+
+
+def _shares(one: Seen) -> dict[int, float]:
+    """Seconds of each operation of a layer: of what its pass takes, in proportion to what a GPU would take for it."""
+    assert one.work is not None
+    assert one.waited is not None
+    machine = Machine(gpu("A100-80GB"))
+    passes: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+    for event in one.work.list:
+        if isinstance(event, Operation):
+            layer = next((name for name in one.work.layers if f"{event.module}.".startswith(f"{name}.")), "")
+            if layer and event.phase in ("forward", "backward", "recomputed"):
+                weight = event.bytes / machine.memory_bytes_per_s + event.flops / machine.matrix_flops
+                passes[layer, event.phase].append((id(event), weight))
+    shares: dict[int, float] = {}
+    for (_, phase), events in passes.items():
+        whole = sum(weight for _, weight in events) or 1.0
+        seconds = one.waited.forward_s * (BACKWARD if phase == "backward" else 1) * one.cuts[1].backwards
+        shares |= {event: seconds * weight / whole for event, weight in events}
+    return shares
+
+
+def collective_s(call: Call, machine: Machine) -> float:
+    """A collective's, by the algorithm that sends least, between ranks that are numbered host by host."""
+    ranks = sorted(call.ranks)
+    n, host = len(ranks), machine.host_gpus
+    if n < 2:
+        return 0.0
+    stride = max(1, min(b - a for a, b in itertools.pairwise(ranks)))
+    within = len({rank // host for rank in ranks}) == 1
+    if call.kind in ("send", "receive"):
+        return machine.send(call.nbytes, ranks[1] - ranks[0], leaves=not within)
+    if within:  # the machine's own question is whether every stride-th of so many fits on a host
+        stride = min(stride, max(1, host // n))
+    times: dict[str, Callable[[float, int, int], float]] = {
+        "all-reduce": machine.all_reduce, "all-gather": machine.gather, "reduce-scatter": machine.gather,
+        "all-to-all": machine.all_to_all,
+    }  # fmt: skip
+    if call.kind in times:
+        return times[call.kind](call.nbytes, n, stride)
+    return machine.latency(n, stride) + call.nbytes / machine.rate(
+        n, stride
+    )  # one to all, or all to one, in a pipeline
+
+
+def operation_s(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Operation], float]:
+    """Seconds of an operation as the planner reckons them: a product's by its sizes and rate, the rest by its bytes."""
+
+    def seconds(one: Operation) -> float:
+        moving = one.bytes / machine.memory_bytes_per_s
+        if not one.product:
+            return moving
+        lost = math.prod(1 + SMALL / size for size in one.sizes)
+        return max(moving, one.flops * lost / of_kind[one.product])
+
+    return seconds
+
+
+def rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[str, float], list[str]]:
+    """Operations a second by kind of product, and what of it a reader should know.
+
+    Raises:
+        ValueError: products of fp32, whose rate on this GPU nobody has published.
+    """
+    of_kind = {"16": machine.matrix_flops, "attention16": machine.attention_flops}
+    told = []
+    if {"32", "attention32"} & set(kinds):
+        if tf32:
+            of_kind["32"] = TF32 * machine.matrix_flops
+            told.append("products of fp32 as TF32, which the script allows")
+        elif machine.gpu.name in FP32_TFLOPS:
+            share = machine.matrix_flops / machine.gpu.flops
+            of_kind["32"] = share * FP32_TFLOPS[machine.gpu.name] * 1e12
+            told.append(
+                f"products of fp32 without TF32, {FP32_TFLOPS[machine.gpu.name]:g} TFLOP/s by the datasheet, as torch "
+                "has it unless it is told otherwise"
+            )
+        else:
+            raise ValueError(f"the script multiplies in fp32, and nobody has published that rate of {machine.gpu.name}")
+        of_kind["attention32"] = ATTENTION * of_kind["32"]
+    return of_kind, told
+
+
+def _later(one: Seen) -> set[tuple]:
+    return {_call_key(call) for call in one.calls if call.step >= WARM} or {_call_key(call) for call in one.calls}
+
+
+def _call_key(call: Call) -> tuple:
+    return call.kind, call.group, call.ranks, call.place.line, call.place.use
+
+
+def _links(machine: Machine) -> str:
+    inside = f"{machine.gpu.link_bytes_per_s / 1e9:,.4g} GB/s a GPU inside a node"
+    if machine.hosts == 1:
+        return inside
+    return f"{machine.hosts} nodes of {machine.host_gpus}: {inside}, {machine.between / 1e9:,.4g} GB/s a node between"

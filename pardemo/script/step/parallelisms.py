@@ -1,0 +1,474 @@
+"""The parallelisms that a script's objects have, recognised by what they are, never assumed."""
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from pardemo import compat
+from pardemo.script.runtime.call_sites import ROOT, CallSites, without_wrappers
+from pardemo.script.step.shapes import Ranks, Shapes, local, ranks_of, sent_by
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """One parallelism of a script, over one group of ranks.
+
+    Args:
+        kind: ``DDP``, ``FSDP2``, ``HSDP``, ``FSDP1``, ``DeepSpeed ZeRO-3``, ``TP``, ``PP`` …
+        ranks: of the group that this rank is in.
+        wraps: what it holds: names of modules, or of stages.
+        unit_bytes: of each wrapped unit, bytes as they are gathered or summed on a rank.
+        options: what decides over its traffic.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    wraps: tuple[str, ...]
+    unit_bytes: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+MEGATRON = "Megatron-core"
+ACTIVATIONS, THEIR_GRADIENTS = "activations, to the next stage", "gradients of activations, to the stage before"
+PARAMETERS = "parameters of a bucket, gathered"
+TIED = "gradients of the embedding, which the first and the last stage both have"
+
+
+def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
+    """Parameters that are cut along a mesh that no FSDP has: tensor parallel."""
+    known = list(known)
+    taken = {one.ranks for one in known} | {ranks for one in known for ranks in one.options.get("replicas", ())}
+    cut: dict[Ranks, dict[str, int]] = {}
+    partial: set[Ranks] = set()
+    for name, parameter in root.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        for axis, placement in enumerate(parameter.placements):
+            ranks = ranks_of(parameter.device_mesh.get_group(axis))
+            if isinstance(parameter.grad, DTensor) and parameter.grad.placements[axis].is_partial():
+                partial.add(ranks)
+            if placement.is_shard() and ranks not in taken:
+                module = without_wrappers(name).rpartition(".")[0]
+                cut.setdefault(ranks, {})[module] = cut.get(ranks, {}).get(module, 0) + local(parameter).nbytes
+    for ranks, modules in cut.items():
+        options = {"by": "DTensor", "gradients_unsummed": ranks in partial}
+        yield Parallelism("TP", ranks, tuple(modules), modules, options)
+
+
+def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
+    """Megatron-core's groups, its gradients' buckets, and what its stages return."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.is_initialized():
+        return
+    roots = list(roots)
+    data = _megatron_buckets(roots)
+    yield from data
+    there = {one.ranks for one in data}
+    for kind, group in (
+        ("TP", "tensor_model_parallel"), ("PP", "pipeline_model_parallel"), ("CP", "context_parallel"),
+        ("EP", "expert_model_parallel"), ("DP", "data_parallel"),
+    ):  # fmt: skip
+        ranks = ranks_of(getattr(state, f"get_{group}_group")())
+        if len(ranks) < 2 or (kind == "DP" and ranks in there):
+            continue
+        if kind == "PP":
+            yield _stage(state, ranks, roots, shapes)
+        else:
+            yield Parallelism(kind, ranks, (MEGATRON,), {}, {"by": MEGATRON})
+
+
+def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
+    """Megatron-core's DistributedDataParallel: the buckets in which gradients are summed, and parameters gathered."""
+    ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
+    terms: dict[Ranks, list[dict[str, Any]]] = {}
+    for part in (part for root in roots for part in root.modules() if ddp is not None):
+        if not isinstance(part, ddp.DistributedDataParallel):
+            continue
+        for buffer in [*part.buffers, *part.expert_parallel_buffers]:
+            ranks = ranks_of(buffer.data_parallel_group)
+            for bucket in buffer.buckets if len(ranks) > 1 else ():
+                some = terms.setdefault(ranks, [])
+                gradients = bucket.grad_data
+                if part.ddp_config.use_distributed_optimizer:
+                    some.append(_term("reduce-scatter", ranks, gradients, "gradients of a bucket, summed to shards"))
+                    some.append(_term("all-gather", ranks, bucket.param_data, PARAMETERS))
+                else:
+                    some.append(_term("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
+    made = []
+    optimizers = _optimizers()
+    for ranks, some in terms.items():
+        for one in some:
+            one["optimizers"] = optimizers
+        gradients = [one for one in some if one["kind"] != "all-gather"]
+        sizes = {f"bucket {number}": one["whole"] for number, one in enumerate(gradients)}
+        wraps = (f"{len(sizes)} bucket{'s' if len(sizes) > 1 else ''} of gradients",)
+        made.append(Parallelism("DP", ranks, wraps, sizes, {"by": MEGATRON, "terms": some}))
+    return made
+
+
+def _optimizers() -> int:
+    """How many distributed optimizers of Megatron-core's there are: each has a model's parameters gathered."""
+    module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
+    return sum(type(one) is module.DistributedOptimizer for one in gc.get_objects()) if module else 0
+
+
+def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, what: str) -> dict[str, Any]:
+    """A term that a step has once, whatever the phase."""
+    return {
+        "ranks": ranks, "kind": kind, "phase": "", "repeated": False, "elements": tensor.numel(), "what": what,
+        "calls": 1, "bytes": sent_by(kind, tensor.nbytes, len(ranks)), "again_bytes": 0,
+        "modules": [], "same": {}, "width": 0, "whole": tensor.nbytes,
+    }  # fmt: skip
+
+
+def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
+    """This rank's stage of Megatron-core's pipeline; of interleaved ones only that they are there."""
+    index = ranks.index(dist.get_rank())
+    options: dict[str, Any] = {"by": MEGATRON}
+    name = f"stage {index} of {len(ranks)}"
+    models = [root for root in roots if any(hasattr(part, "post_process") for part in root.modules())]
+    if len(models) != 1:
+        return Parallelism("PP", ranks, (f"{name}, interleaved",), {}, options)
+    terms = []
+    if index + 1 < len(ranks):
+        outputs = shapes.outputs.setdefault(models[0], {})
+        options["stages"] = [(ranks[index], ranks[index + 1], outputs)]
+    inner: Any = next(part for part in models[0].modules() if hasattr(part, "post_process"))
+    if getattr(inner, "share_embeddings_and_output_weights", False) and (inner.pre_process or inner.post_process):
+        both = ranks_of(state.get_embedding_group())
+        weight = inner.shared_embedding_or_output_weight()
+        if len(both) > 1 and weight.requires_grad:
+            terms = [_term("all-reduce", both, getattr(weight, "main_grad", weight), TIED)] if index == 0 else []
+    return Parallelism("PP", ranks, (name,), {}, options | {"terms": terms})
+
+
+def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
+    """The stages of torch.distributed.pipelining on this rank."""
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    if pipelining is None:
+        return
+    by_group: dict[Ranks, list[Any]] = {}
+    for one in gc.get_objects():
+        if type(one) is pipelining.PipelineStage:
+            by_group.setdefault(ranks_of(one.group or dist.GroupMember.WORLD), []).append(one)
+    for ranks, some in by_group.items():
+        names = tuple(f"stage {one.stage_index} of {one.num_stages}" for one in some)
+        stages = []
+        for one in some:
+            place = one.stage_index_to_group_rank
+            if not one.is_last and place[one.stage_index] != place[one.stage_index + 1]:
+                outputs = shapes.outputs.setdefault(one.submod, {})
+                stages.append((ranks[place[one.stage_index]], ranks[place[one.stage_index + 1]], outputs))
+        yield Parallelism("PP", ranks, names, {}, {"by": "torch.distributed.pipelining", "stages": stages})
+
+
+def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
+    """This rank's stage of DeepSpeed's pipeline, and the replicas of it."""
+    pipe: Any = sys.modules.get("deepspeed.runtime.pipe.module")
+    for root in roots if pipe is not None else ():
+        if not isinstance(root, pipe.PipelineModule):
+            continue
+        grid: Any = root.mpu()
+        ranks, index = ranks_of(grid.get_pipe_parallel_group()), grid.get_stage_id()
+        options: dict[str, Any] = {"by": "DeepSpeed"}
+        if index + 1 < len(ranks):
+            options["stages"] = [(ranks[index], ranks[index + 1], shapes.outputs.setdefault(root, {}))]
+        if len(ranks) > 1:
+            yield Parallelism("PP", ranks, (f"stage {index} of {len(ranks)}",), {}, options)
+        replicas = ranks_of(grid.get_data_parallel_group())
+        trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
+        if len(replicas) > 1 and trained:
+            whole = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device="meta")
+            term = _term("all-reduce", replicas, whole, "gradients, summed whole") | {"elements": 0, "calls": 0}
+            yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [term]})
+
+
+def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]) -> list[Parallelism]:
+    """The parallelisms with what their formulas say of the median step from step ``first`` on."""
+    of_group = shapes.terms(first, vocabularies)
+    told = []
+    for one in found:
+        options = dict(one.options)
+        if one.kind in ("FSDP2", "HSDP"):
+            options["runs"] = {unit: shapes.times(unit, first) for unit in one.wraps}
+        terms = [*options.pop("terms", []), *of_group.pop((one.kind, one.ranks), [])]
+        for sender, receiver, outputs in options.pop("stages", []):
+            nbytes, elements = shapes.median(outputs, first)
+            for ends, what in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
+                terms.append({
+                    "ranks": ends, "kind": "send", "phase": "", "repeated": False, "elements": elements, "what": what,
+                    "calls": 0, "bytes": nbytes, "again_bytes": 0, "modules": [], "same": {}, "width": 0,
+                })  # fmt: skip
+        told.append(replace(one, options=options | {"terms": terms}) if terms else replace(one, options=options))
+    rest = [
+        Parallelism(kind, ranks, ("attention" if kind == "CP" else "activations",), {}, {"by": "torch", "terms": terms})
+        for (kind, ranks), terms in of_group.items()
+    ]
+    return told + rest
+
+
+def recognised(places: CallSites, shapes: Shapes) -> list[Parallelism]:
+    """The parallelisms of the models that have run, and of the pipelines and groups that are there."""
+    roots = _outermost(places.roots)
+    found: list[Parallelism] = []
+    for root in roots:
+        found += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
+    found = _trained_ones(_models_together(found))
+    for root in roots:
+        found += dtensors(root, found)
+    found += megatron(roots, shapes)
+    return [*found, *deepspeeds(roots, shapes), *pipelines(shapes)]
+
+
+def describe_model(places: CallSites) -> dict[str, Any]:
+    """Parameters of what has run: how many, of which dtypes, how many frozen, which are one under two names."""
+    count = frozen = 0
+    dtypes: dict[str, int] = {}
+    tied: list[str] = []
+    kinds: list[str] = []
+    for root in _outermost(places.roots):
+        names: dict[int, str] = {}
+        flat = [unit for part in root.modules() if _is_fsdp1(part) and (unit := compat.fsdp1_unit(part))]
+        for name, parameter in root.named_parameters(remove_duplicate=False):
+            name = without_wrappers(name)
+            if names.get(id(parameter)) == name:  # a wrapper shows the model under two names
+                continue
+            if id(parameter) in names:
+                tied.append(f"{names[id(parameter)]} = {name}")
+                continue
+            names[id(parameter)] = name
+            elements = getattr(parameter, "ds_numel", parameter.numel())  # DeepSpeed's, of which a rank has a shard
+            count += elements
+            frozen += 0 if parameter.requires_grad else elements
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            dtypes[dtype] = dtypes.get(dtype, 0) + elements
+        if flat:  # what its parameters show is their shards
+            count = sum(elements for _, elements, _, _ in flat)
+            dtypes = {next(iter(dtypes), ""): count}
+        if names:
+            kinds.append(type(inner(root)).__name__)
+    return {
+        "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dtypes, "tied": tied,
+        "recomputed": sorted(places.recomputed), "computed_in": sorted(places.computed_in),
+    }  # fmt: skip
+
+
+def inner(module: torch.nn.Module) -> torch.nn.Module:
+    """The reader's own model in its wrappers."""
+    while isinstance(wrapped := getattr(module, "module", None), torch.nn.Module):
+        module = wrapped
+    return module
+
+
+def _outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Those of the called modules that no other one has, with parameters."""
+    kept = [root for root in roots if next(root.parameters(), None) is not None]
+    within = {id(part) for root in kept for part in root.modules() if part is not root}
+    return [root for root in kept if id(root) not in within]
+
+
+def _ddp(root: torch.nn.Module, places: CallSites) -> Iterator[Parallelism]:
+    for part in root.modules():
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            trained = {n: p for n, p in part.module.named_parameters() if p.requires_grad}
+            ignored = part.parameters_to_ignore
+            sizes = {without_wrappers(n): local(p).nbytes for n, p in trained.items() if n not in ignored}
+            ranks = tuple(dist.get_process_group_ranks(part.process_group))
+            options = {
+                "bucket_cap_mb": part.bucket_bytes_cap / 2**20,
+                "find_unused_parameters": part.find_unused_parameters,
+                "static_graph": part.static_graph,
+                "buckets": _buckets(part, list(sizes)),
+                **_rows_used(part.module),
+                "unused": [without_wrappers(n) for n, p in trained.items() if p.grad is None or not p.grad.any()],
+            }
+            yield Parallelism("DDP", ranks, (type(part.module).__name__,), sizes, options)
+
+
+def _buckets(ddp: torch.nn.Module, names: list[str]) -> list[list[str]]:
+    """Of each bucket its parameters, in the order in which DDP waits for them; none where it does not log them."""
+    logged = compat.ddp_logged(ddp)
+    numbers = logged.get("rebuilt_per_bucket_param_indices") or logged.get("initial_per_bucket_param_indices") or ""
+    buckets = [[int(number) for number in bucket.split()] for bucket in str(numbers).split(",")]
+    if sorted(number for bucket in buckets for number in bucket) != list(range(len(names))):
+        return []
+    return [[names[number] for number in bucket] for bucket in buckets]
+
+
+def _models_together(found: list[Parallelism]) -> list[Parallelism]:
+    """Several models under DDP over the same ranks as one: a step may train one of them, and whose bytes are whose is
+    not to be seen."""
+    together: dict[tuple[int, ...], list[Parallelism]] = {}
+    for one in found:
+        if one.kind == "DDP":
+            together.setdefault(one.ranks, []).append(one)
+    several = {ranks: some for ranks, some in together.items() if len(some) > 1}
+    kept = [one for one in found if one.kind != "DDP" or one.ranks not in several]
+    return kept + [
+        Parallelism("DDP", ranks, tuple(name for one in some for name in one.wraps), {}, {"models": len(some)})
+        for ranks, some in several.items()
+    ]
+
+
+def _trained_ones(found: list[Parallelism]) -> list[Parallelism]:
+    """Of two models with the same units, as a teacher and a student, the one that is trained: units go by names."""
+    trained = {(one.kind, one.ranks, one.wraps) for one in found if any(one.options.get("gradient_bytes", {}).values())}
+    return [
+        one for one in found
+        if any(one.options.get("gradient_bytes", {0: 1}).values()) or (one.kind, one.ranks, one.wraps) not in trained
+    ]  # fmt: skip
+
+
+def _rows_used(module: torch.nn.Module) -> dict[str, Any]:
+    """Of each embedding whose gradient is dense and nobody else's: how many rows of it are not zero."""
+    counts: dict[int, int] = {}
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+    rows = {}
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.Embedding) and counts.get(id(part.weight)) == 1:
+            gradient = part.weight.grad
+            if gradient is not None and gradient.layout == torch.strided:
+                used = int((gradient != 0).any(dim=1).sum())
+                rows[f"{without_wrappers(name)}.weight"] = (used, part.num_embeddings)
+    return {"rows_used": rows}
+
+
+def _fsdp2(root: torch.nn.Module, places: CallSites) -> Iterator[Parallelism]:
+    units: dict[tuple[str, tuple[int, ...], tuple[int, ...]], dict[str, tuple[int, int, bool]]] = {}
+    dtypes: set[str] = set()
+    for name, part in root.named_modules():
+        for group in compat.fsdp_groups(compat.fsdp_state(part)) if compat.fsdp_state(part) is not None else []:
+            if group is None or group.modules[0] is not part:
+                continue
+            mesh = group.mesh_info
+            shard = tuple(dist.get_process_group_ranks(mesh.shard_process_group))
+            replicas: tuple[int, ...] = ()
+            if getattr(mesh, "replicate_process_group", None) is not None:
+                replicas = tuple(dist.get_process_group_ranks(mesh.replicate_process_group))
+            policy = group.mp_policy
+            gathered = scattered = 0
+            for parameter in group.fsdp_params:
+                elements = parameter.padded_sharded_param_size.numel() * len(shard)
+                of = parameter.sharded_param.dtype
+                gathered += elements * _size(policy.param_dtype or of)
+                if parameter.sharded_param.requires_grad:
+                    scattered += elements * _size(policy.reduce_dtype or policy.param_dtype or of)
+                dtypes.add(str(policy.param_dtype or of).removeprefix("torch."))
+            again = group.post_forward_mesh_info is not None
+            own = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
+            units.setdefault(("HSDP" if replicas else "FSDP2", shard, replicas), {})[own] = (gathered, scattered, again)
+    for (kind, shard, replicas), of_units in units.items():
+        options = {
+            "gradient_bytes": {name: scattered for name, (_, scattered, _) in of_units.items()},
+            "reshard_after_forward": {name: again for name, (_, _, again) in of_units.items()},
+            "replicas": (replicas,) if replicas else (),
+            "gathered_in": sorted(dtypes),
+            "shapes": {without_wrappers(n): list(p.shape) for n, p in root.named_parameters()},
+        }
+        sizes = {name: gathered for name, (gathered, _, _) in of_units.items()}
+        yield Parallelism(kind, shard, tuple(of_units), sizes, options)
+
+
+def _is_fsdp1(module: torch.nn.Module) -> bool:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return isinstance(module, FullyShardedDataParallel)
+
+
+def _fsdp1(root: torch.nn.Module, places: CallSites) -> Iterator[Parallelism]:
+    units = {without_wrappers(n) or ROOT: part for n, part in root.named_modules() if _is_fsdp1(part)}
+    if units:
+        first = next(iter(units.values()))
+        ranks = tuple(dist.get_process_group_ranks(first.process_group))
+        sizes, gradients = {}, {}
+        for name, part in units.items():
+            if (unit := compat.fsdp1_unit(part)) is not None:
+                shard, _, gathered, reduced = unit
+                sizes[name], gradients[name] = (shard * len(ranks) * _size(dtype) for dtype in (gathered, reduced))
+        strategy = str(first.sharding_strategy).rpartition(".")[2]
+        options = {"sharding_strategy": strategy, "gradient_bytes": gradients}
+        yield Parallelism("FSDP1", ranks, tuple(units), sizes, options)
+
+
+def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed is None or not isinstance(root, deepspeed.DeepSpeedEngine):
+        return
+    stage = root.zero_optimization_stage()
+    whole = tuple(dist.get_process_group_ranks(root.data_parallel_group))
+    sizes: dict[tuple[int, ...], dict[str, int]] = {whole: {}}
+    for name, parameter in root.module.named_parameters():
+        ranks = whole
+        if not getattr(parameter, "allreduce", True):  # an expert's, which other ranks than all may have as well
+            ranks = tuple(dist.get_process_group_ranks(compat.expert_group(parameter)))
+        nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        sizes.setdefault(ranks, {})[name] = nbytes
+    kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"
+    options = {"micro_batches": root.gradient_accumulation_steps(), "stage": stage}
+    for ranks, of_ranks in sizes.items():
+        if ranks == whole or len(ranks) > 1:
+            own = type(root.module).__name__ if ranks == whole else "experts"
+            yield Parallelism(kind, ranks, (own,), of_ranks, options)
+
+
+def _size(dtype: torch.dtype) -> int:
+    return torch.empty((), dtype=dtype).element_size()
+
+
+class Kind(NamedTuple):
+    """The groups of one kind, none of which has a rank of another; ``letters`` names each, and no other kind's."""
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+    letters: tuple[str, ...]
+
+    def letter_of(self, rank: int) -> str:
+        """The letter of the group that a rank is in; empty where it is in none."""
+        of = (letter for letter, ranks in zip(self.letters, self.groups, strict=True) if rank in ranks)
+        return next(of, "")
+
+
+def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[Kind]:
+    """The groups of each parallelism; those whose ranks lie closest together come first, as tensor parallel ones do.
+
+    HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
+    under DDP over different ranks), the second stands in a row of its own.
+    """
+    found: dict[str, dict[tuple[int, ...], None]] = {}
+    for one in parallelisms:
+        replicas = one.options.get("replicas", ())
+        found.setdefault(f"{one.kind} shards" if replicas else one.kind, {})[one.ranks] = None
+        for ranks in replicas:
+            found.setdefault(f"{one.kind} replicas", {})[ranks] = None
+    rows = [(name, row) for name, groups in found.items() for row in _apart(sorted(groups))]
+    names = _letters()
+    return [
+        Kind(name, tuple(row), tuple(next(names) for _ in row))
+        for name, row in sorted(rows, key=lambda item: max(item[1][0]) - min(item[1][0]))
+    ]
+
+
+def _apart(groups: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Rows of groups that have no rank in common."""
+    rows: list[list[tuple[int, ...]]] = []
+    for group in groups:
+        row = next((row for row in rows if not any(set(group) & set(other) for other in row)), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(group)
+    return rows
+
+
+def _letters() -> Iterator[str]:
+    """``a`` to ``z``, then ``aa``, ``ab`` …"""
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    yield from alphabet
+    for first in alphabet:
+        yield from (first + second for second in alphabet)

@@ -1,0 +1,314 @@
+"""Shapes that decide over a parallelism's bytes, seen where modules begin and end, never at the collectives.
+
+Each passage of a cut module says what has to travel: a row-cut layer's output is a sum over the group's ranks, a
+column-cut layer's input is whole on each of them, and so on (Shoeybi et al. 2019, 3; Korthikanti et al. 2022, 4.2).
+What was sent is then held against that.
+"""
+
+import functools
+import statistics
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from pardemo import compat
+from pardemo.formulas import communication as formulas
+from pardemo.script.runtime.call_sites import CallSites
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One kind of traffic that a formula has.
+
+    Args:
+        parallelism: ``TP``, ``CP``, ``EP``. ranks: of the group.
+        kind: the collective. phase: of the step; empty where it may be any.
+        repeated: whether a forward that runs again in the backward pass needs it.
+        elements: of the whole tensor of one call; 0 where calls differ.
+        what: in words. width: of the last axis, where that says what the tensor is.
+        loss: only meant where an embedding has as many rows as ``width``.
+        of: what tells it from others that are told together.
+    """
+
+    parallelism: str
+    ranks: Ranks
+    kind: str
+    phase: str
+    repeated: bool
+    elements: int
+    what: str
+    width: int = 0
+    loss: bool = False
+    of: str = ""
+
+
+@dataclass
+class Sum:
+    """What a term says of one step: calls, bytes that a rank sends; and what modules add that take the same input.
+
+    ``modules``: those that add it. ``same``: of those that add it again, the module that took the input before.
+    """
+
+    calls: float = 0
+    bytes: float = 0.0
+    again_bytes: float = 0.0
+    modules: set[str] = field(default_factory=set)
+    same: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Passage:
+    """A module's forward that runs. ``begun``: what it took; ``repeated``: whether a backward pass runs it again."""
+
+    module: torch.nn.Module
+    counts: bool
+    repeated: bool
+    backward: bool
+    begun: tuple[Any, ...] = ()
+    ended: Any = None
+    hook: Any = None
+
+
+class Shapes:
+    """Adds up, step by step, the terms of all formulas whose shapes it sees while the block runs.
+
+    Args:
+        places: names of modules. step: the number of the step that runs.
+    """
+
+    def __init__(self, places: CallSites, step: Callable[[], int]):
+        self._places, self._step = places, step
+        self._sums: dict[Term, dict[int, Sum]] = {}
+        self._stack: list[Passage] = []
+        self._readers: list[Any] = []
+        self._graphless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._hooks: list[Any] = []
+        self._wrapped: dict[type, bool] = {}
+        #: by step, how often modules that FSDP2 wraps run in the forward, by name
+        self.runs: dict[str, dict[int, int]] = {}
+        #: bytes, and elements of a call, that modules which are called from outside of all others return, by step
+        self.outputs: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, list[int]]] = weakref.WeakKeyDictionary()
+
+    def __enter__(self) -> "Shapes":
+        from pardemo.script.step.layers import DTensors, Megatron
+
+        self._rings = Rings(self)
+        self._rings.begin()
+        self._readers = [DTensors(self), Megatron(self)]
+        self._hooks = [
+            register_module_forward_pre_hook(self._begins),
+            register_module_forward_hook(self._ends, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._rings.end()
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def passage(self) -> Passage | None:
+        """The innermost module that runs."""
+        return self._stack[-1] if self._stack else None
+
+    def name(self, module: torch.nn.Module) -> str:
+        """A module's name from the root on."""
+        return self._places.name(module)
+
+    def outer(self) -> Iterable[Passage]:
+        """Modules that run around the innermost, from the inside."""
+        return reversed(self._stack[:-1])
+
+    def add(
+        self,
+        parallelism: str,
+        ranks: Ranks,
+        kind: str,
+        phase: str,
+        elements: int,
+        itemsize: int,
+        what: str,
+        *,
+        passage: Passage,
+        times: float = 1,
+        again: str = "",
+        module: str = "",
+        width: int = 0,
+        loss: bool = False,
+        sent: float | None = None,
+    ) -> None:
+        """Adds calls to a term of this step.
+
+        ``elements``: of the whole tensor; ``again``: another module that took the same input; ``sent``: bytes by a
+        rank, where no ring sends it. In a forward that runs again, what is forward is the backward pass's.
+        """
+        repeated = passage.repeated and phase == "forward"
+        if not passage.counts or (phase == "backward" and not passage.backward) or len(ranks) < 2:
+            return
+        term = Term(parallelism, ranks, kind, "backward" if repeated else phase, repeated, elements, what, width, loss)
+        one = self._sums.setdefault(term, {}).setdefault(self._step(), Sum())
+        nbytes = times * (sent_by(kind, elements * itemsize, len(ranks)) if sent is None else sent)
+        if again:
+            one.again_bytes += nbytes
+            one.same[module] = again
+        else:
+            one.calls += times
+            one.bytes += nbytes
+        if module:
+            one.modules.add(module)
+
+    def once(self, term: Term, nbytes: float) -> None:
+        """A term that a step has once, however often it is seen."""
+        self._sums.setdefault(term, {})[self._step()] = Sum(1, nbytes)
+
+    def terms(self, first: int, vocabularies: Iterable[int]) -> dict[tuple[str, Ranks], list[dict[str, Any]]]:
+        """The median step's terms from step ``first`` on, by parallelism and group."""
+        known = set(vocabularies)
+        of_group: dict[tuple[str, Ranks], list[dict[str, Any]]] = {}
+        last = self._step()
+        for term, by_step in self._sums.items():
+            seen = [by_step.get(step, Sum()) for step in range(first, last)]
+            if not seen or (term.loss and term.width not in known):
+                continue
+            told = {
+                "kind": term.kind, "phase": term.phase, "repeated": term.repeated, "elements": term.elements,
+                "what": term.what, "calls": statistics.median(one.calls for one in seen),
+                "bytes": statistics.median(one.bytes for one in seen),
+                "again_bytes": statistics.median(one.again_bytes for one in seen),
+                "modules": sorted(set().union(*(one.modules for one in seen))),
+                "same": {name: first for one in seen for name, first in one.same.items()},
+                "width": term.width, "ranks": term.ranks,
+            }  # fmt: skip
+            if not told["bytes"]:
+                continue
+            some = of_group.setdefault((term.parallelism, term.ranks), [])
+            same = [one for one in some if all(one[key] == told[key] for key in ("kind", "phase", "what", "elements"))]
+            if same and term.of:
+                same[0]["calls"] += told["calls"]
+                same[0]["bytes"] += told["bytes"]
+            else:
+                some.append(told)
+        return of_group
+
+    def times(self, name: str, first: int) -> float:
+        """How often the median step from step ``first`` on runs a module that FSDP2 wraps."""
+        by_step = self.runs.get(name, {})
+        return statistics.median([by_step.get(step, 0) for step in range(first, self._step())] or [0])
+
+    def median(self, by_step: dict[int, list[int]], first: int) -> tuple[float, int]:
+        """Of :attr:`outputs` the median step's bytes, and elements of a call."""
+        seen = [by_step.get(step, [0, 0]) for step in range(first, self._step())] or [[0, 0]]
+        return statistics.median(nbytes for nbytes, _ in seen), seen[-1][1]
+
+    def _begins(self, module: torch.nn.Module, args: Any) -> None:
+        grad, backward = torch.is_grad_enabled(), compat.graph_task() != -1
+        counts = self._stack[0].counts if self._stack else module.training or grad
+        if not backward and not grad:
+            self._graphless.add(module)  # a checkpoint that builds its graph in the backward pass
+        elif not backward:
+            self._graphless.discard(module)
+        passage = Passage(module, counts, backward, grad and (not backward or module in self._graphless))
+        self._stack.append(passage)
+        kind = type(module)
+        if kind not in self._wrapped:
+            self._wrapped[kind] = compat.fsdp_state(module) is not None
+        if self._wrapped[kind] and counts and not backward:
+            by_step = self.runs.setdefault(self.name(module), {})
+            by_step[self._step()] = by_step.get(self._step(), 0) + 1
+        for reader in self._readers:
+            reader.begins(passage, args)
+
+    def _ends(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        while self._stack[-1:] and self._stack[-1].module is not module:  # one that raised has not said that it ended
+            self._stack.pop()
+        if not self._stack:
+            return
+        passage = self._stack[-1]
+        for reader in self._readers:
+            reader.ends(passage, args, output)
+        self._stack.pop()
+        if not self._stack and passage.counts and not passage.repeated:
+            floats = [t for t in compat.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+            by_step = self.outputs.setdefault(module, {}).setdefault(self._step(), [0, 0])
+            by_step[0] += sum(local(t).nbytes for t in floats)
+            by_step[1] = floats[0].numel() if floats else 0
+
+
+def sent_by(kind: str, nbytes: float, ranks: int) -> float:
+    """Bytes that a rank sends of a whole of ``nbytes`` where least is sent."""
+    if kind == "all-reduce":
+        return formulas.ring_all_reduce(nbytes, ranks).sent
+    return formulas.ring_half(nbytes, ranks).sent
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's part on this rank; any other tensor itself."""
+    return compat.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+def ranks_of(group: Any) -> Ranks:
+    """A process group's ranks."""
+    return tuple(dist.get_process_group_ranks(group))
+
+
+KEYS = "keys and values of the other parts of the sequence"
+HOPS = "gradients of keys and values, which visit each rank and come home"
+#: The axis of a sequence in queries, keys and values: samples, heads, tokens, features of a head.
+SEQUENCE = 2
+
+
+class Rings:
+    """Looks at what attention is called with, below torch's context parallelism, which has made DTensors of it."""
+
+    def __init__(self, shapes: Shapes):
+        self._shapes = shapes
+        self._attention: Any = None
+
+    def begin(self) -> None:
+        """Attention is looked at from here on."""
+        self._attention = functional.scaled_dot_product_attention
+        functional.scaled_dot_product_attention = self._seen
+
+    def end(self) -> None:
+        """Attention is torch's own again."""
+        if functional.scaled_dot_product_attention is self._seen:
+            functional.scaled_dot_product_attention = self._attention
+
+    @functools.cached_property
+    def _seen(self) -> Any:
+        attention = self._attention
+
+        @functools.wraps(attention)
+        def seen(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(key, DTensor) and key.device_mesh.ndim == 1 and key.placements[0].is_shard(SEQUENCE):
+                self._note(key, value)
+            return attention(query, key, value, *args, **kwargs)
+
+        return seen
+
+    def _note(self, key: DTensor, value: DTensor) -> None:
+        ranks, grad = ranks_of(key.device_mesh.get_group()), torch.is_grad_enabled()
+        passage = self._shapes.passage or Passage(torch.nn.Identity(), True, compat.graph_task() != -1, grad)
+        elements, size = key.numel() + value.numel(), key.element_size()
+        gathers, in_float32 = compat.context_parallel_options()
+        kind, n = "all-gather" if gathers else "all-to-all", len(ranks)
+        once = sent_by("all-gather", elements * size, n)
+        for phase in ("forward", "backward"):
+            again = " again" if phase == "backward" else ""
+            self._shapes.add(
+                "CP", ranks, kind, phase, elements, size, KEYS + again, passage=passage, sent=once,
+                times=1,
+            )  # fmt: skip
+        hop = elements // n * (4 if in_float32 else size)
+        self._shapes.add(
+            "CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, passage=passage, sent=hop, times=n
+        )

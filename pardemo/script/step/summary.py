@@ -1,0 +1,333 @@
+"""What the median step did, from what each rank saw."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pardemo.meters.timeline import Span, covered_s
+from pardemo.script.runtime.call_sites import CONTEXT, CallSite
+from pardemo.script.step import parallelisms
+from pardemo.script.step.collectives import Call
+from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.rank import WARM, Seen
+
+
+@dataclass
+class Row:
+    """Collectives of one kind, group and place: how often in the median step, and what a rank sends by them.
+
+    ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much.
+    ``expected_bytes``: what the formula of the parallelism says, where one does; ``why``: what the row is, or why it
+    differs.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    calls: float
+    bytes: float
+    place: CallSite
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    expected_bytes: float | None = None
+    why: str = ""
+    rank: int | None = None
+
+    @property
+    def line(self) -> str:
+        return self.place.line
+
+    @property
+    def module(self) -> str:
+        return self.place.module
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a rank's median step; computation is what its thread had of a core.
+
+    ``exposed_s``: communication that it waited for; ``hidden_s``: communication while it computed; ``idle_s``: waiting
+    for ranks that came later; ``other_s``: neither (files, sleep, another process on the core).
+    """
+
+    rank: int
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    hidden_s: float
+    idle_s: float
+    other_s: float
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A step as it would be on other devices. ``on``: which; ``links``: between which ranks, at which rates.
+
+    ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``told``: what was assumed.
+    ``layer_s``: what a layer took, in a run whose layers waited.
+    """
+
+    on: str
+    links: str
+    time: list[Times]
+    alone_s: float
+    told: list[str]
+    layer_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return max(one.step_s for one in self.time)
+
+    def as_json(self) -> dict[str, Any]:
+        rows = [vars(one) for one in self.time]
+        return {
+            "on": self.on, "links": self.links, "reckoned": True, "step_s": self.step_s, "alone_s": self.alone_s,
+            "time": rows, "assumed": self.told, "layer_s": self.layer_s or None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a reader would change: what, where, and how many bytes a step it is about."""
+
+    what: str
+    line: str = ""
+    bytes: float = 0.0
+
+
+@dataclass
+class Summary:
+    """A script's median step on all ranks."""
+
+    ranks: int
+    steps: int
+    micro_batches: int
+    ended: str
+    backend: str
+    parallelism: list[Parallelism]
+    model: dict[str, Any]
+    collectives: list[Row]
+    sent_bytes: list[float]
+    wire_bytes: list[float] | None
+    gloo_bytes: list[float]
+    memory: dict[str, Any]
+    time: list[Times]
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    paced: Paced | None = None
+    hosts: int = 1
+    closures: int = 1  # how often a step calls the optimizer's
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's names; bytes of a step, seconds of a step."""
+        return {
+            "ranks": self.ranks,
+            "hosts": self.hosts,
+            "steps": self.steps,
+            "micro_batches": self.micro_batches,
+            "ended": self.ended,
+            "backend": self.backend,
+            "parallelism": [
+                {"kind": p.kind, "ranks": list(p.ranks), "wraps": list(p.wraps), "options": p.options}
+                for p in self.parallelism
+            ],
+            "groups": [
+                {"kind": kind.name, "groups": [list(ranks) for ranks in kind.groups]}
+                for kind in parallelisms.groups_by_kind(self.parallelism)
+            ],
+            "model": self.model,
+            "collectives": [
+                {
+                    "kind": row.kind, "ranks": list(row.ranks), "calls": row.calls, "bytes": row.bytes,
+                    "rank": row.rank, "line": row.line, "module": row.module, "phase": row.place.phase,
+                    "dtype": row.dtype, "expected_bytes": row.expected_bytes, "why": row.why,
+                }
+                for row in self.collectives
+            ],
+            "sent_bytes": self.sent_bytes,
+            "wire_bytes": self.wire_bytes,
+            "backend_bytes": self.gloo_bytes,
+            "memory": self.memory,
+            "time": [vars(one) for one in self.time],
+            "paced": None if self.paced is None else self.paced.as_json(),
+            "findings": [vars(one) for one in self.findings],
+            "notes": self.notes,
+        }  # fmt: skip
+
+
+def summarize(seen: Sequence[Seen]) -> Summary:
+    """The median step of all ranks.
+
+    Raises:
+        ValueError: no step is left to be measured.
+    """
+    counts = [len(one.cuts) for one in seen]
+    last = min(counts)
+    if last <= WARM:
+        raise ValueError(_too_few(seen, last))
+    steps = range(WARM, last)
+    fullest = max(seen, key=lambda one: one.memory.peak_bytes)
+    return Summary(
+        ranks=len(seen),
+        steps=len(steps),
+        micro_batches=round(statistics.median(seen[0].cuts[step].micro_batches for step in steps)),
+        ended=seen[0].ended,
+        backend=seen[0].backend,
+        parallelism=_parallelisms(seen),
+        model=seen[0].model,
+        collectives=_rows(seen, steps),
+        sent_bytes=[_median_sum(one.calls, steps, "sent") for one in seen],
+        wire_bytes=[_sent(one, steps) for one in seen] if all(one.wire for one in seen) else None,
+        gloo_bytes=[_median_sum(one.calls, steps, "gloo_bytes") for one in seen],
+        memory={
+            "rank": fullest.rank, "peak_bytes": fullest.memory.peak_bytes, "kinds": fullest.memory.kinds,
+            "line": fullest.memory.line, "largest": [vars(one) for one in fullest.memory.largest],
+        },
+        time=_times(seen, steps),
+        notes=sorted({note for one in seen for note in one.notes}),
+        closures=max(1, round(statistics.median(seen[0].cuts[step].closures for step in steps))),
+    )  # fmt: skip
+
+
+def _too_few(seen: Sequence[Seen], cuts: int) -> str:
+    if cuts == 0:
+        none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
+        if started := next((one.started for one in seen if one.started), ()):
+            none += f". It started processes of its own, which are not followed ({started[0]}): measure what they run"
+        return none
+    return (
+        f"the script ended after {cuts} step{'s' if cuts > 1 else ''}: {WARM} warm it up, and one more has to be there"
+    )
+
+
+def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
+    """Each parallelism of each group once; torch's context parallelism is seen by its calls alone."""
+    found: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
+    for one in seen:
+        for parallelism in one.parallelisms:
+            key = parallelism.kind, parallelism.ranks, parallelism.wraps
+            if (known := found.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
+                both = dict.fromkeys((*known.options["replicas"], *parallelism.options["replicas"]))
+                found[key] = replace(known, options=known.options | {"replicas": tuple(both)})
+    context = {call.ranks for one in seen for call in one.calls if call.place.use == CONTEXT}
+    there = {one.ranks for one in found.values() if one.kind == "CP"}
+    cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
+    return [*found.values(), *cut]
+
+
+def _sent(one: Seen, steps: Iterable[int]) -> float:
+    return typical([one.cuts[step].sent_bytes - one.cuts[step - 1].sent_bytes for step in steps])
+
+
+def _median_sum(calls: Iterable[Call], steps: Iterable[int], what: str) -> float:
+    sums: dict[int, float] = defaultdict(float)
+    for call in calls:
+        sums[call.step] += getattr(call, what)
+    return typical([sums[step] for step in steps])
+
+
+def typical(of_steps: Sequence[float]) -> float:
+    """The median step's; where most steps have nothing, and some have, the mean: what is done every so many steps."""
+    return statistics.median(of_steps) or statistics.fmean(of_steps)
+
+
+def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
+    """Of each group its first rank's calls, with what the rank sends by them that sends most; of messages the sender's.
+
+    Of a gather, a reduction to one rank or an uneven all-to-all not all ranks send as much.
+    """
+    sent_by: dict[tuple, dict[int, float]] = defaultdict(dict)
+    for one in seen:
+        for call in one.calls:
+            if call.kind != "receive":
+                sent_by[call.group, call.ranks, call.number][one.rank] = call.sent
+    kept: dict[tuple, list[Call]] = defaultdict(list)
+    for one in seen:
+        for call in one.calls:
+            if call.step in steps and call.kind != "receive" and call.ranks and call.ranks[0] == one.rank:
+                kept[call.kind, call.ranks, call.place, call.dtype].append(call)
+    rows = []
+    for (kind, ranks, place, dtype), calls in kept.items():
+        number = statistics.median(sum(call.step == step for call in calls) for step in steps)
+        sums: dict[int, dict[int, float]] = defaultdict(lambda: dict.fromkeys(steps, 0.0))
+        for call in calls:
+            for rank, by in sent_by[call.group, call.ranks, call.number].items():
+                sums[rank][call.step] += by
+        medians = {rank: typical(list(of.values())) for rank, of in sums.items()}
+        most = max(medians, key=lambda rank: (medians[rank], -rank))
+        uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
+        shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))
+        made = Row(kind, ranks, number or len(calls) / len(steps), medians[most], place, dtype, shapes)
+        rows.append(replace(made, rank=uneven))
+    return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
+
+
+def _times(seen: Sequence[Seen], steps: range) -> list[Times]:
+    begun = last_begun(seen)
+    return [_times_of(one, steps, begun) for one in seen]
+
+
+def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], float]:
+    """When the last rank of each collective began it, and the sender each message.
+
+    By the group, the group's ranks (of a message sender and receiver), and its number among theirs.
+    """
+    begun: dict[tuple[str, tuple[int, ...], int], float] = {}
+    for one in seen:
+        for call in one.calls:
+            if call.kind != "receive":
+                key = call.group, call.ranks, call.number
+                begun[key] = max(begun.get(key, 0.0), call.begin_s)
+    return begun
+
+
+def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], int], float]) -> Times:
+    rows = []
+    for step in steps:
+        before, cut = one.cuts[step - 1], one.cuts[step]
+        evaluated = [(aside.begin_s, aside.end_s) for aside in cut.aside]
+        wall = cut.at_s - before.at_s - sum(end - begin for begin, end in evaluated)
+        paced = [wait for wait in one.waited.waits if before.at_s <= wait[0] < cut.at_s] if one.waited else []
+        compute = cut.cpu_s - before.cpu_s - sum(aside.cpu_s for aside in cut.aside)
+        compute += sum(end - begin for begin, end in paced)
+        compute = min(max(compute, 0.0), wall)
+        calls = [call for call in one.calls if call.step == step and not _within(call.begin_s, evaluated)]
+        flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
+        stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s and not _within(wait[0], evaluated)]
+        waits = awaited(calls, stood, begun)
+        communication, late = (covered_s(_spans(one.rank, some)) for some in ([*flights, *stood], waits))
+        blocked = wall - compute
+        idle = min(late, blocked)
+        exposed = min(blocked - idle, max(communication - late, 0.0))
+        rows.append((wall, compute, exposed, max(communication - exposed - idle, 0.0), idle, blocked - idle - exposed))
+    return Times(one.rank, *sorted(rows)[(len(rows) - 1) // 2])  # of one step, so that its parts add up to it
+
+
+def _within(at_s: float, spans: Iterable[tuple[float, float]]) -> bool:
+    return any(begin <= at_s <= end for begin, end in spans)
+
+
+def awaited(
+    calls: Iterable[Call],
+    stood: Sequence[tuple[float, float]],
+    begun: dict[tuple[str, tuple[int, ...], int], float],
+) -> list[tuple[float, float]]:
+    """When a rank waited for the last rank of its collectives to begin, or for the sender of a message.
+
+    Args:
+        stood: when it stood still in a Work's ``wait``: a message's end is told by no backend. begun: of
+            :func:`last_begun`.
+    """
+    waits = []
+    for call in calls:
+        there = begun.get((call.group, call.ranks, call.number), 0.0)
+        if call.kind == "receive":
+            waits += [(max(begin, call.begin_s), min(end, there)) for begin, end in stood]
+        else:
+            waits.append((call.begin_s, min(there, call.end_s or call.begin_s)))
+    return waits
+
+
+def _spans(rank: int, times: Iterable[tuple[float, float]]) -> list[Span]:
+    return [Span(rank, "", "", begin, max(begin, end)) for begin, end in times]
