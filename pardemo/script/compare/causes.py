@@ -3,20 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, Cause, Multiple
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
 from pardemo.script.compare.parameter_map import ParameterMap, Part
-from pardemo.script.compare.reference import Facts, Finding, Pair, PartedOutput
+from pardemo.script.compare.reference import Facts, Finding, Pair, PartedOutput, Reference
 from pardemo.script.compare.runs import Run
 from pardemo.script.record.records import Step
 from pardemo.world.errors import ranks_text
-
-if TYPE_CHECKING:
-    from pardemo.script.compare.reference import Reference
 
 
 def initial_findings(
@@ -343,7 +339,7 @@ WHOLE_MATRIX = ("Muon", "Shampoo", "SOAP", "DistributedShampoo", "Adafactor")
 SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")
 
 
-def gradient_findings(facts: Facts, reference: "Reference", other: Run) -> list[Finding]:
+def gradient_findings(facts: Facts, reference: Reference, other: Run) -> list[Finding]:
     """Outputs that part, or gradients that are wrong, with their causes."""
     ours = [record.steps[facts.step] for record in other.records]
     truth = reference.run.records[0].steps[facts.step]
@@ -389,7 +385,7 @@ def _apart(facts: Facts, finding: Finding) -> set[int]:
     return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
 
 
-def _wrong(facts: Facts, reference: "Reference", other: Run) -> list[Pair]:
+def _wrong(facts: Facts, reference: Reference, other: Run) -> list[Pair]:
     """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
     free = reference.run.records[0].optimizer.startswith(SCALE_FREE) or not reference.run.records[0].optimizer
     # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
@@ -406,7 +402,7 @@ def _wrong(facts: Facts, reference: "Reference", other: Run) -> list[Pair]:
     return wrong
 
 
-def wrong_gradients(facts: Facts, reference: "Reference", other: Run) -> set[str]:
+def wrong_gradients(facts: Facts, reference: Reference, other: Run) -> set[str]:
     """Parameters whose gradient is wrong, or missing on all ranks."""
     ours = [record.steps[facts.step] for record in other.records]
     return {pair.name for pair in [*_wrong(facts, reference, other), *_without(facts, ours)]}
@@ -531,7 +527,7 @@ def _update(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Findin
     )  # fmt: skip
 
 
-def printed_findings(facts: Facts, reference: "Reference", other: Run) -> list[Finding]:
+def printed_findings(facts: Facts, reference: Reference, other: Run) -> list[Finding]:
     """A printed loss that is a number of the layout times what it should be, where what is differentiated is right."""
     truth = reference.run.records[0].steps[facts.step]
     wanted = sum(truth.losses)

@@ -3,22 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from pardemo.script.compare.layouts import distinct_digits, size_text
 from pardemo.script.compare.parameter_map import ParameterMap
-from pardemo.script.compare.reference import Facts, Finding, PartedOutput
+from pardemo.script.compare.reference import Facts, Finding, PartedOutput, Reference
 from pardemo.script.compare.runs import Run
 from pardemo.script.compare.samples import RowPosition, StepSamples
 from pardemo.script.record.records import Clip, Mask, ModuleCall
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.world.errors import ranks_text
-
-if TYPE_CHECKING:
-    from pardemo.script.compare.reference import Reference
-
 
 #: Ways to see an output as rows of samples. A flat one has the samples' tokens one after the other, in an order that
 #: only the module knows: as experts do, which see the tokens that a router sends them.
@@ -335,7 +330,7 @@ def _recomputed(other: Run, step: int, masks: list[Mask]) -> Finding | None:
     return None
 
 
-def buffer_findings(reference: "Reference", other: Run, step: int) -> list[Finding]:
+def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
     """Buffers that are saved with the model and are not the reference's on some ranks.
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
@@ -368,7 +363,7 @@ def buffer_findings(reference: "Reference", other: Run, step: int) -> list[Findi
     ]  # fmt: skip
 
 
-def clipping_findings(reference: "Reference", other: Run, step: int, maps: ParameterMap, facts: Facts) -> list[Finding]:
+def clipping_findings(reference: Reference, other: Run, step: int, maps: ParameterMap, facts: Facts) -> list[Finding]:
     """Norms and learning rates that are not the reference's."""
     truth = reference.run.records[0].steps[step]
     made: list[Finding] = []
@@ -390,7 +385,7 @@ def clipping_findings(reference: "Reference", other: Run, step: int, maps: Param
     return made
 
 
-def _rate(reference: "Reference", other: Run, step: int, wanted: float, found: float) -> Finding:
+def _rate(reference: Reference, other: Run, step: int, wanted: float, found: float) -> Finding:
     later = [
         number
         for number, one in enumerate(reference.run.records[0].steps)
@@ -413,7 +408,7 @@ def _rate(reference: "Reference", other: Run, step: int, wanted: float, found: f
 
 
 def _norm(
-    reference: "Reference", other: Run, step: int, maps: ParameterMap, rank: int, wanted: Clip, found: Clip
+    reference: Reference, other: Run, step: int, maps: ParameterMap, rank: int, wanted: Clip, found: Clip
 ) -> tuple[str, str]:
     told = distinct_digits(found.norm, wanted.norm)
     said = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"

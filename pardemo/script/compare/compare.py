@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,10 +23,6 @@ from pardemo.script.compare.reference import (
 )
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record import records
-
-if TYPE_CHECKING:
-    from pardemo.script.compare.reference import Reference
-
 
 #: What a cell says. One that is empty has nothing to compare: a module without parameters has no gradient.
 EQUAL, DIFFERENT, NOT_COMPARED, NOTHING = "equal", "different", "not compared", ""
@@ -67,7 +62,7 @@ class ModelMap:
     root: str = ROOT
 
 
-def step_map(facts: Facts, reference: "Reference", other: Run, alike: set[str]) -> ModelMap:
+def step_map(facts: Facts, reference: Reference, other: Run, alike: set[str]) -> ModelMap:
     """The map of a step of which outputs, gradients and parameters were looked at.
 
     Where outputs part, gradients and parameters are not: they are of what was wrong before them.
@@ -94,7 +89,7 @@ def step_map(facts: Facts, reference: "Reference", other: Run, alike: set[str]) 
     return _map_of(reference, facts.step, outputs, gradients, updates)
 
 
-def empty_map(reference: "Reference", step: int) -> ModelMap:
+def empty_map(reference: Reference, step: int) -> ModelMap:
     """The map of a step of which samples or the first parameters differ: nothing that follows was looked at."""
     return _map_of(reference, step, {}, {}, {})
 
@@ -107,7 +102,7 @@ def _cell(pair: Pair | None, wrong: bool) -> Cell:
 
 
 def _map_of(
-    reference: "Reference",
+    reference: Reference,
     step: int,
     outputs: Mapping[str, str],
     gradients: Mapping[str, Cell],

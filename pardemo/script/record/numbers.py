@@ -5,11 +5,11 @@ import random
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from pardemo import compat
@@ -17,6 +17,7 @@ from pardemo.script.record import records
 from pardemo.script.record.records import Mask
 from pardemo.script.runtime import stand_ins
 from pardemo.script.runtime.call_sites import CallSites
+from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.runtime.libraries import is_script
 
 #: Dropout in its forms: torch.nn's modules call these.
@@ -244,50 +245,34 @@ def moved(tensor: torch.Tensor, seed: str, dtype: torch.dtype | None = None) -> 
     return moves.clamp(info.min, info.max).to(dtype) if dtype in _CAST else moves.to(dtype)
 
 
-class Casts:
-    """Notes casts to fp8 by ``Tensor.to`` while the block runs; ``rounded`` rounds them otherwise.
+def casts_noted(computed_in: set[str], rounded: bool) -> AbstractContextManager[None]:
+    """Within the block casts to fp8 by ``Tensor.to`` are noted; ``rounded`` rounds them otherwise.
 
     Such a cast is within a layer, whose output is of another type. A scale that is found in a micro-batch is another
     one where micro-batches are, so that each number may be rounded otherwise.
     """
+    cast = torch.Tensor.to
 
-    def __init__(self, computed_in: set[str], rounded: bool):
-        cast = torch.Tensor.to
-
-        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            made = cast(tensor, *args, **kwargs)
-            if made.dtype not in _CAST or made.dtype == tensor.dtype:
-                return made
-            computed_in.add(str(made.dtype).removeprefix("torch."))
-            if rounded:
-                with compat.replaced(torch.Tensor, "to", cast):
-                    return moved(tensor, f"{made.dtype} {tuple(made.shape)}", made.dtype)
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = cast(tensor, *args, **kwargs)
+        if made.dtype not in _CAST or made.dtype == tensor.dtype:
             return made
+        computed_in.add(str(made.dtype).removeprefix("torch."))
+        if rounded:
+            with compat.replaced(torch.Tensor, "to", cast):
+                return moved(tensor, f"{made.dtype} {tuple(made.shape)}", made.dtype)
+        return made
 
-        self._to = compat.replaced(torch.Tensor, "to", to)
-
-    def __enter__(self) -> "Casts":
-        self._to.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._to.__exit__(None, None, None)
+    return compat.replaced(torch.Tensor, "to", to)
 
 
-class Rounding:
+class Rounding(Hooks):
     """Within the block, outputs of layers in bf16 or fp16 are rounded otherwise, and gradients in them.
 
     A layer is a module without others in it. A forward pass that is run again, for its activations, gets the same.
     """
 
-    def __enter__(self) -> "Rounding":
-        self._hook = register_module_forward_hook(self._ends)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-
-    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+    def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
         if not torch.is_grad_enabled() or next(module.children(), None) is not None:
             return None
         seed = f"{type(module).__name__} {[tuple(p.shape) for p in module.parameters()]}"

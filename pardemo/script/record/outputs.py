@@ -15,6 +15,7 @@ from pardemo import compat
 from pardemo.script.record import records
 from pardemo.script.record.records import MicroBatch, ModuleCall, Step, Tensors
 from pardemo.script.runtime.call_sites import ROOT, CallSites
+from pardemo.script.runtime.hooks import Hooks
 
 #: Arguments that are the samples, of whatever else a model is given.
 _FIRST = ("input_ids", "inputs_embeds", "pixel_values", "tokens")
@@ -77,13 +78,14 @@ def _listed(value: Any) -> torch.Tensor | None:
 MOST_CALLS = 64
 
 
-class Outputs:
+class Outputs(Hooks):
     """Writes down a step's micro-batches, and the outputs of modules in them.
 
     Attributes: ``steps`` (the last is the one that runs), ``_tensors`` (of that one, by kind and name).
     """
 
     def __init__(self, places: CallSites, forward: bool):
+        super().__init__()
         self.steps: list[Step] = [Step()]
         self._places, self._forward = places, forward
         self._tensors: Tensors = {}
@@ -120,7 +122,7 @@ class Outputs:
     def _is_root(self, module: torch.nn.Module) -> bool:
         return module in self._places.roots and next(module.parameters(), None) is not None
 
-    def _begins(self, module: torch.nn.Module, inputs: Any) -> None:
+    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
             return
         if self._depth == 1:
@@ -146,7 +148,7 @@ class Outputs:
         names = [other for other, _ in found]
         self.now.micro_batches.append(MicroBatch(samples, key, names, activations=batch.requires_grad))
 
-    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if threading.get_ident() != self._thread or compat.graph_task() != -1:
             return
         if not (torch.is_grad_enabled() or self._inside):

@@ -372,8 +372,8 @@ class Parameters(Outputs):
             if key.startswith(prefix)
         }
 
-    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        super()._ends(module, inputs, output)
+    def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        super()._module_ends(module, inputs, output)
         first = self._depth == 1 and self.now.micro_batches and not self.now.backwards and torch.is_grad_enabled()
         if first and self._after and module not in self._ran and threading.get_ident() == self._thread:
             self._ran.add(module)

@@ -8,17 +8,22 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
 from pardemo.script.record import parameters
-from pardemo.script.record.numbers import Casts, Rounding, as_in_a_new_process, double, dropout_noted, unseeded_noted
+from pardemo.script.record.numbers import (
+    Rounding,
+    as_in_a_new_process,
+    casts_noted,
+    double,
+    dropout_noted,
+    unseeded_noted,
+)
 from pardemo.script.record.outputs import for_shapes
 from pardemo.script.record.parameters import Parameters, Wanted
 from pardemo.script.record.records import Clip, LossCall, Mask, RankRecord, Step
@@ -26,6 +31,7 @@ from pardemo.script.runtime import job, stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Enough, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step.collectives import Calls
+from pardemo.script.step.layers import READERS
 from pardemo.script.step.parallelisms import recognised
 from pardemo.script.step.shapes import Shapes
 from pardemo.zero import gradient_norm
@@ -41,7 +47,6 @@ class Recorder(Parameters):
     def __init__(self, places: CallSites, rank: int, wanted: Wanted):
         super().__init__(places, wanted)
         self._rank = rank
-        self._hooks: list[Any] = []
         self._pending = False  # an optimizer has stepped, and the parameters are still to be written down
         self._stepped: set[int] = set()
         self._summed = False  # gradients were written down when they were clipped,
@@ -51,7 +56,6 @@ class Recorder(Parameters):
         self._engines: set[type] = set()
         self._rounding = Rounding() if wanted.rounded else None
         self._in_engine = False
-        self._changes = contextlib.ExitStack()
 
     @property
     def complete(self) -> bool:
@@ -62,44 +66,33 @@ class Recorder(Parameters):
         """``call`` is called once, at the first step: the model is there, and whole."""
         self._looked = call
 
-    def __enter__(self) -> "Recorder":
-        self._hooks = [
-            register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ends),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]  # fmt: skip
-        self._changes.enter_context(Casts(self.computed_in, self._rounding is not None))
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.following.enter_context(casts_noted(self.computed_in, self._rounding is not None))
         if self._rounding:
-            self._changes.enter_context(self._rounding)
-        self._changes.enter_context(compat.replaced(*compat.engine_replaced(self._on_backward)))
-        self._changes.enter_context(
-            compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
-        )
-        enter, computed_in = torch.amp.autocast_mode.autocast.__enter__, self.computed_in
+            self.following.enter_context(self._rounding)
+        module, optimizer, autocast = torch.nn.Module, torch.optim.Optimizer, torch.amp.autocast_mode.autocast
+        enter, make = autocast.__enter__, optimizer.__init__
 
         def begin(context: Any) -> Any:
             made = enter(context)
             if torch.is_autocast_enabled("cpu"):
-                computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+                self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
             return made
-
-        self._changes.enter_context(compat.replaced(torch.amp.autocast_mode.autocast, "__enter__", begin))
-        make, made = torch.optim.Optimizer.__init__, self._all_optimizers
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
-            made.append(weakref.ref(optimizer))
+            self._all_optimizers.append(weakref.ref(optimizer))
 
-        self._changes.enter_context(compat.replaced(torch.optim.Optimizer, "__init__", init))
-        for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._changes.enter_context(compat.replaced(owner, "zero_grad", self._clears(owner.zero_grad)))
+        for owner, name, function in (
+            (module, "__call__", self._called(module.__call__)),
+            (autocast, "__enter__", begin),
+            (optimizer, "__init__", init),
+            (optimizer, "zero_grad", self._clears(optimizer.zero_grad)),
+            (module, "zero_grad", self._clears(module.zero_grad)),
+        ):
+            self.following.enter_context(compat.replaced(owner, name, function))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._changes.close()
 
     # --- what others note
 
@@ -152,7 +145,7 @@ class Recorder(Parameters):
         self._kept[id(module)] = module
         if parameters.is_ours(module) and engine not in self._engines:
             self._engines.add(engine)
-            self._changes.enter_context(parameters.stepping(engine, self._before_zero, self._after_zero))
+            self.following.enter_context(parameters.stepping(engine, self._before_zero, self._after_zero))
         if parameters.is_deepspeed(module) and engine not in self._engines:
             self._engines.add(engine)
             step, recorder = engine.step, self
@@ -172,7 +165,7 @@ class Recorder(Parameters):
                     recorder._engine_stepped(self, rates)
                 return made
 
-            self._changes.enter_context(compat.replaced(engine, "step", recorded))
+            self.following.enter_context(compat.replaced(engine, "step", recorded))
 
     def _engine_stepped(self, engine: Any, rates: list[float]) -> None:
         norm, limit = engine.get_global_grad_norm(), engine.gradient_clipping()
@@ -201,7 +194,7 @@ class Recorder(Parameters):
 
     # --- losses
 
-    def _on_backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if compat.graph_task() == -1:  # what is computed again has one within another
             self.now.backwards += 1
             if kwargs.get("accumulate_grad"):  # zero-bubble pipelines ask for gradients of weights by autograd.grad
@@ -230,7 +223,7 @@ class Recorder(Parameters):
 
         return zero_grad
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread or self._in_engine:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -274,7 +267,7 @@ class Recorder(Parameters):
         if self._rounding:
             self._rounding.gradients(optimizer)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if threading.get_ident() != self._thread or self._in_engine or self.now.backwards == 0:
             return
         self._pending = True
@@ -358,7 +351,7 @@ def record_script(asked: Recording) -> RankRecord:
         recorder = (asked.follow or Recorder)(places, rank, asked.wanted)
         unseeded: list[str] = []
         parallelisms: list[Any] = []
-        shapes = Shapes(places, lambda: len(recorder.steps) - 1)
+        shapes = Shapes(places, lambda: len(recorder.steps) - 1, READERS)
         recorder.on_first_step(lambda: parallelisms.extend(_recognised(places, shapes)))
         calls = Calls(places, lambda: len(recorder.steps) - 1, os.path.join(asked.wanted.folder, f"rank{rank}"))
         with contextlib.ExitStack() as stack:

@@ -42,8 +42,6 @@ class Proof:
         return not self.findings and not self.failed
 
     def __str__(self) -> str:
-        from pardemo.script.report.verdict import proof_screen
-
         return proof_screen(self)
 
     def as_json(self) -> dict[str, Any]:
@@ -126,8 +124,6 @@ class StopVerdict:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        from pardemo.script.report.verdict import stops_screen
-
         return stops_screen(self)
 
     @property

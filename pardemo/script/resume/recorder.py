@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -179,11 +179,11 @@ class StoppingRecorder(Recorder):
         self._stopped = self._sees_saves = self._asynchronous = False
         self._over, self._to_stop = threading.Event(), threading.Lock()
 
-    def __enter__(self) -> "StoppingRecorder":
+    def __enter__(self) -> Self:
         super().__enter__()
         own = torch.optim.Optimizer
         for begins in ("__init__", "__setstate__"):  # made, or read from a file as it was
-            self._changes.enter_context(compat.replaced(own, begins, self._optimizers.noted(getattr(own, begins))))
+            self.following.enter_context(compat.replaced(own, begins, self._optimizers.noted(getattr(own, begins))))
         self._files = self._present()
         if self._following.stop is not None and self._following.stop.kind == "term":
             threading.Thread(target=self._stop_with_the_first, daemon=True).start()
@@ -205,9 +205,9 @@ class StoppingRecorder(Recorder):
         if not self._sees_saves:  # by now the script has imported what it saves with
             self._sees_saves = True
             saving = [(f, self._noted(f)) for f in _saving_functions()]
-            self._changes.enter_context(stand_ins.replaced_everywhere(saving))
+            self.following.enter_context(stand_ins.replaced_everywhere(saving))
             if (ours := sys.modules.get("pardemo.zero")) is not None:  # whose names stand-ins leave alone
-                self._changes.enter_context(compat.replaced(ours, "save", self._noted(ours.save)))
+                self.following.enter_context(compat.replaced(ours, "save", self._noted(ours.save)))
         if not self.now.micro_batches:
             self.now.saves, self.now.asynchronous = self._saves.pop(self._done, []), self._asynchronous
             self.now.generators = generator_states()

@@ -13,11 +13,10 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
 from pardemo.meters.inside import tensors_in
+from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.runtime.libraries import folders
 
 #: Functions of torch that send Python objects, as bytes: nobody asked for these collectives of tensors.
@@ -91,20 +90,22 @@ class Roots:
         return iter([module for known in list(self._modules.values()) if (module := known()) is not None])
 
 
-class CallSites:
+class CallSites(Hooks):
     """Follows which module runs, and tells where a script is.
 
     Args:
         own: a folder that is the reader's, also where it lies among the libraries: a package that runs as ``-m``.
     """
 
+    also_raised = True
+
     def __init__(self, own: str):
+        super().__init__()
         self._libraries = folders()
         own = os.path.realpath(own) + os.sep
         self._own = own if own.startswith(self._libraries) else None  # a folder around an environment is not meant
         self._roles: dict[CodeType, str] = {}
         self._stack: list[torch.nn.Module] = []
-        self._hooks: list[Any] = []
         #: from this number of autograd's nodes on (the graph is built in order), the module that runs
         self._numbers: list[int] = [0]
         self._owners: list[torch.nn.Module | None] = [None]
@@ -121,17 +122,6 @@ class CallSites:
         self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._aside: tuple[float, float] | None = None  # since when a model is evaluated
         self._asides: list[tuple[Aside, int, list[weakref.ref[torch.Tensor]]]] = []  # of which model, what came out
-
-    def __enter__(self) -> "CallSites":
-        self._hooks = [
-            register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ends, always_call=True),
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def here(self) -> CallSite:
         """Where the script is now."""
@@ -231,7 +221,7 @@ class CallSites:
             return NORM
         return code.co_name if _OF_OBJECTS.match(code.co_name) else ""
 
-    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if not self._stack:
             if module not in self._names:
                 self.roots.add(module)
@@ -248,7 +238,7 @@ class CallSites:
         self._stack.append(module)
         self._runs()
 
-    def _ends(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+    def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         while self._stack and self._stack.pop() is not module:  # one that raised has not said that it ended
             pass
         if (error := sys.exception()) is not None and id(error) != self._raised:
@@ -317,7 +307,7 @@ class Cut:
         return max(1, passes // (self.updates * max(1, self.closures)))
 
 
-class Steps:
+class Steps(Hooks):
     """Cuts a script into steps: one is over with the first optimizer's step after a backward pass.
 
     Libraries step in parts (ZeRO-3 by groups of parameters, a model with two optimizers): those that follow without
@@ -339,6 +329,7 @@ class Steps:
         on_cut: Callable[[int], None],
         on_backward: Callable[[], None],
     ):
+        super().__init__()
         self.cuts: list[Cut] = []
         self._places, self._enough, self._counters = places, enough, counters
         self._on_cut, self._on_backward = on_cut, on_backward
@@ -347,7 +338,6 @@ class Steps:
         self._backwards = self._since_update = self._updates = self._closures = 0
         self._first: weakref.ref[Any] | None = None  # the optimizer whose steps end the cycles
         self._others = 0  # updates by others since its last
-        self._hooks: list[Any] = []
         self._thread = threading.get_ident()
 
     @property
@@ -355,22 +345,7 @@ class Steps:
         """How many steps are over."""
         return len(self.cuts)
 
-    def __enter__(self) -> "Steps":
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._begins),
-            register_optimizer_step_post_hook(self._ends),
-        ]
-
-        self._passes = compat.replaced(*compat.engine_replaced(self._on_pass))
-        self._passes.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._passes.__exit__(None, None, None)
-        for hook in self._hooks:
-            hook.remove()
-
-    def _on_pass(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # a checkpoint's is within another, and autograd.grad's is no step's
         outermost = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
         if outermost:
@@ -386,10 +361,10 @@ class Steps:
                 self.on_raise(error)
             raise
 
-    def _begins(self, *_: Any) -> None:
+    def _step_begins(self, *_: Any) -> None:
         self._places.stepping = True
 
-    def _ends(self, optimizer: Any, *_: Any) -> None:
+    def _step_ends(self, optimizer: Any, *_: Any) -> None:
         self._places.stepping = False
         if self._since_update == 0 or threading.get_ident() != self._thread:
             return

@@ -1,4 +1,8 @@
-"""A recognised parallelism as a layout of the planner's, with the script's own bytes for each parameter."""
+"""What the planner says of a script's parallelism at full size: planned, not measured.
+
+A recognised parallelism becomes a layout of the planner's, with the script's own bytes for each parameter; DeepSpeed's
+stages are a dry run of its engine with the script's own settings.
+"""
 
 import contextlib
 import logging
@@ -9,15 +13,104 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
+from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.rank import Seen
+from pardemo.script.step.summary import Summary
 
-if TYPE_CHECKING:
-    from pardemo.meters.snapshot import Block
+if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
     from pardemo.planner.layouts.job.layout import Layout
     from pardemo.planner.layouts.model.shape import Shape
-    from pardemo.script.step.parallelisms import Parallelism
-    from pardemo.script.step.rank import Seen
-    from pardemo.script.step.summary import Summary
+
+
+#: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
+BESIDE = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer states": "optimizer states",
+    "gathered parameters": "gathered",
+    "activations": "activations",
+    "logits": "logits",
+    "communication buffers": "communication buffers",
+    "temporaries": "temporaries",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """``--full-size MODEL`` with ``--gpus``, ``--sequence``, ``--micro-batch``: None is what the script has."""
+
+    model: str
+    shape: "Shape"
+    gpus: int | None = None
+    sequence: int | None = None
+    micro_batch: int | None = None
+
+
+def question(
+    model: str | None, gpus: int | None = None, sequence: int | None = None, micro_batch: int | None = None
+) -> Question | None:
+    """The question; None where there is none.
+
+    Raises:
+        ValueError: no such model, or numbers without one; said before anything runs.
+    """
+    if model is None:
+        given = {"--gpus": gpus, "--sequence": sequence, "--micro-batch": micro_batch}
+        for option, value in given.items():
+            if value is not None:
+                raise ValueError(f"{option} is of the model at full size: say which, as --full-size llama3-8b")
+        return None
+    from pardemo.planner.layouts.model import configurations, sizes
+
+    return Question(model, configurations.of(sizes.find(model)), gpus, sequence, micro_batch)
+
+
+def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str, Any]:
+    """The plan beside the measurement.
+
+    Returns:
+        ``planned`` True; ``model``, ``gpus``, ``peak_bytes``, ``kinds`` (bytes by kind of the fullest GPU),
+        ``measured`` (by kind the bytes at the small run's peak and the most in its step), ``taken_over`` from the
+        script, ``assumed``, ``command`` of ``pardemo plan`` for what is nearest to it; ``why_not``, and no bytes, where
+        the planner has no counterpart.
+    """
+    fullest = next(one for one in seen if one.rank == measured.memory["rank"])
+    answer: dict[str, Any] = {
+        "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
+        "measured": _beside(measured.memory["kinds"], most_by_kind(fullest.memory.blocks)), "taken_over": [],
+        "assumed": [], "command": "", "why_not": "",
+    }  # fmt: skip
+    way: Callable[..., dict[str, Any]] = _planned_layout
+    if any(one.kind.startswith("DeepSpeed") for one in measured.parallelism):
+        way = _planned_deepspeed
+    try:
+        told = way(asked, measured, seen, fullest)
+    except NoCounterpart as why:
+        return answer | {"why_not": str(why)}
+    except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
+        return answer | {"why_not": f"the planner refuses it: {wrong}"}
+    order = [*BESIDE, *told["kinds"]]
+    kinds = {kind: round(told["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
+    kinds = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
+    return answer | told | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
+
+
+def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
+    """The most bytes of each kind at one time of the followed step; others may have theirs at other times."""
+    changes = [(one.born, one.kind, one.bytes) for one in blocks]
+    changes += [(one.died, one.kind, -one.bytes) for one in blocks if one.died is not None]
+    alive: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for _, kind, nbytes in sorted(changes):
+        alive[kind] += nbytes
+        most[kind] = max(most[kind], alive[kind])
+    return most
+
+
+def _beside(peak: Mapping[str, int], most: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    return {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in BESIDE.items()}
 
 
 HALF = ("bfloat16", "float16")
@@ -32,7 +125,7 @@ class NoCounterpart(Exception):
     """The planner has nothing like it; the message says what in one line."""
 
 
-def _planned_layout(asked: "Question", measured: "Summary", seen: "Sequence[Seen]", fullest: "Seen") -> dict[str, Any]:
+def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fullest: Seen) -> dict[str, Any]:
     """Bytes by kind of the fullest GPU, what was taken over, what was assumed, the planner's own command.
 
     Raises:
@@ -101,7 +194,7 @@ def _planned_layout(asked: "Question", measured: "Summary", seen: "Sequence[Seen
     }  # fmt: skip
 
 
-def trained_of(fullest: "Seen", measured: "Summary") -> dict[str, Any]:
+def trained_of(fullest: Seen, measured: Summary) -> dict[str, Any]:
     """What the fullest rank's script trains.
 
     Raises:
@@ -123,7 +216,7 @@ def trained_of(fullest: "Seen", measured: "Summary") -> dict[str, Any]:
     return trained
 
 
-def tokens(asked: "Question", seen: "Sequence[Seen]", cp: int) -> tuple[int, int]:
+def tokens(asked: Question, seen: Sequence[Seen], cp: int) -> tuple[int, int]:
     """Samples of a micro-batch, and tokens of each: as asked, else as in the script.
 
     Raises:
@@ -136,7 +229,7 @@ def tokens(asked: "Question", seen: "Sequence[Seen]", cp: int) -> tuple[int, int
     return asked.micro_batch or samples, asked.sequence or length * cp
 
 
-def tokens_taken(asked: "Question", samples: int, sequence: int, micro_batches: int) -> str:
+def tokens_taken(asked: Question, samples: int, sequence: int, micro_batches: int) -> str:
     said = [name for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
     who = {0: "as in the script", 1: f"{said[0].replace('_', '-')} as you said" if said else "", 2: "as you said"}[
         len(said)
@@ -158,7 +251,7 @@ def recomputed(trained: dict[str, Any]) -> str:
     return "full" if again else "none"
 
 
-def _degrees(own: "list[Parallelism]", measured: "Summary", asked: "Question") -> "tuple[Layout, Parallelism | None]":
+def _degrees(own: list[Parallelism], measured: Summary, asked: Question) -> tuple["Layout", Parallelism | None]:
     """The script's degrees; data-parallel ranks grow to the GPUs that are asked for."""
     from pardemo.planner.layouts import Layout
 
@@ -198,7 +291,7 @@ def _degrees(own: "list[Parallelism]", measured: "Summary", asked: "Question") -
     ), data  # fmt: skip
 
 
-def _sharing(data: "Parallelism", here: int, cp: int, measured: "Summary") -> tuple[str, int]:
+def _sharing(data: Parallelism, here: int, cp: int, measured: Summary) -> tuple[str, int]:
     """What data-parallel ranks share of the states, and the ranks of a group that does, where it is not all."""
     if data.kind == "DDP":
         if data.options.get("models", 1) > 1 or len(data.ranks) not in (here, here * cp):
@@ -223,7 +316,7 @@ def _sharing(data: "Parallelism", here: int, cp: int, measured: "Summary") -> tu
     return "zero3", len(data.ranks)
 
 
-def _along_the_sequence(measured: "Summary", ranks: tuple[int, ...]) -> bool:
+def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:
     """Whether a cut layer's output is left in parts of the sequence: sequence parallel."""
     return any(
         row.kind == "reduce-scatter" and row.ranks == ranks and row.place.phase == "forward"
@@ -231,7 +324,7 @@ def _along_the_sequence(measured: "Summary", ranks: tuple[int, ...]) -> bool:
     )
 
 
-def _computed_in(fullest: "Seen", data: "Parallelism | None") -> tuple[int, str]:
+def _computed_in(fullest: Seen, data: Parallelism | None) -> tuple[int, str]:
     """Bytes of what the forward computes in, and how that is known."""
     model = fullest.model
     if model["computed_in"]:
@@ -247,7 +340,7 @@ def _computed_in(fullest: "Seen", data: "Parallelism | None") -> tuple[int, str]
     return (2 if names[0] in HALF else 4), f"{names[0]} in the forward, {why}"
 
 
-def _command(asked: "Question", chosen: "Layout", gpus: int, sequence: int) -> str:
+def _command(asked: Question, chosen: "Layout", gpus: int, sequence: int) -> str:
     """The nearest question to the planner itself, which has the program's own bytes for a parameter."""
     from pardemo.planner.layouts import Layout
 
@@ -272,9 +365,7 @@ KINDS = {
 ADAM = {"Adam", "AdamW", "FusedAdam", "CPUAdam", "DeepSpeedCPUAdam"}
 
 
-def _planned_deepspeed(
-    asked: "Question", measured: "Summary", seen: "Sequence[Seen]", fullest: "Seen"
-) -> dict[str, Any]:
+def _planned_deepspeed(asked: Question, measured: Summary, seen: Sequence[Seen], fullest: Seen) -> dict[str, Any]:
     """As :func:`_planned_layout`, of DeepSpeed's engine.
 
     Raises:
@@ -339,92 +430,3 @@ def _quiet() -> Any:
             yield
         finally:
             logging.disable(before)
-
-
-#: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
-BESIDE = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer states": "optimizer states",
-    "gathered parameters": "gathered",
-    "activations": "activations",
-    "logits": "logits",
-    "communication buffers": "communication buffers",
-    "temporaries": "temporaries",
-}
-
-
-@dataclass(frozen=True)
-class Question:
-    """``--full-size MODEL`` with ``--gpus``, ``--sequence``, ``--micro-batch``: None is what the script has."""
-
-    model: str
-    shape: "Shape"
-    gpus: int | None = None
-    sequence: int | None = None
-    micro_batch: int | None = None
-
-
-def question(
-    model: str | None, gpus: int | None = None, sequence: int | None = None, micro_batch: int | None = None
-) -> Question | None:
-    """The question; None where there is none.
-
-    Raises:
-        ValueError: no such model, or numbers without one; said before anything runs.
-    """
-    if model is None:
-        given = {"--gpus": gpus, "--sequence": sequence, "--micro-batch": micro_batch}
-        for option, value in given.items():
-            if value is not None:
-                raise ValueError(f"{option} is of the model at full size: say which, as --full-size llama3-8b")
-        return None
-    from pardemo.planner.layouts.model import configurations, sizes
-
-    return Question(model, configurations.of(sizes.find(model)), gpus, sequence, micro_batch)
-
-
-def answer(asked: Question, measured: "Summary", seen: "Sequence[Seen]") -> dict[str, Any]:
-    """The plan beside the measurement.
-
-    Returns:
-        ``planned`` True; ``model``, ``gpus``, ``peak_bytes``, ``kinds`` (bytes by kind of the fullest GPU),
-        ``measured`` (by kind the bytes at the small run's peak and the most in its step), ``taken_over`` from the
-        script, ``assumed``, ``command`` of ``pardemo plan`` for what is nearest to it; ``why_not``, and no bytes, where
-        the planner has no counterpart.
-    """
-    fullest = next(one for one in seen if one.rank == measured.memory["rank"])
-    answer: dict[str, Any] = {
-        "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
-        "measured": _beside(measured.memory["kinds"], most_by_kind(fullest.memory.blocks)), "taken_over": [],
-        "assumed": [], "command": "", "why_not": "",
-    }  # fmt: skip
-    way: Callable[..., dict[str, Any]] = _planned_layout
-    if any(one.kind.startswith("DeepSpeed") for one in measured.parallelism):
-        way = _planned_deepspeed
-    try:
-        told = way(asked, measured, seen, fullest)
-    except NoCounterpart as why:
-        return answer | {"why_not": str(why)}
-    except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
-        return answer | {"why_not": f"the planner refuses it: {wrong}"}
-    order = [*BESIDE, *told["kinds"]]
-    kinds = {kind: round(told["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
-    kinds = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
-    return answer | told | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
-
-
-def most_by_kind(blocks: "Sequence[Block]") -> Mapping[str, int]:
-    """The most bytes of each kind at one time of the followed step; others may have theirs at other times."""
-    changes = [(one.born, one.kind, one.bytes) for one in blocks]
-    changes += [(one.died, one.kind, -one.bytes) for one in blocks if one.died is not None]
-    alive: Counter[str] = Counter()
-    most: Counter[str] = Counter()
-    for _, kind, nbytes in sorted(changes):
-        alive[kind] += nbytes
-        most[kind] = max(most[kind], alive[kind])
-    return most
-
-
-def _beside(peak: Mapping[str, int], most: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    return {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in BESIDE.items()}

@@ -351,3 +351,7 @@ class Megatron:
             self._shapes.add("EP", ranks, "all-gather", "forward", chances, probability, what, **told)
             self._shapes.add("EP", ranks, "reduce-scatter", "backward", chances, probability, what, **told)
             self._shapes.add("EP", ranks, "all-gather", "forward", chances, 1, "each token's experts", **told)
+
+
+#: Of :class:`~pardemo.script.step.shapes.Shapes`: all that are known.
+READERS = (DTensors, Megatron)

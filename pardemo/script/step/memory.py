@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pardemo import compat
 from pardemo.meters.inside import innermost, plain_tensors
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import CallSite, CallSites
+from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.step.operations import equal_layers
 
 #: What a peak is told by. The meter's activations are told apart by what they are for.
@@ -242,25 +242,14 @@ def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, floa
     return [(phase, begin / each, (end + 1) / each) for phase, begin, end in joined]
 
 
-class Trained:
+class Trained(Hooks):
     """Notes the optimizers that step, and the tokens that reach an embedding, while the block runs."""
 
     def __init__(self, places: CallSites):
+        super().__init__()
         self._places = places
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._tokens: tuple[int, ...] = ()
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> "Trained":
-        self._hooks = [
-            register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizers.add(innermost(optimizer))),
-            register_module_forward_pre_hook(self._runs),
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def seen(self) -> dict[str, Any]:
         """As an optimizer's step ends.
@@ -291,7 +280,10 @@ class Trained:
             "deepspeed": _deepspeed(self._places.roots),
         }
 
-    def _runs(self, module: torch.nn.Module, inputs: Any) -> None:
+    def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._optimizers.add(innermost(optimizer))
+
+    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if not isinstance(module, torch.nn.Embedding) or module.num_embeddings < LEAST_VOCABULARY:
             return
         if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() == 2 and torch.is_grad_enabled():

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pardemo import compat
 from pardemo.meters.inside import tensors_in
 from pardemo.planner.work import FLOPS, traffic
 from pardemo.script.runtime.call_sites import CallSites, without_wrappers
+from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.step.collectives import Call
 
 #: Elements of 2 bytes: a GPU's matrix units multiply them at the rate of its datasheet.
@@ -211,7 +211,7 @@ class Waited(NamedTuple):
     computed_s: dict[str, list[float]]
 
 
-class Waiting:
+class Waiting(Hooks):
     """While the block runs each layer of the script's model takes ``forward_s``, and its backward pass twice that.
 
     What it computes here is part of that time. A layer is one of the equal modules that the model consists of
@@ -219,28 +219,20 @@ class Waiting:
     """
 
     def __init__(self, forward_s: float):
+        super().__init__()
         self._waits: list[tuple[float, float]] = []
         self._computed_s: dict[str, list[float]] = defaultdict(list)
         self._forward_s = forward_s
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._layers: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._since: dict[int, float] = {}
-        self._hooks: list[Any] = []
 
     @property
     def seen(self) -> Waited:
         """So far."""
         return Waited(self._forward_s, self._waits, dict(self._computed_s))
 
-    def __enter__(self) -> "Waiting":
-        self._hooks = [register_module_forward_pre_hook(self._begins), register_module_forward_hook(self._ends)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if module not in self._known:  # called from outside of all that is known: a model, or a loss
             names = {part: without_wrappers(name) for name, part in module.named_modules()}
             self._known.update(names)
@@ -249,7 +241,7 @@ class Waiting:
         if module in self._layers:
             self._since[id(module)] = time.thread_time()
 
-    def _ends(self, module: torch.nn.Module, _: Any, out: Any) -> None:
+    def _module_ends(self, module: torch.nn.Module, inputs: Any, out: Any) -> None:
         name = self._layers.get(module)
         if name is None or not (module.training or torch.is_grad_enabled()):  # an evaluation is no part of a step
             return

@@ -15,6 +15,7 @@ from pardemo.script.runtime.call_sites import CallSites, Cut, Steps
 from pardemo.script.runtime.job import as_main, in_job, own_folder
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step.collectives import Call, Calls
+from pardemo.script.step.layers import READERS
 from pardemo.script.step.memory import Held, Trained
 from pardemo.script.step.operations import StepWork, Waited, Waiting, Work
 from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
@@ -101,7 +102,7 @@ class _Watch:
         self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
         self._wire = kernel_counts()
         self._places = CallSites(own)
-        self._shapes = Shapes(self._places, lambda: self._steps.number)
+        self._shapes = Shapes(self._places, lambda: self._steps.number, READERS)
         self._held = Held(self._places)
         self._trained = Trained(self._places)
         self._following = contextlib.ExitStack()

@@ -5,10 +5,11 @@ column-cut layer's input is whole on each of them, and so on (Shoeybi et al. 201
 What was sent is then held against that.
 """
 
+import contextlib
 import functools
 import statistics
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pardemo import compat
 from pardemo.formulas import communication as formulas
 from pardemo.script.runtime.call_sites import CallSites
+from pardemo.script.runtime.hooks import Hooks
 
 Ranks = tuple[int, ...]
+KEYS = "keys and values of the other parts of the sequence"
+HOPS = "gradients of keys and values, which visit each rank and come home"
+#: The axis of a sequence in queries, keys and values: samples, heads, tokens, features of a head.
+SEQUENCE = 2
 
 
 @dataclass(frozen=True)
@@ -78,20 +83,23 @@ class Passage:
     hook: Any = None
 
 
-class Shapes:
+class Shapes(Hooks):
     """Adds up, step by step, the terms of all formulas whose shapes it sees while the block runs.
 
     Args:
-        places: names of modules. step: the number of the step that runs.
+        sites: names of modules. step: the number of the step that runs. readers: of :mod:`~pardemo.script.step.layers`,
+            each made of these shapes and told of each module as it begins and ends.
     """
 
-    def __init__(self, places: CallSites, step: Callable[[], int]):
-        self._places, self._step = places, step
+    also_raised = True
+
+    def __init__(self, sites: CallSites, step: Callable[[], int], readers: Sequence[Callable[["Shapes"], Any]]):
+        super().__init__()
+        self._sites, self._step = sites, step
         self._sums: dict[Term, dict[int, Sum]] = {}
         self._stack: list[Passage] = []
-        self._readers: list[Any] = []
+        self._readers = [reader(self) for reader in readers]
         self._graphless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._hooks: list[Any] = []
         self._wrapped: dict[type, bool] = {}
         #: by step, how often modules that FSDP2 wraps run in the forward, by name
         self.runs: dict[str, dict[int, int]] = {}
@@ -99,21 +107,8 @@ class Shapes:
         self.outputs: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, list[int]]] = weakref.WeakKeyDictionary()
 
     def __enter__(self) -> "Shapes":
-        from pardemo.script.step.layers import DTensors, Megatron
-
-        self._rings = Rings(self)
-        self._rings.begin()
-        self._readers = [DTensors(self), Megatron(self)]
-        self._hooks = [
-            register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ends, always_call=True),
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._rings.end()
-        for hook in self._hooks:
-            hook.remove()
+        self.following.enter_context(_ring_attention(self))
+        return super().__enter__()
 
     @property
     def passage(self) -> Passage | None:
@@ -122,7 +117,7 @@ class Shapes:
 
     def name(self, module: torch.nn.Module) -> str:
         """A module's name from the root on."""
-        return self._places.name(module)
+        return self._sites.name(module)
 
     def outer(self) -> Iterable[Passage]:
         """Modules that run around the innermost, from the inside."""
@@ -209,7 +204,7 @@ class Shapes:
         seen = [by_step.get(step, [0, 0]) for step in range(first, self._step())] or [[0, 0]]
         return statistics.median(nbytes for nbytes, _ in seen), seen[-1][1]
 
-    def _begins(self, module: torch.nn.Module, args: Any) -> None:
+    def _module_begins(self, module: torch.nn.Module, args: Any) -> None:
         grad, backward = torch.is_grad_enabled(), compat.graph_task() != -1
         counts = self._stack[0].counts if self._stack else module.training or grad
         if not backward and not grad:
@@ -227,7 +222,7 @@ class Shapes:
         for reader in self._readers:
             reader.begins(passage, args)
 
-    def _ends(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def _module_ends(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         while self._stack[-1:] and self._stack[-1].module is not module:  # one that raised has not said that it ended
             self._stack.pop()
         if not self._stack:
@@ -260,55 +255,30 @@ def ranks_of(group: Any) -> Ranks:
     return tuple(dist.get_process_group_ranks(group))
 
 
-KEYS = "keys and values of the other parts of the sequence"
-HOPS = "gradients of keys and values, which visit each rank and come home"
-#: The axis of a sequence in queries, keys and values: samples, heads, tokens, features of a head.
-SEQUENCE = 2
+@contextlib.contextmanager
+def _ring_attention(shapes: Shapes) -> Iterator[None]:
+    """Within the block attention is looked at below torch's context parallelism, which has made DTensors of it."""
+    attention: Any = functional.scaled_dot_product_attention
+
+    @functools.wraps(attention)
+    def seen(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(key, DTensor) and key.device_mesh.ndim == 1 and key.placements[0].is_shard(SEQUENCE):
+            _add_ring(shapes, key, value)
+        return attention(query, key, value, *args, **kwargs)
+
+    with compat.replaced(functional, "scaled_dot_product_attention", seen):
+        yield
 
 
-class Rings:
-    """Looks at what attention is called with, below torch's context parallelism, which has made DTensors of it."""
-
-    def __init__(self, shapes: Shapes):
-        self._shapes = shapes
-        self._attention: Any = None
-
-    def begin(self) -> None:
-        """Attention is looked at from here on."""
-        self._attention = functional.scaled_dot_product_attention
-        functional.scaled_dot_product_attention = self._seen
-
-    def end(self) -> None:
-        """Attention is torch's own again."""
-        if functional.scaled_dot_product_attention is self._seen:
-            functional.scaled_dot_product_attention = self._attention
-
-    @functools.cached_property
-    def _seen(self) -> Any:
-        attention = self._attention
-
-        @functools.wraps(attention)
-        def seen(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(key, DTensor) and key.device_mesh.ndim == 1 and key.placements[0].is_shard(SEQUENCE):
-                self._note(key, value)
-            return attention(query, key, value, *args, **kwargs)
-
-        return seen
-
-    def _note(self, key: DTensor, value: DTensor) -> None:
-        ranks, grad = ranks_of(key.device_mesh.get_group()), torch.is_grad_enabled()
-        passage = self._shapes.passage or Passage(torch.nn.Identity(), True, compat.graph_task() != -1, grad)
-        elements, size = key.numel() + value.numel(), key.element_size()
-        gathers, in_float32 = compat.context_parallel_options()
-        kind, n = "all-gather" if gathers else "all-to-all", len(ranks)
-        once = sent_by("all-gather", elements * size, n)
-        for phase in ("forward", "backward"):
-            again = " again" if phase == "backward" else ""
-            self._shapes.add(
-                "CP", ranks, kind, phase, elements, size, KEYS + again, passage=passage, sent=once,
-                times=1,
-            )  # fmt: skip
-        hop = elements // n * (4 if in_float32 else size)
-        self._shapes.add(
-            "CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, passage=passage, sent=hop, times=n
-        )
+def _add_ring(shapes: Shapes, key: DTensor, value: DTensor) -> None:
+    """What context parallelism has to bring from other ranks for keys and values that are cut along the sequence."""
+    ranks, grad = ranks_of(key.device_mesh.get_group()), torch.is_grad_enabled()
+    passage = shapes.passage or Passage(torch.nn.Identity(), True, compat.graph_task() != -1, grad)
+    elements, size = key.numel() + value.numel(), key.element_size()
+    gathers, in_float32 = compat.context_parallel_options()
+    kind, n = "all-gather" if gathers else "all-to-all", len(ranks)
+    once = sent_by("all-gather", elements * size, n)
+    for phase, what in (("forward", KEYS), ("backward", f"{KEYS} again")):
+        shapes.add("CP", ranks, kind, phase, elements, size, what, passage=passage, sent=once)
+    hop = elements // n * (4 if in_float32 else size)
+    shapes.add("CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, passage=passage, sent=hop, times=n)

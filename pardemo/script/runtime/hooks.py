@@ -1,0 +1,64 @@
+"""What follows a script on a rank: its modules' forward passes, its optimizers' steps, its backward passes."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pardemo import compat
+
+
+class Hooks:
+    """Calls those of the methods below that a subclass has, while the block runs, for all modules and optimizers.
+
+    ``following``: whatever else is to end with the block. ``also_raised``: whether ``_module_ends`` is called where a
+    forward pass raises, too.
+    """
+
+    also_raised: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.following = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        for method, register in (
+            (self._module_begins, register_module_forward_pre_hook),
+            (self._module_ends, self._register_forward_hook),
+            (self._step_begins, register_optimizer_step_pre_hook),
+            (self._step_ends, register_optimizer_step_post_hook),
+            (self._backward, self._register_backward),
+        ):
+            if method.__func__ is not getattr(Hooks, method.__name__):  # type: ignore[attr-defined]
+                self.following.callback(register(method).remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.following.close()
+
+    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
+        """A module is called, with these positional arguments."""
+
+    def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        """A module's forward pass has ended; what is returned takes the output's place, unless it is None."""
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """An optimizer's ``step`` is called; what is returned takes the arguments' place, unless it is None."""
+
+    def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped."""
+
+    def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A backward pass, which ``run(*args, **kwargs)`` runs; those within another one, too."""
+        return run(*args, **kwargs)
+
+    def _register_forward_hook(self, method: Callable[..., Any]) -> Any:
+        return register_module_forward_hook(method, always_call=self.also_raised)
+
+    def _register_backward(self, method: Callable[..., Any]) -> Any:
+        passes = contextlib.ExitStack()
+        passes.enter_context(compat.replaced(*compat.engine_replaced(method)))
+        passes.remove = passes.close  # type: ignore[attr-defined]
+        return passes
