@@ -8,11 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pardemo
 from pardemo import extras, options, project
-from pardemo.bench import BENCHES
 from pardemo.book.run.report import command as report_command
 from pardemo.book.run.site import command as site_command
 from pardemo.closed_pipe import work_goes_on
@@ -24,6 +25,9 @@ from pardemo.planner import command as planner
 from pardemo.script import command as script_command
 from pardemo.soak import command as soak_command
 from pardemo.termination import ends_in_order
+
+#: Commands of a checkout alone: what they run stands in its tests/.
+OF_A_CHECKOUT = {"bench": "the speed table: ratios measured side by side in one run"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,22 +48,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given and given[0] in OF_A_CHECKOUT:
+        command, action = given[0], partial(_from_checkout, *given)
+    else:
+        arguments = _parser().parse_args(given)
+        command, action = arguments.command, partial(arguments.action, arguments)
     try:
-        return arguments.action(arguments)
+        return action()
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
-        if (missing := extras.line_of(f"pardemo {arguments.command}", error)) is None:
+        if (missing := extras.line_of(f"pardemo {command}", error)) is None:
             raise
         print(missing, file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
-        print(f"pardemo {arguments.command}: {error}{project.not_in_the_package(error)}", file=sys.stderr)
+        print(f"pardemo {command}: {error}{project.not_in_the_package(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\npardemo {arguments.command}: interrupted", file=sys.stderr)
+        print(f"\npardemo {command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _from_checkout(command: str, *arguments: str) -> int:
+    """Runs ``main(arguments)`` of the module ``command`` in ``tests/<command>``, which has its own options.
+
+    Raises:
+        ValueError: there is no checkout.
+    """
+    tests = project.root() / "tests"
+    if not (tests / command / "command.py").is_file():
+        raise ValueError(f"it comes with the repository, not with the package: git clone {project.REPOSITORY}")
+    if str(tests) not in sys.path:
+        sys.path.insert(0, str(tests))  # for the ranks, too
+    return import_module(f"{command}.command").main(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,16 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     report_command.add(commands)
     site_command.add(commands)
 
-    bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
-    bench.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)} (default: all)")
-    bench.add_argument("--json", action="store_true", help="print rows as JSON")
-    several = bench.add_argument_group("the table of several runs: medians, ranges, in how many a target was met")
-    several.add_argument("--add", metavar="RUN.json", help="a run's --json: add it to the runs, make the table anew")
-    several.add_argument("--to", metavar="DIR", help="where bench_runs.json and bench.json are (outputs/reference)")
-    several.add_argument("--date", metavar="YYYY-MM-DD", help="of the run (today)")
-    several.add_argument("--revision", metavar="REV", help="of the code that was measured (git's HEAD)")
-    several.add_argument("--machine", metavar="FILE", help="the machine.json of the run (this machine's profile)")
-    bench.set_defaults(action=_bench)
+    for name, what in OF_A_CHECKOUT.items():
+        commands.add_parser(name, help=what)
 
     tune = commands.add_parser("finetune", help="fine-tune by a recipe: LoRA, DeepSpeed, on all ranks of this machine")
     launch.add_arguments(tune)
@@ -154,21 +169,6 @@ def _claims(arguments: argparse.Namespace) -> int:
         print(text_table([list(shown.columns), *shown.values.tolist()]))
         print(", ".join(f"{count} {verdict}" for verdict, count in claims.counts(rows).items() if count))
     return 1 if claims.counts(rows)["fails"] else 0
-
-
-@work_goes_on()
-def _bench(arguments: argparse.Namespace) -> int:
-    from pardemo import bench
-
-    if arguments.add:
-        from pardemo.bench import runs
-
-        return runs.command(arguments)
-    if several := [f"--{name}" for name in ("to", "date", "revision", "machine") if getattr(arguments, name)]:
-        raise ValueError(f"{', '.join(several)} without --add: a run is measured, and written where its output goes")
-    rows = bench.run(arguments.names, on_start=lambda name: print(f"bench {name} …", file=sys.stderr, flush=True))
-    print(json.dumps(bench.as_json(rows), indent=1) if arguments.json else bench.as_text(rows))
-    return 1 if any(row.met is False for row in rows) else 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

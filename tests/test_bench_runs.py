@@ -1,21 +1,22 @@
 """The speed table of several runs: medians, ranges, when a target counts as met, and what is refused."""
 
 import json
+from dataclasses import asdict
 
 import pytest
+from bench import runs, table
 from conftest import says
 
-from pardemo import bench, cli, project
-from pardemo.bench import runs
+from pardemo import cli, project
 
 MACHINE = {"cores": 2, "device": "cpu"}
 
 
 def row(name="quick", ratio=1.0, target=1.0, within=None, unit="s", note="the peer"):
     """A row as ``pardemo bench --json`` prints it, with 2 / ratio seconds against 2."""
-    met = bench.is_met(ratio, target, within)
-    made = bench.BenchRow(name, 2 / ratio, 2.0, unit, ratio, (0.9 * ratio, 1.1 * ratio), target, met, note, within)
-    return bench.as_json([made])[0]
+    met = table.is_met(ratio, target, within)
+    made = table.BenchRow(name, 2 / ratio, 2.0, unit, ratio, (0.9 * ratio, 1.1 * ratio), target, met, note, within)
+    return asdict(made)
 
 
 def added(folder, *ratios, **what):
@@ -30,7 +31,7 @@ def test_a_row_is_the_median_of_its_runs_with_their_range(tmp_path):
     assert (made.ratio, made.range, made.runs) == (2.0, (1.0, 4.0), 3)
     assert (made.ours, made.peer) == (1.0, 2.0)
     assert made.spread == pytest.approx((1.8, 2.2))
-    assert json.loads((tmp_path / "bench.json").read_text()) == [json.loads(json.dumps(vars(made)))]
+    assert json.loads((tmp_path / "bench.json").read_text()) == [json.loads(json.dumps(asdict(made)))]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_a_row_is_the_median_of_its_runs_with_their_range(tmp_path):
 def test_a_target_is_met_in_at_least_four_of_five_runs(hits, of, met, tmp_path):
     made = added(tmp_path, *(2 + k / 100 for k in range(hits)), *(0.5 + k / 100 for k in range(of - hits)))
     assert (made.met, made.met_in, made.runs) == (met, hits, of)
-    assert f"in {hits} of {of}" in (text := runs.as_text([made]))
+    assert f"in {hits} of {of}" in (text := table.as_text([made]))
     assert ("NO" in text) is not met
 
 
@@ -48,7 +49,7 @@ def test_a_target_is_met_in_at_least_four_of_five_runs(hits, of, met, tmp_path):
 def test_a_target_is_open_until_there_are_runs_of_five_days(hits, of, tmp_path):
     made = added(tmp_path, *(2 + k / 100 for k in range(hits)), *(0.5 + k / 100 for k in range(of - hits)))
     assert (made.met, made.met_in, made.runs, made.days) == (None, hits, of, of)
-    text = runs.as_text([made])
+    text = table.as_text([made])
     assert f"open: in {hits} of {of}, {of} of 5 days" in text
     assert "NO" not in text
 
@@ -56,10 +57,10 @@ def test_a_target_is_open_until_there_are_runs_of_five_days(hits, of, tmp_path):
 def test_a_row_that_older_runs_meet_says_that_the_newest_one_does_not(tmp_path):
     made = added(tmp_path, 2.0, 2.1, 2.2, 2.3, 0.9)
     assert (made.met, made.newest) == (True, 0.9)
-    assert says(runs.as_text([made]), "4", "5", "newest", "0.90")
+    assert says(table.as_text([made]), "4", "5", "newest", "0.90")
     made = runs.add(tmp_path, [row(ratio=2.4)], "2026-11-06", "rev6", MACHINE)[0]
     assert made.newest == 2.4
-    assert "newest" not in runs.as_text([made])
+    assert "newest" not in table.as_text([made])
 
 
 def test_runs_of_one_day_count_as_runs_of_one_day(tmp_path):
@@ -86,7 +87,7 @@ def test_what_is_to_be_the_same_is_judged_so_in_each_run(tmp_path):
 def test_a_row_that_only_informs_is_neither_met_nor_missed(tmp_path):
     made = added(tmp_path, 0.1, 0.2, target=None)
     assert (made.met, made.met_in, made.runs) == (None, None, 2)
-    assert "in " not in runs.as_text([made]).splitlines()[-1].partition("the peer")[0]
+    assert "in " not in table.as_text([made]).splitlines()[-1].partition("the peer")[0]
 
 
 def test_rows_that_some_runs_have_are_made_of_those_and_keep_their_places(tmp_path):
@@ -174,5 +175,5 @@ def test_the_command_refuses_what_does_not_go_together(arguments, told, tmp_path
 def test_the_committed_table_is_that_of_the_committed_runs():
     folder = project.root() / "outputs" / "reference"
     kept = json.loads((folder / runs.RUNS).read_text())
-    made = [json.loads(json.dumps(vars(each))) for each in runs.table(kept)]
+    made = [json.loads(json.dumps(asdict(each))) for each in runs.table(kept)]
     assert json.loads((folder / runs.TABLE).read_text()) == made

@@ -1,4 +1,4 @@
-"""The command line: help, tables, JSON, exit statuses; bench rows and the doctor."""
+"""The command line: help, tables, JSON, exit statuses; the doctor."""
 
 import json
 import subprocess
@@ -6,11 +6,9 @@ import sys
 import tomllib
 
 import pytest
-import torch
-import torch.distributed as dist
 from conftest import says
 
-from pardemo import Ledger, WireMeter, bench, cli, project
+from pardemo import Ledger, cli, project
 from pardemo.book.page.presets import choose
 
 
@@ -49,66 +47,12 @@ def test_claims_of_a_folder_without_any(tmp_path, capsys):
     assert "no claims in" in capsys.readouterr().err
 
 
-def test_an_unknown_bench_is_refused(capsys):
-    assert cli.main(["bench", "warp"]) == 2
-    assert says(capsys.readouterr().err, "cluster", "pipeline")
-
-
-def test_a_row_is_the_ratio_of_medians():
-    row = bench.compare("x", [1.0, 2.0, 10.0], [4.0, 4.0, 4.0], "s", 2.0)
-    assert (row.ours, row.peer, row.ratio, row.met) == (2.0, 4.0, 2.0, True)
-    assert row.spread[0] < 2 < row.spread[1]
-    assert bench.compare("x", [2.0], [1.0], "s", 1.0).met is False
-    assert bench.compare("x", [2.0], [1.0], "s", None).met is None
-
-
-@pytest.mark.parametrize(("peer", "met"), [(0.957, False), (0.992, True), (1.0, True), (1.008, True), (1.043, False)])
-def test_what_is_to_be_the_same_is_neither_lower_nor_higher(peer, met):
-    row = bench.compare("loss", [1.0, 1.0], [peer, peer], "nats", 1.0, within=0.01)
-    assert row.met is met
-    assert "1 ± 0.01" in bench.as_text([row])
-
-
-def test_bench_import_runs_and_prints(capsys, monkeypatch):
-    monkeypatch.setattr("pardemo.bench.importing.ROUNDS", 2)
-    assert cli.main(["bench", "import", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {"name", "ours", "peer", "unit", "ratio", "spread", "target", "met"} <= set(rows[0])
-    assert rows[0]["name"] == "import"
-    assert rows[0]["met"] is True
-    missed = bench.BenchRow("slow", 2.0, 1.0, "s", 0.5, (0.4, 0.6), 1.0, False)
-    monkeypatch.setattr(bench, "run", lambda names, on_start: [missed])
-    assert cli.main(["bench"]) == 1
-    assert "NO" in capsys.readouterr().out
-
-
-def the_bounds_work(nbytes):
-    from pardemo.bench import bound
-
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tensor = torch.full((nbytes // 4,), rank + 1.0)
-    with bound.to_itself() as (out, into), WireMeter() as wire:
-        seconds = bound.work(out, into, tensor, size)
-    written = int((tensor == 0).sum())  # by what arrived, which is zeros
-    return wire.sent_bytes, wire.received_bytes, written, seconds
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_bound_of_an_all_reduce_moves_its_bytes_and_no_more(world_of, size):
-    """With fewer bytes it would be a bound that nobody can reach, with more one that can be beaten."""
-    nbytes = 4 << 20
-    half = (size - 1) / size * nbytes
-    for sent, received, written, seconds in world_of(size).run(the_bounds_work, nbytes):
-        assert sent == pytest.approx(2 * half, rel=0.005)  # the meter's barrier is below
-        assert received == pytest.approx(2 * half, rel=0.005)
-        assert 4 * written == half
-        assert seconds > 0
-
-
-def test_the_bound_shares_all_ranks_work_among_the_cores():
-    from pardemo.bench import bound
-
-    assert bound.seconds([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], cores=3) == [3.0, 4.0]
+@pytest.mark.parametrize("command", cli.OF_A_CHECKOUT)
+def test_a_command_of_the_checkout_says_so_where_there_is_none(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(project, "root", lambda: tmp_path)
+    assert cli.main([command, "--json"]) == 2
+    assert says(error := capsys.readouterr().err, f"pardemo {command}", "git clone")
+    assert error.count("\n") == 1
 
 
 def test_doctor_tells_what_is_here(capsys):
@@ -121,10 +65,10 @@ def test_doctor_tells_what_is_here(capsys):
 
 
 def test_an_interrupt_is_an_exit_status(monkeypatch, capsys):
-    def interrupted(names, on_start):
+    def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "run", interrupted)
+    monkeypatch.setattr(cli, "_from_checkout", interrupted)
     assert cli.main(["bench"]) == 130
     assert "interrupted" in capsys.readouterr().err
 

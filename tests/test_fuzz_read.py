@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from bench import runs as bench_runs
 from conftest import tiny_folder
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from test_zero_checkpoint_fuzzed import PATHS, VALUES, mutations
 
 from pardemo import Cluster, claims, cli, headlines, project, seals
 from pardemo.baichuan2 import load_checkpoint
-from pardemo.bench import runs as bench_runs
 from pardemo.book.run import doctor, parameters
 from pardemo.finetune.prediction import predictions
 from pardemo.finetune.recipes import recipe

@@ -65,7 +65,7 @@ def asked(code, *arguments):
 @pytest.mark.nightly
 def test_importing_peers_drawings_and_the_book_changes_nothing(monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    changed, _ = asked(OF_ALL, "pardemo.peers", "pardemo.draw", "pardemo.book", "pardemo.cells", "pardemo.bench")
+    changed, _ = asked(OF_ALL, "pardemo.peers", "pardemo.draw", "pardemo.book", "pardemo.cells")
     assert changed == {}
 
 

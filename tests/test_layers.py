@@ -38,7 +38,7 @@ FLOORS = (
     ("script",),
     ("measure", "prove"),
     ("book",),
-    ("bench", "soak"),
+    ("soak",),
     ("cli",),
 )
 

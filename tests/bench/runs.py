@@ -5,24 +5,24 @@ the figures of its rows. What a row compares and how much is asked of it stands 
 ``bench.json``, the table that others read, is made from it by ``pardemo bench --add``.
 """
 
-import argparse
 import datetime
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
+from bench.table import BenchRow, as_text, is_met
 from pardemo import project
-from pardemo.bench import BenchRow, asked, is_met
-from pardemo.tables import text_table
 
 RUNS, TABLE = "bench_runs.json", "bench.json"
-DIGITS = 6  # of the figures that are kept: two runs differ in the second or third
+FIGURES = ("ours", "peer", "ratio", "spread")  # of a run, with as many digits:
+DIGITS = 6  # two runs differ in the second or third
 ASKED = ("unit", "target", "within", "note")  # what a row is, the same for all runs
 DAYS = 5  # on so many a row is measured before its target counts as met or missed: days differ more than runs do
+#: What a file that holds something else than it should may raise.
+WRONG = (TypeError, LookupError, ValueError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,22 @@ class TableRow(BenchRow):
     days: int
     met_in: int | None
     newest: float
+
+    INTERVAL: ClassVar[str] = "range"
+
+    def interval(self) -> tuple[float, float]:
+        return self.range
+
+    def verdict(self) -> str:
+        if self.met_in is None:
+            return ""
+        text = f"in {self.met_in} of {self.runs}"
+        if self.met is None:
+            text = f"open: {text}, {self.days} of {DAYS} days"
+        elif not self.met:
+            text = f"NO, {text}"
+        missed = not is_met(self.newest, self.target, self.within)
+        return f"{text}, newest {self.newest:.2f}" if missed else text
 
 
 def add(
@@ -77,9 +93,9 @@ def add(
     kept["rows"] = {name: kept["rows"][name] for name in names}
     kept["runs"] = sorted([*kept["runs"], run], key=lambda each: each["date"])
     made = table(kept)
-    project.write_atomically(folder / RUNS, lambda path: path.write_text(_text(kept), encoding="utf-8"))
     lines = ",\n".join(_compact(asdict(row)) for row in made)
-    project.write_atomically(folder / TABLE, lambda path: path.write_text(f"[\n{lines}\n]\n", encoding="utf-8"))
+    for name, text in ((RUNS, _text(kept)), (TABLE, f"[\n{lines}\n]\n")):
+        project.write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
     return made
 
 
@@ -94,16 +110,18 @@ def table(kept: Mapping[str, Any]) -> list[TableRow]:
 
 
 def _row(name: str, what: Mapping[str, Any], having: list[dict[str, Any]]) -> TableRow:
-    figures = [run["figures"][name] for run in having]
-    ratios = [each["ratio"] for each in figures]
-    runs, days, target = len(having), len({run["date"] for run in having}), what["target"]
-    met_in = None if target is None else sum(bool(is_met(ratio, target, what["within"])) for ratio in ratios)
+    of_runs = {key: [run["figures"][name][key] for run in having] for key in FIGURES}
+    ratios, runs, days = of_runs["ratio"], len(having), len({run["date"] for run in having})
+    met_in = None
+    if what["target"] is not None:
+        met_in = sum(bool(is_met(ratio, what["target"], what["within"])) for ratio in ratios)
+    low, high = (median(ends) for ends in zip(*of_runs["spread"], strict=True))
     return TableRow(
         name=name,
-        ours=median(each["ours"] for each in figures),
-        peer=median(each["peer"] for each in figures),
+        ours=median(of_runs["ours"]),
+        peer=median(of_runs["peer"]),
         ratio=median(ratios),
-        spread=(median(each["spread"][0] for each in figures), median(each["spread"][1] for each in figures)),
+        spread=(low, high),
         met=None if met_in is None or days < DAYS else met_in >= runs - runs // 5,
         range=(min(ratios), max(ratios)),
         runs=runs,
@@ -114,57 +132,6 @@ def _row(name: str, what: Mapping[str, Any], having: list[dict[str, Any]]) -> Ta
     )
 
 
-def as_text(rows: Sequence[TableRow]) -> str:
-    """The table of several runs for the terminal."""
-    head = ("name", "ours", "peer", "unit", "ratio", "range", "target", "met", "peer is")
-    return text_table([head, *map(_line, rows)])
-
-
-def _line(row: TableRow) -> tuple[str, ...]:
-    told = f"{'NO, ' if row.met is False else ''}in {row.met_in} of {row.runs}" if row.met_in is not None else ""
-    if told and row.met is None:
-        told = f"open: {told}, {row.days} of {DAYS} days"
-    if told and not is_met(row.newest, row.target, row.within):
-        told += f", newest {row.newest:.2f}"
-    span = f"{row.range[0]:.2f} to {row.range[1]:.2f}"
-    return (
-        row.name,
-        f"{row.ours:.4g}",
-        f"{row.peer:.4g}",
-        row.unit,
-        f"{row.ratio:.2f}",
-        span,
-        asked(row),
-        told,
-        row.note,
-    )
-
-
-def command(arguments: argparse.Namespace) -> int:
-    """``pardemo bench --add RUN.json``: status 1 where the table misses a target, as of a run."""
-    from pardemo import machine
-
-    if arguments.names:
-        raise ValueError(f"--add takes a file with a run's rows; {', '.join(arguments.names)} would be measured")
-    folder = Path(arguments.to) if arguments.to else project.root() / "outputs" / "reference"
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: --to names the one whose {RUNS} and {TABLE} are written")
-    rows = json_of(Path(arguments.add))
-    of_machine = json_of(Path(arguments.machine)) if arguments.machine else asdict(machine.profile())
-    date = arguments.date or datetime.date.today().isoformat()
-    made = add(folder, rows, date, arguments.revision or _revision(), of_machine)
-    print(json.dumps([asdict(row) for row in made], indent=1) if arguments.json else as_text(made))
-    return 1 if any(row.met is False for row in made) else 0
-
-
-def _revision() -> str:
-    try:
-        asked_git = ["git", "-C", str(project.root()), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(asked_git, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        raise ValueError("git knows no revision here: say with --revision which code was measured") from None
-
-
 def figures(rows: Any) -> dict[str, dict[str, Any]]:
     """Those of a run's rows, by name, as they are kept.
 
@@ -172,15 +139,46 @@ def figures(rows: Any) -> dict[str, dict[str, Any]]:
         ValueError: they are no rows as ``pardemo bench --json`` prints them.
     """
     try:
-        made = {row["name"]: {key: _short(row[key]) for key in ("ours", "peer", "ratio", "spread")} for row in rows}
+        made = {row["name"]: {key: _short(row[key]) for key in FIGURES} for row in rows}
         if not rows or len(made) != len(rows) or not all("unit" in row and "target" in row for row in rows):
             raise ValueError("no row, two of a name, or one without unit or target")
         asked_of = {row["name"]: {key: row.get(key) for key in ASKED} for row in rows}
         as_text(table({"rows": asked_of, "runs": [{"date": "", "figures": made}]}))
-    except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
-        said = " ".join(repr(error).split())[:200]
-        raise ValueError(f"a run is a list of rows, as `pardemo bench --json` prints it: {said}") from None
+    except WRONG as error:
+        raise ValueError(f"a run is a list of rows, as `pardemo bench --json` prints it: {_line(error)}") from None
     return made
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The runs that a file keeps; none where there is no file.
+
+    Raises:
+        ValueError: it keeps something else.
+    """
+    if not path.exists():
+        return {"rows": {}, "runs": []}
+    kept = json_of(path)
+    try:
+        for run in kept["runs"]:
+            datetime.date.fromisoformat(run["date"])
+            if strange := set(run["figures"]) - set(kept["rows"]):
+                raise ValueError(f"figures of rows that are not there: {sorted(strange)}")
+        as_text(table(kept))
+    except WRONG as error:
+        raise ValueError(f"{path} does not keep runs of the speed table: {_line(error)}") from None
+    return kept
+
+
+def json_of(path: Path) -> Any:
+    """What a JSON file says. Raises ValueError: it is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(repr(error).split())[:200]
 
 
 def _short(figure: Any) -> Any:
@@ -212,33 +210,3 @@ def _run_text(run: Mapping[str, Any]) -> str:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The runs that a file keeps; none where there is no file.
-
-    Raises:
-        ValueError: it keeps something else.
-    """
-    if not path.exists():
-        return {"rows": {}, "runs": []}
-    kept = json_of(path)
-    try:
-        dates = [datetime.date.fromisoformat(run["date"]) for run in kept["runs"]]
-        made = table(kept)
-        as_text(made)
-        strange = {name for run in kept["runs"] for name in run["figures"]} - set(kept["rows"])
-        if len(dates) != len(kept["runs"]) or strange:
-            raise ValueError(f"figures of rows that are not there: {sorted(strange)}")
-    except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
-        said = " ".join(repr(error).split())[:200]
-        raise ValueError(f"{path} does not keep runs of the speed table: {said}") from None
-    return kept
-
-
-def json_of(path: Path) -> Any:
-    """What a JSON file says. Raises ValueError: it is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
