@@ -1,10 +1,12 @@
 """Accelerate on CPU ranks: what was asked for runs, trains as one process does, and bad files are told."""
 
+import contextlib
 import json
 import os
 import pickle
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from pardemo import World, seals
 from pardemo.groups import ParallelDims
 from pardemo.peers.accelerate import config_files as accelerate_configs
 from pardemo.peers.accelerate import configurations as accelerate_configurations
+from pardemo.peers.accelerate import job_settings
 from pardemo.peers.accelerate import launch as accelerate_launch
 from pardemo.peers.accelerate import script as accelerate_script
 from pardemo.peers.accelerate import training as accelerate
@@ -304,6 +307,29 @@ def test_what_is_written_accelerate_reads(tmp_path):
         path = configuration.write(tmp_path)
         assert accelerate_configs.read(path) == configuration.config()
         assert load_config_from_file(str(path)).num_processes == configuration.processes
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero3_init_is_what_accelerate_itself_takes(stage, monkeypatch):
+    """Its GatheredParameters gathers by this flag alone: told false under stage 3, a script finds empty weights."""
+    import deepspeed
+    from accelerate.utils import DeepSpeedPlugin, DistributedType, operations
+
+    job = job_settings.settings("DEEPSPEED", 2)
+    written = job_settings.deepspeed(job, "ds.json", stage)["deepspeed_config"]["zero3_init_flag"]
+    settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    assert DeepSpeedPlugin(hf_ds_config=settings).zero3_init_flag == written
+    gathered = []
+    monkeypatch.setattr(
+        deepspeed.zero, "GatheredParameters", lambda *a, **k: gathered.append(stage) or contextlib.nullcontext()
+    )
+    for flag in (written, False):
+        plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=flag)
+        state = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED, deepspeed_plugin=plugin)
+        monkeypatch.setattr(operations, "AcceleratorState", lambda state=state: state)
+        with operations.GatheredParameters([]):
+            pass
+    assert gathered == [stage] * (stage == 3), "with the flag that is written, and not without it"
 
 
 def test_the_megatron_lm_plugins_file(tmp_path):

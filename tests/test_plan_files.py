@@ -5,8 +5,11 @@ import json
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from deepspeed.launcher import runner
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from test_layouts_launch import started
 from test_plan_reasons import row
+from torch.distributed.run import get_args_parser
 
 from pardemo import project
 from pardemo.cli import main
@@ -173,12 +176,29 @@ def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monk
     assert (out / "hostfile").read_text() == "host0 slots=2\nhost1 slots=2\n"
     for name, words in {
         "launch.sh": ("deepspeed --hostfile hostfile", "torchrun", "accelerate launch --config_file accelerate.yaml"),
-        "job.slurm": ("#SBATCH --nodes=2", "#SBATCH --gpus-per-node=2", "srun torchrun"),
+        "job.slurm": ("#SBATCH --nodes=2", "#SBATCH --gpus-per-node=2", "torchrun --nproc_per_node 2 --nnodes 2"),
     }.items():
         text = (out / name).read_text()
         assert all(word in text for word in words)
 
 
-def test_accelerate_yaml_is_deepspeeds():
-    text = yaml.safe_dump(files.accelerate(request()))
-    assert yaml.safe_load(text)["distributed_type"] == "DEEPSPEED"
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("engine", ["zero-2", "zero-3"])
+def test_every_launcher_starts_the_recipe(tmp_path, engine, hosts):
+    files.write(tmp_path / "out", request(hosts=hosts), row(engine), BASE)
+    [torchrun] = started(tmp_path, "launch.sh", "torchrun", "--resume")
+    [slurm] = started(tmp_path, "job.slurm", "--resume", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_NODEID="1",
+                      SLURM_CPUS_PER_TASK="8", SLURM_JOB_NODELIST="host[0-1]")  # fmt: skip
+    for line in (torchrun, slurm):
+        found = get_args_parser().parse_args(line[1:])
+        assert (found.nproc_per_node, found.standalone) == (str(4 // hosts), hosts == 1)
+        assert hosts == 1 or found.nnodes == "2"
+        assert (found.module, found.training_script) == (True, "pardemo.finetune")
+        assert found.training_script_args == ["recipe.yaml", "--resume"]
+    [accelerate] = started(tmp_path, "launch.sh", "accelerate", MACHINE_RANK="1")
+    words = "--config_file accelerate.yaml --machine_rank 1 -m pardemo.finetune recipe.yaml"
+    assert " ".join(accelerate[2:]) == words
+    [deepspeed] = started(tmp_path, "launch.sh", "deepspeed")
+    assert runner.parse_args(deepspeed[1:]).user_args == ["recipe.yaml"]
+    read = yaml.safe_load((tmp_path / "out" / "accelerate.yaml").read_text())
+    assert (read["distributed_type"], read["deepspeed_config"]["zero3_init_flag"]) == ("DEEPSPEED", engine == "zero-3")

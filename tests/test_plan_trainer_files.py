@@ -343,15 +343,15 @@ def test_launchers_read_their_own_options(model, tmp_path, engine, hosts):
     words = ["--data", "rows.jsonl", "--set", "max_steps=1"]
     [torchrun] = started(tmp_path, "launch.sh", "torchrun", *words)
     [accelerate] = started(tmp_path, "launch.sh", "accelerate", *words, MACHINE_RANK="1")
-    [slurm] = started(tmp_path, "job.slurm", *words, SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_NNODES=str(hosts),
-                      SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[0-1]")  # fmt: skip
+    [slurm] = started(tmp_path, "job.slurm", *words, SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_NODEID="1",
+                      SLURM_CPUS_PER_TASK="32", SLURM_JOB_NODELIST="host[0-1]")  # fmt: skip
     from torch.distributed.run import get_args_parser
 
     for line in (torchrun, slurm):
         found = get_args_parser().parse_args(line[1:])
         assert (found.nproc_per_node, found.training_script) == (str(16 // hosts), "train.py")
         assert found.training_script_args == words
-    assert slurm[slurm.index("--rdzv_endpoint") + 1] == "host0:29500"
+    assert ("--master_addr host0 --master_port 29500" in " ".join(slurm)) == (hosts == 2)
     parsed = launch_command_parser().parse_args(accelerate[2:])
     assert (parsed.machine_rank, parsed.training_script, parsed.training_script_args) == (1, "train.py", words)
     if engine == "fsdp2":

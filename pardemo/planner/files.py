@@ -12,10 +12,13 @@ with extras.needed_by(__name__):
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune.recipes import recipe, strict_yaml
 from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.peers.accelerate import job_settings
 from pardemo.planner import trainer_files
+from pardemo.planner.layouts.launch import cluster
 from pardemo.planner.layouts.price import engine_rules
 from pardemo.planner.table import PlanRow, Request
 
+_RUN = "pardemo.finetune recipe.yaml"
 #: As Transformers' Trainer resolves DeepSpeed's "auto": its AdamW.
 ADAMW = {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 #: Dynamic loss scaling, as the article's recipe has it: fp16 has no gradients below 6e-8 without.
@@ -63,13 +66,18 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
     if not (isinstance(request.job.config, Baichuan2Config) and request.job.adapter and row.stage is not None):
         texts = trainer_files.texts(request, row, base, {} if row.stage is None else deepspeed(request, row, base))
     else:
+        hosts = request.cluster.hosts
+        each = request.cluster.gpus // hosts
+        started = job_settings.settings("DEEPSPEED", request.cluster.gpus, hosts)
+        accelerate = job_settings.deepspeed(started, "ds_config.json", row.stage)
+        torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')}"
         texts = {
             "ds_config.json": json.dumps(deepspeed(request, row, base), indent=1) + "\n",
             "recipe.yaml": strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base))),
-            "accelerate.yaml": strict_yaml.dump(accelerate(request)),
-            "hostfile": hostfile(request),
-            "launch.sh": launch(request),
-            "job.slurm": slurm(request),
+            "accelerate.yaml": strict_yaml.dump(accelerate),
+            "hostfile": cluster.hostfile(hosts, each),
+            "launch.sh": cluster.shell(hosts, each, f"-m {_RUN}", "accelerate.yaml", f"--module {_RUN}", "[option …]"),
+            "job.slurm": cluster.slurm(hosts, each, "pardemo", f'{torchrun} -m {_RUN} "$@"', file="job.slurm"),
         }
     for name, text in texts.items():
         project.write_atomically(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
@@ -133,72 +141,3 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     values["deepspeed"] = settings
     values["world"]["ranks"] = request.dp
     return recipe.from_dict(values)
-
-
-def accelerate(request: Request) -> dict[str, Any]:
-    """Accelerate's configuration: one machine's, to be started on each with its own ``--machine_rank``."""
-    cluster = request.cluster
-    return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {
-            "deepspeed_config_file": "ds_config.json", "zero3_init_flag": False,
-            # else it would start pdsh, on each host, which starts all of them
-            **({"deepspeed_multinode_launcher": "standard"} if cluster.hosts > 1 else {}),
-        },
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "num_machines": cluster.hosts,
-        "num_processes": cluster.gpus,
-        "use_cpu": False,
-        **({"main_process_ip": "HOST0", "main_process_port": 29500, "rdzv_backend": "static"}
-           if cluster.hosts > 1 else {}),
-    }  # fmt: skip
-
-
-def hostfile(request: Request) -> str:
-    """DeepSpeed's: a line for each host with its GPUs; the names are to be replaced."""
-    each = request.cluster.gpus // request.cluster.hosts
-    return "".join(f"host{number} slots={each}\n" for number in range(request.cluster.hosts))
-
-
-_TRAIN = "pardemo.finetune"
-
-
-def launch(request: Request) -> str:
-    """Three launchers for the same job; each line works alone."""
-    cluster = request.cluster
-    each = cluster.gpus // cluster.hosts
-    several = f" --nnodes {cluster.hosts} --rdzv_backend c10d --rdzv_endpoint host0:29500" if cluster.hosts > 1 else ""
-    standalone = "" if several else " --standalone"
-    hosts = "--hostfile hostfile " if cluster.hosts > 1 else ""
-    return f"""#!/bin/sh
-# One of the three; torchrun and accelerate are started on every host.
-set -e
-cd "$(dirname "$0")"
-case "${{1:-deepspeed}}" in
-deepspeed) deepspeed {hosts}--num_gpus {each} --module {_TRAIN} recipe.yaml ;;
-torchrun) torchrun{standalone}{several} --nproc_per_node {each} -m {_TRAIN} recipe.yaml ;;
-accelerate) accelerate launch --config_file accelerate.yaml --machine_rank "${{2:-0}}" -m {_TRAIN} recipe.yaml ;;
-*) echo "launch.sh deepspeed | torchrun | accelerate" >&2; exit 2 ;;
-esac
-"""
-
-
-def slurm(request: Request) -> str:
-    """A batch script: one torchrun on each host."""
-    cluster = request.cluster
-    each = cluster.gpus // cluster.hosts
-    return f"""#!/bin/bash
-#SBATCH --job-name=pardemo
-#SBATCH --nodes={cluster.hosts}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={each}
-#SBATCH --cpus-per-task={4 * each}
-set -e
-cd "$SLURM_SUBMIT_DIR"
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun torchrun --nnodes "$SLURM_NNODES" --nproc_per_node {each} \\
-    --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$head:29500" \\
-    -m {_TRAIN} recipe.yaml
-"""

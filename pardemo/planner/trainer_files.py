@@ -16,8 +16,10 @@ from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune import lora
 from pardemo.finetune.recipes import recipe, strict_yaml
 from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.peers.accelerate import job_settings
 from pardemo.planner.engines import layers_of, outline
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.launch import cluster
 from pardemo.planner.table import PlanRow, Request
 
 SCRIPT, SETTINGS, ARGUMENTS = "train.py", "ds_config.json", "training_arguments.yaml"
@@ -36,17 +38,32 @@ def texts(request: Request, row: PlanRow, base: Recipe, deepspeed: Mapping[str, 
     Raises:
         ValueError: no module of the model has a name that LoRA was asked for.
     """
-    head = f"{_about(request, row)}\n# for {_versions(row)}\n"
+    notes = (_about(request, row), f"for {_versions(row)}")
+    head = "".join(f"# {note}\n" for note in notes)
+    hosts = request.cluster.hosts
+    each = request.cluster.gpus // hosts
     model = outline(RankJob(request.job.config, sequence=request.job.sequence))
-    sharding = fsdp(type(layers_of(model)[0]).__name__) if row.stage is None else None
-    launched = accelerate(request, row, sharding)
+    sharding = None
+    started = job_settings.settings("DEEPSPEED" if row.stage is not None else "FSDP", request.cluster.gpus, hosts)
+    if row.stage is not None:
+        config, launched = "accelerate.yaml", job_settings.deepspeed(started, SETTINGS, row.stage)
+    else:
+        sharding = fsdp(type(layers_of(model)[0]).__name__)
+        config, launched = "accelerate_fsdp.yaml", job_settings.fsdp(started, sharding, request.job.precision)
+    usage = f"--data FILE [{SCRIPT}'s other options]"
+    about_data = "FILE is absolute, or seen from this folder"
+    theirs = None if sharding else f"--no_local_rank {SCRIPT}"
+    torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')}"
+    submitted = f"sbatch job.slurm {usage}; {about_data}"
     files = {
         SCRIPT: f"{head}{_script(request, row, base, model)}",
         ARGUMENTS: head + strict_yaml.dump(arguments(request, row, base, sharding)),
-        "accelerate.yaml" if sharding is None else "accelerate_fsdp.yaml": head + strict_yaml.dump(launched),
-        "hostfile": head + _hostfile(request),
-        "launch.sh": f"#!/bin/sh\n{head}{_launch(request, row)}",
-        "job.slurm": f"#!/bin/bash\n{_slurm(request, head)}",
+        config: head + strict_yaml.dump(launched),
+        "hostfile": head + cluster.hostfile(hosts, each),
+        "launch.sh": cluster.shell(hosts, each, SCRIPT, config, theirs, usage, [*notes, about_data]),
+        "job.slurm": cluster.slurm(
+            hosts, each, "fine-tune", f'{torchrun} {SCRIPT} "$@"', [*notes, submitted], file="job.slurm"
+        ),
     }
     return files if sharding is not None else {SETTINGS: json.dumps(deepspeed, indent=1) + "\n", **files}
 
@@ -87,26 +104,6 @@ def arguments(request: Request, row: PlanRow, base: Recipe, sharding: Mapping[st
     }
 
 
-def accelerate(request: Request, row: PlanRow, sharding: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Accelerate's configuration: one machine's, to be started on each with its own ``--machine_rank``."""
-    cluster = request.cluster
-    several = {"main_process_ip": "HOST0", "main_process_port": 29500, "rdzv_backend": "static"}
-    settings: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED" if sharding is None else "FSDP",
-        "machine_rank": 0, "main_training_function": "main", "num_machines": cluster.hosts,
-        "num_processes": cluster.gpus, "use_cpu": False, **(several if cluster.hosts > 1 else {}),
-    }  # fmt: skip
-    if sharding is not None:
-        named = {f"fsdp_{key}": value for key, value in sharding.items()}
-        return {**settings, "mixed_precision": request.job.precision, "fsdp_config": named}
-    standard = {"deepspeed_multinode_launcher": "standard"} if cluster.hosts > 1 else {}
-    stage_3 = row.stage == 3
-    return {
-        **settings,
-        "deepspeed_config": {"deepspeed_config_file": SETTINGS, "zero3_init_flag": stage_3, **standard},
-    }
-
-
 def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
     """``scripts/train.py`` with the plan in its place."""
     job = request.job
@@ -142,12 +139,12 @@ def _lines(values: Mapping[str, Any] | None) -> str:
 
 
 def _about(request: Request, row: PlanRow) -> str:
-    """What was planned, as a comment."""
+    """What was planned."""
     job, cluster = request.job, request.cluster
     trained = "all parameters" if job.adapter is None else f"LoRA of rank {job.adapter.rank}"
     engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.offload}"
     samples = f"{row.batch} × {row.accumulation} samples of up to {job.sequence} tokens each"
-    return (f"# {job.config.model_type}, {trained}, {engine}: {cluster.gpus} × {cluster.gpu.name}, {samples}, "
+    return (f"{job.config.model_type}, {trained}, {engine}: {cluster.gpus} × {cluster.gpu.name}, {samples}, "
             f"{request.samples_per_step} a step")  # fmt: skip
 
 
@@ -155,57 +152,3 @@ def _versions(row: PlanRow) -> str:
     names = {"torch": "torch", "transformers": "Transformers", "accelerate": "Accelerate", "peft": "PEFT"}
     names |= {} if row.stage is None else {"deepspeed": "DeepSpeed"}
     return ", ".join(f"{name} {metadata.version(library).partition('+')[0]}" for library, name in names.items())
-
-
-def _each(request: Request) -> int:
-    return request.cluster.gpus // request.cluster.hosts
-
-
-def _hostfile(request: Request) -> str:
-    """DeepSpeed's: a line for each host with its GPUs; the names are to be replaced."""
-    return "".join(f"host{number} slots={_each(request)}\n" for number in range(request.cluster.hosts))
-
-
-def _launch(request: Request, row: PlanRow) -> str:
-    """Launchers for the same job; each line works alone."""
-    each, hosts = _each(request), request.cluster.hosts
-    place = f" --nnodes {hosts} --rdzv_backend c10d --rdzv_endpoint host0:29500" if hosts > 1 else " --standalone"
-    torchrun = f'torchrun{place} --nproc_per_node {each} {SCRIPT} "$@"'
-    config = "accelerate_fsdp.yaml" if row.stage is None else "accelerate.yaml"
-    other = f'accelerate launch --config_file {config} --machine_rank "${{MACHINE_RANK:-0}}" {SCRIPT} "$@"'
-    lines = {"torchrun": torchrun, "accelerate": other}
-    if row.stage is not None:
-        file = "--hostfile hostfile " if hosts > 1 else ""
-        lines["deepspeed"] = f'deepspeed {file}--num_gpus {each} --no_local_rank {SCRIPT} "$@"'
-    cases = "\n".join(f"{name}) {line} ;;" for name, line in lines.items())
-    usage = f"launch.sh {' | '.join(lines)} --data FILE [{SCRIPT}'s other options]"
-    return f"""# sh {usage}
-# FILE is absolute, or seen from this folder. torchrun and accelerate are started on every host, accelerate with the
-# host's number in MACHINE_RANK.
-set -e
-cd "$(dirname "$0")"
-launcher="${{1:-}}"
-[ $# -eq 0 ] || shift
-case "$launcher" in
-{cases}
-*) echo "{usage}" >&2; exit 2 ;;
-esac
-"""
-
-
-def _slurm(request: Request, head: str) -> str:
-    """A batch script: one torchrun on each host."""
-    each = _each(request)
-    return f"""#SBATCH --job-name=fine-tune
-#SBATCH --nodes={request.cluster.hosts}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={each}
-#SBATCH --cpus-per-task={4 * each}
-{head}# sbatch job.slurm --data FILE; partition, account and time are the cluster's
-set -e
-cd "$SLURM_SUBMIT_DIR"
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --kill-on-bad-exit=1 torchrun --nnodes "$SLURM_NNODES" --nproc_per_node {each} \\
-    --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$head:29500" \\
-    {SCRIPT} "$@"
-"""

@@ -9,6 +9,7 @@ import yaml
 
 from pardemo import project
 from pardemo.peers.accelerate import config_files as accelerate_configs
+from pardemo.peers.accelerate import job_settings
 
 KINDS = {  # kind -> distributed_type of the file, class of the prepared model
     "one": ("NO", "GPT"),
@@ -19,12 +20,12 @@ KINDS = {  # kind -> distributed_type of the file, class of the prepared model
     "zero3": ("DEEPSPEED", "DeepSpeedEngine"),
 }
 FSDP2 = {
-    "fsdp_version": 2,
-    "fsdp_reshard_after_forward": True,
-    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-    "fsdp_transformer_layer_cls_to_wrap": "Block",
-    "fsdp_cpu_ram_efficient_loading": False,
-    "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    "version": 2,
+    "reshard_after_forward": True,
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "transformer_layer_cls_to_wrap": "Block",
+    "cpu_ram_efficient_loading": False,
+    "state_dict_type": "SHARDED_STATE_DICT",
 }
 
 
@@ -73,24 +74,12 @@ class Configuration:
 
     def config(self) -> dict[str, Any]:
         """The content of its configuration file."""
-        settings = {
-            "compute_environment": "LOCAL_MACHINE",
-            "distributed_type": KINDS[self.kind][0],
-            "num_processes": self.processes,
-            "num_machines": self.machines,
-            "machine_rank": 0,
-            "use_cpu": False,
-        }
-        if self.machines > 1:
-            settings |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500, "same_network": True}
-        if self.stage is None:  # a DeepSpeed file has its own precision, and Accelerate refuses it in both
-            settings["mixed_precision"] = self.precision
-        else:
-            settings["deepspeed_config"] = {"deepspeed_config_file": f"{self.name}.json", "zero3_init_flag": False}
-            if self.machines > 1:
-                settings["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
-        if self.kind == "fsdp2":
-            settings["fsdp_config"] = dict(FSDP2)
+        job = job_settings.settings(KINDS[self.kind][0], self.processes, self.machines, address="127.0.0.1")
+        if self.stage is not None:  # its file has its own precision, and Accelerate refuses it in both
+            return job_settings.deepspeed(job, f"{self.name}.json", self.stage)
+        if self.kind != "fsdp2":
+            return {**job, "mixed_precision": self.precision}
+        settings = job_settings.fsdp(job, FSDP2, self.precision)
         if self.replicas > 1:
             settings["parallelism_config"] = {
                 "parallelism_config_dp_replicate_size": self.replicas,
@@ -141,12 +130,7 @@ class Configuration:
 def megatron_lm(processes: int, tp: int, pp: int = 1, micro_batches: int = 1, clip: float = 1.0) -> dict[str, Any]:
     """The file for Accelerate's Megatron-LM plugin, which needs GPUs and Megatron-LM itself, not only its core."""
     return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MEGATRON_LM",
-        "num_processes": processes,
-        "num_machines": 1,
-        "machine_rank": 0,
-        "use_cpu": False,
+        **job_settings.settings("MEGATRON_LM", processes),
         "mixed_precision": "bf16",
         "megatron_lm_config": {
             "megatron_lm_tp_degree": tp,

@@ -88,9 +88,9 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         notes.append(f"the same for other programs, which this job does not start: {', '.join(others)}")
     if why[wanted.FILE]:
         notes.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
-    for file, text, rank in (
-        (cluster.SLURM, cluster.slurm, "SLURM_NODEID"), (cluster.KUBERNETES, cluster.kubernetes, "RANK"),
-    ):  # fmt: skip
-        command = first.command(job, cluster.torchrun(machine.hosts, rank))
-        files[file] = text(job, name, command, first.ENVIRONMENT, notes)
+    hosts, each = machine.hosts, min(machine.host_gpus, machine.gpus)
+    slurm, kubernetes = (first.command(job, cluster.torchrun(hosts, rank)) for rank in ("SLURM_NODEID", "RANK"))
+    files[cluster.SLURM] = cluster.slurm(hosts, each, name, slurm, notes, first.ENVIRONMENT, whole_hosts=True)
+    gpu = machine.gpu.name
+    files[cluster.KUBERNETES] = cluster.kubernetes(hosts, each, gpu, name, kubernetes, notes, first.ENVIRONMENT)
     return files

@@ -1,16 +1,17 @@
-"""What starts a program on many hosts: a Slurm batch script and a Kubernetes job.
+"""What starts a program on many hosts: a Slurm batch script, a Kubernetes job, a shell script with other launchers.
 
 Slurm: one task a host, which starts one process a GPU. Kubernetes: Kubeflow's PyTorchJob, v1 (training-operator), in
 whose pods the operator sets ``MASTER_ADDR``, ``MASTER_PORT`` and ``RANK``, the host's; Kueue queues it by a label.
 """
 
 import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from pardemo.planner.layouts.job.job import Job
+from pardemo.peers.accelerate.job_settings import PORT
 
 SLURM, KUBERNETES = "slurm.sbatch", "kubernetes.yaml"
-PORT = 29500
 
 
 def torchrun(hosts: int, rank: str) -> str:
@@ -24,35 +25,90 @@ def torchrun(hosts: int, rank: str) -> str:
     return f'--nnodes {hosts} --node_rank "${rank}" {address}'
 
 
-def slurm(job: Job, name: str, command: str, environment: dict[str, str], notes: list[str]) -> str:
-    """A batch script that runs ``command`` once on each host; ``environment`` are paths from where it is submitted."""
-    hosts, each = job.machine.hosts, min(job.machine.host_gpus, job.machine.gpus)
+def slurm(
+    hosts: int,
+    each: int,
+    name: str,
+    command: str,
+    notes: Iterable[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+    file: str = SLURM,
+    whole_hosts: bool = False,
+) -> str:
+    """A batch script that runs ``command`` once on each host, with what is given to ``sbatch`` behind the script.
+
+    Args:
+        each: GPUs of a host. name: of the job. notes: comments. environment: paths from where it is submitted.
+        file: the script's name. whole_hosts: whether no other job may run there.
+    """
     comments = "".join(f"# {note}\n" for note in notes)
     paths = "".join(f'export {key}="${{{key}:-$PWD/{path}}}"\n' for key, path in environment.items())
+    exclusive = "#SBATCH --exclusive\n" if whole_hosts else ""
     return f"""#!/bin/bash
 #SBATCH --job-name={label(name)}
 #SBATCH --nodes={hosts}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={each}
 #SBATCH --cpus-per-task={4 * each}
-#SBATCH --exclusive
-{comments}# partition, account and time are the cluster's: sbatch --partition ... {SLURM}
+{exclusive}{comments}# partition, account and time are the cluster's: sbatch --partition ... {file}
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT={PORT}
 {paths}export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it from sbatch
-srun --kill-on-bad-exit=1 bash -c '{command}'
+srun --kill-on-bad-exit=1 bash -c '{command}' bash "$@"
 """
 
 
-def kubernetes(job: Job, name: str, command: str, environment: dict[str, str], notes: list[str]) -> str:
-    """A PyTorchJob that runs ``command`` in a pod on each host; ``environment`` are paths in its volume."""
-    hosts, each = job.machine.hosts, min(job.machine.host_gpus, job.machine.gpus)
+def hostfile(hosts: int, each: int) -> str:
+    """DeepSpeed's: a line for each host with its GPUs; the names are to be replaced."""
+    return "".join(f"host{number} slots={each}\n" for number in range(hosts))
+
+
+def shell(
+    hosts: int, each: int, script: str, accelerate: str, deepspeed: str | None, usage: str, notes: Iterable[str] = ()
+) -> str:
+    """A script with a line for each launcher, any of which starts the same job; it is started on every host.
+
+    Args:
+        each: GPUs of a host. script: what torchrun and Accelerate's launcher run. accelerate: the name of Accelerate's
+            configuration. deepspeed: what DeepSpeed's launcher runs, None where the job is not DeepSpeed's.
+        usage: what may follow the launcher's name. notes: comments.
+    """
+    meet = f"--nnodes {hosts} --rdzv_backend c10d --rdzv_endpoint host0:{PORT}" if hosts > 1 else "--standalone"
+    rank = '--machine_rank "${MACHINE_RANK:-0}"'
+    lines = {
+        "torchrun": f"torchrun {meet} --nproc_per_node {each} {script}",
+        "accelerate": f"accelerate launch --config_file {accelerate} {rank} {script}",
+    }
+    if deepspeed is not None:
+        lines["deepspeed"] = f"deepspeed {'--hostfile hostfile ' if hosts > 1 else ''}--num_gpus {each} {deepspeed}"
+    cases = "\n".join(f'{name}) {line} "$@" ;;' for name, line in lines.items())
+    whole = f"launch.sh {' | '.join(lines)} {usage}"
+    comments = "".join(f"# {note}\n" for note in notes)
+    return f"""#!/bin/sh
+{comments}# sh {whole}
+# torchrun and accelerate are started on every host, accelerate with the host's number in MACHINE_RANK.
+set -e
+cd "$(dirname "$0")"
+launcher="${{1:-}}"
+[ $# -eq 0 ] || shift
+case "$launcher" in
+{cases}
+*) echo "{whole}" >&2; exit 2 ;;
+esac
+"""
+
+
+def kubernetes(
+    hosts: int, each: int, gpu: str, name: str, command: str, notes: Iterable[str], environment: Mapping[str, str]
+) -> str:
+    """A PyTorchJob that runs ``command`` in a pod on each host, as :func:`slurm`; ``environment`` are paths in its
+    volume."""
     container = {
         "name": "pytorch", "image": "IMAGE", "workingDir": "/workspace", "command": ["bash", "-c", command],
         "env": [{"name": key, "value": f"/workspace/{path}"} for key, path in environment.items()],
-        "resources": {"limits": {resource(job.machine.gpu.name): each}},
+        "resources": {"limits": {resource(gpu): each}},
         "volumeMounts": [{"name": "workspace", "mountPath": "/workspace"}, {"name": "shm", "mountPath": "/dev/shm"}],
     }  # fmt: skip
     pod = {

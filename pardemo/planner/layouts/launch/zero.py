@@ -7,6 +7,7 @@ Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settin
 import json
 from typing import Any
 
+from pardemo.peers.accelerate import job_settings
 from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import SHARDING, Layout
 from pardemo.planner.layouts.launch.facts import Model
@@ -44,21 +45,6 @@ def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
     return settings
 
 
-def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
-    """Accelerate's configuration: one machine's; the others are started with their own ``--machine_rank``."""
-    hosts = job.machine.hosts
-    several = {"main_process_ip": "HOST0", "main_process_port": 29500, "rdzv_backend": "static"}
-    return {
-        "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {
-            "deepspeed_config_file": SETTINGS, "zero3_init_flag": layout.sharding == "zero3",
-            **({"deepspeed_multinode_launcher": "standard"} if hosts > 1 else {}),
-        },
-        "machine_rank": 0, "main_training_function": "main", "num_machines": hosts, "num_processes": layout.gpus,
-        "use_cpu": False, **(several if hosts > 1 else {}),
-    }  # fmt: skip
-
-
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     """Both files; recomputation and the length of samples are the script's to set."""
     import yaml
@@ -70,7 +56,9 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         comments.append("# the script's: model.gradient_checkpointing_enable()")
     elif layout.recompute == "selective":
         comments.append("# left out: selective recomputation, for which neither has a setting")
-    content = yaml.safe_dump(accelerate(job, layout), sort_keys=False)
+    started = job_settings.settings("DEEPSPEED", layout.gpus, job.machine.hosts)
+    accelerate = job_settings.deepspeed(started, SETTINGS, SHARDING.index(layout.sharding))
+    content = yaml.safe_dump(accelerate, sort_keys=False)
     return {FILE: "\n".join(comments) + "\n" + content, SETTINGS: json.dumps(deepspeed(job, layout), indent=1) + "\n"}
 
 
