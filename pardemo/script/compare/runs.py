@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,17 +12,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pardemo import World
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import Strip
-from pardemo.script.hangs import journal
-from pardemo.script.hangs.standstill import Watch
 from pardemo.script.record.parameters import Wanted
 from pardemo.script.record.recorder import Recording, record_script
 from pardemo.script.record.records import OF_PARAMETERS, STATE, RankRecord, Tensors
-from pardemo.script.runtime import runner as measure
 from pardemo.script.runtime.launch_lines import Launch, read
-from pardemo.world.errors import RankError, RankTimeout
+from pardemo.script.runtime.runner import ScriptError, run_on_ranks, script_text
 
 #: Elements of a model above which parameters are compared by sketches first.
 SKETCHED = 20_000_000
@@ -110,14 +105,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Options:
-    """How layouts are run: steps that are recorded, in fp64 or the script's own type, where, and for how long.
+    """How layouts are run: steps that are recorded, in fp64 or the script's own type, and for how long.
 
     ``follow``: what records them on a rank, where it is not prove's own. ``rounded``: rounded otherwise.
     """
 
     steps: int = 3
     double: bool = False
-    folder: str = ""
     timeout_s: float = 600.0
     sketched: bool = False
     in_full: tuple[str, ...] = ()
@@ -130,46 +124,37 @@ def run_layout(layout: Layout, options: Options, folder: Path) -> Run:
     """Runs one layout, its tensors in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first
-    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full, rounded=options.rounded)
-    where = os.path.abspath(options.folder or os.getcwd())
-    text, function, name = "", None, "the training"
+    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full, options.rounded)
+    launch, text, function, name = Launch(""), "", None, "the training"
     if options.function is not None:
-        function, launch = options.function(layout), Launch("")
+        function = options.function(layout)
     else:
-        launch = read(list(layout.line), layout.ranks)
+        launch, text = launch_of(layout)
         name = os.path.basename(launch.script)
-    if function is None and not launch.module:
-        source = script_file(launch.script, where)
-        text = source.read_text(encoding="utf-8", errors="replace")
-        launch = replace(launch, script=str(source.resolve()))
-    asked = Recording(launch, where, wanted, options.double, function, options.follow)
-    watch = None
+    asked = Recording(launch, os.getcwd(), wanted, options.double, function, options.follow)
     try:
-        loaded = [record_script.__module__, measure.READ_MODULES, *measure.heavy_imports(text)]
-        world = World(layout.ranks, preload=loaded, timeout_s=options.timeout_s, backend="gloo")
-        with world, Watch(world, str(folder)) as watch:
-            records = world.run(record_script, asked)
-    except RankError as error:
-        at_s = watch.until_s if watch else time.monotonic()
-        said = measure.script_error(name, error, journal.read(str(folder)), at_s)
-        over = isinstance(error, RankTimeout) and error.timeout_s >= options.timeout_s  # else it was given up before
-        return Run(layout, [], str(said), said.details, timed_out=over)
+        records = run_on_ranks(
+            record_script, asked, text, name=name, ranks=layout.ranks, journals=str(folder), timeout_s=options.timeout_s
+        )
+    except ScriptError as error:
+        return Run(layout, [], str(error), error.details, timed_out=error.timed_out)
     made = Run(layout, records, wanted=options.steps)
     if 1 < len(records[0].steps) <= options.steps and made.gathers_late():
         made.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it
     return made
 
 
-def script_file(script: str, where: str) -> Path:
-    """A script's file.
+def launch_of(layout: Layout) -> tuple[Launch, str]:
+    """What a layout's line starts, and the script's text.
 
     Raises:
-        ProveError: there is none.
+        ProveError: there is no such script. ValueError: the line cannot be read.
     """
-    source = Path(where, script)
-    if not source.is_file():
-        raise ProveError(f"there is no script {script}")
-    return source
+    launch = read(list(layout.line), layout.ranks)
+    try:
+        return script_text(launch, os.getcwd())
+    except ScriptError as error:
+        raise ProveError(str(error)) from None
 
 
 def scratch_folder() -> str:

@@ -84,10 +84,10 @@ class Outputs(Hooks):
     Attributes: ``steps`` (the last is the one that runs), ``_tensors`` (of that one, by kind and name).
     """
 
-    def __init__(self, places: CallSites, forward: bool):
+    def __init__(self, places: CallSites):
         super().__init__()
         self.steps: list[Step] = [Step()]
-        self._places, self._forward = places, forward
+        self._places = places
         self._tensors: Tensors = {}
         self._thread = threading.get_ident()
         self._numbers: dict[tuple[int, str], int] = {}  # of micro-batch and module, how often it ran
@@ -153,7 +153,7 @@ class Outputs(Hooks):
             return
         if not (torch.is_grad_enabled() or self._inside):
             return
-        if not self._forward or not self.now.micro_batches or self._aside:
+        if not self.now.micro_batches or self._aside:
             return
         name = self._places.name(module) if module in self._places.roots or self._known(module) else ""
         first = next((t for t in _leaves(output) if t.is_floating_point()), None)

@@ -251,15 +251,14 @@ LARGEST_BUFFER = 65536
 class Wanted:
     """What to record: how many steps, into which folder, and how much.
 
-    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules. ``rounded``: what
-    is in a short type is rounded otherwise, to see how far that moves gradients.
+    ``sketched``: parameters as sketches, but those of ``in_full``. ``rounded``: what is in a short type is rounded
+    otherwise, to see how far that moves gradients.
     """
 
     steps: int
     folder: str
     sketched: bool = False
     in_full: tuple[str, ...] = ()
-    forward: bool = True
     rounded: bool = False
 
 
@@ -270,7 +269,7 @@ class Parameters(Outputs):
     """
 
     def __init__(self, places: CallSites, wanted: Wanted):
-        super().__init__(places, wanted.forward)
+        super().__init__(places)
         self._wanted = wanted
         self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
         self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # of parameters after the last step, shape and hash

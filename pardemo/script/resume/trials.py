@@ -26,7 +26,6 @@ from pardemo.script.report.verdict import StopVerdict, Trial
 from pardemo.script.resume import judge, stops
 from pardemo.script.resume.recorder import Following, StoppingRecorder, whole_saves
 from pardemo.script.resume.stops import GRACE_S, KINDS, NEVER, STEPS, Stop
-from pardemo.script.runtime.launch_lines import read
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -46,11 +45,11 @@ def killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Pat
     """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
     saves.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request.json"
-    filled, where = in_folder(layout, saves), os.path.abspath(options.folder or os.getcwd())
+    filled = in_folder(layout, saves)
     request.write_text(json.dumps({
         "ranks": layout.ranks, "values": dict(layout.values), "line": list(filled.line), "saves": str(saves),
         "marker": str(marker), "stop": asdict(stop), "place": str(place / "stopped"), "steps": options.steps,
-        "double": options.double, "timeout_s": options.timeout_s, "where": where,
+        "double": options.double, "timeout_s": options.timeout_s,
     }), "utf-8")  # fmt: skip
     words = [sys.executable, "-m", "pardemo.script.resume.trials", str(request)]
     paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
@@ -85,7 +84,7 @@ def launched(request: str) -> None:
     asked = json.loads(Path(request).read_text("utf-8"))
     said = asked["stop"]
     stop = Stop(**{**said, "ranks": tuple(said["ranks"]), "saves_s": tuple(said["saves_s"])})
-    options = Options(asked["steps"], asked["double"], asked["where"], asked["timeout_s"])
+    options = Options(asked["steps"], asked["double"], asked["timeout_s"])
     options = replace(options, follow=follower(asked["saves"], stop, asked["marker"]))
     layout = Layout(asked["ranks"], asked["values"], tuple(asked["line"]))
     run = runs.run_layout(layout, options, Path(asked["place"]))
@@ -396,9 +395,7 @@ def stopped(
         raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
     begun, resumed = (of_layouts.one_or_more(layouts, _marked(of)) for of in (words, again))
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
-        launch = read(list(layout.line), layout.ranks)
-        if not launch.module:
-            runs.script_file(launch.script, os.getcwd())
+        runs.launch_of(layout)
     options = Options(steps=steps, double=double, timeout_s=timeout_s)
     return run_trials(begun, resumed, options, kinds, seed, grace_s)
 

@@ -6,12 +6,18 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from pardemo.script.hangs import standstill
+from pardemo import World
+from pardemo.cluster import Cluster
+from pardemo.script.hangs import journal, standstill
 from pardemo.script.hangs.journal import Log
-from pardemo.script.hangs.standstill import Standstill
+from pardemo.script.hangs.standstill import Standstill, Watch
+from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.libraries import is_script
 from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
 
@@ -28,16 +34,66 @@ LONGEST = 300
 class ScriptError(ValueError):
     """The script could not be measured; the message says in one line what is wrong, ``details`` where.
 
-    ``standstill``: of a run that began, which ranks waited for which others, and where they parted.
+    ``standstill``: of a run that began, which ranks waited for which others, and where they parted. ``timed_out``:
+    whether its time was over, and not given up before.
     """
 
     def __init__(self, message: str, details: str = "", still: Standstill | None = None):
         super().__init__(message)
         self.details, self.standstill = details, still
+        self.timed_out = False
 
 
 def _name(path: str) -> str:
     return os.path.basename(path)
+
+
+def script_text(launch: Launch, folder: str) -> tuple[Launch, str]:
+    """The launch with its script's path made absolute, and the script's text; a module's is empty.
+
+    Raises:
+        ScriptError: there is no such file.
+    """
+    if launch.module:
+        return launch, ""
+    source = Path(folder, launch.script)
+    if source.is_dir():
+        raise ScriptError(f"{launch.script} is a folder: name the script in it")
+    if not source.is_file():
+        raise ScriptError(f"there is no script {launch.script}")
+    return replace(launch, script=str(source.resolve())), source.read_text(encoding="utf-8", errors="replace")
+
+
+def run_on_ranks(
+    function: Callable[[Any], Any],
+    asked: Any,
+    text: str,
+    *,
+    name: str,
+    ranks: int,
+    journals: str,
+    timeout_s: float,
+    cluster: Cluster | None = None,
+) -> list[Any]:
+    """What ``function(asked)`` returns on each of so many warm ranks, which have loaded what the script imports.
+
+    Args:
+        text: the script's. name: what it is called in errors. journals: the folder of the ranks' logs, by which they
+            are given up as soon as they can never go on.
+
+    Raises:
+        ScriptError: what happened to the ranks.
+    """
+    loaded = [function.__module__, READ_MODULES, *heavy_imports(text)]
+    world = World(ranks, cluster=cluster, preload=loaded, timeout_s=timeout_s, backend="gloo")
+    watch = Watch(world, journals)
+    try:
+        with world, watch:
+            return world.run(function, asked)
+    except RankError as error:
+        failure = script_error(name, error, journal.read(journals), watch.until_s or time.monotonic())
+        failure.timed_out = isinstance(error, RankTimeout) and error.timeout_s >= timeout_s
+        raise failure from None
 
 
 def heavy_imports(text: str) -> list[str]:

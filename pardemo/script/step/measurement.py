@@ -3,23 +3,18 @@
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from pardemo import World
 from pardemo.cluster import Cluster
 from pardemo.script.hangs import journal
-from pardemo.script.hangs.standstill import Watch
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.runtime.runner import RANK_BYTES, READ_MODULES, ScriptError, heavy_imports, script_error
+from pardemo.script.runtime.runner import RANK_BYTES, ScriptError, run_on_ranks, script_text
 from pardemo.script.step import findings, rank, summary
 from pardemo.script.step.rank import Program, Seen
 from pardemo.script.step.summary import Summary
-from pardemo.world.errors import RankError
 
 
 def script(
@@ -65,35 +60,24 @@ def measured(
 
     ``log``: a file for the table of all calls, which is written also of a run that failed, or was interrupted.
     """
-    path = launch.script
     if steps < 1:
         raise ScriptError(f"steps must be at least 1, not {steps}")
     where = os.path.abspath(folder or os.getcwd())
-    source = None if launch.module else Path(where, path)
-    if source is not None and source.is_dir():
-        raise ScriptError(f"{path} is a folder: name the script in it")
-    if source is not None and not source.is_file():
-        raise ScriptError(f"there is no script {path}")
+    started, text = script_text(launch, where)
     if (free := psutil.virtual_memory().available) < ranks * RANK_BYTES:
         needed = f"{ranks} ranks take {ranks * RANK_BYTES / 1e9:.1f} GB before the script has anything"
         raise ScriptError(f"{needed}, and {free / 1e9:.1f} GB are free: say fewer with --ranks")
-    text = "" if source is None else source.read_text(encoding="utf-8", errors="replace")
+    name = os.path.basename(launch.script)
     journals = tempfile.mkdtemp(prefix="pardemo-measure-")
-    started = replace(launch, script=str(source.resolve())) if source else launch
-    asked = Program(started, steps, where, journals, work, layer_s)
-    watch = None
+    program = Program(started, steps, where, journals, work, layer_s)
     try:
-        loaded = [rank.__name__, READ_MODULES, *heavy_imports(text)]
-        world = World(ranks, cluster=cluster, preload=loaded, timeout_s=timeout_s, backend="gloo")
-        with world, Watch(world, journals) as watch:
-            seen = world.run(rank.run, asked)
+        seen = run_on_ranks(
+            rank.run, program, text, name=name, ranks=ranks, journals=journals, timeout_s=timeout_s, cluster=cluster
+        )
         found = summary.summarize(seen)
         found.hosts = cluster.hosts if cluster else 1
-    except RankError as error:
-        at_s = watch.until_s if watch else time.monotonic()
-        raise script_error(os.path.basename(path), error, journal.read(journals), at_s) from None
     except ValueError as error:
-        raise error if isinstance(error, ScriptError) else ScriptError(f"{os.path.basename(path)}: {error}") from None
+        raise error if isinstance(error, ScriptError) else ScriptError(f"{name}: {error}") from None
     finally:
         if log is not None:
             journal.write_csv(journal.read(journals), log)
