@@ -233,7 +233,7 @@ def test_prove_toml(tmp_path):
     @QUICK
     @given(st.lists(VALUES | st.sampled_from(["ranks=4 tp=2", "ranks=1", "ranks=2,dp=2"]), max_size=3))
     def check(given_layouts):
-        outcome(layouts.given, given_layouts)
+        outcome(layouts.for_function, given_layouts)
 
     check()
 

@@ -302,13 +302,13 @@ def test_a_library_is_one_wherever_it_lies(tmp_path, monkeypatch):
     (tmp_path / "lib" / "some-1.0.dist-info").mkdir(parents=True)
     (tmp_path / "own").mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "lib"), str(tmp_path / "own")])
-    libraries.folders.cache_clear()
+    libraries.library_folders.cache_clear()
     try:
-        assert f"{tmp_path / 'lib'}/" in libraries.folders()
-        assert f"{tmp_path / 'own'}/" not in libraries.folders()
-        assert f"{Path(torch.__file__).parent}/" in libraries.folders()
+        assert f"{tmp_path / 'lib'}/" in libraries.library_folders()
+        assert f"{tmp_path / 'own'}/" not in libraries.library_folders()
+        assert f"{Path(torch.__file__).parent}/" in libraries.library_folders()
     finally:
-        libraries.folders.cache_clear()
+        libraries.library_folders.cache_clear()
 
 
 def test_a_script_that_leaves_its_steps_to_others_is_told(tmp_path):

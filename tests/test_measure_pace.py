@@ -18,7 +18,7 @@ from pardemo.script.runtime.call_sites import CallSite, CallSites
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step import measurement, pace, pace_option
 from pardemo.script.step.collectives import Call
-from pardemo.script.step.operations import Exchange, Operation, Work
+from pardemo.script.step.operations import Exchange, Operation, OperationRecorder
 from pardemo.script.step.pace import replay
 
 #: A model whose products are those of a Llama: four projections and a gated MLP, in bf16; batch, sequence as given.
@@ -188,7 +188,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
     monkeypatch.setattr(sys, "argv", ["train.py", *map(str, sizes)])
     names = {}
     exec(LLAMA.partition("model = Model()")[0], names)
-    noted = Work(CallSites("/nowhere"), list)
+    noted = OperationRecorder(CallSites("/nowhere"), list)
     with compat.FakeTensorMode():
         layer = _in_bf16(names["Layer"])
         x = torch.empty(sizes[6], sizes[7], sizes[1], dtype=torch.bfloat16, requires_grad=True)

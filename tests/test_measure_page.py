@@ -13,10 +13,10 @@ from pardemo import cli, project
 from pardemo.draw import palette
 from pardemo.meters.snapshot import Block
 from pardemo.script.report import drawings, page, text
-from pardemo.script.runtime.call_sites import CallSite, Cut
+from pardemo.script.runtime.call_sites import CallSite, StepEnd
 from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.collectives import Call
-from pardemo.script.step.memory import course
+from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import Parallelism
 from pardemo.script.step.rank import Memory, Seen, Tensor
 
@@ -42,7 +42,7 @@ BLOCKS = [
 
 def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
     """Three steps of a second after three of two; in each one a collective of 0.2 s, for which rank 0 comes last."""
-    cuts = [Cut(2.0 * n if n < 3 else 1.0 + n, 0.5 * n, 1, (), 100 * n, 100 * n) for n in range(6)]
+    cuts = [StepEnd(2.0 * n if n < 3 else 1.0 + n, 0.5 * n, 1, (), 100 * n, 100 * n) for n in range(6)]
     calls = []
     for number, step in enumerate(range(3, 6)):
         begin = cuts[step - 1].at_s + (0.3 if rank == 0 else 0.2)
@@ -226,15 +226,15 @@ def test_json_has_every_group_with_its_ranks():
 
 
 def test_memory_from_change_to_change():
-    of_blocks = course(BLOCKS)
+    of_blocks = memory_timeline(BLOCKS)
     assert of_blocks.peak_bytes == 11 * MB
     assert {k: n for k, n in of_blocks.columns[of_blocks.peak_column].items() if n} == {
         "parameters": 4 * MB, "activations": 3 * MB, "gradients": 4 * MB,
     }  # fmt: skip
     assert [phase for phase, _, _ in of_blocks.phases] == ["forward", "backward", "step"]
-    few = course(BLOCKS, columns=2)
+    few = memory_timeline(BLOCKS, columns=2)
     assert [sum(column.values()) for column in few.columns] == [9 * MB, 11 * MB], "the fullest moment of each"
-    assert course([]).columns == []
+    assert memory_timeline([]).columns == []
     picture = drawings.memory(of_blocks, "train.py:14")
     assert says(picture, "11.0", "MB", "train.py:14")
 

@@ -194,7 +194,7 @@ def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory, text):
 def test_any_layout_is_read_or_refused_in_one_line(text):
     said = ""
     try:
-        made = layouts.given(["ranks=1 name=first", text])
+        made = layouts.for_function(["ranks=1 name=first", text])
     except ValueError as error:
         said = str(error)
     assert "\n" not in said

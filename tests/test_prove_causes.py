@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo.script.compare import causes, gradients
-from pardemo.script.compare.causes import Open, clipped
+from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
 from pardemo.script.compare.layouts import Layout, distinct_digits
 from pardemo.script.compare.parameter_map import Part, map_parameters
 from pardemo.script.compare.reference import Facts, Finding, PartedOutput, compare_pair
@@ -287,20 +287,20 @@ def stepped(factor, rest=0.0, norm=7.8, step=0):
 @settings(deadline=None, max_examples=60)
 def test_a_clip_that_one_way_alone_has(limit, over, here):
     factor = 1 / over if here else over
-    why = clipped(*stepped(factor, norm=limit * over))
+    why = clipping_sentence(*stepped(factor, norm=limit * over))
     assert f"to {limit:g}," in why
     assert ("as if" in why) == here
 
 
 def test_what_is_no_clip():
-    assert clipped(*stepped(1 / 7.8))
-    assert not clipped(*stepped(0.1234567))  # to no number that anybody writes
-    assert not clipped(*stepped(1 / 7.8, rest=0.01))
-    assert not clipped(*stepped(-1 / 7.8))
+    assert clipping_sentence(*stepped(1 / 7.8))
+    assert not clipping_sentence(*stepped(0.1234567))  # to no number that anybody writes
+    assert not clipping_sentence(*stepped(1 / 7.8, rest=0.01))
+    assert not clipping_sentence(*stepped(-1 / 7.8))
     made, pairs = stepped(1 / 7.8)
-    assert not clipped(made, pairs[:1])  # some parameters only: their learning rate, or a group
+    assert not clipping_sentence(made, pairs[:1])  # some parameters only: their learning rate, or a group
     made, pairs = stepped(1 / 7.8)
-    assert not clipped(made, [of(G, G / 7.8, "a.b"), of(G, G / 3.9, "c.d")])
+    assert not clipping_sentence(made, [of(G, G / 7.8, "a.b"), of(G, G / 3.9, "c.d")])
 
 
 # --- losses
@@ -345,7 +345,7 @@ def test_the_loss_itself():
 def left_open(name, part, share, reference=G, loss=(1.0, 1.0, 2.0)):
     wrong = of(reference, reference + share * part)
     found = Finding(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
-    return Open(found, (wrong,), TOLERANCE, loss)
+    return UnexplainedGradients(found, (wrong,), TOLERANCE, loss)
 
 
 TWO = [Layout(2, {"ranks": 2, "tp": 2}), Layout(4, {"ranks": 4, "tp": 4})]

@@ -50,7 +50,7 @@ def named_by(node: ast.AST) -> Iterator[str]:
             if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
                 yield from texts(line.value)
     elif isinstance(node, ast.Call):
-        place = {"Finding": 3, "_finding": 2, "_update": 2}.get(ast.unparse(node.func))
+        place = {"Finding": 3, "_finding": 2, "_update_finding": 2}.get(ast.unparse(node.func))
         yield from texts(node.args[place]) if place is not None and len(node.args) > place else ()
         for keyword in node.keywords:
             yield from texts(keyword.value) if keyword.arg == "cause" else ()

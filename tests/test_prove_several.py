@@ -266,4 +266,4 @@ def test_a_third_of_a_large_model_s_is_found_by_sketches_and_compared_in_full(ri
 
 def test_a_number_that_a_wrapper_hands_on_is_kept_once_for_each():
     loss = torch.ones((), dtype=torch.float64)  # as of PEFT's model, and of the one in it
-    assert records.cells(loss).data_ptr() != records.cells(loss).data_ptr()
+    assert records.project_rows(loss).data_ptr() != records.project_rows(loss).data_ptr()

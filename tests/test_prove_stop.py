@@ -110,7 +110,7 @@ def test_random_numbers_that_are_no_dropouts_and_a_loss_scale_are_restored_to_th
 
 def seed_of(kind, wanted, saved=(2, 4, 6)):
     """A seed whose stop of a kind is as a function wants it."""
-    return next(seed for seed in range(999) if wanted(stops.drawn((kind,), 8, saved, {}, 2, seed)[0]))
+    return next(seed for seed in range(999) if wanted(stops.draw_stops((kind,), 8, saved, {}, 2, seed)[0]))
 
 
 def test_a_run_that_goes_on_from_an_older_save_is_told():
@@ -152,7 +152,7 @@ def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
     stop = stops.Stop("launcher", 3, "step", (0, 1))
     place = tmp_path / "place"
     place.mkdir()
-    told = trials.killed(layout, runs.Options(timeout_s=60), place, stop, tmp_path / "saves")
+    told = trials.run_and_kill(layout, runs.Options(timeout_s=60), place, stop, tmp_path / "saves")
     assert told.startswith("before the stop, train.py: "), told
     assert "OSError: address in use" in told
 
@@ -168,7 +168,7 @@ def test_of_saves_that_another_thread_makes_nobody_knows_which_is_whole():
     assert not made.findings, verdict.stops_screen(made)
     assert made.trials[0].asynchronous
     late = verdict.Trial(made.trials[0].stop, made.layout, 4, True, begins=0)
-    assert trials._elsewhere(late)
+    assert trials._resumes_elsewhere(late)
     assert says(late.error, "perhaps", "whole")
     assert not late.findings
 
@@ -178,7 +178,7 @@ def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_kil
     def is_drawn(stop):
         return (stop.ranks, stop.done, stop.moment) == ((1,), 6, "forward")
 
-    seed = next(seed for seed in range(999) if is_drawn(stops.drawn(("rank",), 8, [3, 6], {}, 2, seed)[0]))
+    seed = next(seed for seed in range(999) if is_drawn(stops.draw_stops(("rank",), 8, [3, 6], {}, 2, seed)[0]))
     made = stopped("--slow 2 --every 3", stops=["rank"], seed=seed)
     assert made.equal, verdict.stops_screen(made)
     (trial,) = made.trials
@@ -191,7 +191,7 @@ def test_a_save_that_was_cut_off_and_is_the_only_one_says_nothing():
     def is_drawn(stop):
         return (stop.ranks, stop.done, stop.moment) == ((1,), 3, "forward")
 
-    seed = next(seed for seed in range(999) if is_drawn(stops.drawn(("rank",), 8, [3, 6], {}, 2, seed)[0]))
+    seed = next(seed for seed in range(999) if is_drawn(stops.draw_stops(("rank",), 8, [3, 6], {}, 2, seed)[0]))
     made = stopped("--slow 2 --every 3 --forget all", stops=["rank"], seed=seed)
     assert not made.equal
     assert made.trials[0].error == "it cut off the only save: there is nothing to go back to"
@@ -306,20 +306,20 @@ def test_ranks_that_share_samples_are_no_repetition():
 
 def test_stops_are_drawn_alike_from_one_seed_and_behind_a_save():
     saves = {2: [0.1], 4: [0.1, 0.2], 6: [0.1]}
-    first = stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
-    assert first == stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
-    assert first != stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 6)
+    first = stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
+    assert first == stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
+    assert first != stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 6)
     for seed in range(50):
-        for one in stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, seed):
+        for one in stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, seed):
             assert 2 <= one.done <= 6
             assert one.kind != "save" or one.done in (4, 6), "there is an earlier one to go back to"
 
 
 def test_nothing_that_could_be_resumed():
     with pytest.raises(ValueError, match=r"7.*8.*--steps"):
-        stops.drawn(("all",), 8, [7], {}, 2, 0)
+        stops.draw_stops(("all",), 8, [7], {}, 2, 0)
     with pytest.raises(ValueError, match="nothing is written to"):
-        stops.drawn(("all",), 8, [], {}, 2, 0)
+        stops.draw_stops(("all",), 8, [], {}, 2, 0)
     with pytest.raises(ProveError, match="nothing is written to"):
         stopped("--every 9", stops=["all"], steps=4)
 

@@ -45,9 +45,9 @@ def initial_findings(
     layout = other.layout.name
     own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
     suspects = {name for of_rank in maps.unknown.values() for name in of_rank} | maps.different
-    doubtful = _unknown(maps) | uncovered
+    doubtful = _unknown_names(maps) | uncovered
     alike = [name for name in sorted(suspects | uncovered) if _same_on_ranks(name, own) and name in doubtful]
-    if alike and all(name in reference and name not in maps.different for name in alike) and not _unknown(maps):
+    if alike and all(name in reference and name not in maps.different for name in alike) and not _unknown_names(maps):
         return [
             Finding(
                 layout, 1, "parameters", "initial-parameters",
@@ -86,7 +86,7 @@ def initial_findings(
     return []
 
 
-def overwritten(other: Run, names: list[str], order: Mapping[str, int]) -> Finding:
+def overwritten_finding(other: Run, names: list[str], order: Mapping[str, int]) -> Finding:
     """Parameters that no rank has, since ranks with other parts of the model were given the same values."""
     modules = {name.rpartition(".")[0] for name in names}
     return Finding(
@@ -97,7 +97,7 @@ def overwritten(other: Run, names: list[str], order: Mapping[str, int]) -> Findi
     )  # fmt: skip
 
 
-def _unknown(maps: ParameterMap) -> set[str]:
+def _unknown_names(maps: ParameterMap) -> set[str]:
     return {name for of_rank in maps.unknown.values() for name in of_rank}
 
 
@@ -114,9 +114,9 @@ def output_finding(facts: Facts, parted: list[PartedOutput]) -> Finding:
     """What is to be said of outputs that are not the reference's; the first module is where they part."""
     first = parted[0]
     if facts.moved:
-        return _moved(facts, first)
+        return _loaded_elsewhere(facts, first)
     ranks = sorted({one.rank for one in parted if one.module == first.module})
-    cause, why = _cause(facts, first, [one for one in parted if one.module == first.module])
+    cause, why = _output_cause(facts, first, [one for one in parted if one.module == first.module])
     where = f"the output of {first.module} ({first.kind}) is not the reference's on {ranks_text(ranks)}"
     size = float(first.reference.norm()) or 1.0
     return Finding(
@@ -125,7 +125,7 @@ def output_finding(facts: Facts, parted: list[PartedOutput]) -> Finding:
     )  # fmt: skip
 
 
-def _moved(facts: Facts, first: PartedOutput) -> Finding:
+def _loaded_elsewhere(facts: Facts, first: PartedOutput) -> Finding:
     """Weights that were loaded into others: the first of their modules is where the layout parts."""
     names = sorted(facts.moved, key=lambda name: (facts.place(name.rpartition(".")[0]), name))
     return Finding(
@@ -136,20 +136,20 @@ def _moved(facts: Facts, first: PartedOutput) -> Finding:
     )  # fmt: skip
 
 
-def _cause(facts: Facts, first: PartedOutput, all_ranks: list[PartedOutput]) -> tuple[str, str]:
+def _output_cause(facts: Facts, first: PartedOutput, all_ranks: list[PartedOutput]) -> tuple[str, str]:
     if first.kind.startswith(_BATCH):
         return "buffers", "it normalises by the samples of its own rank, which are fewer: choose SyncBatchNorm"
     if first.whole_inputs is False and "Embedding" in first.kind:
         return "positions", "what it looks up is not what the reference looks up for the same tokens"
-    constant = _constant(first.difference)
+    constant = _is_constant(first.difference)
     sizes = {"ranks": facts.layout.ranks} | facts.layout.sizes
     key = next((key for key in ("tp", "ep", "ranks") if sizes.get(key, 1) > 1), "")
     if key and constant and first.difference.abs().max() > 0:
         group = f"{sizes[key]} ranks ({size_text(key)})"
         return "counted-per-rank", f"the same is added everywhere, as a bias that each of {group} adds before the sum"
-    if _turned(first):
+    if _is_rotation(first):
         return "positions", "it turns vectors by another angle: their lengths are right, as of rotated positions"
-    if {"cp", "sp"} & facts.layout.sizes.keys() and _some_right(facts, all_ranks):
+    if {"cp", "sp"} & facts.layout.sizes.keys() and _some_tokens_right(facts, all_ranks):
         return "mask", (
             "some tokens are right and others are not: these see others than in the reference, by the mask or by the "
             "positions of a cut sequence"
@@ -157,7 +157,7 @@ def _cause(facts: Facts, first: PartedOutput, all_ranks: list[PartedOutput]) -> 
     return "", ""
 
 
-def _some_right(facts: Facts, wrong: list[PartedOutput]) -> bool:
+def _some_tokens_right(facts: Facts, wrong: list[PartedOutput]) -> bool:
     """Whether some tokens' outputs are the reference's: a fault of the layer itself would change all of them.
 
     They are right on a rank that is not among those where the module is wrong; each stage has it on as many ranks.
@@ -170,7 +170,7 @@ def _some_right(facts: Facts, wrong: list[PartedOutput]) -> bool:
     )
 
 
-def _constant(difference: torch.Tensor) -> bool:
+def _is_constant(difference: torch.Tensor) -> bool:
     """Whether both projections are off by one number in every cell."""
     if len(difference) < 2:
         return False
@@ -178,7 +178,7 @@ def _constant(difference: torch.Tensor) -> bool:
     return bool((two - two.mean(0)).abs().max() <= 1e-6 * two.abs().max())
 
 
-def _turned(first: PartedOutput) -> bool:
+def _is_rotation(first: PartedOutput) -> bool:
     """Whether all vectors have the reference's norm, and not its directions."""
     norms, scale = first.difference[:, 2].abs().max(), first.reference[:, 2].abs().max()
     own = first.reference[:, 2]
@@ -191,7 +191,7 @@ def _turned(first: PartedOutput) -> bool:
 _NEAR = 1e-4
 
 
-def clipped(facts: Facts, pairs: Sequence[Pair]) -> str:
+def clipping_sentence(facts: Facts, pairs: Sequence[Pair]) -> str:
     """Why these updates are off, if it is a clip of whole gradients; else nothing.
 
     The factor of an update is then the limit over the gradients' norm, where this layout clips; or the norm over the
@@ -223,7 +223,7 @@ _LEAST = 8
 
 
 @dataclass(frozen=True)
-class Open:
+class UnexplainedGradients:
     """Gradients of a layout that are wrong, and of which the layout by itself does not say why.
 
     ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
@@ -235,7 +235,9 @@ class Open:
     losses: tuple[float, float, float]
 
 
-def left_open(findings: Sequence[Finding], facts: Facts, ours: Sequence[Step], truth: Step) -> Open | None:
+def unexplained_gradients(
+    findings: Sequence[Finding], facts: Facts, ours: Sequence[Step], truth: Step
+) -> UnexplainedGradients | None:
     """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
     some = [one for one in findings if one.what == "gradients" and one.cause in _OPEN]
     if len(some) != 1 or any(facts.gradients[name].apart for name in some[0].parameters if name in facts.gradients):
@@ -243,11 +245,14 @@ def left_open(findings: Sequence[Finding], facts: Facts, ours: Sequence[Step], t
     pairs = tuple(facts.gradients[name] for name in some[0].parameters if name in facts.gradients)
     sums = [sum(step.losses) for step in ours if step.losses]
     mean = sum(sums) / len(sums) if sums else math.nan
-    return Open(some[0], pairs, facts.tolerance, (sum(truth.losses), mean, sum(sums)))
+    return UnexplainedGradients(some[0], pairs, facts.tolerance, (sum(truth.losses), mean, sum(sums)))
 
 
 def explain_across(
-    findings: Sequence[Finding], left: Mapping[str, Open], layouts: Sequence[Layout], failed: Sequence[str] = ()
+    findings: Sequence[Finding],
+    left: Mapping[str, UnexplainedGradients],
+    layouts: Sequence[Layout],
+    failed: Sequence[str] = (),
 ) -> list[Finding]:
     """The findings, those explained that two layouts of different sizes explain together.
 
@@ -263,14 +268,18 @@ def explain_across(
         return list(findings)
     wrong = {finding.layout for finding in findings}
     for times in (True, False):
-        keys = [key for key in ("ranks", *SIZES) if _fits(key, times, some, compared, wrong)]
+        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, some, compared, wrong)]
         if keys:
             return [_explained(finding, keys, times, some) for finding in findings]
     return list(findings)
 
 
-def _fits(
-    key: str, times: bool, some: Sequence[tuple[Layout, Open]], compared: Sequence[Layout], wrong: set[str]
+def _grows_with(
+    key: str,
+    times: bool,
+    some: Sequence[tuple[Layout, UnexplainedGradients]],
+    compared: Sequence[Layout],
+    wrong: set[str],
 ) -> bool:
     """Whether differences grow with this number of the layouts; and layouts in which it is 1 are right."""
     sizes = {layout.name: layout.sizes.get(key, 1) for layout in compared}
@@ -280,11 +289,11 @@ def _fits(
     shares = [number - 1 if times else 1 / number - 1 for number in numbers]
     _, first = some[0]
     return all(
-        _parallel(first, one, share / shares[0]) for (_, one), share in zip(some[1:], shares[1:], strict=True)
-    ) and _counts(some, shares)  # fmt: skip
+        _are_parallel(first, one, share / shares[0]) for (_, one), share in zip(some[1:], shares[1:], strict=True)
+    ) and _losses_agree(some, shares)  # fmt: skip
 
 
-def _parallel(first: Open, second: Open, ratio: float) -> bool:
+def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, ratio: float) -> bool:
     """Whether all differences of the second are ``ratio`` times the first's, and more than rounding."""
     elements = 0
     for a, b in zip(first.pairs, second.pairs, strict=True):
@@ -299,14 +308,14 @@ def _parallel(first: Open, second: Open, ratio: float) -> bool:
     return elements >= _LEAST
 
 
-def _right(one: Open) -> bool:
+def _loss_is_right(one: UnexplainedGradients) -> bool:
     wanted, mean, total = one.losses
     return any(math.isclose(wanted, made, rel_tol=one.tolerance * 10) for made in (mean, total))
 
 
-def _counts(some: Sequence[tuple[Layout, Open]], shares: Sequence[float]) -> bool:
+def _losses_agree(some: Sequence[tuple[Layout, UnexplainedGradients]], shares: Sequence[float]) -> bool:
     """Whether the losses are right in all layouts, or off as the gradients are."""
-    if all(_right(one) for _, one in some):
+    if all(_loss_is_right(one) for _, one in some):
         return True
     off = [one.losses[1] - one.losses[0] for _, one in some]
     allowed = [one.tolerance * 100 * abs(one.losses[0]) for _, one in some]
@@ -316,13 +325,15 @@ def _counts(some: Sequence[tuple[Layout, Open]], shares: Sequence[float]) -> boo
     )
 
 
-def _explained(finding: Finding, keys: Sequence[str], times: bool, some: Sequence[tuple[Layout, Open]]) -> Finding:
+def _explained(
+    finding: Finding, keys: Sequence[str], times: bool, some: Sequence[tuple[Layout, UnexplainedGradients]]
+) -> Finding:
     """The finding with the cause, if it is one of those that were open."""
     if finding not in [one.finding for _, one in some]:
         return finding
     named = " or ".join(f"the {size_text(key)}" for key in keys)
     numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in some)
-    loss = all(_right(one) for _, one in some)
+    loss = all(_loss_is_right(one) for _, one in some)
     same = "the reference's" if loss else "off in the same way"
     how = f"is {'multiplied' if times else 'divided'} by {named}"
     why = (
@@ -345,9 +356,9 @@ def gradient_findings(facts: Facts, reference: Reference, other: Run) -> list[Fi
     truth = reference.run.records[0].steps[facts.step]
     if facts.parted:
         return [output_finding(facts, facts.parted)]
-    wrong = _wrong(facts, reference, other)
+    wrong = _wrong_pairs(facts, reference, other)
     made: list[Finding] = []
-    missing = _without(facts, ours)
+    missing = _pairs_without_gradient(facts, ours)
     if missing:
         made.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     wrong = [pair for pair in wrong if pair.name not in {one.name for one in missing}]
@@ -362,30 +373,35 @@ def gradient_findings(facts: Facts, reference: Reference, other: Run) -> list[Fi
                 for why in dict.fromkeys(alone[pair.name] or "" for pair in some)
             ]
         wrong = [pair for pair in wrong if not alone[pair.name]]
-    made += _multiples(facts, wrong, ours, truth)
-    return [_followed(facts, one, made) for one in made]
+    made += _findings_by_factor(facts, wrong, ours, truth)
+    return [_as_consequence(facts, one, made) for one in made]
 
 
-def _followed(facts: Facts, finding: Finding, others: Sequence[Finding]) -> Finding:
+def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -> Finding:
     """A finding that nobody can explain, as what may follow of one that a backward pass comes to before all of it."""
     if finding.cause or not finding.parameters:
         return finding
     last = facts.place(facts.first(finding.parameters))
-    apart = _apart(facts, finding)
+    apart = _ranks_apart(facts, finding)
     for one in others:
-        if one.cause and one.what == "gradients" and last < facts.place(one.module) and _apart(facts, one) == apart:
+        if (
+            one.cause
+            and one.what == "gradients"
+            and last < facts.place(one.module)
+            and _ranks_apart(facts, one) == apart
+        ):
             why = f"they lie before {one.module}, where gradients are wrong already: mend that first, this may follow"
             return replace(finding, cause="follows", why=why)
     return finding
 
 
-def _apart(facts: Facts, finding: Finding) -> set[int]:
+def _ranks_apart(facts: Facts, finding: Finding) -> set[int]:
     """Ranks that have different gradients of these parameters."""
     pairs = [facts.gradients[name] for name in finding.parameters if name in facts.gradients]
     return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
 
 
-def _wrong(facts: Facts, reference: Reference, other: Run) -> list[Pair]:
+def _wrong_pairs(facts: Facts, reference: Reference, other: Run) -> list[Pair]:
     """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
     free = reference.run.records[0].optimizer.startswith(SCALE_FREE) or not reference.run.records[0].optimizer
     # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
@@ -405,10 +421,10 @@ def _wrong(facts: Facts, reference: Reference, other: Run) -> list[Pair]:
 def wrong_gradients(facts: Facts, reference: Reference, other: Run) -> set[str]:
     """Parameters whose gradient is wrong, or missing on all ranks."""
     ours = [record.steps[facts.step] for record in other.records]
-    return {pair.name for pair in [*_wrong(facts, reference, other), *_without(facts, ours)]}
+    return {pair.name for pair in [*_wrong_pairs(facts, reference, other), *_pairs_without_gradient(facts, ours)]}
 
 
-def _without(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
+def _pairs_without_gradient(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
     """Parameters that have no gradient on any rank, and do not change as the reference's do."""
     return [
         update
@@ -420,7 +436,7 @@ def _without(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
     ]
 
 
-def _multiples(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Step) -> list[Finding]:
+def _findings_by_factor(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Step) -> list[Finding]:
     """What is left, by factor: plain multiples, then what is off in another way."""
     made = []
     limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
@@ -436,11 +452,11 @@ def _multiples(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Ste
         if key is not None and (named := multiple.cause(some, facts)):
             made.append(_finding(facts, some, *named))
         else:
-            made.append(_together(facts, some, ours, truth))
+            made.append(_explain_together(facts, some, ours, truth))
     return made
 
 
-def _together(facts: Facts, some: list[Pair], ours: Sequence[Step], truth: Step) -> Finding:
+def _explain_together(facts: Facts, some: list[Pair], ours: Sequence[Step], truth: Step) -> Finding:
     causes: tuple[Cause, ...] = TOGETHER
     for cause in causes:
         if why := cause.explains(some, facts, ours, truth):
@@ -448,7 +464,7 @@ def _together(facts: Facts, some: list[Pair], ours: Sequence[Step], truth: Step)
     return _finding(facts, some, "", "nobody here knows why")
 
 
-def _loss(ours: Sequence[Step]) -> float | None:
+def _mean_loss(ours: Sequence[Step]) -> float | None:
     """The mean over ranks of the losses that they differentiate in a step."""
     sums = [sum(step.losses) for step in ours if step.losses]
     return sum(sums) / len(sums) if sums else None
@@ -480,23 +496,25 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
     if apart:
         ranks = sorted({rank for pair in apart for _, versions in pair.apart for rank in versions})
         why = f"{ranks_text(ranks)} hold different values after the step, of gradients that are the same"
-        made.append(_update(facts, apart, _stale(apart, facts), why))
+        made.append(_update_finding(facts, apart, _stale_cause(apart, facts), why))
     rest = [pair for pair in wrong if not pair.apart]
     frozen = [pair for pair in rest if pair.name not in facts.gradients and not pair.reference.any()]
     if frozen:
         made.append(
-            _update(facts, frozen, "frozen", "the reference leaves them as they are, and here they are trained")
+            _update_finding(facts, frozen, "frozen", "the reference leaves them as they are, and here they are trained")
         )
     rest = [pair for pair in rest if pair not in frozen]
     still = [pair for pair in rest if not pair.ours[pair.covered].any()]
     if still and behind(still):
         why = f"after step {facts.step + 2} they are what they should be after step {facts.step + 1}: one step behind"
-        made.append(_update(facts, still, "stale", why))
+        made.append(_update_finding(facts, still, "stale", why))
     elif still:
-        made.append(_update(facts, still, "no-gradient", "they have the right gradient, and the step leaves them"))
+        made.append(
+            _update_finding(facts, still, "no-gradient", "they have the right gradient, and the step leaves them")
+        )
     rest = [pair for pair in rest if pair not in still]
-    if why := clipped(facts, rest):
-        made.append(_update(facts, rest, "clipped", why))
+    if why := clipping_sentence(facts, rest):
+        made.append(_update_finding(facts, rest, "clipped", why))
     elif rest:
         why = "their gradient is right, and what the optimizer makes of it is not"
         whole = facts.optimizer if facts.optimizer.startswith(WHOLE_MATRIX) else ""
@@ -504,11 +522,11 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
             why += f": {whole} needs the whole matrix of a gradient, and ranks step with their parts"
         else:
             why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
-        made.append(_update(facts, rest, "optimizer-state", why))
+        made.append(_update_finding(facts, rest, "optimizer-state", why))
     return made
 
 
-def _stale(apart: list[Pair], facts: Facts) -> str:
+def _stale_cause(apart: list[Pair], facts: Facts) -> str:
     """Whether on some ranks the parameters are those of before the step."""
     for pair in apart:
         for part, versions in pair.apart:
@@ -519,7 +537,7 @@ def _stale(apart: list[Pair], facts: Facts) -> str:
     return "stale" if facts.step else "optimizer-state"
 
 
-def _update(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _update_finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     made = _finding(facts, pairs, cause, why)
     return Finding(
         made.layout, made.step, "parameters after the step", cause, why, made.factor, made.rest, made.parameters,
@@ -538,10 +556,10 @@ def printed_findings(facts: Facts, reference: Reference, other: Run) -> list[Fin
         step = record.steps[facts.step]
         if not step.printed or not step.losses:
             continue
-        mean = _loss([one.steps[facts.step] for one in other.records]) or 0.0
+        mean = _mean_loss([one.steps[facts.step] for one in other.records]) or 0.0
         together = sum(sum(one.steps[facts.step].losses) for one in other.records)
         right = [shown * value for value in (mean, together, sum(step.losses), *step.losses, wanted) if value]
-        tolerance = max(10 ** -_digits(step.printed[-1]), 1e-3)
+        tolerance = max(10 ** -_decimals(step.printed[-1]), 1e-3)
         if any(math.isclose(step.printed[-1], value, rel_tol=tolerance) for value in right):
             continue
         for value in (mean, sum(step.losses), wanted):
@@ -556,5 +574,5 @@ def printed_findings(facts: Facts, reference: Reference, other: Run) -> list[Fin
     return []
 
 
-def _digits(value: float) -> int:
+def _decimals(value: float) -> int:
     return min(len(f"{value:.10g}".partition(".")[2]), 3)

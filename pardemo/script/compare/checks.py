@@ -97,7 +97,7 @@ def parted_outputs(
     for rank in range(other.layout.ranks):
         ours = StepOutputs(other, step, rank)
         own, absent = renamed.get(rank, {}), missing.get(rank, set())
-        names = {call.key: _name(call.module, own) for call in ours.record.calls}
+        names = {call.key: _reference_name(call.module, own) for call in ours.record.calls}
         seen = [
             one
             for call in ours.record.calls
@@ -106,11 +106,11 @@ def parted_outputs(
         ]
         for one in seen:
             equal[one.name] = one.equal and equal.get(one.name, True)
-        found += _from_the_first(list(_judged(seen, ours, truth, rank, cut)))
+        found += _that_stay_apart(list(_with_equality(seen, ours, truth, rank, cut)))
     return sorted(found, key=lambda one: one.order), {name for name, always in equal.items() if always}
 
 
-def _name(module: str, renamed: dict[str, str]) -> str:
+def _reference_name(module: str, renamed: dict[str, str]) -> str:
     """A module's name in the reference: its own, or as a module around it is called there."""
     around, inside = module, ""
     while around:
@@ -127,7 +127,7 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
     return not any(model or one.startswith(f"{name}.") for one in missing)
 
 
-class _Seen:
+class _ComparedCall:
     """A module's call, compared: ``equal``, and by how much not."""
 
     def __init__(self, call: ModuleCall, name: str, difference: torch.Tensor, reference: torch.Tensor, equal: bool,
@@ -144,15 +144,15 @@ def _compare_call(
     data: StepSamples,
     name: str,
     tolerance: float,
-) -> _Seen | None:
+) -> _ComparedCall | None:
     """A call beside those of the reference's module ``name``; None where they cannot be compared: it has none such."""
     micro = ours.record.micro_batches[call.micro_batch]
     places = [data.places.get((rank, call.micro_batch, row)) for row in range(len(micro.samples))]
     if not places or any(place is None for place in places):
         return None
-    best: _Seen | None = None
+    best: _ComparedCall | None = None
     for way, own in ours.cells(call).items():
-        wanted = _wanted(truth, name, call, [place for place in places if place], way, own.shape[1:], False)
+        wanted = _reference_rows(truth, name, call, [place for place in places if place], way, own.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
         difference = own - wanted
@@ -160,18 +160,18 @@ def _compare_call(
         off = difference.abs().amax(dim=tuple(range(1, difference.dim()))) > tolerance * scale * 10
         inputs = None
         if (whole := ours.whole(call).get(way)) is not None:
-            theirs = _wanted(truth, name, call, [p for p in places if p], way, whole.shape[1:], True)
+            theirs = _reference_rows(truth, name, call, [p for p in places if p], way, whole.shape[1:], True)
             inputs = None if theirs is None else bool(torch.equal(whole, theirs))
-        seen = _Seen(call, name, difference, wanted, not bool(off.any()), inputs, ~off)
+        seen = _ComparedCall(call, name, difference, wanted, not bool(off.any()), inputs, ~off)
         dispatched = way in (FLAT, FLAT_BY_TOKENS) and not seen.equal
-        if dispatched and _all_there(own, truth.all_of(name, call.shape[-1]), scale, tolerance):
+        if dispatched and _all_rows_present(own, truth.all_of(name, call.shape[-1]), scale, tolerance):
             continue
         if best is None or seen.equal:
             best = seen
     return best
 
 
-def _all_there(own: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance: float) -> bool:
+def _all_rows_present(own: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance: float) -> bool:
     """Whether each of our rows is one of the reference's, wherever: the same tokens in another order."""
     parts = own.reshape(-1, own.shape[-1]).split(256)
     return all(
@@ -179,7 +179,7 @@ def _all_there(own: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance:
     )
 
 
-def _wanted(
+def _reference_rows(
     truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
 ) -> torch.Tensor | None:
     """The reference's rows for these places, in the shape of ours; None where it has no such output."""
@@ -205,25 +205,25 @@ def _wanted(
     return torch.stack(found)
 
 
-def _judged(
-    seen: list[_Seen], ours: StepOutputs, truth: StepOutputs, rank: int, cut: dict[int, set[str]]
+def _with_equality(
+    seen: list[_ComparedCall], ours: StepOutputs, truth: StepOutputs, rank: int, cut: dict[int, set[str]]
 ) -> Iterator[tuple[bool, PartedOutput]]:
     for one in seen:
         name = one.call.module
         inside = "" if name == "(root)" else name + "."
         strict = not any(module == name or module.startswith(inside) for module in cut.get(rank, set()))
-        order = truth.record.calls.index(truth.by_name[one.name, _micro(truth, one), one.call.number])
+        order = truth.record.calls.index(truth.by_name[one.name, _micro_batch_of(truth, one), one.call.number])
         yield one.equal, PartedOutput(
             rank, one.name, one.call.kind, order, strict, one.difference.reshape(-1, one.difference.shape[-1]),
             one.reference.reshape(-1, one.reference.shape[-1]), one.inputs, one.rows_equal,
         )  # fmt: skip
 
 
-def _micro(truth: StepOutputs, one: _Seen) -> int:
+def _micro_batch_of(truth: StepOutputs, one: _ComparedCall) -> int:
     return next(m for (name, m, number) in truth.by_name if name == one.name and number == one.call.number)
 
 
-def _from_the_first(judged: list[tuple[bool, PartedOutput]]) -> list[PartedOutput]:
+def _that_stay_apart(judged: list[tuple[bool, PartedOutput]]) -> list[PartedOutput]:
     """What does not come right again later: a partial sum of a module that is cut does."""
     if all(equal for equal, _ in judged):
         return []
@@ -250,10 +250,10 @@ def mask_findings(other: Run, step: int, data: StepSamples) -> list[Finding]:
     samples = [[micro.samples for micro in record.steps[step].micro_batches] for record in other.records]
     made = []
     for masks in by_rank.values():
-        if finding := _recomputed(other, step, masks):
+        if finding := _recomputed_finding(other, step, masks):
             made.append(finding)
             break
-    forward = {rank: _numbered(masks) for rank, masks in by_rank.items()}
+    forward = {rank: _forward_masks(masks) for rank, masks in by_rank.items()}
     alike: list[set[int]] = []
     unlike: list[set[int]] = []
     first: dict[str, Mask] = {}
@@ -266,11 +266,11 @@ def mask_findings(other: Run, step: int, data: StepSamples) -> list[Finding]:
                 if a.elements < LEAST or a.elements != b.elements:
                     continue
                 if a.input != b.input and a.dropped == b.dropped:
-                    _join(alike, {rank, other_rank})
+                    _merge_group(alike, {rank, other_rank})
                     first.setdefault("alike", a)
                 elif a.input == b.input and a.dropped != b.dropped and samples[rank] == samples[other_rank]:
                     # replicas may have one input by chance, as memory that a pipeline's first call has not written
-                    _join(unlike, {rank, other_rank})
+                    _merge_group(unlike, {rank, other_rank})
                     first.setdefault("unlike", a)
     if alike:
         made.append(
@@ -293,7 +293,7 @@ def mask_findings(other: Run, step: int, data: StepSamples) -> list[Finding]:
     return made
 
 
-def _join(groups: list[set[int]], ranks: set[int]) -> None:
+def _merge_group(groups: list[set[int]], ranks: set[int]) -> None:
     """Adds ranks that belong together to the groups that they belong to."""
     together = ranks.union(*(group for group in groups if group & ranks))
     groups[:] = [*(group for group in groups if not group & ranks), together]
@@ -304,7 +304,7 @@ def _groups_text(groups: list[set[int]]) -> str:
     return " and ".join(ranks_text(sorted(group)) for group in sorted(groups, key=min))
 
 
-def _numbered(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
+def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     """Forward passes' masks by module and how often it drew before."""
     counts: Counter[str] = Counter()
     found = {}
@@ -315,7 +315,7 @@ def _numbered(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     return found
 
 
-def _recomputed(other: Run, step: int, masks: list[Mask]) -> Finding | None:
+def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
     """A mask that a recomputation draws anew for the same input."""
     for mask in masks:
         if mask.repeated:
@@ -372,7 +372,7 @@ def clipping_findings(reference: Reference, other: Run, step: int, maps: Paramet
         if truth.clips and own.clips:
             wanted, found = truth.clips[-1], own.clips[-1]
             if not math.isclose(wanted.norm, found.norm, rel_tol=reference.tolerance * 10) and not made:
-                why, cause = _norm(reference, other, step, maps, rank, wanted, found)
+                why, cause = _explain_norm(reference, other, step, maps, rank, wanted, found)
                 made.append(
                     Finding(other.layout.name, step + 1, "clipping", cause, why, found.norm / wanted.norm)
                 )  # fmt: skip
@@ -380,12 +380,12 @@ def clipping_findings(reference: Reference, other: Run, step: int, maps: Paramet
         if rates[0] and rates[1] and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):  # fmt: skip
-            made.append(_rate(reference, other, step, rates[0][-1], rates[1][-1]))
+            made.append(_rate_finding(reference, other, step, rates[0][-1], rates[1][-1]))
             break
     return made
 
 
-def _rate(reference: Reference, other: Run, step: int, wanted: float, found: float) -> Finding:
+def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, found: float) -> Finding:
     later = [
         number
         for number, one in enumerate(reference.run.records[0].steps)
@@ -407,7 +407,7 @@ def _rate(reference: Reference, other: Run, step: int, wanted: float, found: flo
     )
 
 
-def _norm(
+def _explain_norm(
     reference: Reference, other: Run, step: int, maps: ParameterMap, rank: int, wanted: Clip, found: Clip
 ) -> tuple[str, str]:
     told = distinct_digits(found.norm, wanted.norm)

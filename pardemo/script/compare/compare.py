@@ -18,8 +18,8 @@ from pardemo.script.compare.reference import (
     Pair,
     Reference,
     compare_pair,
-    floors,
     kept_tensors,
+    layer_scales,
 )
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record import records
@@ -75,7 +75,7 @@ def step_map(facts: Facts, reference: Reference, other: Run, alike: set[str]) ->
     outputs |= dict.fromkeys(alike, EQUAL) | dict.fromkeys(parted, DIFFERENT)
     truth = reference.whole[facts.step]
     if parted:
-        return _map_of(reference, facts.step, outputs, {}, {})
+        return _build_map(reference, facts.step, outputs, {}, {})
     wrong = causes.wrong_gradients(facts, reference, other)
     gradients = {
         name: _cell(facts.gradients.get(name), name in wrong)
@@ -86,12 +86,12 @@ def step_map(facts: Facts, reference: Reference, other: Run, alike: set[str]) ->
     for name in truth.before:
         pair = facts.updates.get(name)
         updates[name] = _cell(pair, pair is not None and bool(not pair.equal or pair.apart))
-    return _map_of(reference, facts.step, outputs, gradients, updates)
+    return _build_map(reference, facts.step, outputs, gradients, updates)
 
 
 def empty_map(reference: Reference, step: int) -> ModelMap:
     """The map of a step of which samples or the first parameters differ: nothing that follows was looked at."""
-    return _map_of(reference, step, {}, {}, {})
+    return _build_map(reference, step, {}, {}, {})
 
 
 def _cell(pair: Pair | None, wrong: bool) -> Cell:
@@ -101,7 +101,7 @@ def _cell(pair: Pair | None, wrong: bool) -> Cell:
     return Cell(NOT_COMPARED if pair is None else EQUAL)
 
 
-def _map_of(
+def _build_map(
     reference: Reference,
     step: int,
     outputs: Mapping[str, str],
@@ -122,24 +122,24 @@ def _map_of(
         trained = [name for name in names if name in truth.gradients or name in gradients]
         cells = (
             Cell(outputs.get(module, NOT_COMPARED) if module in order else NOTHING),
-            _together(gradients.get(name, Cell(NOT_COMPARED)) for name in trained),
-            _together(updates.get(name, Cell(NOT_COMPARED)) for name in names),
+            _merge_cells(gradients.get(name, Cell(NOT_COMPARED)) for name in trained),
+            _merge_cells(updates.get(name, Cell(NOT_COMPARED)) for name in names),
         )
         rows.append(ModuleRow(module, kinds.get(module, ""), cells))
     trained = [name for name in truth.before if name in truth.gradients or name in gradients]
     counts = {
         "forward": (sum(outputs.get(module, NOT_COMPARED) != NOT_COMPARED for module in order), len(order)),
-        "gradient": (_compared(gradients, trained), len(trained)),
-        "update": (_compared(updates, truth.before), len(truth.before)),
+        "gradient": (_count_compared(gradients, trained), len(trained)),
+        "update": (_count_compared(updates, truth.before), len(truth.before)),
     }
     return ModelMap(step + 1, tuple(rows), counts, root)
 
 
-def _compared(cells: Mapping[str, Cell], names: Iterable[str]) -> int:
+def _count_compared(cells: Mapping[str, Cell], names: Iterable[str]) -> int:
     return sum(name in cells and cells[name].state != NOT_COMPARED for name in names)
 
 
-def _together(cells: Iterable[Cell]) -> Cell:
+def _merge_cells(cells: Iterable[Cell]) -> Cell:
     """Of a module's parameters: different where one is, equal only where all are."""
     some = list(cells)
     for state in (DIFFERENT, NOT_COMPARED, EQUAL):
@@ -182,7 +182,7 @@ def tree(names: Iterable[str], order: Mapping[str, int], root: str = ROOT) -> li
 
 
 @dataclass
-class Compared:
+class Comparison:
     """A layout's findings, none where it trains as the reference does.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
@@ -200,7 +200,7 @@ class Compared:
     steps: int = 0
     parameters: int = 0
     off: float = 0.0
-    left_open: causes.Open | None = None
+    left_open: causes.UnexplainedGradients | None = None
     model: ModelMap | None = None
     kept: dict[Finding, Kept] = field(default_factory=dict)
 
@@ -211,15 +211,15 @@ def tolerance_of(run: Run, double: bool) -> float:
     return max((TOLERANCES[name] for name in types), default=TOLERANCES["float64" if double else "float32"])
 
 
-def compare_layout(reference: Reference, other: Run) -> Compared:
+def compare_layout(reference: Reference, other: Run) -> Comparison:
     """Holds a layout's run against the reference's.
 
     Raises:
         ProveError: the layouts have other global batches, or models with other parameters.
     """
-    made = Compared()
-    maps = made.maps = _maps(reference, other, made)
-    made.unmatched, made.strange = _unmatched(reference, other, maps)
+    made = Comparison()
+    maps = made.maps = _map_pieces(reference, other, made)
+    made.unmatched, made.strange = _unmatched_parameters(reference, other, maps)
     for step in range(min(reference.run.steps, other.steps)):
         if scaled := checks.scale_findings(reference.run, other, step):
             made.findings += scaled
@@ -232,18 +232,18 @@ def compare_layout(reference: Reference, other: Run) -> Compared:
             made.notes.append(found.note)
         findings = [found.finding] if found.finding else []
         if step == 0 and not findings:
-            findings += _begin(reference, other, maps)
+            findings += _initial_findings(reference, other, maps)
             made.strange &= not findings
         findings += checks.mask_findings(other, step, found)
         if not any(finding.what in ("data", "parameters") for finding in findings):
-            findings += _numbers(reference, other, step, maps, found, made)
+            findings += _number_findings(reference, other, step, maps, found, made)
         else:
             made.model = empty_map(reference, step)
         made.findings += findings
         made.steps = step + 1
         if any(finding.what not in ("random numbers", "printed") for finding in findings):
             break  # what follows in later steps is of this
-    made.findings = list(_once(made.findings))
+    made.findings = list(_merged_findings(made.findings))
     return made
 
 
@@ -253,7 +253,7 @@ def step_samples(reference: Run, other: Run, step: int) -> tuple[samples.StepSam
     return found, found.error
 
 
-def _once(findings: list[Finding]) -> Iterator[Finding]:
+def _merged_findings(findings: list[Finding]) -> Iterator[Finding]:
     """Each finding once; those that say the same of other parameters as one."""
     seen: dict[tuple[str, str, str], Finding] = {}
     for one in findings:
@@ -269,7 +269,7 @@ def _once(findings: list[Finding]) -> Iterator[Finding]:
     yield from seen.values()
 
 
-def _maps(reference: Reference, other: Run, made: Compared) -> ParameterMap:
+def _map_pieces(reference: Reference, other: Run, made: Comparison) -> ParameterMap:
     """Which part of the reference each piece is, by the values before the first step."""
     truth = reference.whole[0]
     names = {other_name: name for name, others in truth.tied.items() for other_name in others}
@@ -277,7 +277,7 @@ def _maps(reference: Reference, other: Run, made: Compared) -> ParameterMap:
     for rank, record in enumerate(other.records):
         tensors = other.tensors(0, rank, "before")
         values = [(piece, tensors[piece.name].double()) for piece in record.steps[0].pieces]
-        pieces[rank] = [(records.scaled(piece, tuple(value.shape)), value) for piece, value in values]
+        pieces[rank] = [(records.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
     found = map_parameters(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(found.parts.values()):
         some = sorted({piece.name for own in pieces.values() for piece, _ in own})
@@ -292,35 +292,35 @@ def _maps(reference: Reference, other: Run, made: Compared) -> ParameterMap:
     return found
 
 
-def _unmatched(reference: Reference, other: Run, maps: ParameterMap) -> tuple[str, bool]:
+def _unmatched_parameters(reference: Reference, other: Run, maps: ParameterMap) -> tuple[str, bool]:
     """Parameters that are no part of the reference's, or that no rank has, and whether nothing has their names."""
     truth, holders = reference.whole[0], holders_of(other, 0, "before", maps)
     unknown = {name: why for own in maps.unknown.values() for name, why in own.items()}
     names = truth.before.keys() | {name for tied in truth.tied.values() for name in tied}
     for name, why in unknown.items():
         if name not in names:
-            return f"{_parameters(len(unknown))} match nowhere in the reference, as {name}: {why}", True
+            return f"{_count_text(len(unknown))} match nowhere in the reference, as {name}: {why}", True
     if unknown:
         name = next(iter(unknown))
-        return f"{_parameters(len(unknown))} could not be compared, as {name}: {unknown[name]}", False
+        return f"{_count_text(len(unknown))} could not be compared, as {name}: {unknown[name]}", False
     missing = [name for name in truth.before if name not in holders]
     if missing:
-        return f"{_parameters(len(missing))} of the reference are on no rank, as {missing[0]}", True
+        return f"{_count_text(len(missing))} of the reference are on no rank, as {missing[0]}", True
     for name, whole in truth.before.items():
         if not bool(assembled(tuple(whole.shape), holders[name]).covered.all()):
             return f"{name} is on no rank in whole, and not all of its parts are on one", False
     return "", False
 
 
-def _parameters(count: int) -> str:
+def _count_text(count: int) -> str:
     return f"{count} parameter{'s' if count > 1 else ''}"
 
 
-def _begin(reference: Reference, other: Run, maps: ParameterMap) -> list[Finding]:
+def _initial_findings(reference: Reference, other: Run, maps: ParameterMap) -> list[Finding]:
     """Parameters before the first step: the reference's, and equal on ranks that hold the same."""
-    if twice := _held_twice(reference, other, maps):
-        return [causes.overwritten(other, twice, reference.order[0])]
-    replicas = _replicas(reference, other, 0, "before", maps)
+    if twice := _overwritten_names(reference, other, maps):
+        return [causes.overwritten_finding(other, twice, reference.order[0])]
+    replicas = _differing_replicas(reference, other, 0, "before", maps)
     unknown = {name for own in maps.unknown.values() for name in own}
     uncovered = {
         name
@@ -332,7 +332,7 @@ def _begin(reference: Reference, other: Run, maps: ParameterMap) -> list[Finding
     return causes.initial_findings(other, maps, replicas, uncovered, reference.order[0], reference.whole[0].before)
 
 
-def _held_twice(reference: Reference, other: Run, maps: ParameterMap) -> list[str]:
+def _overwritten_names(reference: Reference, other: Run, maps: ParameterMap) -> list[str]:
     """Parameters that no rank holds, or not in whole, though the ranks have pieces enough: some have another's values.
 
     Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
@@ -355,7 +355,7 @@ def holders_of(other: Run, step: int, kind: str, maps: ParameterMap) -> dict[str
     return holders
 
 
-def _replicas(reference: Reference, other: Run, step: int, kind: str, maps: ParameterMap) -> dict[str, list]:
+def _differing_replicas(reference: Reference, other: Run, step: int, kind: str, maps: ParameterMap) -> dict[str, list]:
     """Parameters whose ranks hold the same part and other values."""
     found = {}
     for name, some in holders_of(other, step, kind, maps).items():
@@ -365,10 +365,10 @@ def _replicas(reference: Reference, other: Run, step: int, kind: str, maps: Para
     return found
 
 
-def _pairs(reference: Reference, other: Run, step: int, maps: ParameterMap) -> dict[str, Pair]:
+def _gradient_pairs(reference: Reference, other: Run, step: int, maps: ParameterMap) -> dict[str, Pair]:
     """Gradients, each beside the reference's."""
     wanted = reference.whole[step].gradients
-    scale = floors(wanted)
+    scale = layer_scales(wanted)
     pairs = {}
     for name, some in holders_of(other, step, "gradient", maps).items():
         if name not in wanted:
@@ -381,13 +381,13 @@ def _pairs(reference: Reference, other: Run, step: int, maps: ParameterMap) -> d
     return pairs
 
 
-def _updates(
+def _update_pairs(
     reference: Reference, other: Run, step: int, maps: ParameterMap, gradients: dict[str, Pair]
 ) -> dict[str, Pair]:
     """What the step changed of each parameter, where its gradient is more than rounding."""
     truth = reference.whole[step]
     wanted = {name: truth.after[name] - truth.before[name] for name in truth.after if name in truth.before}
-    scale = floors(wanted)
+    scale = layer_scales(wanted)
     pairs = {}
     for name, some in holders_of(other, step, "after", maps).items():
         if name not in wanted:
@@ -409,14 +409,14 @@ def _epsilon(tolerance: float) -> float:
     return 2.3e-16 if tolerance < 1e-6 else 1.2e-7 if tolerance < 1e-3 else 8e-3
 
 
-def _numbers(
-    reference: Reference, other: Run, step: int, maps: ParameterMap, found: samples.StepSamples, made: Compared
+def _number_findings(
+    reference: Reference, other: Run, step: int, maps: ParameterMap, found: samples.StepSamples, made: Comparison
 ) -> list[Finding]:
     """Outputs, gradients, clipping, learning rates, parameters after the step."""
     truth = reference.whole[step]
     renamed, cut = {}, {}
     for rank, own in maps.parts.items():
-        renamed[rank] = _modules_renamed(own)
+        renamed[rank] = _renamed_modules(own)
         cut[rank] = {
             name.rpartition(".")[0]
             for name, part in own.items()
@@ -430,8 +430,8 @@ def _numbers(
     facts.parted, alike = checks.parted_outputs(
         reference.run, other, step, found, renamed, cut, missing, reference.tolerance
     )
-    facts.gradients = _pairs(reference, other, step, maps)
-    facts.updates = _updates(reference, other, step, maps, facts.gradients)
+    facts.gradients = _gradient_pairs(reference, other, step, maps)
+    facts.updates = _update_pairs(reference, other, step, maps, facts.gradients)
     held = holders_of(other, step, "before", maps)
     facts.holders = {name: len(some) for name, some in held.items()}
     before = {name: {rank: tensor.shape for rank, _, tensor in some} for name, some in held.items()}
@@ -451,7 +451,7 @@ def _numbers(
         whole = assembled(tuple(truth.before[name].shape), some)
         if whole.covered.all() and not whole.apart:
             facts.accumulated[name] = whole.value
-    if _all_right(facts, reference, other):
+    if _all_gradients_right(facts, reference, other):
         facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
     facts.norms, facts.optimizer = reference.norms, reference.run.records[0].optimizer
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
@@ -461,25 +461,25 @@ def _numbers(
     if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
         findings = causes.gradient_findings(facts, reference, other)
     steps = [record.steps[step] for record in other.records]
-    made.left_open = causes.left_open(findings, facts, steps, reference.run.records[0].steps[step])
+    made.left_open = causes.unexplained_gradients(findings, facts, steps, reference.run.records[0].steps[step])
     if not findings:
         findings = checks.clipping_findings(reference, other, step, maps, facts)
     if not findings:
-        findings = causes.update_findings(facts, lambda pairs: _behind(reference, other, step, maps, pairs))
+        findings = causes.update_findings(facts, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs))
     if not findings:
         findings = checks.buffer_findings(reference, other, step)
     made.kept |= kept_tensors(findings, facts, reference.run)
     return findings or causes.printed_findings(facts, reference, other)
 
 
-def _all_right(facts: Facts, reference: Reference, other: Run) -> bool:
+def _all_gradients_right(facts: Facts, reference: Reference, other: Run) -> bool:
     """Whether all of the reference's gradients are there in whole, and none is wrong: outputs were right, then."""
     found = [facts.gradients.get(name) for name in reference.whole[facts.step].gradients]
     whole = bool(found) and all(pair is not None and bool(pair.covered.all()) for pair in found)
     return whole and not causes.wrong_gradients(facts, reference, other)
 
 
-def _behind(reference: Reference, other: Run, step: int, maps: ParameterMap, pairs: list[Pair]) -> bool:
+def _is_one_step_behind(reference: Reference, other: Run, step: int, maps: ParameterMap, pairs: list[Pair]) -> bool:
     """Whether these parameters are after the next step what they should be after this one."""
     if step + 1 >= min(other.steps, reference.run.steps):
         return False
@@ -494,7 +494,7 @@ def _behind(reference: Reference, other: Run, step: int, maps: ParameterMap, pai
     )  # fmt: skip
 
 
-def _modules_renamed(own: Mapping[str, Part]) -> dict[str, str]:
+def _renamed_modules(own: Mapping[str, Part]) -> dict[str, str]:
     """Modules that have another name in the reference, and those around them, as far as all their parts agree."""
     renamed: dict[str, set[str]] = {}
     for name, part in own.items():

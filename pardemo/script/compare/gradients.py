@@ -20,13 +20,13 @@ class Cause(Protocol):
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None: ...
 
 
-def near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | None = None) -> bool:
+def is_near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | None = None) -> bool:
     """Whether two tensors are the same up to a part of the second's norm."""
     size = float(b.double().norm()) if scale is None else scale
     return float((a.double() - b.double()).norm()) <= tolerance * max(size, 1e-300)
 
 
-def close_enough(facts: Facts) -> float:
+def predicate_tolerance(facts: Facts) -> float:
     """What a predicate takes for the same: ten times what a comparison does, since it computes with both."""
     return facts.tolerance * 10
 
@@ -255,17 +255,17 @@ class NotSummed:
         for part, versions in pair.apart:
             some = torch.stack([tensor.double() for tensor in versions.values()])
             wanted = part.of(pair.reference, tuple(some.shape[1:])).double()
-            made = {"mean": some.mean(0), "sum": some.sum(0), "sum of groups": _different(some).sum(0)}
+            made = {"mean": some.mean(0), "sum": some.sum(0), "sum of groups": _distinct(some).sum(0)}
             for how in answers:
-                answers[how] &= near(made[how], wanted, close_enough(facts), size)
+                answers[how] &= is_near(made[how], wanted, predicate_tolerance(facts), size)
         return next((how for how, fits in answers.items() if fits), None)
 
 
-def _different(some: torch.Tensor) -> torch.Tensor:
+def _distinct(some: torch.Tensor) -> torch.Tensor:
     """Of ranks' versions [n, …] those that differ: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
     for one in some:
-        if not any(near(one, other, 1e-12) for other in kept):
+        if not any(is_near(one, other, 1e-12) for other in kept):
             kept.append(one)
     return torch.stack(kept)
 
@@ -295,10 +295,12 @@ class PartOfTied:
                     return False
                 by_use.setdefault(next(iter(names)), []).append(tensor.double())
             uses = list(by_use.values())
-            if len(uses) < 2 or any(not near(one, same[0], close_enough(facts)) for same in uses for one in same):
+            if len(uses) < 2 or any(
+                not is_near(one, same[0], predicate_tolerance(facts)) for same in uses for one in same
+            ):
                 return False
             total = torch.stack([same[0] for same in uses]).sum(0)
-            if not near(total, part.of(pair.reference, tuple(total.shape)), close_enough(facts), size):
+            if not is_near(total, part.of(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
                 return False
         return bool(pair.apart)
 
@@ -353,8 +355,8 @@ class PartsMixed:
             for axis in (one for one in range(pair.ours.dim()) if pair.ours.shape[one] % count == 0):
                 ours = torch.stack(pair.ours.double().chunk(count, axis))
                 total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
-                alike = near(ours, ours[:1].expand_as(ours), close_enough(facts), size)
-                if alike and any(near(ours[0], total / by, close_enough(facts), size) for by in (1, count)):
+                alike = is_near(ours, ours[:1].expand_as(ours), predicate_tolerance(facts), size)
+                if alike and any(is_near(ours[0], total / by, predicate_tolerance(facts), size) for by in (1, count)):
                     return count
         return None
 
@@ -372,7 +374,7 @@ class RowsMissing:
             has = pair.ours.any(1)
             should = pair.reference.abs().amax(1) > facts.tolerance * float(pair.reference.abs().max())
             missing = should & ~has
-            if not missing.any() or not near(pair.ours[has], pair.reference[has], close_enough(facts)):
+            if not missing.any() or not is_near(pair.ours[has], pair.reference[has], predicate_tolerance(facts)):
                 return None
             places = missing.nonzero().reshape(-1)
             told.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
@@ -390,7 +392,9 @@ class Stale:
         before = facts.earlier[-1]
         if any(pair.name not in before for pair in pairs):
             return None
-        shares = [_shares(pair.ours, [pair.reference, before[pair.name]], close_enough(facts)) for pair in pairs]
+        shares = [
+            _coefficients(pair.ours, [pair.reference, before[pair.name]], predicate_tolerance(facts)) for pair in pairs
+        ]
         now, then = shares[0] or (0.0, 0.0)
         if abs(then) <= 1e-3 or any(
             share is None or abs(share[0] - now) + abs(share[1] - then) > 1e-3 * abs(then) for share in shares
@@ -404,14 +408,14 @@ class Stale:
         )
 
 
-def _shares(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> tuple[float, ...] | None:
+def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> tuple[float, ...] | None:
     """How much of each part makes ours; None where nothing does."""
     columns = torch.stack([part.double().reshape(-1) for part in parts], dim=1)
     wanted = ours.double().reshape(-1, 1)
     if columns.shape[0] <= columns.shape[1]:
         return None  # a few numbers can be made of anything
     found = torch.linalg.lstsq(columns, wanted).solution
-    return tuple(found.reshape(-1).tolist()) if near(columns @ found, wanted, tolerance) else None
+    return tuple(found.reshape(-1).tolist()) if is_near(columns @ found, wanted, tolerance) else None
 
 
 class SummedAgain:
@@ -420,19 +424,20 @@ class SummedAgain:
     name = "summed-again"
 
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        lines = [_cleared(pair.name, facts, ours) for pair in pairs]
+        lines = [_clearing_line(pair.name, facts, ours) for pair in pairs]
         if all(lines) and not truth.cleared.keys() & {pair.name for pair in pairs}:
             line = lines[0]
             return f"gradients are cleared within the step, at {line}: what earlier micro-batches have made is lost"
         if any(pair.apart or pair.name not in facts.accumulated for pair in pairs):
             return None
         found = [
-            _shares(pair.ours, [pair.reference, facts.accumulated[pair.name]], close_enough(facts)) for pair in pairs
+            _coefficients(pair.ours, [pair.reference, facts.accumulated[pair.name]], predicate_tolerance(facts))
+            for pair in pairs
         ]
         times = found[0][1] if found[0] else 0.0
         if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
             return None
-        ratio = _times_again(times)
+        ratio = _repeat_count(times)
         keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
         if not keys:
             return None
@@ -443,7 +448,7 @@ class SummedAgain:
         )
 
 
-def _cleared(name: str, facts: Facts, ours: Sequence[Step]) -> str:
+def _clearing_line(name: str, facts: Facts, ours: Sequence[Step]) -> str:
     """The line that cleared a parameter's gradient within the step, on some rank; empty where none did."""
     for rank, step in enumerate(ours):
         for own in facts.names.get(rank, {}).get(name, {name}):
@@ -452,7 +457,7 @@ def _cleared(name: str, facts: Facts, ours: Sequence[Step]) -> str:
     return ""
 
 
-def _times_again(times: float) -> float:
+def _repeat_count(times: float) -> float:
     """The n by which earlier micro-batches are summed or divided again, of ours = right + times · accumulated.
 
     s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it is

@@ -61,7 +61,7 @@ def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
         ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
     """
     line, tables, said = tables_of(path)
-    return filled([_layout(table, path) for table in tables], line), said
+    return fill_line([_layout(table, path) for table in tables], line), said
 
 
 def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
@@ -114,25 +114,25 @@ def words_of(line: str, where: str = "") -> list[str]:
 
 def from_texts(texts: Sequence[str], line: Sequence[str]) -> list[Layout]:
     """Layouts as ``"ranks=4 batch=8"``, for a script's line with ``{batch}`` in it."""
-    return filled([_layout(_values(text, "--layout takes"), f"--layout {text!r}") for text in texts], line)
+    return fill_line([_layout(_parse_values(text, "--layout takes"), f"--layout {text!r}") for text in texts], line)
 
 
-def one_or_more(layouts: Sequence[Mapping[str, Any] | str], line: Sequence[str]) -> list[Layout]:
+def at_least_one(layouts: Sequence[Mapping[str, Any] | str], line: Sequence[str]) -> list[Layout]:
     """Layouts as texts or tables, for a script's line; one is enough where no two are compared."""
     read = [
-        _layout(_values(one, "--layout takes") if isinstance(one, str) else one, f"layout {number}")
+        _layout(_parse_values(one, "--layout takes") if isinstance(one, str) else one, f"layout {number}")
         for number, one in enumerate(layouts, 1)
     ]
-    return filled(read, line, alone=True)
+    return fill_line(read, line, alone=True)
 
 
-def given(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
+def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
     """Layouts as texts, ``"ranks=4 tp=2"``, or as tables, for a function that reads what they say.
 
     Raises:
         ValueError: one cannot be read, two are the same, or there is one alone; one line.
     """
-    read = [_values(one, "a layout is written as") if isinstance(one, str) else one for one in layouts]
+    read = [_parse_values(one, "a layout is written as") if isinstance(one, str) else one for one in layouts]
     for one in read:
         if not isinstance(one, Mapping):
             raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {one!r}')
@@ -140,10 +140,10 @@ def given(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
     for layout in made:
         if layout.ranks % prod(layout.size(cut) for cut in ("tp", "pp", "cp")) or layout.ranks % layout.size("dp"):
             raise ValueError(f"{layout.name}: {layout.ranks} ranks do not divide into groups of these sizes")
-    return _different(made)
+    return _require_distinct(made)
 
 
-def _values(text: str, takes: str) -> dict[str, Any]:
+def _parse_values(text: str, takes: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in text.replace(",", " ").replace(";", " ").split():
         key, equals, value = word.partition("=")
@@ -169,7 +169,7 @@ def _layout(values: Mapping[str, Any], where: str) -> Layout:
     return Layout(ranks, dict(values))
 
 
-def filled(layouts: Sequence[Layout], line: Sequence[str], alone: bool = False) -> list[Layout]:
+def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = False) -> list[Layout]:
     """The layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
     fields = {name for part in line for name in _FIELD.findall(part)}
     made = []
@@ -180,11 +180,11 @@ def filled(layouts: Sequence[Layout], line: Sequence[str], alone: bool = False) 
             raise ValueError(
                 f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
             )
-        made.append(Layout(layout.ranks, layout.values, tuple(_filled(part, layout.values) for part in line)))
-    return _different(made, alone)
+        made.append(Layout(layout.ranks, layout.values, tuple(_fill(part, layout.values) for part in line)))
+    return _require_distinct(made, alone)
 
 
-def _different(layouts: list[Layout], alone: bool = False) -> list[Layout]:
+def _require_distinct(layouts: list[Layout], alone: bool = False) -> list[Layout]:
     """The layouts, if they are two or more, and no two of them the same."""
     if len(layouts) < 2 and not alone:
         raise ValueError(
@@ -199,7 +199,7 @@ def _different(layouts: list[Layout], alone: bool = False) -> list[Layout]:
     return layouts
 
 
-def _filled(part: str, values: Mapping[str, Any]) -> str:
+def _fill(part: str, values: Mapping[str, Any]) -> str:
     return _FIELD.sub(lambda found: str(values[found[1]]), part)
 
 

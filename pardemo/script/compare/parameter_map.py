@@ -45,14 +45,14 @@ class Strips:
 
     def __init__(self, reference: Mapping[str, torch.Tensor], tolerance: float):
         self._reference, self._tolerance = reference, tolerance
-        self._tables: dict[tuple[int, tuple[int, ...]], _Table] = {}
+        self._tables: dict[tuple[int, tuple[int, ...]], _RowTable] = {}
 
     def find(self, value: torch.Tensor) -> list[Strip]:
         """The strips that a piece of these values is; empty where it is not known of each row which one it is."""
         for axis in range(value.dim()) if value.numel() else ():
             others = (*value.shape[:axis], *value.shape[axis + 1 :])
             if (axis, others) not in self._tables:
-                self._tables[axis, others] = _Table(self._reference, axis, others, self._tolerance)
+                self._tables[axis, others] = _RowTable(self._reference, axis, others, self._tolerance)
             table = self._tables[axis, others]
             places = table.places(value.movedim(axis, 0).reshape(value.shape[axis], -1))
             if places is not None:
@@ -74,17 +74,17 @@ class Strips:
             if whole is None or whole.dim() != value.dim() or len(whole) < len(strip.rows):
                 return []
             part = whole if strip.places is None else whole.index_select(0, strip.places)
-            if part.shape != strip.of(value).shape or not _equal(part, strip.of(value), self._tolerance, whole):
+            if part.shape != strip.of(value).shape or not _is_equal(part, strip.of(value), self._tolerance, whole):
                 return []
             made.append(replace(strip, name=name))
         return made
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float, whole: torch.Tensor) -> bool:
+def _is_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float, whole: torch.Tensor) -> bool:
     return bool(((a - b).abs() <= tolerance * whole.abs().max()).all())
 
 
-class _Table:
+class _RowTable:
     """Rows of all parameters of a shape, along an axis, in the order of one projection: equal rows have an equal one.
 
     A row's place is counted over all parameters, one after the other.
@@ -262,7 +262,7 @@ def map_parameters(
         tolerance: relative, up to which values are the same: frameworks may have kept them in another type.
     """
     made = ParameterMap()
-    by_row, in_strips = _Rows(reference), Strips(reference, tolerance)
+    by_row, in_strips = _RowIndex(reference), Strips(reference, tolerance)
     for rank, of_rank in pieces.items():
         found = made.parts.setdefault(rank, {})
         cut = made.strips.setdefault(rank, {})
@@ -277,9 +277,9 @@ def map_parameters(
             strips = _strips(in_strips, cut, piece, value)
             if strips:
                 cut[piece.name] = strips
-                found |= {strip.called(piece.name): _of_strip(strip, value.dim()) for strip in strips}
+                found |= {strip.called(piece.name): _part_of_strip(strip, value.dim()) for strip in strips}
                 continue
-            part = _by_sibling(reference, found, piece, value)
+            part = _part_by_sibling(reference, found, piece, value)
             if part is None:
                 where = made.unknown.setdefault(rank, {})
                 where[piece.name] = f"shape {list(piece.shape)}, and no part of the reference has its values"
@@ -298,11 +298,11 @@ def _strips(found: Strips, cut: Mapping[str, list[Strip]], piece: Piece, value: 
     return next(filter(None, by_weight), None) or found.find(value)
 
 
-def _of_strip(strip: Strip, axes: int) -> Part:
+def _part_of_strip(strip: Strip, axes: int) -> Part:
     return Part(strip.name, tuple(strip.places if axis == strip.axis else None for axis in range(axes)))
 
 
-def _same(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+def _is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
     if a.shape != b.shape:
         return False
     scale = b.abs().max().item() if b.numel() else 0.0
@@ -314,7 +314,7 @@ def _stated_part(
     tied: Mapping[str, str],
     piece: Piece,
     value: torch.Tensor,
-    rows: "_Rows",
+    rows: "_RowIndex",
     tolerance: float,
     made: ParameterMap,
 ) -> Part | None:
@@ -323,16 +323,16 @@ def _stated_part(
     name = next((one for one in names if one in reference), None)
     whole = reference.get(name) if name else None
     if whole is not None and piece.flat is not None and piece.whole == tuple(whole.shape):
-        return _checked(Part(name or "", flat=piece.flat), whole, value, tolerance, made)
+        return _checked_part(Part(name or "", flat=piece.flat), whole, value, tolerance, made)
     if whole is not None and piece.start is not None and piece.whole == tuple(whole.shape):
         index = tuple(
             None if size == of else torch.arange(begin, begin + size)
             for begin, size, of in zip(piece.start, value.shape, whole.shape, strict=True)
         )
         part = Part(name or "", index)
-        if _same(part.of(whole, tuple(value.shape)), value, tolerance):
+        if _is_same(part.of(whole, tuple(value.shape)), value, tolerance):
             return part
-    if whole is not None and whole.shape == value.shape and _same(whole, value, tolerance):
+    if whole is not None and whole.shape == value.shape and _is_same(whole, value, tolerance):
         return Part(name or "", (None,) * whole.dim())
     constant = value.numel() == 0 or bool((value == value.reshape(-1)[0]).all())
     if not constant:
@@ -355,13 +355,13 @@ def _last_names(name: str) -> list[str]:
     return name.split(".")[-2:]
 
 
-def _checked(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, made: ParameterMap) -> Part:
-    if not _same(part.of(whole, tuple(value.shape)), value, tolerance):
+def _checked_part(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, made: ParameterMap) -> Part:
+    if not _is_same(part.of(whole, tuple(value.shape)), value, tolerance):
         made.different.add(part.name)
     return part
 
 
-class _Rows:
+class _RowIndex:
     """The reference's parameters by their rows and columns: whose part has equal ones?"""
 
     def __init__(self, reference: Mapping[str, torch.Tensor]):
@@ -391,7 +391,7 @@ class _Rows:
         unequal = [axis for axis in range(value.dim()) if value.shape[axis] != whole.shape[axis]]
         if len(unequal) > 1:
             return None
-        if not unequal and _same(whole, value, tolerance):
+        if not unequal and _is_same(whole, value, tolerance):
             return Part(name, (None,) * value.dim())
         for axis in unequal or range(value.dim()):
             if value.shape[axis] > whole.shape[axis]:
@@ -423,7 +423,7 @@ class _Rows:
         return torch.tensor(places) if len(set(places)) == len(places) else None
 
 
-def _by_sibling(
+def _part_by_sibling(
     reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
 ) -> Part | None:
     """Of a constant, a bias of zeros or a norm's ones: the part that another parameter of its module is."""
@@ -441,13 +441,13 @@ def _by_sibling(
             return Part(name, (first,))
     whole = reference.get(piece.name)
     if whole is None:
-        return _renamed(reference, found, piece, value)
+        return _part_by_renamed_layer(reference, found, piece, value)
     if whole.shape == value.shape:
         return Part(piece.name, (None,) * whole.dim())
     return None
 
 
-def _renamed(
+def _part_by_renamed_layer(
     reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
 ) -> Part | None:
     """Of a layer that has another number here, as on a pipeline's later stage: as its neighbours were renamed."""
@@ -463,14 +463,14 @@ def _renamed(
                 renamed = ".".join([*there[: len(there) - len(here[depth:])], *own[depth:]])
                 if renamed in reference and reference[renamed].shape == value.shape:
                     return Part(renamed, (None,) * value.dim())
-    return _wrapped(reference, found, piece, value)
+    return _part_by_wrapper(reference, found, piece, value)
 
 
-def _wrapped(
+def _part_by_wrapper(
     reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
 ) -> Part | None:
     """Of a layer within another one here, as norm.inner.weight: the longest name that has all but some of its parts."""
-    if any(_numbers(name) != _numbers(part.name) for name, part in found.items()):
+    if any(_layer_numbers(name) != _layer_numbers(part.name) for name, part in found.items()):
         return None  # layers have other numbers here
     fits = []
     for name, whole in reference.items():
@@ -482,7 +482,7 @@ def _wrapped(
     return Part(fits[0], (None,) * value.dim()) if len(fits) == 1 else None
 
 
-def _numbers(name: str) -> list[str]:
+def _layer_numbers(name: str) -> list[str]:
     return [part for part in name.split(".") if part.isdigit()]
 
 
@@ -515,14 +515,14 @@ def assembled(
     made = Assembled(value, covered)
     for same in by_part.values():
         _, part, first = same[0]
-        _put(value, part, first.to(dtype))
-        _put(covered, part, torch.ones(first.shape, dtype=torch.bool))
+        _insert(value, part, first.to(dtype))
+        _insert(covered, part, torch.ones(first.shape, dtype=torch.bool))
         if any(not torch.equal(first, tensor) for _, _, tensor in same[1:]):
             made.apart.append((part, {rank: tensor for rank, _, tensor in same}))
     return made
 
 
-def _put(whole: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
+def _insert(whole: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
     if part.flat is not None:
         whole.reshape(-1)[part.flat : part.flat + tensor.numel()] = tensor.reshape(-1)
         return
@@ -536,7 +536,7 @@ def _put(whole: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
         whole.copy_(tensor)
 
 
-def alike(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+def nearly_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
     """Whether tensors are the same to rounding, a part of the second's largest number, and NaN in the same places."""
     if a.shape != b.shape:
         return False

@@ -15,13 +15,13 @@ from torch import nn
 from pardemo.script.compare import causes, compare, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.parameter_map import alike
+from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.reference import Reference, noise_between
 from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.report import verdict
-from pardemo.script.report.verdict import Proof, counted
+from pardemo.script.report.verdict import Proof, count_text
 
 #: Elements of the parameters that are recorded in full where a layout parts.
 IN_FULL = 50_000_000
@@ -30,11 +30,11 @@ IN_FULL = 50_000_000
 def compare_in_full(
     truth: Reference,
     other: Run,
-    compared: compare.Compared,
+    compared: compare.Comparison,
     options: Options,
     folder: Path,
     plain: Callable[[Run], Reference],
-) -> compare.Compared:
+) -> compare.Comparison:
     """A layout compared by sketches, compared once more with the parameters that part recorded in full.
 
     Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
@@ -46,7 +46,7 @@ def compare_in_full(
     parted = [name for finding in compared.findings for name in finding.parameters]
     unknown = sorted({name for own in compared.maps.unknown.values() for name in own})
     sizes = _sizes(truth.run) | {name: size for name, size in _sizes(other).items() if name in unknown}
-    chosen = _chosen([*parted, *compared.maps.sharing(parted), *unknown], sizes)
+    chosen = _within_budget([*parted, *compared.maps.sharing(parted), *unknown], sizes)
     if not chosen:
         return compared
     own = {name for parts in compared.maps.parts.values() for name, part in parts.items() if part.name in chosen}
@@ -70,7 +70,7 @@ def compare_in_full(
     return made
 
 
-def _chosen(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
+def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
     """As many of the names, in their order, as the budget has room for."""
     chosen: set[str] = set()
     left = IN_FULL
@@ -105,10 +105,10 @@ def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
 def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     reference, again, options = runs.run_reference(layouts[0], options, folder)
     tolerance = compare.tolerance_of(reference, options.double)
-    hashed(reference)
-    deterministic(reference, again, tolerance, options.sketched)
+    require_hashed_samples(reference)
+    require_deterministic(reference, again, tolerance, options.sketched)
     truth = Reference(reference, tolerance)
-    _trains(truth)
+    _require_training(truth)
     short = _short_types(reference)
     if short:
         rounded = runs.run_layout(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
@@ -121,11 +121,11 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     made.notes += reference.records[0].notes
     if options.sketched:
         made.notes.append(f"{runs.elements(reference):,} elements: parameters are compared by sketches")
-    left_open: dict[str, causes.Open] = {}
+    left_open: dict[str, causes.UnexplainedGradients] = {}
     for number, layout in enumerate(layouts[1:], 1):
         place = Path(folder, str(number))
         try:
-            compared = _compared(truth, runs.run_layout(layout, options, place), options, place)
+            compared = _compare_one(truth, runs.run_layout(layout, options, place), options, place)
         except ProveError as error:
             made.failed[layout.name], made.details[layout.name] = str(error), error.details
             continue
@@ -152,7 +152,7 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     return made
 
 
-def _compared(truth: Reference, other: Run, options: Options, place: Path) -> compare.Compared:
+def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:
     """One layout beside the reference.
 
     Raises:
@@ -162,9 +162,9 @@ def _compared(truth: Reference, other: Run, options: Options, place: Path) -> co
         raise ProveError(other.error, other.details)
     if not other.steps:
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
-    hashed(other)
+    require_hashed_samples(other)
     compared = compare.compare_layout(truth, other)
-    compared.in_part = _in_part(truth.run, other)
+    compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = compare_in_full(
             truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance, truth.noise)
@@ -177,23 +177,23 @@ def _short_types(run: Run) -> list[str]:
     return sorted({name for record in run.records for name in (*record.computed_in, *record.dtypes)} & SHORT.keys())
 
 
-def _trains(truth: Reference) -> None:
+def _require_training(truth: Reference) -> None:
     """Where nothing has a gradient, no layout could part from it."""
     gradients = [tensor for whole in truth.whole for tensor in whole.gradients.values()]
     if gradients and not any(bool(tensor.any()) for tensor in gradients):  # some engines show none
         raise ProveError(
             f"the reference, {truth.run.layout.name}, does not train: its gradients are zero in "
-            f"{counted(truth.run.steps, 'step')}; look at what the loss is computed from"
+            f"{count_text(truth.run.steps, 'step')}; look at what the loss is computed from"
         )
 
 
-def _in_part(reference: Run, other: Run) -> str:
+def _partial_reason(reference: Run, other: Run) -> str:
     """What of a layout was not there to be compared, though what was is equal; empty where all was."""
     steps = [min((len(record.steps) for record in run.records), default=0) for run in (reference, other)]
     if other.steps < reference.steps and steps[1] < steps[0]:
         return (
-            f"it ended after {counted(other.steps, 'step')} of {reference.steps}: these are equal, and what would have "
-            "come is not known"
+            f"it ended after {count_text(other.steps, 'step')} of {reference.steps}: these are equal, and what would "
+            "have come is not known"
         )
     if other.layout.ranks > 1 and all(record.alone for record in other.records):
         return (
@@ -203,7 +203,7 @@ def _in_part(reference: Run, other: Run) -> str:
     return ""
 
 
-def hashed(run: Run) -> None:
+def require_hashed_samples(run: Run) -> None:
     """What the model is called with has to be seen, or nobody knows which samples a rank had."""
     kinds = {kind for record in run.records for micro in record.steps[0].micro_batches for kind in micro.unseen}
     if kinds:
@@ -214,7 +214,7 @@ def hashed(run: Run) -> None:
         )
 
 
-def deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) -> None:
+def require_deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) -> None:
     """Two runs of the reference have to be the same, or nothing could be held against it.
 
     ``sketched``: whether the first kept sketches of parameters, as the second did.
@@ -229,8 +229,10 @@ def deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) 
             ):  # fmt: skip
                 first, second = reference.tensors(step, rank, kind), again.tensors(step, rank, kind)
                 if kind in ("before", "gradient") and not sketched:
-                    first = {name: records.of_parameter(tensor) for name, tensor in first.items()}
-                if first.keys() != second.keys() or any(not alike(first[n], second[n], tolerance) for n in first):
+                    first = {name: records.sketch_of(tensor) for name, tensor in first.items()}
+                if first.keys() != second.keys() or any(
+                    not nearly_equal(first[n], second[n], tolerance) for n in first
+                ):
                     raise ProveError(
                         f"the script is not the same twice: two runs of {name} have different {what} in step "
                         f"{step + 1}{said}; seed all that it draws from, and compare again"
@@ -309,14 +311,14 @@ def prove(
         ValueError: a batch that does not divide into a layout's ranks and micro-batches, or no batches.
         ProveError: the reference could not be run, or is not the same twice.
     """
-    wanted = of_layouts.given(layouts)
+    wanted = of_layouts.for_function(layouts)
     steps = len(batches) if steps is None else steps
     if not 1 <= steps <= len(batches):
         raise ValueError(f"{steps} steps need as many batches, and there are {len(batches)}")
     if shard is None:
         for number, batch in enumerate(batches):
             for layout in wanted:
-                _check(batch, number, layout)
+                _check_batch(batch, number, layout)
     plain = wanted[0] if wanted[0].ranks == 1 else None
     training = partial(
         _train, build=build, loss=loss, batches=list(batches[:steps]), parallelize=parallelize, plain=plain,
@@ -361,10 +363,10 @@ def script(
 def part(batch: Any, layout: Layout, rank: int) -> Any:
     """The samples of a global batch that a rank trains on: those of its place among the data-parallel ranks."""
     groups = layout.size("dp")
-    return _slice(batch, rank // (layout.ranks // groups), groups)
+    return _equal_part(batch, rank // (layout.ranks // groups), groups)
 
 
-def _check(batch: Any, number: int, layout: Layout) -> None:
+def _check_batch(batch: Any, number: int, layout: Layout) -> None:
     sizes = {len(tensor) for tensor in _tensors(batch) if tensor.dim()}
     if len(sizes) != 1:
         what = f"tensors of {sorted(sizes)} samples" if sizes else "no tensor with an axis of samples"
@@ -398,16 +400,16 @@ def _train(
     model = model.double() if double else model
     _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
     given = None if parallelize is None or layout == plain else parallelize(model, layout)
-    ours = _parallel(model if given is None else given)
+    ours = _as_parallel(model if given is None else given)
     own = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
     step: Any = ours.step if own is None else own.step
     for batch in batches:
-        mine = shard(_double(batch) if double else batch, layout, rank)
+        mine = shard(_to_double(batch) if double else batch, layout, rank)
         if ours.train is not None:
             ours.train(mine)
         else:
             for number in range(count):
-                value = loss(ours.module, _slice(mine, number, count))
+                value = loss(ours.module, _equal_part(mine, number, count))
                 if ours.backward is not None:
                     ours.backward(value)
                     step()
@@ -420,7 +422,7 @@ def _train(
             (own or ours.module).zero_grad()
 
 
-def _parallel(made: Any) -> Parallel:
+def _as_parallel(made: Any) -> Parallel:
     """What ``parallelize`` returned, as what it may be: a module, or an engine."""
     if isinstance(made, Parallel):
         return made
@@ -428,10 +430,10 @@ def _parallel(made: Any) -> Parallel:
         raise TypeError(
             f"parallelize returned {type(made).__name__}: it has to return a module, an engine that is one, or Parallel"
         )
-    return Parallel(made, step=_method(made, "step"), backward=_method(made, "backward"))
+    return Parallel(made, step=_late_method(made, "step"), backward=_late_method(made, "backward"))
 
 
-def _method(owner: Any, name: str) -> Callable | None:
+def _late_method(owner: Any, name: str) -> Callable | None:
     """A method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
     return (lambda *args: getattr(owner, name)(*args)) if callable(getattr(owner, name, None)) else None
 
@@ -450,23 +452,25 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
     return [batch] if isinstance(batch, torch.Tensor) else []
 
 
-def _each(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The batch with each of its tensors changed; what is no tensor stays."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {key: _each(value, change) for key, value in batch.items()}
+        return {key: _map_tensors(value, change) for key, value in batch.items()}
     if isinstance(batch, (list, tuple)):
-        return type(batch)([_each(value, change) for value in batch])
+        return type(batch)([_map_tensors(value, change) for value in batch])
     return batch
 
 
-def _slice(batch: Any, number: int, count: int) -> Any:
+def _equal_part(batch: Any, number: int, count: int) -> Any:
     """One of so many equal parts of all samples; a number without an axis of samples is in each."""
     if count == 1:
         return batch
-    return _each(batch, lambda t: t[number * (len(t) // count) : (number + 1) * (len(t) // count)] if t.dim() else t)
+    return _map_tensors(
+        batch, lambda t: t[number * (len(t) // count) : (number + 1) * (len(t) // count)] if t.dim() else t
+    )
 
 
-def _double(batch: Any) -> Any:
-    return _each(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+def _to_double(batch: Any) -> Any:
+    return _map_tensors(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)

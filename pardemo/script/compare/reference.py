@@ -156,7 +156,7 @@ def layer_of(name: str) -> str:
     return ".".join(parts[: numbers[-1] + 1]) if numbers else parts[0]
 
 
-def floors(tensors: dict[str, torch.Tensor]) -> dict[str, float]:
+def layer_scales(tensors: dict[str, torch.Tensor]) -> dict[str, float]:
     """The largest root mean square of each layer's parameters, of the whole model's where a layer has one parameter."""
     sizes = {name: float(t.double().norm()) / max(t.numel(), 1) ** 0.5 for name, t in tensors.items()}
     layers: dict[str, list[float]] = {}
@@ -167,7 +167,7 @@ def floors(tensors: dict[str, torch.Tensor]) -> dict[str, float]:
 
 
 @dataclass
-class Whole:
+class WholeParameters:
     """A run's parameters in whole, of one step: before and after it, and gradients. ``tied``: other names of each."""
 
     before: Tensors
@@ -198,7 +198,7 @@ class Reference:
         self.run, self.tolerance, self.noise = run, tolerance, noise or []
         self.order = [order_of(run, step) for step in range(run.steps)]
         self.whole = [self._whole(step) for step in range(run.steps)]
-        self._floors = [floors(whole.gradients) for whole in self.whole]
+        self._floors = [layer_scales(whole.gradients) for whole in self.whole]
         self.norms = [norm_of(whole.gradients) for whole in self.whole]
 
     def allowed(self, kind: str, name: str, step: int) -> float:
@@ -240,12 +240,12 @@ class Reference:
         short = any(SHORT.keys() & {*record.computed_in} for record in self.run.records)
         return bool(self.noise) and short and not any(by for (of, _), by in self.noise[0].items() if of == "gradient")
 
-    def _whole(self, step: int) -> Whole:
+    def _whole(self, step: int) -> WholeParameters:
         """All pieces where one process has all; else put together as the pieces themselves say."""
         pieces = [piece for record in self.run.records for piece in record.steps[step].pieces]
         tied = {piece.name: piece.tied for piece in pieces if piece.tied}
         before, after, gradients = (self.in_whole(step, kind) for kind in ("before", "after", "gradient"))
-        return Whole(before, after, gradients, tied)
+        return WholeParameters(before, after, gradients, tied)
 
     def in_whole(self, step: int, kind: str) -> Tensors:
         """Tensors of a kind of a step, in whole, by the parameters' names."""
@@ -256,9 +256,11 @@ class Reference:
             for piece in record.steps[step].pieces:
                 shape = tuple(tensors[piece.name].shape) if piece.name in tensors else None
                 if shape is not None and len(shape) in (0, len(piece.shape)):  # or a state of another form
-                    piece = records.scaled(piece, shape) if shape else piece  # a state may be one number
+                    piece = records.scale_piece(piece, shape) if shape else piece  # a state may be one number
                     shapes[piece.name] = (piece.whole or piece.shape) if shape else ()
-                    holders.setdefault(piece.name, []).append((rank, _own_part(piece, tensors), tensors[piece.name]))
+                    holders.setdefault(piece.name, []).append(
+                        (rank, _part_of_piece(piece, tensors), tensors[piece.name])
+                    )
         made = {}
         for name, some in holders.items():
             _, part, first = some[0]
@@ -285,7 +287,7 @@ def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, st
     return noise
 
 
-def _own_part(piece: Piece, tensors: Tensors) -> Part:
+def _part_of_piece(piece: Piece, tensors: Tensors) -> Part:
     if piece.flat is not None:
         return Part(piece.name, flat=piece.flat)
     shape = tensors[piece.name].shape

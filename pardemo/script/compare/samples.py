@@ -53,7 +53,7 @@ def sample_hashes(run: Run, step: int, rank: int) -> list[list[str]]:
     return [[] if begins and micro.activations else micro.samples for micro in micros]
 
 
-def _behind(reference: Run, other: Run, step: int, made: "StepSamples") -> None:
+def _place_later_modules(reference: Run, other: Run, step: int, made: "StepSamples") -> None:
     """Rows of modules that ranks run behind others: those of the module that got the samples, where it had as many."""
     truth = reference.records[0].steps[step].micro_batches
     for rank, record in enumerate(other.records):
@@ -71,13 +71,13 @@ def _behind(reference: Run, other: Run, step: int, made: "StepSamples") -> None:
 
 def match_samples(reference: Run, other: Run, step: int) -> StepSamples:
     """Matches a layout's samples of a step with the reference's."""
-    made = _compared(reference, other, step)
+    made = _match(reference, other, step)
     if reference.layout.ranks == 1:
-        _behind(reference, other, step, made)
+        _place_later_modules(reference, other, step, made)
     return made
 
 
-def _compared(reference: Run, other: Run, step: int) -> StepSamples:
+def _match(reference: Run, other: Run, step: int) -> StepSamples:
     at: dict[str, RowPosition] = {}
     wanted: Counter[str] = Counter()
     for rank in range(reference.layout.ranks):
@@ -101,22 +101,22 @@ def _compared(reference: Run, other: Run, step: int) -> StepSamples:
         return made
     matched = [rank for rank, own in found.items() if any(sample in wanted for sample in own)]
     if not matched:
-        return _without_padding(reference, other, step) or _parts(reference, other, step, made)
+        return _match_without_padding(reference, other, step) or _match_parts(reference, other, step, made)
     made.unmatched = [rank for rank in found if rank not in matched]
     times = sum(total.values()) / sum(wanted.values())
     if times < 1 and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
-        made.error = _unequal(reference, other, sum(total.values()), sum(wanted.values()))
+        made.error = _unequal_batches(reference, other, sum(total.values()), sum(wanted.values()))
         return made
     if total == Counter({sample: round(count * times) for sample, count in wanted.items()}):
         return made  # ranks of one tensor-parallel group have the same samples
-    if (padded := _without_padding(reference, other, step)) is not None:
+    if (padded := _match_without_padding(reference, other, step)) is not None:
         return padded
     made.unmatched = []
-    _judge(reference, other, step, wanted, sum(found.values(), Counter()), found, made)
+    _describe_mismatch(reference, other, step, wanted, sum(found.values(), Counter()), found, made)
     return made
 
 
-def _judge(
+def _describe_mismatch(
     reference: Run,
     other: Run,
     step: int,
@@ -134,7 +134,7 @@ def _judge(
     missing = sum(1 for sample in wanted if sample not in total)
     strange = sum(1 for sample in total if sample not in wanted)
     if own != share and not missing and step == 0 and strange:
-        made.error = _unequal(reference, other, own, share)
+        made.error = _unequal_batches(reference, other, own, share)
         return
     if (
         own != share
@@ -143,11 +143,11 @@ def _judge(
         and missing == share - len(total)
         and len(total) == sum(total.values())
     ):
-        made.error = _unequal(reference, other, own, share)
+        made.error = _unequal_batches(reference, other, own, share)
         return
     least = min((total[sample] for sample in total if sample in wanted), default=1)
     twice = sum(1 for sample, count in total.items() if count > max(least, model))
-    alike = _alike(found)
+    alike = _ranks_with_equal_samples(found)
     parts = []
     if missing:
         parts.append(f"{missing} of {len(wanted)} samples are missing")
@@ -166,14 +166,14 @@ def _judge(
     made.finding = Finding(layout.name, step + 1, "data", "data", "; ".join(parts) or "the samples are others")
 
 
-def _unequal(reference: Run, other: Run, own: int, share: int) -> str:
+def _unequal_batches(reference: Run, other: Run, own: int, share: int) -> str:
     return (
         f"a step of {other.layout.name} has {own} samples, and one of {reference.layout.name} has {share}: choose "
         "layouts whose ranks × batch × accumulate are the same"
     )
 
 
-def _alike(found: dict[int, Counter[str]]) -> list[int]:
+def _ranks_with_equal_samples(found: dict[int, Counter[str]]) -> list[int]:
     """The first ranks that have the same samples."""
     for rank, own in found.items():
         same = [other for other, its in found.items() if its == own]
@@ -182,12 +182,12 @@ def _alike(found: dict[int, Counter[str]]) -> list[int]:
     return []
 
 
-def _parts(reference: Run, other: Run, step: int, made: StepSamples) -> StepSamples:
+def _match_parts(reference: Run, other: Run, step: int, made: StepSamples) -> StepSamples:
     """Rows that are a part of the reference's rows, as under context parallelism: found by their tokens."""
     layout = other.layout.name
     wholes: list[tuple[RowPosition, torch.Tensor]] = []
     for rank in range(reference.layout.ranks):
-        for number, tokens in _tokens(reference, step, rank).items():
+        for number, tokens in _token_hashes(reference, step, rank).items():
             wholes += [(RowPosition(number, row), own) for row, own in enumerate(tokens)]
     length = len(wholes[0][1]) if wholes else 0
     if any(len(own) != length for _, own in wholes):
@@ -196,9 +196,9 @@ def _parts(reference: Run, other: Run, step: int, made: StepSamples) -> StepSamp
     covered = torch.zeros_like(table)
     complete = True
     for rank in range(other.layout.ranks):
-        own_tokens = _tokens(other, step, rank)
+        own_tokens = _token_hashes(other, step, rank)
         own = [(number, row, one) for number, tokens in own_tokens.items() for row, one in enumerate(tokens)]
-        places = _placed([one for _, _, one in own], table, covered)
+        places = _place_rows([one for _, _, one in own], table, covered)
         if places is None:
             complete = False
             continue
@@ -216,7 +216,7 @@ def _parts(reference: Run, other: Run, step: int, made: StepSamples) -> StepSamp
     return made
 
 
-def _without_padding(reference: Run, other: Run, step: int) -> StepSamples | None:
+def _match_without_padding(reference: Run, other: Run, step: int) -> StepSamples | None:
     """Rows matched by what is left of them without padding, which fills them up to the longest of their micro-batch.
 
     Padding is one value at the rows' ends, or at their beginnings, without which both runs have the same rows. None
@@ -259,7 +259,7 @@ def _rows_of(run: Run, step: int) -> list[_Row]:
     found = []
     for rank in range(run.layout.ranks):
         kept = [bool(micro) for micro in sample_hashes(run, step, rank)]
-        for number, tokens in _tokens(run, step, rank).items():
+        for number, tokens in _token_hashes(run, step, rank).items():
             if kept[number]:
                 found += [_Row(rank, number, row, tuple(one)) for row, one in enumerate(tokens.tolist())]
     return found
@@ -273,7 +273,7 @@ def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
     return tokens[begin:end]
 
 
-def _placed(
+def _place_rows(
     own: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
 ) -> list[tuple[int, torch.Tensor]] | None:
     """Of each of a rank's rows the whole row and the places in it, the same places for all; None where there are none.
@@ -283,7 +283,7 @@ def _placed(
     if not own or any(len(one) != len(own[0]) for one in own) or not 0 < len(own[0]) <= table.shape[1]:
         return None
     best, least = None, float("inf")
-    for places in _patterns(len(own[0]), table.shape[1]):
+    for places in _candidate_positions(len(own[0]), table.shape[1]):
         at: dict[tuple[int, ...], list[int]] = {}
         for number, row in enumerate(table[:, places].tolist()):
             at.setdefault(tuple(row), []).append(number)
@@ -302,7 +302,7 @@ def _placed(
     return best
 
 
-def _patterns(length: int, whole: int) -> Iterator[torch.Tensor]:
+def _candidate_positions(length: int, whole: int) -> Iterator[torch.Tensor]:
     """Places that a part may have: one block, at a multiple of its length first, or two halves of one, as in zigzag."""
     begins = [*range(0, whole - length + 1, length), *(b for b in range(whole - length + 1) if b % length)]
     for begin in begins:
@@ -315,7 +315,7 @@ def _patterns(length: int, whole: int) -> Iterator[torch.Tensor]:
                     yield torch.cat([torch.arange(first, first + half), torch.arange(second, second + half)])
 
 
-def _tokens(run: Run, step: int, rank: int) -> dict[int, torch.Tensor]:
+def _token_hashes(run: Run, step: int, rank: int) -> dict[int, torch.Tensor]:
     """Hashes of tokens of each micro-batch. [b, s]"""
     tensors = run.tensors(step, rank, "input")
     found = {}
@@ -350,11 +350,11 @@ def samples_difference(reference: Sequence[Samples], resumed: Sequence[Samples],
     """
     wanted = list(reference[begin:])
     steps = min(len(wanted), len(resumed))
-    own = [_per_copy(resumed[number], wanted[number]) for number in range(steps)]
+    own = [_divide_by_copies(resumed[number], wanted[number]) for number in range(steps)]
     first = next((number for number in range(steps) if own[number] != wanted[number]), None)
     if first is None:
         return "", 0
-    if moved := _moved(reference, own, begin):
+    if moved := _shift_text(reference, own, begin):
         return moved, begin
     before, due = sum(reference[:begin], Counter()), sum(wanted[:steps], Counter())
     came = sum(own, Counter())
@@ -385,7 +385,7 @@ def ranks_difference(reference: Run, resumed: Run, begin: int) -> tuple[str, int
     steps = min(min(len(record.steps) for record in resumed.records), len(reference.records[0].steps) - begin)
     for step in range(steps):
         for theirs, ours in zip(reference.records, resumed.records, strict=True):
-            wanted, own = _in_order(theirs, begin + step), _in_order(ours, step)
+            wanted, own = _samples_in_order(theirs, begin + step), _samples_in_order(ours, step)
             if wanted != own and Counter(wanted) == Counter(own):
                 return f"rank {theirs.rank} has its samples of step {begin + step + 1} in another order", begin + step
             if wanted != own:
@@ -393,12 +393,12 @@ def ranks_difference(reference: Run, resumed: Run, begin: int) -> tuple[str, int
     return "", 0
 
 
-def _in_order(record: RankRecord, step: int) -> list[str]:
+def _samples_in_order(record: RankRecord, step: int) -> list[str]:
     micros = [micro for micro in record.steps[step].micro_batches if not micro.activations]
     return [sample for micro in micros for sample in micro.samples]
 
 
-def _per_copy(own: Samples, wanted: Samples) -> Samples:
+def _divide_by_copies(own: Samples, wanted: Samples) -> Samples:
     """Samples as if each were on as many ranks as in the reference."""
     times = sum(own.values()) / max(1, sum(wanted.values()))
     copies = round(times) if times > 1 else 1
@@ -407,7 +407,7 @@ def _per_copy(own: Samples, wanted: Samples) -> Samples:
     return own
 
 
-def _moved(reference: Sequence[Samples], own: Sequence[Samples], begin: int) -> str:
+def _shift_text(reference: Sequence[Samples], own: Sequence[Samples], begin: int) -> str:
     """Whether each step has the samples of another one, always as many steps away; one step alone says nothing."""
     for begins in range(len(reference)):
         pairs = list(zip(own, reference[begins:], strict=False))

@@ -35,7 +35,7 @@ class Journal:
         self._exceptions = 0
 
     def begins(self, call: int, *what: Any) -> None:
-        """A call begins; ``what`` are the fields of :class:`Logged`, ``call`` is its number among all of this rank."""
+        """A call begins; ``what`` are the fields of :class:`LoggedCall`, ``call`` is its number among all of this rank."""
         self._write(json.dumps(["begins", call, *what]))
 
     def over(self, call: int, at_s: float) -> None:
@@ -69,7 +69,7 @@ class Journal:
 
 
 @dataclass
-class Logged:
+class LoggedCall:
     """A call as the log has it.
 
     Args:
@@ -108,7 +108,7 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Raised:
+class RaisedError:
     """An exception, the line of the script that it came from, and when."""
 
     at_s: float
@@ -123,13 +123,13 @@ class Log:
     ``raised``: exceptions that left a forward or a backward pass. ``why``: the exception that ended the script.
     """
 
-    calls: list[Logged] = field(default_factory=list)
-    raised: list[Raised] = field(default_factory=list)
+    calls: list[LoggedCall] = field(default_factory=list)
+    raised: list[RaisedError] = field(default_factory=list)
     ended: str = ""
-    why: Raised | None = None
+    why: RaisedError | None = None
 
     @property
-    def waiting(self) -> list[Logged]:
+    def waiting(self) -> list[LoggedCall]:
         """Calls that are not over, those that failed among them."""
         return [call for call in self.calls if call.state != "over"]
 
@@ -139,7 +139,7 @@ def read(folder: str | os.PathLike[str]) -> dict[int, Log]:
 
     A line that was not written to its end is left out.
     """
-    return {int(file.name[4:]): _log(file) for file in sorted(Path(folder).glob("rank*"))}
+    return {int(file.name[4:]): _read_log(file) for file in sorted(Path(folder).glob("rank*"))}
 
 
 def write_csv(logs: Mapping[int, Log], path: Path) -> None:
@@ -168,24 +168,24 @@ def write_csv(logs: Mapping[int, Log], path: Path) -> None:
     project.write_atomically(path, table)
 
 
-def _log(file: Path) -> Log:
+def _read_log(file: Path) -> Log:
     log = Log()
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
         if not line.endswith("\n"):
             continue
         what, *told = json.loads(line)
         if what == "begins":
-            call = Logged(*told[1:])
+            call = LoggedCall(*told[1:])
             call.ranks, call.shape = tuple(call.ranks), tuple(call.shape)
             log.calls.append(call)
         elif what in ("over", "failed"):
             call = log.calls[told[0]]
             call.end_s, call.failed = told[1], call.failed or what == "failed"
         elif what == "raised":
-            log.raised.append(Raised(*told))
+            log.raised.append(RaisedError(*told))
         else:
             log.ended = told[1]
-            log.why = Raised(told[0], told[2], told[3]) if told[1] == "raised" else None
+            log.why = RaisedError(told[0], told[2], told[3]) if told[1] == "raised" else None
     return log
 
 

@@ -19,7 +19,7 @@ import psutil
 
 from pardemo.deadline import Deadline
 from pardemo.script.hangs import journal
-from pardemo.script.hangs.journal import Log, Logged, Raised
+from pardemo.script.hangs.journal import Log, LoggedCall, RaisedError
 from pardemo.tables import text_table
 from pardemo.world import World
 from pardemo.world.errors import STOPPED, ranks_text
@@ -34,23 +34,23 @@ class Wait:
     """A rank waits in a call for others, for ``since_s`` seconds now: they have not begun it, or are in another one."""
 
     rank: int
-    call: Logged
+    call: LoggedCall
     waits_for: tuple[int, ...]
     since_s: float
 
 
 @dataclass(frozen=True)
-class First:
+class Mismatch:
     """The first call at which ranks part, by what each of them does there: its own call, or None if it has none."""
 
     number: int
     ranks: tuple[int, ...]
-    calls: dict[int, Logged | None]
+    calls: dict[int, LoggedCall | None]
 
     @property
     def differ(self) -> bool:
         """Whether ranks that have come to it do different things, or give tensors that do not fit."""
-        return len({_agreed(call) for call in self.calls.values() if call is not None}) > 1
+        return len({_agreement_key(call) for call in self.calls.values() if call is not None}) > 1
 
 
 def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
@@ -59,15 +59,17 @@ def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
     Such a rank waits for one that has ended, that is in another call of the same group, or that can never go on either.
     Ranks that compute are none of these: whoever waits for them alone is not stuck.
     """
-    return sorted(Book(logs).stuck())
+    return sorted(CallTable(logs).stuck())
 
 
-class Book:
+class CallTable:
     """The calls of all ranks by their groups: what stands beside what."""
 
     def __init__(self, logs: Mapping[int, Log]):
         self.logs = logs
-        self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[Logged]]] = defaultdict(lambda: defaultdict(list))
+        self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[LoggedCall]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for rank, log in logs.items():
             for call in log.calls:
                 self.groups[call.group, call.ranks][rank].append(call)
@@ -86,7 +88,7 @@ class Book:
     def ended(self) -> set[int]:
         return {rank for rank, log in self.logs.items() if log.ended}
 
-    def absent(self, rank: int, call: Logged) -> list[int]:
+    def absent(self, rank: int, call: LoggedCall) -> list[int]:
         """Ranks that a call waits for: they have not begun it, or do something else instead."""
         of_ranks = self.groups[call.group, call.ranks]
         if call.ranks[0] < 0:  # a message of any rank
@@ -101,8 +103,8 @@ class Book:
         parts = next((number for number, differ in enumerate(before) if differ), None)
         if parts is None:
             return []
-        own = _agreed(of_ranks[rank][parts])
-        return [other for other in needed if other in of_ranks and _agreed(of_ranks[other][parts]) != own]
+        own = _agreement_key(of_ranks[rank][parts])
+        return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != own]
 
     def stuck(self) -> set[int]:
         """Ranks all of whose calls that are not over wait for ranks that will not come."""
@@ -122,7 +124,7 @@ class Book:
             return False
         return bool(calls) and all(set(some) & gone for some in absent)
 
-    def _taken(self, rank: int, call: Logged) -> bool:
+    def _taken(self, rank: int, call: LoggedCall) -> bool:
         """Whether a message has been taken at its other end: who does not wait for it does not see that."""
         if not call.message:
             return False
@@ -131,12 +133,12 @@ class Book:
                 return True
         return False
 
-    def first(self, loosely: bool) -> First | None:
+    def first(self, loosely: bool) -> Mismatch | None:
         """The earliest call at which the ranks of a group part, or that some of them have not come to.
 
         ``loosely``: also where the calls fit and the places do not: another line, module, or step.
         """
-        candidates: list[tuple[float, First]] = []
+        candidates: list[tuple[float, Mismatch]] = []
         for (_, ranks), of_ranks in self.groups.items():
             number = self._parts(of_ranks, loosely)
             if number is None:
@@ -145,10 +147,10 @@ class Book:
             calls = {rank: of_ranks[rank][number] if len(of_ranks.get(rank, ())) > number else None for rank in
                      sorted(members)}  # fmt: skip
             begun = min(call.begin_s for call in calls.values() if call)
-            candidates.append((begun, First(number, ranks, calls)))
+            candidates.append((begun, Mismatch(number, ranks, calls)))
         return min(candidates, key=lambda one: one[0])[1] if candidates else None
 
-    def _parts(self, of_ranks: dict[int, list[Logged]], loosely: bool) -> int | None:
+    def _parts(self, of_ranks: dict[int, list[LoggedCall]], loosely: bool) -> int | None:
         most = max(len(calls) for calls in of_ranks.values())
         for number in range(most):
             if self._differ(of_ranks, number, loosely):
@@ -158,10 +160,10 @@ class Book:
                     return number
         return None
 
-    def _differ(self, of_ranks: dict[int, list[Logged]], number: int, loosely: bool) -> bool:
+    def _differ(self, of_ranks: dict[int, list[LoggedCall]], number: int, loosely: bool) -> bool:
         """Whether ranks that have come to a call do different things there."""
         calls = {rank: own[number] for rank, own in of_ranks.items() if len(own) > number}
-        if len({_agreed(call) for call in calls.values()}) > 1:
+        if len({_agreement_key(call) for call in calls.values()}) > 1:
             return True
         if not loosely or any(call.message for call in calls.values()):
             return False
@@ -178,7 +180,7 @@ class Book:
         )
 
 
-def _agreed(call: Logged) -> tuple:
+def _agreement_key(call: LoggedCall) -> tuple:
     """What a call has to have in common with those of the other ranks."""
     if call.message:
         return "message", call.nbytes
@@ -189,7 +191,7 @@ def _agreed(call: Logged) -> tuple:
     return (call.kind, call.nbytes, call.dtype) if call.kind in EVEN else (call.kind,)
 
 
-def _line_and_module(call: Logged) -> tuple[str, str]:
+def _line_and_module(call: LoggedCall) -> tuple[str, str]:
     return call.line, call.module
 
 
@@ -207,18 +209,20 @@ class Standstill:
         does: of each rank, in words, where it is. raised: exceptions that one rank went on after, and others had not.
     """
 
-    first: First | None
+    first: Mismatch | None
     waits: list[Wait]
     stuck: list[int]
     does: dict[int, str]
-    raised: dict[int, Raised] = field(default_factory=dict)
+    raised: dict[int, RaisedError] = field(default_factory=dict)
 
     @property
     def line(self) -> str:
         """One line: where the ranks part, who waits for whom and since when."""
         parts = [self.parted] if self.first else []
         parts += [self.waited] if self.waits else []
-        parts += [f"rank {rank} went on after {_cut(one.text)}{_at(one.line)}" for rank, one in self.raised.items()]
+        parts += [
+            f"rank {rank} went on after {_shorten(one.text)}{_at_line(one.line)}" for rank, one in self.raised.items()
+        ]
         return "; ".join(parts)
 
     @property
@@ -233,8 +237,8 @@ class Standstill:
         }  # fmt: skip
         calls = {rank: text for rank, text in does.items() if self.first.calls[rank]}
         absent = {rank: text for rank, text in does.items() if not self.first.calls[rank]}
-        told = [f"{ranks_text(ranks)}: {text}" for text, ranks in _alike(calls).items()]
-        told += [f"{ranks_text(ranks)} {_plural(text, ranks)}" for text, ranks in _alike(absent).items()]
+        told = [f"{ranks_text(ranks)}: {text}" for text, ranks in _ranks_by_text(calls).items()]
+        told += [f"{ranks_text(ranks)} {_plural(text, ranks)}" for text, ranks in _ranks_by_text(absent).items()]
         return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(told)
 
     @property
@@ -281,10 +285,10 @@ class Standstill:
         if self.first is not None:
             call = self.first.calls.get(rank)
             inside = f" ({call.module})" if call and call.module else ""
-            cells = [f"{_named_call(call)}{_tensor(call)}{_at(call.line)}{inside}" if call else "–"]
+            cells = [f"{_named_call(call)}{_tensor_text(call)}{_at_line(call.line)}{inside}" if call else "–"]
         here = bool(own) and self.first is not None and own[0].call is self.first.calls.get(rank)
         here = here and self.does[rank].startswith("it is in ")
-        cells.append("is in it" if here else _cut(self.does[rank].removeprefix("it "), 90))
+        cells.append("is in it" if here else _shorten(self.does[rank].removeprefix("it "), 90))
         cells.append(", ".join(map(str, own[0].waits_for)) if own else "–")
         return tuple(cells)
 
@@ -304,25 +308,25 @@ def standstill_of(
     """
     logs = dict(logs)
     for rank, how in (deaths or {}).items():
-        logs[rank] = replace(logs.get(rank, Log()), ended="died", why=Raised(at_s, how, ""))
-    book = Book(logs)
+        logs[rank] = replace(logs.get(rank, Log()), ended="died", why=RaisedError(at_s, how, ""))
+    book = CallTable(logs)
     stuck = sorted(book.stuck())
-    does = {rank: _does(log, (lines or {}).get(rank, "")) for rank, log in sorted(logs.items())}
-    return Standstill(book.first(bool(stuck or deaths)), book.waits(at_s), stuck, does, _own_exceptions(logs))
+    does = {rank: _activity(log, (lines or {}).get(rank, "")) for rank, log in sorted(logs.items())}
+    return Standstill(book.first(bool(stuck or deaths)), book.waits(at_s), stuck, does, _passed_exceptions(logs))
 
 
-def call_text(call: Logged) -> str:
+def call_text(call: LoggedCall) -> str:
     """A call in words: what, in which group, how much, from which line."""
     if call.message or call.kind == "new_group":
         size = f", {call.nbytes:,} bytes" if call.message else ""
-        return f"{_named_call(call)}{size}{_at(call.line)}" + (f" ({call.module})" if call.module else "")
+        return f"{_named_call(call)}{size}{_at_line(call.line)}" + (f" ({call.module})" if call.module else "")
     place = call.line or "no line"
     return f"{_named_call(call)} of {ranks_text(list(call.ranks))}, {call.nbytes:,} bytes, at {place}" + (
         f" ({call.module})" if call.module else ""
     )
 
 
-def _own_exceptions(logs: Mapping[int, Log]) -> dict[int, Raised]:
+def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
     """The last exception that a rank went on after, where not all ranks have had it."""
     own = {}
     for rank, log in logs.items():
@@ -334,12 +338,12 @@ def _own_exceptions(logs: Mapping[int, Log]) -> dict[int, Raised]:
     return own
 
 
-def _does(log: Log, line: str) -> str:
+def _activity(log: Log, line: str) -> str:
     """Where a rank is, in words that go on after its name."""
     if log.why is not None:
         if log.ended == "died":
             return f"it died: {log.why.text}"
-        return f"it raised {_cut(log.why.text)}{_at(log.why.line)}"
+        return f"it raised {_shorten(log.why.text)}{_at_line(log.why.line)}"
     if log.ended:
         return "it has done the steps asked for" if log.ended == "enough" else "its script has ended"
     stopped = line == STOPPED
@@ -350,7 +354,7 @@ def _does(log: Log, line: str) -> str:
     return f"it is {line if stopped else f'at {line}' if line else 'at a line that is not known'}{last}"
 
 
-def _named_call(call: Logged) -> str:
+def _named_call(call: LoggedCall) -> str:
     if call.kind == "send":
         return f"send {call.number + 1} to rank {call.ranks[1]}"
     if call.kind == "receive":
@@ -360,7 +364,7 @@ def _named_call(call: Logged) -> str:
     return f"{call.kind} {call.number + 1}"
 
 
-def _alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
+def _ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
     for rank, text in texts.items():
         ranks.setdefault(text, []).append(rank)
@@ -380,16 +384,16 @@ def _plural(text: str, ranks: Sequence[int]) -> str:
     return f"{does.replace('does', 'do')}: {rest}"
 
 
-def _tensor(call: Logged) -> str:
+def _tensor_text(call: LoggedCall) -> str:
     """Its dtype and shape, where a call has them: ``, float32 [8, 16]``."""
     return f", {call.dtype} {list(call.shape)}" if call.dtype and call.shape else ""
 
 
-def _cut(text: str, longest: int = LONGEST) -> str:
+def _shorten(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
 
 
-def _at(line: str) -> str:
+def _at_line(line: str) -> str:
     return f", at {line}" if line else ""
 
 
@@ -406,7 +410,7 @@ _WAITS = re.compile(
 _AROUND = re.compile(r"/pardemo/(script/(runtime/(stand_ins|without_gpu|call_sites)|record/recorder)|compat)\.py")
 
 
-class Watch:
+class DeadlockWatch:
     """Gives up a World's run whose ranks can never go on, rather than wait for its limit.
 
     Three things have to be true, all of them for three seconds. Time does not count for which a thread of these ranks
@@ -428,7 +432,7 @@ class Watch:
         #: when the block ended: until then ranks have waited; the machine's monotonic clock
         self.until_s = 0.0
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "DeadlockWatch":
         self._thread.start()
         return self
 

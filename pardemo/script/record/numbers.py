@@ -152,11 +152,11 @@ _NAMED = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
 _READS = {torch.from_numpy, torch.frombuffer, torch.load, torch.tensor, torch.as_tensor}
 
 
-class _Double(TorchFunctionMode):
+class _DoubleMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is compat.scaled_mm:
-            return _scaled(*args, **kwargs)
+            return _scaled_mm(*args, **kwargs)
         if func in _NAMED:
             return torch.Tensor.double(*args)
         if any(arg in _SHORT for arg in args if isinstance(arg, torch.dtype)):
@@ -169,7 +169,7 @@ class _Double(TorchFunctionMode):
         return made
 
 
-def _scaled(
+def _scaled_mm(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: Any = None, *_: Any, **__: Any
 ) -> torch.Tensor:
     """The product of two matrices that were scaled for fp8, each with one scale, or one for each row or column."""
@@ -178,7 +178,7 @@ def _scaled(
 
 
 @contextlib.contextmanager
-def double(notes: list[str]) -> Iterator[None]:
+def in_double(notes: list[str]) -> Iterator[None]:
     """Within the block floating point is fp64: torch's default, what a script names, and autocast is off."""
     before = torch.get_default_dtype()
     enter, set_default = torch.amp.autocast_mode.autocast.__init__, torch.set_default_dtype
@@ -187,7 +187,7 @@ def double(notes: list[str]) -> Iterator[None]:
         kwargs["enabled"] = False
         enter(self, *args, **kwargs)
 
-    mode = _Double()
+    mode = _DoubleMode()
 
     def backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """torch takes the mode away while a backward pass runs; a forward pass that it runs again needs it."""
@@ -231,7 +231,7 @@ SHORT = {
 _CAST = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def moved(tensor: torch.Tensor, seed: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+def perturbed(tensor: torch.Tensor, seed: str, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor in a short type with each element moved by up to one unit of its last place; the same for a seed.
 
     Args:
@@ -260,7 +260,7 @@ def casts_noted(computed_in: set[str], rounded: bool) -> AbstractContextManager[
         computed_in.add(str(made.dtype).removeprefix("torch."))
         if rounded:
             with compat.replaced(torch.Tensor, "to", cast):
-                return moved(tensor, f"{made.dtype} {tuple(made.shape)}", made.dtype)
+                return perturbed(tensor, f"{made.dtype} {tuple(made.shape)}", made.dtype)
         return made
 
     return compat.replaced(torch.Tensor, "to", to)
@@ -276,7 +276,7 @@ class Rounding(Hooks):
         if not torch.is_grad_enabled() or next(module.children(), None) is not None:
             return None
         seed = f"{type(module).__name__} {[tuple(p.shape) for p in module.parameters()]}"
-        changed = compat.tree_map(lambda leaf: moved(leaf, seed) if _is_short(leaf) else leaf, output)
+        changed = compat.tree_map(lambda leaf: perturbed(leaf, seed) if _is_short(leaf) else leaf, output)
         return changed if any(_is_short(leaf) for leaf in compat.tree_leaves(output)) else None
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -285,7 +285,7 @@ class Rounding(Hooks):
             for group in optimizer.param_groups:
                 for number, parameter in enumerate(group["params"]):
                     if parameter.grad is not None and _is_short(parameter.grad):
-                        parameter.grad.copy_(moved(parameter.grad, str(number)))
+                        parameter.grad.copy_(perturbed(parameter.grad, str(number)))
 
 
 def _is_short(leaf: Any) -> bool:

@@ -29,33 +29,33 @@ def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torc
     Where there is none, lists of texts or numbers stand for it: a text as a hash of it.
     """
     named = [*((f"input {number}", value) for number, value in enumerate(inputs)), *given.items()]
-    leaves = [leaf for name, value in named for leaf in _walked(name, value)]
-    found = [(name, tensor) for name, value in leaves if (tensor := _tensor(value)) is not None]
-    found = found or [(name, tensor) for name, value in leaves if (tensor := _listed(value)) is not None]
+    leaves = [leaf for name, value in named for leaf in _input_leaves(name, value)]
+    found = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
+    found = found or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
     return sorted(found, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else len(_FIRST))
 
 
 def unseen_inputs(inputs: Any, given: Mapping[str, Any]) -> list[str]:
     """Kinds of objects among a model's inputs that nothing is known of."""
-    leaves = [leaf for value in (*inputs, *given.values()) for _, leaf in _walked("", value)]
+    leaves = [leaf for value in (*inputs, *given.values()) for _, leaf in _input_leaves("", value)]
     return sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _PLAIN)})
 
 
-def _walked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _input_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _walked(str(key), inner)
-    elif isinstance(value, (list, tuple)) and _listed(value) is None:
+            yield from _input_leaves(str(key), inner)
+    elif isinstance(value, (list, tuple)) and _list_as_tensor(value) is None:
         for number, inner in enumerate(value):
-            yield from _walked(f"{name}.{number}", inner)
+            yield from _input_leaves(f"{name}.{number}", inner)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for part in dataclasses.fields(value):
-            yield from _walked(part.name, getattr(value, part.name))
+            yield from _input_leaves(part.name, getattr(value, part.name))
     else:
         yield name, value
 
 
-def _tensor(value: Any) -> torch.Tensor | None:
+def _as_tensor(value: Any) -> torch.Tensor | None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, torch.Tensor) or value.dim() < 1:
@@ -63,7 +63,7 @@ def _tensor(value: Any) -> torch.Tensor | None:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-def _listed(value: Any) -> torch.Tensor | None:
+def _list_as_tensor(value: Any) -> torch.Tensor | None:
     if not isinstance(value, (list, tuple)) or not value:
         return None
     if all(isinstance(one, str) for one in value):
@@ -126,7 +126,7 @@ class Outputs(Hooks):
         if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
             return
         if self._depth == 1:
-            self._aside = for_shapes()
+            self._aside = is_shape_inference()
         if self._depth == 1 and self._is_root(module) and not self._aside:
             self._inside = True
             self._on_model(module)
@@ -143,7 +143,9 @@ class Outputs(Hooks):
         key = f"input/{number}"
         self._tensors[f"{key}/{name}"] = tokens
         for other, tensor in found[1:]:
-            self._tensors[f"{key}/{other}"] = records.cells(tensor.double() if tensor.dim() else tensor.reshape(1))
+            self._tensors[f"{key}/{other}"] = records.project_rows(
+                tensor.double() if tensor.dim() else tensor.reshape(1)
+            )
         samples = [records.digest(row) for row in tokens]
         names = [other for other, _ in found]
         self.now.micro_batches.append(MicroBatch(samples, key, names, activations=batch.requires_grad))
@@ -169,7 +171,7 @@ class Outputs(Hooks):
         if times > MOST_CALLS:
             return
         key = f"output/{number}/{name}/{times}"
-        self._tensors[key] = records.cells(first)
+        self._tensors[key] = records.project_rows(first)
         for tensor in _leaves(inputs):
             if not tensor.is_floating_point() and not hasattr(tensor, "placements"):
                 self._tensors[key.replace("output/", "whole/", 1)] = tensor.detach().to(torch.int64).clone()
@@ -181,7 +183,7 @@ class Outputs(Hooks):
         return self._places.name(module) != type(module).__name__
 
 
-def for_shapes() -> bool:
+def is_shape_inference() -> bool:
     """Whether torch's pipelining runs a model only to learn the shapes that it sends."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -19,7 +19,7 @@ from pardemo.script.record.records import Clip, Piece
 from pardemo.script.runtime.call_sites import CallSites, without_wrappers
 
 
-def is_ours(module: torch.nn.Module) -> bool:
+def is_pardemo_engine(module: torch.nn.Module) -> bool:
     """Whether a module is one of :mod:`pardemo.zero`'s engines."""
     zero = sys.modules.get("pardemo.zero.engine")
     return zero is not None and isinstance(module, zero.Engine)
@@ -29,14 +29,14 @@ def whole_of_engine(
     engine: Any, gradients: bool
 ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]:
     """Each parameter that an engine keeps, its values and its gradient, the ranks' mean, in whole. Collective."""
-    of_parameters = _gradients(engine) if gradients else {}
+    of_parameters = _engine_gradients(engine) if gradients else {}
     with engine.whole():
         for unit in engine.units:
             for parameter in unit.parameters:
                 yield parameter, parameter.detach().clone(), of_parameters.get(id(parameter))
 
 
-def _gradients(engine: Any) -> dict[int, torch.Tensor]:
+def _engine_gradients(engine: Any) -> dict[int, torch.Tensor]:
     if engine.stage == 1:
         engine.average_gradients()
         units = [(unit, unit.views(unit.sum)) for unit in engine.trained]
@@ -51,7 +51,7 @@ def _gradients(engine: Any) -> dict[int, torch.Tensor]:
     return found
 
 
-def stepping(
+def around_engine_steps(
     engine: type, before: Callable[[], None], after: Callable[[list[float], list[Clip]], None]
 ) -> AbstractContextManager[None]:
     """Within the block ``before`` is called before each step of an engine's, and ``after`` behind it.
@@ -72,7 +72,7 @@ def stepping(
     return compat.replaced(engine, "step", recorded)
 
 
-class Held(NamedTuple):
+class HeldPiece(NamedTuple):
     """A piece, with what it is on this rank: values, and its gradient or None. Both as plain tensors."""
 
     piece: Piece
@@ -87,26 +87,33 @@ def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     return [root for root in kept if id(root) not in within]
 
 
-def held(
+def held_pieces(
     roots: Iterable[torch.nn.Module], gradients: bool = True, beside: Iterable[tuple[str, torch.nn.Parameter]] = ()
-) -> list[Held]:
+) -> list[HeldPiece]:
     """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
 
     DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here. ``gradients``: False
     after a step, when DeepSpeed has none any more. ``beside``: parameters that no model has, with their names.
     """
-    found = _named(roots, lambda root: _of_root(root, gradients))
-    return [*found, *(_plain(parameter, (name,)) for name, parameter in beside)]
+    found = _unique_names(roots, lambda root: _pieces_of(root, gradients))
+    return [*found, *(_plain_piece(parameter, (name,)) for name, parameter in beside)]
 
 
-def at_hand(roots: Iterable[torch.nn.Module], beside: Iterable[tuple[str, torch.nn.Parameter]] = ()) -> list[Held]:
+def pieces_at_hand(
+    roots: Iterable[torch.nn.Module], beside: Iterable[tuple[str, torch.nn.Parameter]] = ()
+) -> list[HeldPiece]:
     """What is there in the middle of a step, as far as it needs no collective: nothing of engines that keep shards."""
-    return [*_named(roots, _at_hand), *(_plain(parameter, (name,)) for name, parameter in beside)]
+    return [
+        *_unique_names(roots, _pieces_at_hand_of),
+        *(_plain_piece(parameter, (name,)) for name, parameter in beside),
+    ]
 
 
-def _named(roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module], Iterable[Held]]) -> list[Held]:
+def _unique_names(
+    roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module], Iterable[HeldPiece]]
+) -> list[HeldPiece]:
     """The parameters of several models, each with a name of its own."""
-    found: dict[str, Held] = {}
+    found: dict[str, HeldPiece] = {}
     of_class: Counter[str] = Counter()
     for root in roots:
         kind = type(root).__name__
@@ -118,9 +125,9 @@ def _named(roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module]
     return list(found.values())
 
 
-def _at_hand(root: torch.nn.Module) -> Iterator[Held]:
+def _pieces_at_hand_of(root: torch.nn.Module) -> Iterator[HeldPiece]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if is_ours(root) or is_deepspeed(root):
+    if is_pardemo_engine(root) or is_deepspeed(root):
         return
     if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in root.modules()):
         return  # gradients are whole, or none, until the last micro-batch
@@ -133,12 +140,12 @@ def _at_hand(root: torch.nn.Module) -> Iterator[Held]:
             gradient = None
         value = (compat.local_tensor(parameter) if _is_dtensor(parameter) else parameter).detach()
         piece = Piece(names[0], tuple(value.shape), tied=names[1:], trained=parameter.requires_grad)
-        yield Held(piece, value, None if gradient is None else gradient.detach())
+        yield HeldPiece(piece, value, None if gradient is None else gradient.detach())
 
 
 def is_engine(module: torch.nn.Module) -> bool:
     """Whether a module sums and steps in methods of its own: DeepSpeed's engine, or ZeRO's of ours."""
-    return is_deepspeed(module) or is_ours(module)
+    return is_deepspeed(module) or is_pardemo_engine(module)
 
 
 def is_deepspeed(module: torch.nn.Module) -> bool:
@@ -147,19 +154,19 @@ def is_deepspeed(module: torch.nn.Module) -> bool:
     return deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine)
 
 
-def _of_root(root: torch.nn.Module, gradients: bool) -> Iterator[Held]:
+def _pieces_of(root: torch.nn.Module, gradients: bool) -> Iterator[HeldPiece]:
     tied = names_of(root)
     if is_deepspeed(root):
-        yield from _deepspeed(root, tied, gradients)
+        yield from _deepspeed_pieces(root, tied, gradients)
         return
-    if sharded := _fsdp1(root):
+    if sharded := _fsdp1_pieces(root):
         yield from sharded
         return
-    if is_ours(root):
-        yield from _zero(root, tied, gradients)
+    if is_pardemo_engine(root):
+        yield from _zero_pieces(root, tied, gradients)
         return
     for parameter, names in tied.values():
-        yield _plain(parameter, names)
+        yield _plain_piece(parameter, names)
 
 
 def names_of(root: torch.nn.Module) -> dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]:
@@ -171,7 +178,7 @@ def names_of(root: torch.nn.Module) -> dict[int, tuple[torch.nn.Parameter, tuple
     return found
 
 
-def _plain(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> Held:
+def _plain_piece(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> HeldPiece:
     gradient: Any = parameter.grad
     if gradient is None:
         gradient = getattr(parameter, "main_grad", None)  # Megatron-core's buffers
@@ -179,7 +186,7 @@ def _plain(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> Held:
     value: Any = parameter.detach()
     own: Any = parameter
     if _is_dtensor(own):
-        whole, start = tuple(parameter.shape), _box(parameter)
+        whole, start = tuple(parameter.shape), _box_start(parameter)
         value = compat.local_tensor(parameter).detach()
         if gradient is not None and _is_dtensor(gradient):
             if gradient.placements != own.placements:  # a part of a sum, or whole where the parameter is cut
@@ -188,7 +195,7 @@ def _plain(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> Held:
     if gradient is not None and gradient.is_sparse:
         gradient = gradient.to_dense()
     piece = Piece(names[0], tuple(value.shape), whole, start, None, names[1:], parameter.requires_grad)
-    return Held(piece, value, None if gradient is None else gradient.detach())
+    return HeldPiece(piece, value, None if gradient is None else gradient.detach())
 
 
 def _is_dtensor(tensor: Any) -> bool:
@@ -196,27 +203,27 @@ def _is_dtensor(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def _box(parameter: Any) -> tuple[int, ...]:
+def _box_start(parameter: Any) -> tuple[int, ...]:
     """Where a DTensor's local part begins in the whole, an index for each axis."""
     return tuple(compat.local_offset(parameter.shape, parameter.device_mesh, parameter.placements))
 
 
-def _fsdp1(root: torch.nn.Module) -> list[Held]:
+def _fsdp1_pieces(root: torch.nn.Module) -> list[HeldPiece]:
     """The parameters of FSDP1's units as ranges of their elements, as far as this rank has them."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    found: list[Held] = []
+    found: list[HeldPiece] = []
     for name, part in root.named_modules() if fsdp is not None else ():
         if not isinstance(part, fsdp.FullyShardedDataParallel):
             continue
         for own, whole, begin, value, gradient in compat.fsdp1_ranges(part):
             full = without_wrappers(f"{name}.{own}" if name else own)
-            found.append(Held(Piece(full, tuple(value.shape), tuple(whole), None, begin), value, gradient))
+            found.append(HeldPiece(Piece(full, tuple(value.shape), tuple(whole), None, begin), value, gradient))
     return found
 
 
-def _deepspeed(
+def _deepspeed_pieces(
     engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool
-) -> Iterator[Held]:
+) -> Iterator[HeldPiece]:
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
@@ -229,18 +236,20 @@ def _deepspeed(
             with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):  # frozen, and cut at stage 3
                 value = parameter.detach().clone()
         piece = Piece(names[0], tuple(value.shape), tuple(value.shape), None, None, names[1:], trained)
-        yield Held(piece, value, gradient)
+        yield HeldPiece(piece, value, gradient)
 
 
-def _zero(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool) -> Iterator[Held]:
+def _zero_pieces(
+    engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool
+) -> Iterator[HeldPiece]:
     kept = {id(parameter): (value, gradient) for parameter, value, gradient in whole_of_engine(engine, gradients)}
     for parameter, names in tied.values():
         if id(parameter) not in kept:  # frozen at stages 1 and 2
-            yield _plain(parameter, names)
+            yield _plain_piece(parameter, names)
             continue
         value, gradient = kept[id(parameter)]
         shape = tuple(value.shape)
-        yield Held(Piece(names[0], shape, shape, None, None, names[1:], parameter.requires_grad), value, gradient)
+        yield HeldPiece(Piece(names[0], shape, shape, None, None, names[1:], parameter.requires_grad), value, gradient)
 
 
 #: Elements of a buffer up to which it is compared.
@@ -320,7 +329,7 @@ class Parameters(Outputs):
         if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
             self._forget_copies()
         with torch.no_grad():
-            for one in held(self._models(), gradients=when == "before", beside=self._in_no_module()):
+            for one in held_pieces(self._models(), gradients=when == "before", beside=self._in_no_module()):
                 name = one.piece.name
                 self._tensors[f"{when}/{name}"] = self._taken(name, one.value)
                 if when == "before":
@@ -334,7 +343,7 @@ class Parameters(Outputs):
     def _taken(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a parameter's tensor, or its sketch."""
         short = self._wanted.sketched and name not in self._wanted.in_full
-        return (records.of_parameter if short else _copied)(tensor)
+        return (records.sketch_of if short else _copied)(tensor)
 
     def _forget_copies(self) -> None:
         """Modules that ran once, and that nobody holds any more: copies that our layers ask whether they mix tokens."""
@@ -346,7 +355,7 @@ class Parameters(Outputs):
     def _note_applied(self) -> None:
         """Gradients as the optimizer gets them, after they were clipped."""
         with torch.no_grad():
-            for one in held(self._models(), beside=self._in_no_module()):
+            for one in held_pieces(self._models(), beside=self._in_no_module()):
                 if one.gradient is not None:
                     self._tensors[f"applied/{one.piece.name}"] = self._taken(one.piece.name, one.gradient)
 
@@ -355,7 +364,7 @@ class Parameters(Outputs):
         if self.now.backwards == self._accumulated_after:
             return
         self._accumulated_after = self.now.backwards
-        for one in at_hand(self._models(), self._in_no_module()):
+        for one in pieces_at_hand(self._models(), self._in_no_module()):
             if one.gradient is not None:
                 key = f"accumulated/{one.piece.name}"
                 before = self._tensors.get(key)
@@ -384,7 +393,7 @@ class Parameters(Outputs):
         Ranks that step shards of their own gather them behind the optimizer's step, or in the next forward pass.
         """
         with torch.no_grad():
-            for one in at_hand(self._models()):
+            for one in pieces_at_hand(self._models()):
                 name = one.piece.name
                 value = self._taken(name, one.value)
                 if one.value.dtype != self._dtypes.get(name, one.value.dtype):

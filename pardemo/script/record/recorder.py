@@ -20,11 +20,11 @@ from pardemo.script.record.numbers import (
     Rounding,
     as_in_a_new_process,
     casts_noted,
-    double,
     dropout_noted,
+    in_double,
     unseeded_noted,
 )
-from pardemo.script.record.outputs import for_shapes
+from pardemo.script.record.outputs import is_shape_inference
 from pardemo.script.record.parameters import Parameters, Wanted
 from pardemo.script.record.records import Clip, LossCall, Mask, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
@@ -100,7 +100,7 @@ class Recorder(Parameters):
         self.now.masks.append(mask)
 
     def loss_call(self, function: str, targets: int, ignored: int, reduction: str, value: float | None) -> None:
-        if for_shapes():
+        if is_shape_inference():
             return
         number = max(len(self.now.micro_batches) - 1, 0)
         line = self._places.here().line
@@ -143,9 +143,9 @@ class Recorder(Parameters):
         """DeepSpeed's engine, and ZeRO's of ours, sum and step in methods of their own."""
         engine: Any = type(module)
         self._kept[id(module)] = module
-        if parameters.is_ours(module) and engine not in self._engines:
+        if parameters.is_pardemo_engine(module) and engine not in self._engines:
             self._engines.add(engine)
-            self.following.enter_context(parameters.stepping(engine, self._before_zero, self._after_zero))
+            self.following.enter_context(parameters.around_engine_steps(engine, self._before_zero, self._after_zero))
         if parameters.is_deepspeed(module) and engine not in self._engines:
             self._engines.add(engine)
             step, recorder = engine.step, self
@@ -355,15 +355,15 @@ def record_script(asked: Recording) -> RankRecord:
         recorder.on_first_step(lambda: parallelisms.extend(_recognised(places, shapes)))
         calls = Calls(places, lambda: len(recorder.steps) - 1, os.path.join(asked.wanted.folder, f"rank{rank}"))
         with contextlib.ExitStack() as stack:
-            for one in (places, shapes, recorder, calls, unseeded_noted(places, unseeded), _printed(recorder)):
+            for one in (places, shapes, recorder, calls, unseeded_noted(places, unseeded), _losses_printed(recorder)):
                 stack.enter_context(one)
             stack.enter_context(dropout_noted(places, recorder.mask, notes))
-            stack.enter_context(_clipping(recorder))
-            stack.enter_context(_losses(recorder))
-            stack.enter_context(_scaling(recorder))
+            stack.enter_context(_clipping_noted(recorder))
+            stack.enter_context(_loss_calls_noted(recorder))
+            stack.enter_context(_scaling_noted(recorder))
             if asked.double:
-                stack.enter_context(double(notes))
-            ended = calls.to_the_end(lambda: _run(asked, recorder))
+                stack.enter_context(in_double(notes))
+            ended = calls.to_the_end(lambda: _run_and_end(asked, recorder))
         made = recorder.record(ended, parallelisms, notes, unseeded)
         # links of our own are none of torch's collectives: a script that imports us may have them
         made.alone = asked.function is None and not calls.list and not _imports_us(asked.launch)
@@ -386,14 +386,14 @@ def _recognised(places: CallSites, shapes: Shapes) -> list[tuple[str, tuple[int,
     return [(one.kind, one.ranks) for one in recognised(places, shapes)]
 
 
-def _run(asked: Recording, recorder: Recorder) -> str:
+def _run_and_end(asked: Recording, recorder: Recorder) -> str:
     """The script to its end, or to the end of the steps that are recorded: how it ended."""
-    ended = _ran(asked, recorder)
+    ended = _run_script(asked, recorder)
     recorder.end()
     return ended
 
 
-def _ran(asked: Recording, recorder: Recorder) -> str:
+def _run_script(asked: Recording, recorder: Recorder) -> str:
     try:
         if asked.function is None:
             return job.as_main(asked.launch)
@@ -408,7 +408,7 @@ def _ran(asked: Recording, recorder: Recorder) -> str:
 
 
 @contextlib.contextmanager
-def _printed(recorder: Recorder) -> Iterator[None]:
+def _losses_printed(recorder: Recorder) -> Iterator[None]:
     """Losses that the script prints, found by their name."""
     write = sys.stdout.write
 
@@ -422,7 +422,7 @@ def _printed(recorder: Recorder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _clipping(recorder: Recorder) -> Iterator[None]:
+def _clipping_noted(recorder: Recorder) -> Iterator[None]:
     """Calls of torch's functions that clip, and of ours: gradients before them, the norm that they found."""
     clip: Any = torch.nn.utils.clip_grad_norm_
     clip_by: Any = torch.nn.utils.clip_grads_with_norm_  # which clip_grad_norm_ calls, too
@@ -471,7 +471,7 @@ def _clipping(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _scaling(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
+def _scaling_noted(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
     """Steps of torch's GradScaler, and of those that are made of it: the scale, and which steps it skips."""
     scaler = torch.amp.grad_scaler.GradScaler
     real = scaler.step
@@ -485,7 +485,7 @@ def _scaling(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _losses(recorder: Recorder) -> Iterator[None]:
+def _loss_calls_noted(recorder: Recorder) -> Iterator[None]:
     """Calls of torch's loss functions: how many targets each has, how many it ignores, what it returns."""
     functional: Any = torch.nn.functional
     inside = [False]

@@ -167,7 +167,7 @@ def signs(elements: int, seed: int, dtype: torch.dtype = torch.float64) -> torch
     return (drawn * 2 - 1).to(dtype)
 
 
-def cells(output: torch.Tensor) -> torch.Tensor:
+def project_rows(output: torch.Tensor) -> torch.Tensor:
     """Two projections and the norm of each row of the last axis, fp64: [d0, d1, …, h] → [d0, d1, …, 3].
 
     An output without rows, [n] or a number, is kept as it is, [n, 1].
@@ -198,7 +198,7 @@ def token_hashes(batch: torch.Tensor) -> torch.Tensor:
     return (rows.bitwise_xor(rows >> 29) * weights).sum(-1)  # whole numbers overflow, and are the same everywhere
 
 
-def of_parameter(tensor: torch.Tensor) -> torch.Tensor:
+def sketch_of(tensor: torch.Tensor) -> torch.Tensor:
     """A parameter's sketch, cut as the parameter is: one number for each block of :data:`BLOCK` × :data:`BLOCK`.
 
     A block's number is the sum of its elements with random signs, which depend on the place within the block: the
@@ -214,7 +214,7 @@ def of_parameter(tensor: torch.Tensor) -> torch.Tensor:
     return plain.clone() if plain.data_ptr() == tensor.data_ptr() else plain
 
 
-def scaled(piece: Piece, shape: tuple[int, ...]) -> Piece:
+def scale_piece(piece: Piece, shape: tuple[int, ...]) -> Piece:
     """A parameter's piece as it lies in the whole's sketch, where it begins and ends at blocks.
 
     ``shape``: of the piece's own sketch.

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import width_of
-from pardemo.script.step.memory import Course
-from pardemo.script.step.parallelisms import Kind
+from pardemo.script.step.memory import MemoryTimeline
+from pardemo.script.step.parallelisms import GroupKind
 from pardemo.script.step.rank import WARM, Seen
-from pardemo.script.step.summary import Times, awaited, last_begun
+from pardemo.script.step.summary import Times, last_begun, waiting_spans
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
 
@@ -45,11 +45,11 @@ SPENT = {
 HIDDEN = palette.RECEIVED
 
 
-def groups(kinds: Sequence[Kind], ranks: int, hosts: int = 1) -> str:
+def groups(kinds: Sequence[GroupKind], ranks: int, hosts: int = 1) -> str:
     """Ranks as boxes in the frames of their hosts; below, a row for each kind of group, with the group's letter."""
     beside = ranks // hosts
     label = max(width_of(text, TEXT) for text in ("rank", *(kind.name for kind in kinds))) + 24
-    lines = list(_lines(ranks, beside))
+    lines = list(_lines_of_hosts(ranks, beside))
     gap, row = 14, 36
     most = max(sum(map(len, line)) + gap / 30 * (len(line) - 1) for line in lines)
     cell = min((WIDE - label - 8) / most, 60.0)
@@ -69,7 +69,7 @@ def groups(kinds: Sequence[Kind], ranks: int, hosts: int = 1) -> str:
             for rank in host:
                 canvas.box(x + cell * (rank - host[0]) + 1, top, cell - 2, row - 6, "none", str(rank), size=TEXT)
             for place, kind in enumerate(kinds, 1):
-                for begin, end, letter in _runs(kind, host):
+                for begin, end, letter in _group_runs(kind, host):
                     left, fill = x + cell * (begin - host[0]) + 1, "none"
                     if letter:
                         fill = palette.rank_colour(colours[letter])
@@ -84,7 +84,7 @@ def groups(kinds: Sequence[Kind], ranks: int, hosts: int = 1) -> str:
     return canvas.svg(f"The groups of {ranks} ranks. {told}.")
 
 
-def memory(course: Course, line: str) -> str:
+def memory(course: MemoryTimeline, line: str) -> str:
     """A step's memory by kind, one above the other, change by change; its peak, and what ran."""
     canvas = Canvas(WIDE, 330)
     columns, peak = course.columns, course.peak_bytes
@@ -168,9 +168,9 @@ def timeline(seen: Sequence[Seen]) -> str:
         calls = [call for call in one.calls if call.step == step]
         flights = [(call.begin_s, min(call.end_s or call.begin_s, until)) for call in calls]
         stood = [(a, min(b, until)) for a, b in one.waits if since <= a < until]
-        late = [(a, b) for a, b in awaited(calls, stood, last) if b > a]
+        late = [(a, b) for a, b in waiting_spans(calls, stood, last) if b > a]
         for some, colour in (([*flights, *stood], palette.DONE["communication"]), (late, palette.DONE["idle"])):
-            spans = _together(some, 0.5 / scale)
+            spans = _merge_spans(some, 0.5 / scale)
             places = [(label + scale * (a - begin), y, max(scale * (b - a), 0.5), high) for a, b in spans]
             canvas.boxes(places, colour, border=colour, thick=0)
     canvas.line([(label, bottom), (right, bottom)])
@@ -182,7 +182,7 @@ def timeline(seen: Sequence[Seen]) -> str:
     return canvas.svg(f"One step of {1e3 * long:.1f} ms on {len(seen)} ranks: when collectives were under way.")
 
 
-def _lines(ranks: int, beside: int) -> Iterator[list[range]]:
+def _lines_of_hosts(ranks: int, beside: int) -> Iterator[list[range]]:
     """Ranks as lines of hosts' parts: whole hosts beside one another while they have room, large ones in pieces."""
     pieces = [
         range(begin, min(begin + IN_A_LINE, host + beside))
@@ -198,7 +198,7 @@ def _lines(ranks: int, beside: int) -> Iterator[list[range]]:
     yield line
 
 
-def _runs(kind: Kind, host: range) -> Iterator[tuple[int, int, str]]:
+def _group_runs(kind: GroupKind, host: range) -> Iterator[tuple[int, int, str]]:
     """First rank, the one after the last, and letter of neighbours in one group; each alone that is in none."""
     begin = host[0]
     for rank in host:
@@ -216,7 +216,7 @@ def _median_step(seen: Sequence[Seen]) -> int:
     return min(steps, key=lambda step: abs(long[step] - statistics.median_low(long.values())))
 
 
-def _together(spans: Sequence[tuple[float, float]], least_s: float) -> list[tuple[float, float]]:
+def _merge_spans(spans: Sequence[tuple[float, float]], least_s: float) -> list[tuple[float, float]]:
     """The union of spans; those that are closer than a drawing can show are one."""
     joined: list[tuple[float, float]] = []
     for begin, end in sorted(span for span in spans if span[1] > span[0]):

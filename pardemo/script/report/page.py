@@ -15,7 +15,7 @@ from pardemo.draw.page_parts import words as _t
 from pardemo.meters import snapshot
 from pardemo.script.report import drawings, text
 from pardemo.script.step import parallelisms
-from pardemo.script.step.memory import Course, course
+from pardemo.script.step.memory import MemoryTimeline, memory_timeline
 from pardemo.script.step.rank import WARM, Seen
 from pardemo.script.step.summary import Summary, Times
 from pardemo.tables import amount
@@ -78,7 +78,7 @@ def _bytes(measured: Summary) -> Section:
 
 def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
     fullest = measured.memory["rank"]
-    drawn = {one.rank: course(one.memory.blocks) for one in seen}
+    drawn = {one.rank: memory_timeline(one.memory.blocks) for one in seen}
     lines = {one.rank: one.memory.line for one in seen}
     body = f"<p>{_t(page_parts.sentence(text.peak(measured)))} The second step, allocation by allocation:</p>"
     body += _course(drawn[fullest], lines[fullest])
@@ -108,7 +108,7 @@ def _full_size(measured: Summary) -> str:
     return f'{body}<p class="note">{told} <code>{_t(full["command"])}</code></p>'
 
 
-def _course(of: Course, line: str) -> str:
+def _course(of: MemoryTimeline, line: str) -> str:
     """The picture of a rank's memory, and its key with what each kind has at the peak."""
     if not of.columns:
         return "<p>Nothing was allocated.</p>"

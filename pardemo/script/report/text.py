@@ -8,7 +8,7 @@ from typing import Any
 
 from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
-from pardemo.script.step.parallelisms import Kind, Parallelism
+from pardemo.script.step.parallelisms import GroupKind, Parallelism
 from pardemo.script.step.summary import Finding, Paced, Row, Summary, Times
 from pardemo.tables import amount, text_table
 from pardemo.world.errors import ranks_text
@@ -17,12 +17,12 @@ from pardemo.world.errors import ranks_text
 RANKS_IN_A_LINE = 32
 
 
-def to_be_drawn(some: Sequence[Kind]) -> bool:
+def to_be_drawn(some: Sequence[GroupKind]) -> bool:
     """Whether a drawing says more than a line: there are several groups."""
     return sum(len(kind.groups) for kind in some) > 1
 
 
-def groups_text(some: Sequence[Kind], ranks: int, hosts: int = 1) -> str:
+def groups_text(some: Sequence[GroupKind], ranks: int, hosts: int = 1) -> str:
     """A column for each rank, a row for each kind, the letters of the groups as cells; hosts are parted by a line."""
     beside = ranks // hosts
     lines = []
@@ -155,7 +155,7 @@ def model(measured: Summary) -> list[str]:
     if of["tied"]:
         lines.append(f"tied: {'; '.join(of['tied'][:3])}")
     if of["recomputed"]:
-        lines.append(f"recomputed in the backward pass: {_some(of['recomputed'])}")
+        lines.append(f"recomputed in the backward pass: {_first_names(of['recomputed'])}")
     if of["computed_in"]:
         lines.append(f"autocast computes in {', '.join(of['computed_in'])}")
     return lines
@@ -177,7 +177,7 @@ def parallelisms_text(measured: Summary) -> list[str]:
         if len(some_ranks) > 1:
             sizes = sorted({len(ranks) for ranks in some_ranks})
             over = f"{len(some_ranks)} groups of {' or '.join(map(str, sizes))} ranks"
-        lines.append(f"{kind} over {over}: {_some(wraps)}" + (f"; {amount(size)}" if size else ""))
+        lines.append(f"{kind} over {over}: {_first_names(wraps)}" + (f"; {amount(size)}" if size else ""))
     return lines or [_by_hand(measured) or "no parallelism recognised"]
 
 
@@ -200,17 +200,17 @@ def _running(measured: Summary) -> str:
     return "\n".join(lines)
 
 
-def _some(names: Iterable[str]) -> str:
+def _first_names(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     """A module's name with its middle left out, where it is long."""
     return name if len(name) <= NAME else f"{name[: NAME // 2 - 1]}…{name[-NAME // 2 :]}"
 
 
-def _groups(groups: list[str]) -> str:
+def _groups_cell(groups: list[str]) -> str:
     return " | ".join(groups[:4]) + (f" and {len(groups) - 4} more" if len(groups) > 4 else "")
 
 
@@ -225,14 +225,14 @@ def sent(measured: Summary) -> str:
 
 def _bytes(measured: Summary) -> str:
     head = ("", "collective", "ranks", "calls", "sent", "formula", "line", "module", "what")
-    rows = [("", *row[:6], _short(row[6]), row[7]) for row in collectives(measured)]
-    lines = [f"BYTES A STEP  {sent(measured)}", text_table(_beneath([head, *rows[:ROWS]]))]
+    rows = [("", *row[:6], _shorten(row[6]), row[7]) for row in collectives(measured)]
+    lines = [f"BYTES A STEP  {sent(measured)}", text_table(_fold_last_column([head, *rows[:ROWS]]))]
     if len(rows) > ROWS:
         lines.append(f"  and {len(rows) - ROWS} more rows (--json has all)")
     return "\n".join(lines)
 
 
-def _beneath(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _fold_last_column(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """A table whose last column is folded, where a screen has no room for it."""
     room = max(WIDE - sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:-1]), 20)
     folded = []
@@ -243,7 +243,7 @@ def _beneath(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return folded
 
 
-def _alike(rows: list[Row]) -> list[Row]:
+def _merge_numbered(rows: list[Row]) -> list[Row]:
     """Rows of modules whose names differ in a number alone, as one: ``layers.*``."""
     together: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -265,15 +265,15 @@ def _alike(rows: list[Row]) -> list[Row]:
 def collectives(measured: Summary) -> list[tuple[str, ...]]:
     """Rows: collective, ranks, calls, sent, formula, line, module, what; groups that do the same share one."""
     together: dict[tuple[str, ...], list[str]] = {}
-    for row in _alike(measured.collectives):
+    for row in _merge_numbered(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
-        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, _what(row)
+        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, _row_note(row)
         together.setdefault(rest, []).append(ranks)
-    return [(kind, _groups(some), *rest) for (kind, *rest), some in together.items()]
+    return [(kind, _groups_cell(some), *rest) for (kind, *rest), some in together.items()]
 
 
-def _what(row: Row) -> str:
+def _row_note(row: Row) -> str:
     """What a row is, and whose bytes it has where ranks send unlike ones."""
     most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
     return "; ".join(filter(None, [row.why, most]))
@@ -297,7 +297,7 @@ def largest(measured: Summary) -> list[tuple[str, ...]]:
 def _memory(measured: Summary) -> str:
     kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in measured.memory["kinds"].items() if n)
     head = ("", "largest", "kind", "shape", "line", "module")
-    table = text_table([head, *(("", *row[:4], _short(row[4])) for row in largest(measured))])
+    table = text_table([head, *(("", *row[:4], _shorten(row[4])) for row in largest(measured))])
     return f"MEMORY  {peak(measured)}: {kinds}\n{table}{full_size_lines(measured)}"
 
 

@@ -54,14 +54,14 @@ class Proof:
                 for one in self.layouts
             ],
             "findings": [
-                plain(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
+                json_row(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
             ],
             "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance,
             "notes": self.notes,
         }  # fmt: skip
 
 
-def plain(row: dict[str, Any]) -> dict[str, Any]:
+def json_row(row: dict[str, Any]) -> dict[str, Any]:
     """No infinities and no tuples, which JSON has not."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else list(value) if isinstance(value, tuple)
@@ -69,7 +69,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """``1 step``, ``2 steps``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
@@ -175,8 +175,8 @@ def hints(proof: Proof) -> list[str]:
 def reference_text(proof: Proof) -> str:
     """What the others are held against."""
     few = f"{proof.steps} of " if proof.steps < proof.asked else ""
-    steps = counted(max(proof.asked, proof.steps), "step")
-    return f"{proof.layouts[0].name}: {few}{steps}, {counted(proof.parameters, 'parameter')}"
+    steps = count_text(max(proof.asked, proof.steps), "step")
+    return f"{proof.layouts[0].name}: {few}{steps}, {count_text(proof.parameters, 'parameter')}"
 
 
 def proof_verdict(proof: Proof) -> str:
@@ -281,10 +281,10 @@ def stops_json(made: StopVerdict) -> dict[str, Any]:
                 "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "in_save": trial.in_save,
                 "overdue": trial.overdue,
                 "states_compared": trial.states, "error": trial.error or None,
-                "findings": [plain(asdict(finding)) for finding in trial.findings],
+                "findings": [json_row(asdict(finding)) for finding in trial.findings],
             }
             for trial in made.trials
         ],
-        "findings": [plain(asdict(finding)) for finding in made.findings],
+        "findings": [json_row(asdict(finding)) for finding in made.findings],
         "notes": made.notes,
     }  # fmt: skip

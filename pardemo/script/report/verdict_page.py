@@ -48,19 +48,19 @@ def page(made: Proof, script: str) -> str:
     return page_parts.document(f"{script} in {len(made.layouts)} layouts", head, sections, MAP_STYLE + STYLE)
 
 
-def _of(made: Proof, layout: Layout) -> list[Finding]:
+def _findings_of(made: Proof, layout: Layout) -> list[Finding]:
     return [finding for finding in made.findings if finding.layout == layout.name]
 
 
 def _sign(made: Proof, layout: Layout) -> tuple[str, str]:
-    return _FAILED if layout.name in made.failed else _DIFFERENT if _of(made, layout) else _EQUAL
+    return _FAILED if layout.name in made.failed else _DIFFERENT if _findings_of(made, layout) else _EQUAL
 
 
 def _verdict(made: Proof) -> str:
     items = []
     for number, one in enumerate(made.layouts[1:], 1):
         sign, colour = _sign(made, one)
-        found = _of(made, one)
+        found = _findings_of(made, one)
         said = (
             "could not be compared"
             if one.name in made.failed
@@ -81,7 +81,7 @@ def _layout(made: Proof, layout: Layout) -> str:
     body = f'<p class="line"><code>{_t(" ".join(layout.line))}</code></p>' if layout.line else ""
     if layout.name in made.failed:
         return f"{body}<p>{_t(page_parts.sentence(made.failed[layout.name]))}</p>"
-    found = _of(made, layout)
+    found = _findings_of(made, layout)
     if found:
         items = "".join(f"<li>{_finding_html(made, finding)}</li>\n" for finding in found)
         body += f'<ol class="findings">{items}</ol>'
@@ -240,7 +240,7 @@ def map_lines(of: ModelMap, first: Iterable[str] = ()) -> list[Line]:
 
 
 def _lines(modules: list[_Module], before: str, depth: int, marked: frozenset[str]) -> Iterator[Line]:
-    for same in _runs(modules, marked):
+    for same in _runs_of_equal(modules, marked):
         one, last = same[0], same[-1]
         if one.empty and len(same) == 1:
             yield from _lines(one.inside, f"{before}{one.name}.", depth, marked)
@@ -252,9 +252,9 @@ def _lines(modules: list[_Module], before: str, depth: int, marked: frozenset[st
         yield from _lines(one.inside, "", depth + 1, marked)
 
 
-def _runs(modules: list[_Module], marked: frozenset[str]) -> Iterator[list[_Module]]:
+def _runs_of_equal(modules: list[_Module], marked: frozenset[str]) -> Iterator[list[_Module]]:
     """Modules one by one, and runs of numbered ones that are alike together."""
-    for key, group in groupby(modules, lambda one: (one.name.isdigit(), _alike(one, marked))):
+    for key, group in groupby(modules, lambda one: (one.name.isdigit(), _look(one, marked))):
         some = list(group)
         if key[0] and len(some) >= FOLDED:
             yield some
@@ -262,10 +262,10 @@ def _runs(modules: list[_Module], marked: frozenset[str]) -> Iterator[list[_Modu
             yield from ([one] for one in some)
 
 
-def _alike(module: _Module, marked: frozenset[str]) -> tuple:
+def _look(module: _Module, marked: frozenset[str]) -> tuple:
     """Equal for modules that look the same on the map."""
     cells = tuple((cell.state, None if cell.factor is None else f"{cell.factor:.4g}") for cell in module.row.cells)
-    inside = tuple((one.name, _alike(one, marked)) for one in module.inside)
+    inside = tuple((one.name, _look(one, marked)) for one in module.inside)
     return module.row.kind, cells, module.row.module in marked, inside
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from pardemo.script.compare import compare
-from pardemo.script.compare.parameter_map import alike, assembled
+from pardemo.script.compare.parameter_map import assembled, nearly_equal
 from pardemo.script.compare.reference import Finding, Reference
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference
@@ -67,28 +67,28 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
     own = [step.learning_rates for step in resumed.records[0].steps]
     wanted = rates[begins:]
     steps = min(len(wanted), len(own))
-    first = next((n for n in range(steps) if not _close(own[n], wanted[n])), None)
+    first = next((n for n in range(steps) if not _is_close(own[n], wanted[n])), None)
     if first is None:
         return None
-    said = f"the rate is {_rate(own[first])} in place of {_rate(wanted[first])}"
+    said = f"the rate is {_rate_text(own[first])} in place of {_rate_text(wanted[first])}"
     for place in range(len(rates)):
         pairs = list(zip(own[first:steps], rates[place:], strict=False))
         away = place - begins - first
-        if away and len(pairs) >= min(2, steps - first) and all(_close(a, b) for a, b in pairs):
+        if away and len(pairs) >= min(2, steps - first) and all(_is_close(a, b) for a, b in pairs):
             moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
             anew = ": it begins anew" if place == first else ""
             return f"the scheduler is {moved}{anew}; {said}", begins + first
     return said, begins + first
 
 
-def _close(a: list[float], b: list[float]) -> bool:
+def _is_close(a: list[float], b: list[float]) -> bool:
     """Also 0 beside what rounding leaves of it at a cosine's end."""
     return len(a) == len(b) and all(
         abs(x - y) <= max(1e-9 * max(abs(x), abs(y)), 1e-15) for x, y in zip(a, b, strict=True)
     )
 
 
-def _rate(rates: list[float]) -> str:
+def _rate_text(rates: list[float]) -> str:
     return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))
 
 
@@ -123,18 +123,18 @@ def compare_states(
             if value is not None and value.shape == tensor.shape and torch.equal(value, tensor):
                 continue
             exact = False
-            if value is not None and alike(value, tensor, tolerance):
+            if value is not None and nearly_equal(value, tensor, tolerance):
                 continue
             if value is None and not bool(tensor.any()):
                 continue
-            why = _why(what, name, tensor, value, rank, steps, begins)
+            why = _state_difference(what, name, tensor, value, rank, steps, begins)
             names = told.setdefault(why, [])
             if name not in names:
                 names.append(name)
     return exact, told
 
 
-def _why(
+def _state_difference(
     what: str, name: str, wanted: torch.Tensor, own: torch.Tensor | None, rank: int, steps: Steps, begins: int
 ) -> str:
     if own is None or not bool(own.any()):
@@ -168,12 +168,12 @@ _BITS = 1e-6
 
 
 @dataclass
-class Beside:
+class ResumedRun:
     """A resumed run beside the undisturbed one.
 
     ``begins``: behind how many steps of the undisturbed run it begins, by its parameters, or by the saves where they
     are no step's. ``exact``: whether all that was compared is equal to the last bit. ``noise``: of ranks' parameters
-    the elements that are not compared, see :func:`only_rounding`. ``repeats``: whether the undisturbed run is the same
+    the elements that are not compared, see :func:`rounding_only`. ``repeats``: whether the undisturbed run is the same
     each time to the last bit, so that what is not equal is no rounding.
     """
 
@@ -207,7 +207,7 @@ class Beside:
             theirs = self.reference.tensors(self.begins, rank, kind)
             ours = self.resumed.tensors(0, rank, kind)
             for name, tensor in theirs.items():
-                own = _but(self.noise.get((rank, name)), tensor, ours[name]) if name in ours else None
+                own = _without_noise(self.noise.get((rank, name)), tensor, ours[name]) if name in ours else None
                 if own is not None and not self._equal(tensor, own, tolerance):
                     found.setdefault(name, (rank, tensor, ours[name]))
         return found
@@ -215,21 +215,21 @@ class Beside:
     def _equal(self, a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
         same = a.shape == b.shape and torch.equal(a, b)
         self.exact = self.exact and same
-        return same or alike(b, a, tolerance)
+        return same or nearly_equal(b, a, tolerance)
 
 
-def begins_behind(reference: Run, resumed: Run, expected: int) -> int | None:
+def resumed_after(reference: Run, resumed: Run, expected: int) -> int | None:
     """Behind how many steps the undisturbed run has the parameters with which the resumed one begins; None if never."""
     own = [resumed.tensors(0, rank, "before") for rank in range(resumed.layout.ranks)]
     order = sorted(range(reference.steps), key=lambda step: (abs(step - expected), step))
     for step in order:
         theirs = [reference.tensors(step, rank, "before") for rank in range(reference.layout.ranks)]
-        if all(_same(a, b) for a, b in zip(theirs, own, strict=True)):
+        if all(_is_same(a, b) for a, b in zip(theirs, own, strict=True)):
             return step
     return None
 
 
-def only_rounding(run: Run) -> Noise:
+def rounding_only(run: Run) -> Noise:
     """Elements whose true gradient is zero, as that of the biases of keys: Adam makes steps of what rounding leaves.
 
     So they are others in each layout, and nothing follows from them.
@@ -245,20 +245,20 @@ def only_rounding(run: Run) -> Noise:
     }
 
 
-def _but(noise: torch.Tensor | None, theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+def _without_noise(noise: torch.Tensor | None, theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
     """``ours`` with ``theirs`` where only rounding is."""
     return ours if noise is None or noise.shape != ours.shape else torch.where(noise, theirs, ours)
 
 
-def begins_near(reference: Run, resumed: Run, expected: int, tolerance: float, noise: Noise) -> int | None:
-    """As :func:`begins_behind`, of runs that differ by rounding: the step whose parameters are nearest; None if far."""
+def resumed_near(reference: Run, resumed: Run, expected: int, tolerance: float, noise: Noise) -> int | None:
+    """As :func:`resumed_after`, of runs that differ by rounding: the step whose parameters are nearest; None if far."""
     own = [resumed.tensors(0, rank, "before") for rank in range(resumed.layout.ranks)]
     far = {}
     for step in range(reference.steps):
         theirs = [reference.tensors(step, rank, "before") for rank in range(reference.layout.ranks)]
         if all(a.keys() == b.keys() for a, b in zip(theirs, own, strict=True)):
             pairs = [
-                (a[name], _but(noise.get((rank, name)), a[name], b[name]))
+                (a[name], _without_noise(noise.get((rank, name)), a[name], b[name]))
                 for rank, (a, b) in enumerate(zip(theirs, own, strict=True))
                 for name in a
             ]
@@ -267,11 +267,11 @@ def begins_near(reference: Run, resumed: Run, expected: int, tolerance: float, n
     return best if best is not None and far[best] <= tolerance else None
 
 
-def _same(a: Tensors, b: Tensors) -> bool:
+def _is_same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def judge_same_layout(beside: Beside, parameters_of: int | None) -> None:
+def judge_same_layout(beside: ResumedRun, parameters_of: int | None) -> None:
     """Adds what was not restored. ``parameters_of``: behind which step its parameters are; None of no step."""
     if parameters_of is None:
         _parameters(beside)
@@ -295,7 +295,7 @@ def judge_same_layout(beside: Beside, parameters_of: int | None) -> None:
     _length(beside)
 
 
-def _parameters(beside: Beside) -> None:
+def _parameters(beside: ResumedRun) -> None:
     """Which parameters are not those of the checkpoint."""
     apart = beside.differing("before")
     if not apart:
@@ -319,12 +319,12 @@ def _parameters(beside: Beside) -> None:
                    "they are those of no step of the undisturbed run", apart)  # fmt: skip
 
 
-def _rates(beside: Beside) -> None:
+def _rates(beside: ResumedRun) -> None:
     if (told := rates_difference(beside.reference, beside.resumed, beside.begins)) is not None:
         beside.add(told[1] + 1, "learning rate", "learning-rate", told[0])
 
 
-def _scales(beside: Beside) -> None:
+def _scales(beside: ResumedRun) -> None:
     theirs = beside.reference.records[0].steps[beside.begins].scales
     ours = beside.resumed.records[0].steps[0].scales
     if theirs and ours and theirs[-1] != ours[-1]:
@@ -336,18 +336,20 @@ def _scales(beside: Beside) -> None:
         )
 
 
-def _compare_states_of_ranks(beside: Beside) -> None:
+def _compare_states_of_ranks(beside: ResumedRun) -> None:
     def of(run: Run, step: int) -> Callable[[str], list[Tensors]]:
         return lambda kind: [run.tensors(step, rank, kind) for rank in beside.ranks]
+
+    def without_noise(rank: int, name: str, value: torch.Tensor) -> torch.Tensor:
+        return _without_noise(beside.noise.get((rank, name)), theirs[rank].get(name, value), value)
 
     kinds = state_kinds(beside.reference, beside.begins) | state_kinds(beside.resumed, 0)
     for kind in sorted(kinds):
         theirs, found = of(beside.reference, beside.begins)(kind), of(beside.resumed, 0)(kind)
         ours = [
-            {name: _but(beside.noise.get((rank, name)), theirs[rank].get(name, value), value) if value.any() else value
-             for name, value in own.items()}  # a state of zeros is told as one
+            {name: without_noise(rank, name, value) if value.any() else value for name, value in own.items()}
             for rank, own in enumerate(found)
-        ]  # fmt: skip
+        ]  # a state of zeros is told as one
 
         def earlier(kind: str = kind) -> Iterator[tuple[int, list[Tensors]]]:
             return ((step, of(beside.reference, step)(kind)) for step in range(beside.reference.steps))
@@ -361,7 +363,7 @@ def _compare_states_of_ranks(beside: Beside) -> None:
                 beside.add(beside.begins + 1, "optimizer", "optimizer-state", why, names)
 
 
-def _random(beside: Beside) -> None:
+def _random(beside: ResumedRun) -> None:
     """Dropout's masks, where they are drawn; where nothing draws, nothing is lost."""
     steps = min(beside.reference.steps - beside.begins, min(len(record.steps) for record in beside.resumed.records))
     for step in range(steps):
@@ -379,7 +381,7 @@ def _random(beside: Beside) -> None:
                 return
 
 
-def _numbers(beside: Beside) -> None:
+def _numbers(beside: ResumedRun) -> None:
     """Gradients, the loss, buffers and updates of the first step, when all that they are made of is right."""
     for kind, what in (("buffer", "buffers"), ("gradient", "gradients"), ("after", "parameters after the step")):
         if kind == "gradient" and beside.repeats and _losses(beside):
@@ -401,7 +403,7 @@ def _numbers(beside: Beside) -> None:
             return
 
 
-def _losses(beside: Beside) -> bool:
+def _losses(beside: ResumedRun) -> bool:
     """Whether the first step differentiates another loss: random numbers that are no dropout's show in it, as noise."""
     for rank in beside.ranks:
         run = beside.reference.records[rank].steps
@@ -419,7 +421,7 @@ def _losses(beside: Beside) -> bool:
     return False
 
 
-def _length(beside: Beside) -> None:
+def _length(beside: ResumedRun) -> None:
     if told := length_difference(beside.reference, beside.resumed, beside.begins):
         beside.add(beside.reference.steps, "length", "ends-elsewhere", told)
 
@@ -445,7 +447,7 @@ def judge_reshaped(name: str, reference: Run, resumed: Run, expected: int, toler
     """
     begins, compared, truth, own = None, None, None, resumed
     for step in sorted(range(reference.steps), key=lambda step: (step != expected, step)):
-        truth, own = Reference(reference.since(step), tolerance), _uncut(resumed)
+        truth, own = Reference(reference.since(step), tolerance), _copy_of(resumed)
         try:
             compared = compare.compare_layout(truth, own)
         except ProveError:  # nothing of it is where this step's parameters are
@@ -454,7 +456,7 @@ def judge_reshaped(name: str, reference: Run, resumed: Run, expected: int, toler
             begins = step
             break
     if begins is None:
-        truth, own = Reference(reference.since(expected), tolerance), _uncut(resumed)
+        truth, own = Reference(reference.since(expected), tolerance), _copy_of(resumed)
         compared = compare.compare_layout(truth, own)
     assert compared is not None
     assert truth is not None
@@ -479,20 +481,20 @@ def judge_reshaped(name: str, reference: Run, resumed: Run, expected: int, toler
     return Reshaped(begins, found, states_seen)
 
 
-def _uncut(run: Run) -> Run:
+def _copy_of(run: Run) -> Run:
     """A run's own copy of what is known of its pieces: a comparison cuts those that are several of the reference's."""
     records = [replace(record, steps=[replace(step) for step in record.steps]) for record in run.records]
     return replace(run, records=records, strips={})
 
 
-def _same_parameters(compared: compare.Compared) -> bool:
+def _same_parameters(compared: compare.Comparison) -> bool:
     """Whether the run begins with the parameters of the step that it was held against, whatever its samples are."""
     begun = any(one.what == "parameters" and one.step == 1 for one in compared.findings)
     return not compared.unmatched and not compared.maps.different and not begun
 
 
 def _states(
-    name: str, truth: Reference, resumed: Run, compared: compare.Compared, behind: int
+    name: str, truth: Reference, resumed: Run, compared: compare.Comparison, behind: int
 ) -> tuple[list[Finding], bool]:
     """Optimizers' states, put together from all ranks' parts as the parameters are; and whether there were any."""
     found, matched = [], False

@@ -64,11 +64,11 @@ class Optimizers:
                 for index, parameter in enumerate(group["params"]):
                     name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
                     for slot, value in optimizer.state.get(parameter, {}).items():
-                        if (tensor := _plain(value)) is not None:
+                        if (tensor := _plain_tensor(value)) is not None:
                             yield name, str(slot), tensor
 
 
-def _plain(value: Any) -> torch.Tensor | None:
+def _plain_tensor(value: Any) -> torch.Tensor | None:
     """A copy of this rank's part of a state, or None of what is no number."""
     if isinstance(value, (bool, int, float)):
         return torch.tensor(float(value), dtype=torch.float64)
@@ -95,7 +95,7 @@ def kept_beside(
     trained = {id(part) for root in models for part in root.modules()}
     trained |= {id(parameter) for root in models for parameter in root.parameters()}
     seen: set[int] = set()
-    for name, value in _reached(is_own):
+    for name, value in _reachable(is_own):
         if id(value) in seen or id(value) in trained or isinstance(value, (torch.optim.Optimizer, type)):
             continue
         seen.add(id(value))
@@ -104,15 +104,15 @@ def kept_beside(
                 continue  # the model in another wrapper, or with a part of it
             state: Any = value.state_dict()
         elif hasattr(value, "load_state_dict") and hasattr(value, "state_dict"):
-            state = _asked(value)
+            state = _state_of(value)
         else:
             continue
-        for of, tensor in _tensors(name, state):
+        for of, tensor in _state_tensors(name, state):
             if id(tensor) not in trained:
                 yield of, tensor
 
 
-def _reached(is_own: Callable[[CodeType], bool]) -> Iterator[tuple[str, Any]]:
+def _reachable(is_own: Callable[[CodeType], bool]) -> Iterator[tuple[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     files: set[str] = set()
     while frame is not None:
@@ -133,24 +133,24 @@ def _of_scope(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{of}", inner) for of, inner in list(getattr(value, "__dict__", {}).items()))
 
 
-def _asked(value: Any) -> Any:
+def _state_of(value: Any) -> Any:
     try:
         return value.state_dict()
     except Exception:
         return {}
 
 
-def _tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _state_tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(state, torch.Tensor):
         part = compat.local_tensor(state) if hasattr(state, "placements") else state
         if part.numel() >= LEAST:
             yield name, part.detach().cpu().clone().contiguous()
     elif isinstance(state, Mapping):
         for of, inner in state.items():
-            yield from _tensors(f"{name}.{of}", inner)
+            yield from _state_tensors(f"{name}.{of}", inner)
     elif isinstance(state, (list, tuple)):
         for place, inner in enumerate(state):
-            yield from _tensors(f"{name}.{place}", inner)
+            yield from _state_tensors(f"{name}.{place}", inner)
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class StoppingRecorder(Recorder):
                 self._saving.now = False
                 earlier.append(time.perf_counter() - begin_s)
                 if self._following.marker:
-                    _note_whole(self._following.marker, self._rank, done)
+                    _note_whole_save(self._following.marker, self._rank, done)
 
         return saved
 
@@ -309,7 +309,7 @@ class StoppingRecorder(Recorder):
             _die_in(left_s)
 
 
-def _note_whole(marker: str, rank: int, done: int) -> None:
+def _note_whole_save(marker: str, rank: int, done: int) -> None:
     """Of a run that is stopped nothing else is left to say which of a rank's saves were over."""
     with open(f"{marker}.saves{rank}", "a") as file:
         file.write(f"{done}\n")

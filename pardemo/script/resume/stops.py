@@ -49,7 +49,7 @@ class Stop:
         return f"{who} {MOMENTS[self.moment]} step {self.done + 1}"
 
 
-def drawn(
+def draw_stops(
     kinds: Sequence[str],
     steps: int,
     saved: Sequence[int],

@@ -36,12 +36,12 @@ def in_folder(layout: Layout, saves: Path) -> Layout:
     return replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
 
 
-def follower(saves: str, stop: Stop | None, marker: str) -> Any:
+def recorder_factory(saves: str, stop: Stop | None, marker: str) -> Any:
     """What makes the recorder on a rank."""
     return partial(StoppingRecorder, following=Following(saves, stop, marker))
 
 
-def killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
     saves.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request.json"
@@ -78,14 +78,14 @@ def killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Pat
     return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
 
 
-def launched(request: str) -> None:
+def run_request(request: str) -> None:
     """Runs until it is killed, or until who has started it is gone, which closes its standard input."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     asked = json.loads(Path(request).read_text("utf-8"))
     said = asked["stop"]
     stop = Stop(**{**said, "ranks": tuple(said["ranks"]), "saves_s": tuple(said["saves_s"])})
     options = Options(asked["steps"], asked["double"], asked["timeout_s"])
-    options = replace(options, follow=follower(asked["saves"], stop, asked["marker"]))
+    options = replace(options, follow=recorder_factory(asked["saves"], stop, asked["marker"]))
     layout = Layout(asked["ranks"], asked["values"], tuple(asked["line"]))
     run = runs.run_layout(layout, options, Path(asked["place"]))
     if run.error:  # it ended before it was killed, and nobody else has heard why
@@ -142,7 +142,7 @@ def _verdict(
     made.saved, asynchronous = _saved(first)
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
     try:
-        drawn = stops.drawn(
+        drawn = stops.draw_stops(
             kinds, first.steps, made.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
         )
     except ValueError as error:
@@ -164,7 +164,7 @@ def _verdict(
         place = scratch / f"trial{number}"
         expected = max(one for one in made.saved if 0 < one < stop.done + (stop.kind != "save"))
         trial = Trial(stop, layout, expected, asynchronous, stop.kind == "save")
-        resumed_run = _run(trial, layouts[0], first, options, place, made.saved)
+        resumed_run = _stop_and_resume(trial, layouts[0], first, options, place, made.saved)
         if resumed_run is not None:
             try:
                 if own is layouts[0]:
@@ -198,10 +198,10 @@ def _undisturbed(layout: Layout, options: Options, scratch: Path) -> tuple[Run, 
         options = replace(options, sketched=True)
     first = _recorded(layout, options, scratch / "first")
     runs.require_steps(first)
-    proof.hashed(first)
-    proof.deterministic(first, again, compare.tolerance_of(first, options.double), options.sketched)
+    proof.require_hashed_samples(first)
+    proof.require_deterministic(first, again, compare.tolerance_of(first, options.double), options.sketched)
     try:
-        proof.deterministic(first, again, 0.0, options.sketched)
+        proof.require_deterministic(first, again, 0.0, options.sketched)
     except ProveError:
         return first, False, options
     return first, True, options
@@ -213,23 +213,25 @@ def _recorded(
     """A run whose saves lie in ``saves``; of itself where it is None."""
     saves = saves or place / "saves"
     saves.mkdir(parents=True, exist_ok=True)
-    follow = follower(str(saves), stop, str(place / "stop"))
+    follow = recorder_factory(str(saves), stop, str(place / "stop"))
     return runs.run_layout(in_folder(layout, saves), replace(options, follow=follow), place / "recorded")
 
 
-def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]) -> Run | None:
+def _stop_and_resume(
+    made: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]
+) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
     stop, saves, marker = made.stop, place / "saves", place / "stopped" / "stop"
     if stop.kind == "launcher":
         marker = place / "stop"
-        made.error = killed(begun, options, place, stop, saves)
+        made.error = run_and_kill(begun, options, place, stop, saves)
     else:
         stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
         made.error = _not_stopped(stop, stopped, marker.exists(), first)
         made.overdue = stop.kind == "term" and "killed by SIGALRM" in stopped.error
     if made.error:
         return None
-    if not made.asynchronous and not _is_whole(first, made.expected, str(marker)):
+    if not made.asynchronous and not _save_is_whole(first, made.expected, str(marker)):
         made.in_save, made.expected = True, max((one for one in saved if 0 < one < made.expected), default=0)
         if not made.expected:
             made.error = "it cut off the only save: there is nothing to go back to"
@@ -252,7 +254,7 @@ def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path, 
     return resumed
 
 
-def _is_whole(first: Run, done: int, marker: str) -> bool:
+def _save_is_whole(first: Run, done: int, marker: str) -> bool:
     """Whether every rank had made its saves behind so many steps when a run was stopped, as far as calls were seen.
 
     A rank that saves makes no other wait where the script has no barrier, and ends soon after the one that is killed.
@@ -274,9 +276,9 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
 def _judge(made: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
     """A run that goes on in the layout in which it was stopped. ``exact``: whether the undisturbed one repeats itself
     to the last bit."""
-    made.begins = judge.begins_behind(first, resumed, made.expected)
+    made.begins = judge.resumed_after(first, resumed, made.expected)
     if made.begins is None and not exact:
-        made.begins = judge.begins_near(first, resumed, made.expected, tolerance, {})
+        made.begins = judge.resumed_near(first, resumed, made.expected, tolerance, {})
     made.exact = _judge_beside(made, first, resumed, tolerance, {}, exact) and exact and not made.findings
 
 
@@ -285,8 +287,8 @@ def _judge_beside(
 ) -> bool:
     """Adds what differs, rank by rank, from an undisturbed run in the same layout; whether nothing does, bit by bit."""
     begins = made.expected if made.begins is None else made.begins
-    beside = judge.Beside(made.name, undisturbed, resumed, begins, tolerance, noise=noise, repeats=repeats)
-    if not _elsewhere(made):
+    beside = judge.ResumedRun(made.name, undisturbed, resumed, begins, tolerance, noise=noise, repeats=repeats)
+    if not _resumes_elsewhere(made):
         judge.judge_same_layout(beside, made.begins)
     made.findings += beside.findings
     return beside.exact
@@ -305,13 +307,13 @@ def _judge_reshaped(
     except ProveError:
         undisturbed = _recorded(own, options, place / "own")
         runs.require_steps(undisturbed)
-        noise, rounded = judge.only_rounding(undisturbed), max(ROUNDED, tolerance)
-        made.begins = judge.begins_near(undisturbed, resumed, made.expected, rounded, noise)
+        noise, rounded = judge.rounding_only(undisturbed), max(ROUNDED, tolerance)
+        made.begins = judge.resumed_near(undisturbed, resumed, made.expected, rounded, noise)
         _judge_beside(made, undisturbed, resumed, rounded, noise)
         return
     found = judge.judge_reshaped(made.name, first, resumed, made.expected, tolerance)
     made.begins, made.states = found.begins, found.states
-    if _elsewhere(made):
+    if _resumes_elsewhere(made):
         return
     made.findings += found.findings
     behind = made.expected if made.begins is None else made.begins
@@ -322,7 +324,7 @@ def _judge_reshaped(
             made.findings.append(Finding(made.name, first.steps, "length", "ends-elsewhere", told))
 
 
-def _elsewhere(made: Trial) -> bool:
+def _resumes_elsewhere(made: Trial) -> bool:
     """Whether the run begins anew, of which all else follows; adds that, and that it goes on behind an older save."""
     if made.begins is None or made.begins >= made.expected or (made.begins and made.asynchronous):
         return False
@@ -393,7 +395,7 @@ def stopped(
         raise ValueError(f"{unknown[0]!r} is no kind of stop: {', '.join(KINDS)}")
     if not kinds:
         raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
-    begun, resumed = (of_layouts.one_or_more(layouts, _marked(of)) for of in (words, again))
+    begun, resumed = (of_layouts.at_least_one(layouts, _with_folder_mark(of)) for of in (words, again))
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
         runs.launch_of(layout)
     options = Options(steps=steps, double=double, timeout_s=timeout_s)
@@ -404,9 +406,9 @@ def _words(line: str | Sequence[str]) -> list[str]:
     return of_layouts.words_of(line) if isinstance(line, str) else list(line)
 
 
-def _marked(words: Sequence[str]) -> list[str]:
+def _with_folder_mark(words: Sequence[str]) -> list[str]:
     return [word.replace("{folder}", FOLDER) for word in words]
 
 
 if __name__ == "__main__":
-    launched(sys.argv[1])
+    run_request(sys.argv[1])

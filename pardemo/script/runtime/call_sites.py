@@ -17,7 +17,7 @@ import torch
 from pardemo import compat
 from pardemo.meters.inside import tensors_in
 from pardemo.script.runtime.hooks import Hooks
-from pardemo.script.runtime.libraries import folders
+from pardemo.script.runtime.libraries import library_folders
 
 #: Functions of torch that send Python objects, as bytes: nobody asked for these collectives of tensors.
 _OF_OBJECTS = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?$")
@@ -60,7 +60,7 @@ class CallSite(NamedTuple):
     use: str = ""
 
 
-class Aside(NamedTuple):
+class Evaluation(NamedTuple):
     """When a model ran without gradients and no later loss used what it said; ``cpu_s``: seconds of a core."""
 
     begin_s: float
@@ -101,7 +101,7 @@ class CallSites(Hooks):
 
     def __init__(self, own: str):
         super().__init__()
-        self._libraries = folders()
+        self._libraries = library_folders()
         own = os.path.realpath(own) + os.sep
         self._own = own if own.startswith(self._libraries) else None  # a folder around an environment is not meant
         self._roles: dict[CodeType, str] = {}
@@ -121,7 +121,9 @@ class CallSites(Hooks):
         self._raised = 0  # its address: the module around that one is left by the same one
         self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._aside: tuple[float, float] | None = None  # since when a model is evaluated
-        self._asides: list[tuple[Aside, int, list[weakref.ref[torch.Tensor]]]] = []  # of which model, what came out
+        self._asides: list[
+            tuple[Evaluation, int, list[weakref.ref[torch.Tensor]]]
+        ] = []  # of which model, what came out
 
     def here(self) -> CallSite:
         """Where the script is now."""
@@ -190,7 +192,7 @@ class CallSites(Hooks):
         used = {model for _, model, outputs in self._asides if any(output() is not None for output in outputs)}
         self._asides = [one for one in self._asides if one[1] not in used]
 
-    def take_aside(self) -> tuple[Aside, ...]:
+    def take_aside(self) -> tuple[Evaluation, ...]:
         """When models were evaluated since the last time that this was asked."""
         taken, self._asides = tuple(aside for aside, _, _ in self._asides), []
         return taken
@@ -246,7 +248,7 @@ class CallSites(Hooks):
             self.on_raise(error)
         self._runs()
         if not self._stack and self._aside:
-            aside = Aside(self._aside[0], time.monotonic(), time.thread_time() - self._aside[1])
+            aside = Evaluation(self._aside[0], time.monotonic(), time.thread_time() - self._aside[1])
             outputs = [weakref.ref(tensor) for tensor in tensors_in(output) if tensor.dim()]
             self._asides.append((aside, id(module), outputs))
             self._aside = None
@@ -277,7 +279,7 @@ class Enough(BaseException):
 
 
 @dataclass(frozen=True)
-class Cut:
+class StepEnd:
     """The moment at which a step of the optimizer is over; ``cpu_s``: seconds of a core that this thread had.
 
     ``backwards``: backward passes since the cut before. ``aside``: when models were evaluated since then.
@@ -289,7 +291,7 @@ class Cut:
     at_s: float
     cpu_s: float
     backwards: int
-    aside: tuple[Aside, ...]
+    aside: tuple[Evaluation, ...]
     sent_bytes: int
     received_bytes: int
     forwards: int = 0
@@ -330,7 +332,7 @@ class Steps(Hooks):
         on_backward: Callable[[], None],
     ):
         super().__init__()
-        self.cuts: list[Cut] = []
+        self.cuts: list[StepEnd] = []
         self._places, self._enough, self._counters = places, enough, counters
         self._on_cut, self._on_backward = on_cut, on_backward
         #: is told an exception that leaves a backward pass
@@ -375,7 +377,7 @@ class Steps(Hooks):
         sent, received = self._counters()
         aside = self._places.take_aside()
         self._places.forget()
-        self.cuts.append(Cut(
+        self.cuts.append(StepEnd(
             time.monotonic(), time.thread_time(), self._backwards, aside, sent, received,
             self._places.take_forwards(), self._updates, self._closures,
         ))  # fmt: skip

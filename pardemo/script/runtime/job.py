@@ -25,7 +25,7 @@ from pardemo.script.runtime.libraries import is_script
 from pardemo.script.runtime.without_gpu import teach_dtensor, without_gpu
 
 
-def set_for(launch: Launch, rank: int, size: int, port: int) -> None:
+def set_environment(launch: Launch, rank: int, size: int, port: int) -> None:
     """Sets what the launcher sets for a process of a job on one host, or on a cluster's, and removes the World's own.
 
     ``port``: where the ranks meet, whatever the line or the script's surroundings say.
@@ -91,13 +91,13 @@ def spawned_here(rank: int, beside: int, notes: list[str]) -> Iterator[None]:
         if line not in notes:
             notes.append(line)
         fn(rank, *args)
-        return None if join else _Over()
+        return None if join else _EndedProcesses()
 
     with stand_ins.replaced_everywhere([(real, spawn)]):
         yield
 
 
-class _Over:
+class _EndedProcesses:
     """The context that ``spawn(join=False)`` returns, of processes that have ended."""
 
     processes: Sequence[Any] = ()
@@ -107,7 +107,7 @@ class _Over:
 
 
 @contextlib.contextmanager
-def ports_of_stores(ports: set[int]) -> Iterator[None]:
+def store_ports_noted(ports: set[int]) -> Iterator[None]:
     """Within the block the port of each TCPStore that is made is added to ``ports``."""
     begin = dist.TCPStore.__init__
 
@@ -120,7 +120,7 @@ def ports_of_stores(ports: set[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def started(commands: list[str]) -> Iterator[None]:
+def processes_noted(commands: list[str]) -> Iterator[None]:
     """Within the block what the script starts as processes that may train is added to ``commands``.
 
     Programs of Python and launchers by their command lines, functions by their names; no workers of a DataLoader.
@@ -146,7 +146,7 @@ def started(commands: list[str]) -> Iterator[None]:
         yield
 
 
-def exited(exit_: SystemExit) -> Exited:
+def exit_error(exit_: SystemExit) -> Exited:
     """What ``sys.exit()`` says of a failure, and where; a text is printed, as Python does it."""
     own = [frame for frame in traceback.extract_tb(exit_.__traceback__) if is_script(frame.filename)]
     where = f", at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
@@ -165,12 +165,12 @@ def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], 
     port: list[Any] = [loopback.free_port()] if rank == 0 else [None]
     dist.broadcast_object_list(port, 0)
     dist.destroy_process_group()
-    set_for(launch, rank, size, port[0])
+    set_environment(launch, rank, size, port[0])
     first = [f"{launch.local_rank}{os.environ['LOCAL_RANK']}"] if launch.local_rank else []
     sys.argv = [launch.script, *first, *launch.arguments]
     sys.path.insert(0, folder if launch.module else os.path.dirname(launch.script))
     os.chdir(folder)
-    os.environ.update(libraries.environment())
+    os.environ.update(libraries.library_environment())
     if not torch.cuda.is_available():
         teach_dtensor()
     notes: list[str] = []
@@ -193,7 +193,7 @@ def as_main(launch: Launch) -> str:
         return "enough"
     except SystemExit as exit_:
         if exit_.code not in (None, 0):
-            raise exited(exit_) from None
+            raise exit_error(exit_) from None
     return "end"
 
 

@@ -152,7 +152,7 @@ def _torchrun(words: list[str], by_argument: bool = False) -> Launch:
     from torch.distributed import launch, run
 
     name = "torch.distributed.launch" if by_argument else "torchrun"
-    args = _parsed(name, launch.parse_args if by_argument else run.parse_args, words)
+    args = _parse_options(name, launch.parse_args if by_argument else run.parse_args, words)
     if args.no_python:
         raise ValueError(f"{name} --no-python runs {args.training_script}, which may be no Python: name the script")
     hosts, _ = run.parse_min_max_nnodes(args.nnodes)
@@ -161,7 +161,7 @@ def _torchrun(words: list[str], by_argument: bool = False) -> Launch:
     if of_gpus and not torch.cuda.is_available():
         beside, notes = None, (_for_each_gpu(f"--nproc-per-node {args.nproc_per_node}"),)
     else:
-        beside = _said(name, lambda: run.determine_local_world_size(args.nproc_per_node))
+        beside = _launcher_result(name, lambda: run.determine_local_world_size(args.nproc_per_node))
     return Launch(
         args.training_script, tuple(args.training_script_args), bool(args.module),
         None if beside is None else beside * hosts, hosts, notes=notes,
@@ -180,7 +180,7 @@ def _accelerate(words: list[str], ranks: int | None) -> Launch:
     from pardemo.script.runtime.without_gpu import without_gpu
 
     name = "accelerate launch"
-    args = _parsed(name, launch_command_parser().parse_args, words)
+    args = _parse_options(name, launch_command_parser().parse_args, words)
     if args.no_python:
         raise ValueError(f"{name} --no_python runs {args.training_script}, which may be no Python: name the script")
     if ranks is not None:
@@ -192,7 +192,7 @@ def _accelerate(words: list[str], ranks: int | None) -> Launch:
     try:
         with project.environment({"LOCAL_WORLD_SIZE": str(asked)}), without_gpu([]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Port .* is already in use")  # no rank will use it
-            args, variables, alone = _said(name, lambda: config_files.launched(args))
+            args, variables, alone = _launcher_result(name, lambda: config_files.launched(args))
     finally:
         quiet.setLevel(level)
     if args.tpu:
@@ -219,13 +219,13 @@ def _deepspeed(words: list[str]) -> Launch:
 
     with (
         extras.needed_by("deepspeed"),
-        project.environment(libraries.environment()),
+        project.environment(libraries.library_environment()),
         contextlib.redirect_stdout(sys.stderr),
     ):
         from deepspeed import constants
         from deepspeed.launcher import runner
 
-    args = _parsed("deepspeed", runner.parse_args, words)
+    args = _parse_options("deepspeed", runner.parse_args, words)
     if args.no_python:
         raise ValueError(f"deepspeed --no_python runs {args.user_script}, which may be no Python: name the script")
     if args.autotuning:
@@ -239,7 +239,7 @@ def _deepspeed(words: list[str]) -> Launch:
     counted, notes = None, (_for_each_gpu("deepspeed without --num_gpus"),)
     if pool or gpus or says:
         here = pool or {"localhost": max(args.num_gpus, MAX_RANKS) if says else gpus}
-        by_host = _said("deepspeed", lambda: _chosen(runner, here, args))
+        by_host = _launcher_result("deepspeed", lambda: _chosen_hosts(runner, here, args))
         if len({len(slots) for slots in by_host.values()}) != 1:
             raise ValueError("deepspeed's hosts have different numbers of GPUs: measure one number on each")
         counted = sum(map(len, by_host.values()))
@@ -253,7 +253,7 @@ def _deepspeed(words: list[str]) -> Launch:
     )  # fmt: skip
 
 
-def _chosen(runner: Any, pool: Mapping[str, int], args: argparse.Namespace) -> dict[str, list[int]]:
+def _chosen_hosts(runner: Any, pool: Mapping[str, int], args: argparse.Namespace) -> dict[str, list[int]]:
     """Hosts and their GPUs, by DeepSpeed's own choice."""
     if (args.num_nodes >= 0 or args.num_gpus >= 0) and (args.include or args.exclude):
         raise ValueError("Cannot specify num_nodes/gpus with include/exclude")
@@ -265,7 +265,7 @@ def _for_each_gpu(what: str) -> str:
     return f"{what} is a rank for each GPU, and there is none here: --ranks says how many instead"
 
 
-def _said(name: str, action: Callable[[], Any]) -> Any:
+def _launcher_result(name: str, action: Callable[[], Any]) -> Any:
     """What a launcher makes of its line; what it refuses, in one line."""
     try:
         return action()
@@ -273,7 +273,7 @@ def _said(name: str, action: Callable[[], Any]) -> Any:
         raise ValueError(f"{name}: {' '.join(str(error).split())}") from None
 
 
-def _parsed(name: str, parse: Callable[[list[str]], argparse.Namespace], words: list[str]) -> argparse.Namespace:
+def _parse_options(name: str, parse: Callable[[list[str]], argparse.Namespace], words: list[str]) -> argparse.Namespace:
     """A launcher's options, by its own parser."""
     printed = io.StringIO()
     try:

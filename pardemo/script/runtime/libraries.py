@@ -32,7 +32,7 @@ GPU_ONLY = {
     "xformers": "torch.nn.functional.scaled_dot_product_attention",
 }
 #: What libraries say where they miss a GPU, and what a script chooses instead.
-SAID = (
+ERRORS = (
     (
         r"FlashAttention|flash_attn|flash_attention_[23]",
         'FlashAttention runs on GPUs only: choose attn_implementation="sdpa"',
@@ -53,15 +53,15 @@ SAID = (
 )
 #: Libraries that are told of GPUs as the script is: they choose devices and the backend for it. Without a GPU
 #: Accelerate takes each rank to be alone, in silence, and Lightning and timm refuse a script that asks for one.
-FOLLOWING = {"accelerate", "lightning", "lightning_fabric", "litgpt", "pytorch_lightning", "timm"}
+TOLD_OF_GPUS = {"accelerate", "lightning", "lightning_fabric", "litgpt", "pytorch_lightning", "timm"}
 #: Functions of libraries that decide whether a script may go its way; what they ask is answered as a GPU's.
-BELIEVED = {
+TOLD_OF_GPUS_IN = {
     "is_torch_bf16_gpu_available",  # Transformers: bf16=True
     "_check_module_states_for_sync_module_states",  # FSDP1: sync_module_states=True
 }
 
 #: Folders and files of a script that lies among the libraries, as one that runs as ``-m`` may.
-_own: list[str] = []
+_own_folders: list[str] = []
 
 
 class NeedsGpu(RuntimeError):
@@ -72,13 +72,13 @@ class NeedsGpu(RuntimeError):
 def is_script(file: str) -> bool:
     """Whether code of this file is the script's: none of torch, of an installed library, of Python or of ours."""
     real = os.path.realpath(file)
-    if file.startswith("<") or real.startswith(tuple(_own)):
+    if file.startswith("<") or real.startswith(tuple(_own_folders)):
         return not file.startswith("<")
-    return not real.startswith(folders())
+    return not real.startswith(library_folders())
 
 
 @functools.cache
-def folders() -> tuple[str, ...]:
+def library_folders() -> tuple[str, ...]:
     """Where libraries lie: the environment's folders; torch's own and those that pip has filled, wherever they are.
 
     A module that is installed to be edited lies elsewhere, and is the reader's own.
@@ -92,26 +92,26 @@ def folders() -> tuple[str, ...]:
 
 def _forget() -> None:
     is_script.cache_clear()
-    folders.cache_clear()
+    library_folders.cache_clear()
 
 
-def environment() -> dict[str, str]:
+def library_environment() -> dict[str, str]:
     """Variables that have to be set before a library is imported; what is set already stays."""
     ours = {"DS_ACCELERATOR": "cpu", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return {name: value for name, value in ours.items() if name not in os.environ}
 
 
 @contextlib.contextmanager
-def told(notes: list[str], own: str = "") -> Iterator[None]:
+def adjusted_libraries(notes: list[str], own: str = "") -> Iterator[None]:
     """Within the block an import of :data:`GPU_ONLY`, or an error of :data:`SAID`, is told in one line."""
     changes = contextlib.ExitStack()
-    first, last = _First(changes, notes), _Last(notes)
+    first, last = _AdjustingFinder(changes, notes), _RefusingFinder(notes)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
     _forget()
     within = [f"{os.path.realpath(own)}{os.sep}"] if own else []
-    if within and within[0].startswith(folders()):  # a folder around an environment is not meant
-        _own.extend(within)
+    if within and within[0].startswith(library_folders()):  # a folder around an environment is not meant
+        _own_folders.extend(within)
     quiet = logging.getLogger("megatron.core.tensor_parallel.random")  # wonders that the CPU's generator is used
     changes.callback(quiet.setLevel, quiet.level)
     quiet.setLevel(logging.ERROR)
@@ -129,7 +129,7 @@ def told(notes: list[str], own: str = "") -> Iterator[None]:
         finally:
             sys.meta_path.remove(first)
             sys.meta_path.remove(last)
-            _own.clear()
+            _own_folders.clear()
             _forget()
 
 
@@ -220,7 +220,7 @@ ADJUSTED = {
 }
 
 
-class _First:
+class _AdjustingFinder:
     """Asked first, for libraries that are changed once they are imported."""
 
     def __init__(self, changes: contextlib.ExitStack, notes: list[str]):
@@ -239,7 +239,7 @@ class _First:
         return spec
 
 
-class _Last:
+class _RefusingFinder:
     """Asked last, for a module that nobody has."""
 
     def __init__(self, notes: list[str]):
@@ -266,15 +266,15 @@ def _advice(error: BaseException) -> str | None:
         if isinstance(cause, NeedsGpu):
             return str(cause)
         if isinstance(cause, ModuleNotFoundError) and cause.name in GPU_ONLY:
-            return f"{cause.name} runs on GPUs only: choose {GPU_ONLY[cause.name]}{_where(error)}"
-        for pattern, line in SAID:
+            return f"{cause.name} runs on GPUs only: choose {GPU_ONLY[cause.name]}{_at_script_line(error)}"
+        for pattern, line in ERRORS:
             if re.search(pattern, str(cause)):
                 first = " ".join(str(cause).split())[:120]
-                return f"{line}{_where(error)}: {first}"
+                return f"{line}{_at_script_line(error)}: {first}"
         cause = cause.__cause__ or cause.__context__
     return None
 
 
-def _where(error: BaseException) -> str:
+def _at_script_line(error: BaseException) -> str:
     lines = [f for f in traceback.extract_tb(error.__traceback__) if is_script(f.filename)]
     return f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno})" if lines else ""

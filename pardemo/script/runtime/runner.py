@@ -16,7 +16,7 @@ from pardemo import World
 from pardemo.cluster import Cluster
 from pardemo.script.hangs import journal, standstill
 from pardemo.script.hangs.journal import Log
-from pardemo.script.hangs.standstill import Standstill, Watch
+from pardemo.script.hangs.standstill import DeadlockWatch, Standstill
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.libraries import is_script
 from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
@@ -86,7 +86,7 @@ def run_on_ranks(
     """
     loaded = [function.__module__, READ_MODULES, *heavy_imports(text)]
     world = World(ranks, cluster=cluster, preload=loaded, timeout_s=timeout_s, backend="gloo")
-    watch = Watch(world, journals)
+    watch = DeadlockWatch(world, journals)
     try:
         with world, watch:
             return world.run(function, asked)
@@ -111,52 +111,54 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
     """One line for what happened to the ranks, with what is told of those that wait."""
     deaths = {rank: exit_text(code) for rank, code in error.deaths.items()} if isinstance(error, RankDied) else {}
     stacks = getattr(error, "stacks", {})
-    lines = {rank: STOPPED if stack.startswith(STOPPED) else _here(stack) for rank, stack in stacks.items()}
+    lines = {rank: STOPPED if stack.startswith(STOPPED) else _script_line(stack) for rank, stack in stacks.items()}
     still = standstill.standstill_of(logs, at_s, lines, deaths)
     parted = still.first is not None and still.first.differ
     if isinstance(error, RankDied) and set(error.deaths.values()) == {0}:
         line = f"{ranks_text(list(error.deaths))} ended by os._exit(0), which leaves no report"
     elif isinstance(error, RankDied):
         then = still.line if parted else still.waited
-        line = _line(str(error).partition("\n")[0]) + (f"; {then}" if then else "")
+        line = _shorten(str(error).partition("\n")[0]) + (f"; {then}" if then else "")
     elif parted or (isinstance(error, RankTimeout) and still.stuck):
         line = still.line
     elif isinstance(error, RankFailed):
-        return ScriptError(_raised(name, error, still), str(error), still)
+        return ScriptError(_raised_text(name, error, still), str(error), still)
     elif isinstance(error, RankTimeout):
-        line = "; ".join(filter(None, (f"not over after {error.timeout_s:g} s: {_waiting(error, logs)}", error.busy)))
+        line = "; ".join(
+            filter(None, (f"not over after {error.timeout_s:g} s: {_waiting_text(error, logs)}", error.busy))
+        )
     else:
-        line = _line(str(error))
+        line = _shorten(str(error))
     return ScriptError(f"{name}: {line}", str(error), still)
 
 
-def _raised(name: str, error: RankFailed, still: Standstill) -> str:
+def _raised_text(name: str, error: RankFailed, still: Standstill) -> str:
     rank, failure = error.first
     if failure.type == "Exited":
         ranks = [one for one, other in error.failures.items() if other.message == failure.message]
         alone = f" (on {ranks_text(ranks)})" if error.stopped or len(ranks) < len(error.failures) else ""
-        return f"{name} ended by {_line(failure.message)}; what it printed says why{alone}"
+        return f"{name} ended by {_shorten(failure.message)}; what it printed says why{alone}"
     if failure.type == "OwnProcesses":
         return f"{name}: {failure.message}"
     asks = "EOF when reading a line" in failure.headline  # as input() says it
     hint = ": ranks have no standard input, so a script cannot ask" if asks else ""
-    where = _at(failure.traceback)
+    where = _at_script_line(failure.traceback)
     waited = f"; {still.waited}" if still.waits else ""
-    return f"{name}: rank {rank} raised {_line(failure.headline)}{where}{hint}{waited}"
+    return f"{name}: rank {rank} raised {_shorten(failure.headline)}{where}{hint}{waited}"
 
 
-def _line(text: str) -> str:
+def _shorten(text: str) -> str:
     """A message of any length as a part of a line: its begin and its end."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
-def _waiting(error: RankTimeout, logs: dict[int, Log]) -> str:
+def _waiting_text(error: RankTimeout, logs: dict[int, Log]) -> str:
     """What each rank is in: a collective, or a line after one; ranks that are in the same share a part."""
     alike: dict[str, list[int]] = {"finished": error.finished}
     for rank, stack in sorted(error.stacks.items()):
         calls = logs[rank].calls if rank in logs else []
-        here = _here(stack)
+        here = _script_line(stack)
         if stack.startswith(STOPPED):
             what = STOPPED
         elif not calls:
@@ -171,13 +173,13 @@ def _waiting(error: RankTimeout, logs: dict[int, Log]) -> str:
     return "; ".join([*parts, *([f"the script has ended on {ranks_text(done)}"] if done else [])])
 
 
-def _here(stack: str) -> str:
+def _script_line(stack: str) -> str:
     """The reader's line in a stack, of its main thread, which stands last."""
     own = _own_frames(stack.rpartition("most recent call first")[2])
     return f"{_name(own[0][0])}:{own[0][1]}" if own else ""
 
 
-def _at(traceback: str) -> str:
+def _at_script_line(traceback: str) -> str:
     """Where in the reader's files an exception came from."""
     own = _own_frames(traceback)
     return f", at {_name(own[-1][0])}:{own[-1][1]}" if own else ""

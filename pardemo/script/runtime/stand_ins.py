@@ -38,12 +38,12 @@ def is_cuda(device: Any) -> bool:
 def script_asks(depth: int = 2) -> bool:
     """Whether the function so many frames up is the script's, or a library's that is to go the script's way."""
     frame = sys._getframe(depth)
-    if is_script(frame.f_code.co_filename) or frame.f_code.co_qualname.partition(".")[0] in libraries.BELIEVED:
+    if is_script(frame.f_code.co_filename) or frame.f_code.co_qualname.partition(".")[0] in libraries.TOLD_OF_GPUS_IN:
         return True
-    return frame.f_globals.get("__name__", "").partition(".")[0] in libraries.FOLLOWING
+    return frame.f_globals.get("__name__", "").partition(".")[0] in libraries.TOLD_OF_GPUS
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def no_op(*_: Any, **__: Any) -> None:
     """For what a CPU has no need of."""
 
 
@@ -62,7 +62,7 @@ class Event:
     def query(self) -> bool:
         return True
 
-    wait = synchronize = staticmethod(nothing)
+    wait = synchronize = staticmethod(no_op)
 
 
 class Stream:
@@ -87,7 +87,7 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    wait_event = wait_stream = synchronize = staticmethod(nothing)
+    wait_event = wait_stream = synchronize = staticmethod(no_op)
 
 
 _GENERATOR = torch.Generator
@@ -130,7 +130,7 @@ class _Future(torch.futures.Future):
         super().add_done_callback(callback)
 
 
-def future(get: Callable) -> Callable:
+def with_future(get: Callable) -> Callable:
     """``Work.get_future``, also where gloo has none."""
 
     def get_future(work: Any) -> Any:
@@ -139,14 +139,14 @@ def future(get: Callable) -> Callable:
         except RuntimeError:
             return _Future(work)
 
-    return asked(get, get_future)
+    return answering_scripts(get, get_future)
 
 
 def _zero(*_: Any, **__: Any) -> int:
     return 0
 
 
-def asked(real: Callable, answer: Callable) -> Callable:
+def answering_scripts(real: Callable, answer: Callable) -> Callable:
     """``real`` to libraries, ``answer`` to the script and to libraries that follow it."""
 
     @functools.wraps(real)
@@ -156,7 +156,7 @@ def asked(real: Callable, answer: Callable) -> Callable:
     return ask
 
 
-def changed(real: Callable, change: Callable[[dict[str, Any]], None]) -> Callable:
+def with_changed_arguments(real: Callable, change: Callable[[dict[str, Any]], None]) -> Callable:
     """``real`` with some of its arguments changed: ``change`` gets those that are given, by name."""
     signature = inspect.signature(real)
 
@@ -169,7 +169,7 @@ def changed(real: Callable, change: Callable[[dict[str, Any]], None]) -> Callabl
     return call
 
 
-def of_cuda(mode: StandInState) -> Iterator[tuple[Any, Any]]:
+def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     """What is replaced of torch.cuda and torch.accelerator, and by what."""
     cuda, accelerator, note = torch.cuda, torch.accelerator, mode.note
 
@@ -209,13 +209,13 @@ def of_cuda(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     def refused(*_: Any, **__: Any) -> None:
         raise NeedsGpu("CUDA graphs exist on GPUs only: measure the script without them")
 
-    yield cuda.is_available, asked(cuda.is_available, lambda: True)
-    yield cuda.device_count, asked(cuda.device_count, ranks)
-    yield accelerator.is_available, asked(accelerator.is_available, lambda: True)
-    yield accelerator.device_count, asked(accelerator.device_count, ranks)
+    yield cuda.is_available, answering_scripts(cuda.is_available, lambda: True)
+    yield cuda.device_count, answering_scripts(cuda.device_count, ranks)
+    yield accelerator.is_available, answering_scripts(accelerator.is_available, lambda: True)
+    yield accelerator.device_count, answering_scripts(accelerator.device_count, ranks)
     current = lambda check_available=False: CUDA  # noqa: E731
-    yield accelerator.current_accelerator, asked(accelerator.current_accelerator, current)
-    yield cuda.is_initialized, asked(cuda.is_initialized, lambda: True)
+    yield accelerator.current_accelerator, answering_scripts(accelerator.current_accelerator, current)
+    yield cuda.is_initialized, answering_scripts(cuda.is_initialized, lambda: True)
     yield cuda.set_device, set_device
     yield accelerator.set_device_index, set_device
     yield cuda.current_device, lambda: mode.index
@@ -238,7 +238,7 @@ def of_cuda(mode: StandInState) -> Iterator[tuple[Any, Any]]:
         (cuda.profiler, "start stop"),
         (accelerator, "synchronize empty_cache set_stream reset_peak_memory_stats reset_accumulated_memory_stats"),
     ):
-        yield from ((getattr(module, name), nothing) for name in names.split())
+        yield from ((getattr(module, name), no_op) for name in names.split())
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
         yield getattr(cuda, name), told("memory", _zero)
         yield getattr(accelerator, name), told("memory", _zero)
@@ -261,7 +261,7 @@ def of_cuda(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     yield from ((real, refused) for real in (cuda.graph, cuda.make_graphed_callables, cuda.graph_pool_handle))
 
 
-def of_torch(mode: StandInState) -> Iterator[tuple[Any, Any]]:
+def torch_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     """What is replaced of torch itself."""
 
     def to_cpu(given: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ def of_torch(mode: StandInState) -> Iterator[tuple[Any, Any]]:
         return lambda device="cuda": real("cpu" if device == "cuda" and on_cpu() else device)
 
     on_cpu = functools.partial(torch.is_autocast_enabled, "cpu")
-    yield torch.load, changed(torch.load, to_cpu)
+    yield torch.load, with_changed_arguments(torch.load, to_cpu)
     yield torch.is_autocast_enabled, cpus(torch.is_autocast_enabled)
     yield torch.get_autocast_dtype, cpus(torch.get_autocast_dtype)
     yield torch.get_autocast_gpu_dtype, functools.partial(cpus(torch.get_autocast_dtype), "cuda")
@@ -282,7 +282,7 @@ def of_torch(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     def module(device: Any = "cuda") -> Any:
         return torch.cuda if is_cuda(device or "cuda") else module_of(device)
 
-    yield module_of, asked(module_of, module)
+    yield module_of, answering_scripts(module_of, module)
     yield torch.Generator, Generator
     compiler = torch.compile
 

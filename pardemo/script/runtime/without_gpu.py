@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from pardemo import compat
 from pardemo.script.runtime import libraries, stand_ins
 from pardemo.script.runtime.libraries import NeedsGpu, is_script
-from pardemo.script.runtime.stand_ins import CPU, asked, changed, is_cuda, script_asks
+from pardemo.script.runtime.stand_ins import CPU, answering_scripts, is_cuda, script_asks, with_changed_arguments
 from pardemo.world import bf16
 
 
@@ -103,11 +103,15 @@ def without_gpu(notes: list[str], own: str = "") -> Iterator[None]:
 
     tf32, multiplied = _tf32(), bf16.multiplied()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(libraries.told(notes, own))
+        stack.enter_context(libraries.adjusted_libraries(notes, own))
         mode = _CpuForCuda(note)
-        for owner, name, value in _of_classes(mode):
+        for owner, name, value in _class_replacements(mode):
             stack.enter_context(compat.replaced(owner, name, value))
-        functions = [*stand_ins.of_cuda(mode), *stand_ins.of_torch(mode), *_of_distributed(mode)]
+        functions = [
+            *stand_ins.cuda_replacements(mode),
+            *stand_ins.torch_replacements(mode),
+            *_distributed_replacements(mode),
+        ]
         stack.enter_context(stand_ins.replaced_everywhere(functions))
         stack.callback(lambda: mode.eager and torch.compiler.set_stance("default"))
         stack.callback(_default_device, torch.get_default_device())
@@ -197,7 +201,7 @@ class _CpuForCuda(TorchFunctionMode):
         return func(x, dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **kwargs)
 
 
-def _of_distributed(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:
+def _distributed_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:
     """What is replaced of torch.distributed."""
 
     def to_gloo(given: dict[str, Any]) -> None:
@@ -207,14 +211,17 @@ def _of_distributed(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:
         for name in {"device_id", "pg_options"} & set(given):
             del given[name]
 
-    yield dist.init_process_group, changed(dist.init_process_group, to_gloo)
-    yield dist.new_group, changed(dist.new_group, lambda given: to_gloo(given) if given.get("backend") else None)
+    yield dist.init_process_group, with_changed_arguments(dist.init_process_group, to_gloo)
+    yield (
+        dist.new_group,
+        with_changed_arguments(dist.new_group, lambda given: to_gloo(given) if given.get("backend") else None),
+    )
     backend = dist.get_default_backend_for_device
-    yield backend, asked(backend, lambda device: "nccl" if is_cuda(device) else backend(device))
-    yield dist.is_nccl_available, asked(dist.is_nccl_available, lambda: True)
+    yield backend, answering_scripts(backend, lambda device: "nccl" if is_cuda(device) else backend(device))
+    yield dist.is_nccl_available, answering_scripts(dist.is_nccl_available, lambda: True)
 
 
-def _of_classes(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
+def _class_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
     """Attributes that are replaced: of a class, its name, by what."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -300,16 +307,16 @@ def _of_classes(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
         (dist.device_mesh.DeviceMesh, mesh),
         (DataLoader, loader),
     ):
-        yield owner, "__init__", changed(owner.__init__, change)
+        yield owner, "__init__", with_changed_arguments(owner.__init__, change)
     yield torch.optim.Optimizer, "add_param_group", add_param_group
     yield compat.engine_replaced(backward)
     yield torch.nn.Module, "to", to
-    yield torch.Tensor, "record_stream", stand_ins.nothing
+    yield torch.Tensor, "record_stream", stand_ins.no_op
     yield torch.UntypedStorage, "cuda", lambda self, *_, **__: self
     yield torch.TypedStorage, "cuda", lambda self, *_, **__: self
     yield torch.cuda, "default_generators", (torch.default_generator,) * 64
     yield threading.Thread, "start", start_on_cpu
-    yield dist.Work, "get_future", stand_ins.future(dist.Work.get_future)
+    yield dist.Work, "get_future", stand_ins.with_future(dist.Work.get_future)
 
 
 #: An axis of queries, keys and values along which attention needs nothing of the other ranks: samples, heads.
@@ -326,7 +333,7 @@ def teach_dtensor() -> None:
 
 def _forward(query: Any, key: Any, value: Any, *rest: Any, attn_mask: Any = None, **_: Any) -> Placements:
     """Acceptable placements: of output and logsumexp, and of the three inputs."""
-    return _alike(2, 3, rest, attn_mask)
+    return _equal_placements(2, 3, rest, attn_mask)
 
 
 def _backward(
@@ -341,10 +348,10 @@ def _backward(
     **_: Any,
 ) -> Placements:
     """Of the three gradients, and of the six inputs."""
-    return _alike(3, 6, rest, attn_mask)
+    return _equal_placements(3, 6, rest, attn_mask)
 
 
-def _alike(outputs: int, inputs: int, rest: tuple, attn_mask: Any) -> Placements:
+def _equal_placements(outputs: int, inputs: int, rest: tuple, attn_mask: Any) -> Placements:
     if attn_mask is not None:
         raise NeedsGpu("attention with a mask on DTensors runs on GPUs only: choose is_causal, or local tensors")
     return [([way] * outputs, [way] * inputs + [None] * len(rest)) for way in (Replicate(), *map(Shard, AXES))]

@@ -184,10 +184,10 @@ class Calls:
             ranks = (ranks[own], ranks[int(arguments["dst"])])
         elif kind == "receive":
             ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[own])
-        sent = formulas.BYTES_OF_COLLECTIVE[_rule(name)](nbytes, group.size(), own == root).sent
+        sent = formulas.BYTES_OF_COLLECTIVE[_formula_name(name)](nbytes, group.size(), own == root).sent
         of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (own - root) % group.size())
         if kind == "all-to-all":  # each rank its own part, which need not be equal parts
-            sent = of_gloo = _to_others(arguments, own)
+            sent = of_gloo = _all_to_all_sent(arguments, own)
         some = next((many for many in tensors.values() if many), [])
         call = Call(
             kind, ranks, self._number(group.group_name, ranks), nbytes if kind != "barrier" else 0, sent, of_gloo,
@@ -309,7 +309,7 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _to_others(arguments: dict[str, Any], own: int) -> float:
+def _all_to_all_sent(arguments: dict[str, Any], own: int) -> float:
     """Bytes of an all-to-all that leave the rank: of its input all but its own part."""
     if "input_tensors" in arguments:
         return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != own)
@@ -319,7 +319,7 @@ def _to_others(arguments: dict[str, Any], own: int) -> float:
     return whole * (1 - kept)
 
 
-def _rule(name: str) -> str:
+def _formula_name(name: str) -> str:
     rules = {"monitored_barrier_": "barrier", "recv_": "recv", "recv_any_source_": "recv", "alltoall_": "alltoall_base"}
     return rules.get(name, name.strip("_").replace("allgather_coalesced", "allgather"))
 

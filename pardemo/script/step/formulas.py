@@ -26,7 +26,7 @@ def low_precision(measured: Summary) -> str:
     return next((dtype for dtype in measured.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
 
 
-def shared(rows: list[Row], whole: float, why: str, name: str = "", reason: str = "") -> list[Finding]:
+def expect_together(rows: list[Row], whole: float, why: str, name: str = "", reason: str = "") -> list[Finding]:
     """What several rows are expected to send together, told by their shares; a finding where they do not."""
     sent = sum(row.bytes for row in rows)
     for row in rows:
@@ -50,7 +50,7 @@ def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
     rows = [row for row in rows if row.dtype != "int32"]
     sent = sum(row.bytes for row in rows)
     line = rows[0].line if rows else ""
-    buckets = _told(parallelism.options.get("buckets", []))
+    buckets = _buckets_text(parallelism.options.get("buckets", []))
     for row in rows:
         row.why = "gradients, summed in buckets" + (f" as {row.dtype}" if row.dtype != "float32" else "") + buckets
     if parallelism.options.get("models", 1) > 1:
@@ -92,7 +92,7 @@ def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
     return found
 
 
-def _told(buckets: list[list[str]], most: int = 3) -> str:
+def _buckets_text(buckets: list[list[str]], most: int = 3) -> str:
     """Which parameters a bucket has: the first that it waits for, the last, and how many; of the first buckets."""
     some = [f"{one[0]} to {one[-1]} ({len(one)})" if len(one) > 1 else one[0] for one in buckets[:most]]
     more = f" and {len(buckets) - most} more buckets" if len(buckets) > most else ""
@@ -121,7 +121,7 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
                 f"micro-batch where {wanted / m:g} would do{reason}", rows[0].line,
                 sum(row.bytes for row in rows) - sum(row.expected_bytes or 0 for row in rows),
             ))  # fmt: skip
-    _by_themselves(measured, fsdp)
+    _explain_other_gathers(measured, fsdp)
     scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
     for row in scatters:
         if row.module in fsdp.unit_bytes:
@@ -166,7 +166,7 @@ def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, 
     return f": it runs {runs:g} times, and is given back after each (reshard_after_forward); {advice}"
 
 
-def _by_themselves(measured: Summary, fsdp: Parallelism) -> None:
+def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
     """Gathers of a weight's shape that are no unit's: what is used as it is sharded is gathered by torch."""
     for row in rows_of(measured, ["all-gather"], fsdp.ranks):
         alike = [
@@ -192,8 +192,8 @@ def fsdp1(measured: Summary, fsdp: Parallelism) -> list[Finding]:
     gathers = rows_of(measured, ["all-gather"], fsdp.ranks)
     scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
     return [
-        *shared(gathers, half * (1 if strategy == "SHARD_GRAD_OP" else 2) - kept, "parameters, gathered"),
-        *shared(scatters, reduced, "gradients, reduced to their shards"),
+        *expect_together(gathers, half * (1 if strategy == "SHARD_GRAD_OP" else 2) - kept, "parameters, gathered"),
+        *expect_together(scatters, reduced, "gradients, reduced to their shards"),
     ]
 
 
@@ -202,20 +202,20 @@ def deepspeed(measured: Summary, zero: Parallelism) -> list[Finding]:
     stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
     half = formulas.ring_half(sum(zero.unit_bytes.values()), n).sent
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
-    summed = _of_deepspeed(measured, zero, ("all-reduce", "reduce-scatter", "reduce"))
-    gathered = _of_deepspeed(measured, zero, ("all-gather", "broadcast"))
+    summed = _deepspeed_rows(measured, zero, ("all-reduce", "reduce-scatter", "reduce"))
+    gathered = _deepspeed_rows(measured, zero, ("all-gather", "broadcast"))
     whole = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
     kept = "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters allows, "
-    found = shared(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", whole)
+    found = expect_together(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", whole)
     if not stage:
         return found
     parameters = half * (2 * m if stage == 3 else 1)
     less = stage == 3 and sum(row.bytes for row in gathered) < parameters
     reason = kept + "stay gathered" if less else ""
-    return found + shared(gathered, parameters, "parameters, gathered", f"{name}'s parameters", reason)
+    return found + expect_together(gathered, parameters, "parameters, gathered", f"{name}'s parameters", reason)
 
 
-def _of_deepspeed(measured: Summary, zero: Parallelism, kinds: tuple[str, ...]) -> list[Row]:
+def _deepspeed_rows(measured: Summary, zero: Parallelism, kinds: tuple[str, ...]) -> list[Row]:
     rows = rows_of(measured, kinds, zero.ranks)
     return [row for row in rows if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
 
@@ -246,9 +246,9 @@ def by_terms(measured: Summary) -> list[Finding]:
     ]
     found = []
     for some, of_rows in _together([(term, [row for row in rows if _fits(term, row)]) for term in terms]):
-        found += _held_against(measured, some, of_rows)
+        found += _compare_rows(measured, some, of_rows)
     for one in measured.parallelism:
-        _carried(measured, one.kind, one.ranks, one.options.get("by", ""))
+        _name_carried(measured, one.kind, one.ranks, one.options.get("by", ""))
     return found
 
 
@@ -280,7 +280,7 @@ def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list
     return sets
 
 
-def _held_against(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
+def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
     """Expected bytes, and the reason where they differ, for rows that belong together."""
     whole, sent = sum(term["bytes"] for term in terms), sum(row.bytes for row in rows)
     vocabularies, found = measured.model.get("vocabularies", []), []
@@ -349,7 +349,7 @@ def gathered_logits(row: Row, nbytes: float) -> Finding:
     )  # fmt: skip
 
 
-def _carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -> None:
+def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -> None:
     """Calls of more than a few bytes that no formula has: what they carry."""
     if kind not in CARRIED:
         return

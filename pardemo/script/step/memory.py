@@ -43,7 +43,7 @@ class Storage:
     short: bool = False
 
 
-class Held(MemoryMeter):
+class ScriptMemoryMeter(MemoryMeter):
     """A :class:`MemoryMeter` for a whole script: all modules and optimizers that it meets, and where tensors come from.
 
     Attributes: ``storages`` (those that lived since the last :meth:`begin`), ``vocabularies`` (sizes of embeddings).
@@ -65,7 +65,7 @@ class Held(MemoryMeter):
         self._tensor: torch.Tensor | None = None  # which is being noted
         self.peak_place: CallSite | None = None
 
-    def __enter__(self) -> "Held":
+    def __enter__(self) -> "ScriptMemoryMeter":
         super().__enter__()
         self._hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._note_gradients(optimizer)))
         self._reductions = compat.before_fsdp2_reduces(lambda gradient: self._note(gradient, "gradients"))
@@ -192,7 +192,7 @@ class Held(MemoryMeter):
 COLUMNS = 300
 
 
-class Course(NamedTuple):
+class MemoryTimeline(NamedTuple):
     """A step in columns of equally many changes; each is told by its fullest moment.
 
     Args:
@@ -206,7 +206,7 @@ class Course(NamedTuple):
     phases: list[tuple[str, float, float]]
 
 
-def course(blocks: Sequence[Block], columns: int = COLUMNS) -> Course:
+def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTimeline:
     """Of the blocks of a step, as each came and went."""
     changes: list[tuple[int, str, int]] = []
     for block in blocks:
@@ -228,7 +228,7 @@ def course(blocks: Sequence[Block], columns: int = COLUMNS) -> Course:
             made[column], most = dict(live), now
         if now > peak:
             peak, peak_column = now, column
-    return Course(made, peak, peak_column, _phases(blocks, each))
+    return MemoryTimeline(made, peak, peak_column, _phases(blocks, each))
 
 
 def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, float]]:

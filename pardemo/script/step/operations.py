@@ -72,7 +72,7 @@ class StepWork(NamedTuple):
     layers: tuple[str, ...]
 
 
-class Work(compat.TorchDispatchMode):
+class OperationRecorder(compat.TorchDispatchMode):
     """Notes the operations of a step, in the order in which the script launches them.
 
     Args:
@@ -203,7 +203,7 @@ def equal_layers(roots: Iterable[torch.nn.Module], name: Callable[[torch.nn.Modu
 BACKWARD = 2
 
 
-class Waited(NamedTuple):
+class PaddedTimes(NamedTuple):
     """What layers waited on a rank: ``forward_s`` each; when it stood still so; by layer what its forwards computed."""
 
     forward_s: float
@@ -211,7 +211,7 @@ class Waited(NamedTuple):
     computed_s: dict[str, list[float]]
 
 
-class Waiting(Hooks):
+class LayerPadding(Hooks):
     """While the block runs each layer of the script's model takes ``forward_s``, and its backward pass twice that.
 
     What it computes here is part of that time. A layer is one of the equal modules that the model consists of
@@ -228,9 +228,9 @@ class Waiting(Hooks):
         self._since: dict[int, float] = {}
 
     @property
-    def seen(self) -> Waited:
+    def seen(self) -> PaddedTimes:
         """So far."""
-        return Waited(self._forward_s, self._waits, dict(self._computed_s))
+        return PaddedTimes(self._forward_s, self._waits, dict(self._computed_s))
 
     def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if module not in self._known:  # called from outside of all that is known: a model, or a loss

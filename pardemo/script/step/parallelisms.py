@@ -252,14 +252,14 @@ def describe_model(places: CallSites) -> dict[str, Any]:
             count = sum(elements for _, elements, _, _ in flat)
             dtypes = {next(iter(dtypes), ""): count}
         if names:
-            kinds.append(type(inner(root)).__name__)
+            kinds.append(type(unwrapped(root)).__name__)
     return {
         "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dtypes, "tied": tied,
         "recomputed": sorted(places.recomputed), "computed_in": sorted(places.computed_in),
     }  # fmt: skip
 
 
-def inner(module: torch.nn.Module) -> torch.nn.Module:
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The reader's own model in its wrappers."""
     while isinstance(wrapped := getattr(module, "module", None), torch.nn.Module):
         module = wrapped
@@ -422,7 +422,7 @@ def _size(dtype: torch.dtype) -> int:
     return torch.empty((), dtype=dtype).element_size()
 
 
-class Kind(NamedTuple):
+class GroupKind(NamedTuple):
     """The groups of one kind, none of which has a rank of another; ``letters`` names each, and no other kind's."""
 
     name: str
@@ -435,7 +435,7 @@ class Kind(NamedTuple):
         return next(of, "")
 
 
-def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[Kind]:
+def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     """The groups of each parallelism; those whose ranks lie closest together come first, as tensor parallel ones do.
 
     HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
@@ -447,15 +447,15 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[Kind]:
         found.setdefault(f"{one.kind} shards" if replicas else one.kind, {})[one.ranks] = None
         for ranks in replicas:
             found.setdefault(f"{one.kind} replicas", {})[ranks] = None
-    rows = [(name, row) for name, groups in found.items() for row in _apart(sorted(groups))]
+    rows = [(name, row) for name, groups in found.items() for row in _disjoint_rows(sorted(groups))]
     names = _letters()
     return [
-        Kind(name, tuple(row), tuple(next(names) for _ in row))
+        GroupKind(name, tuple(row), tuple(next(names) for _ in row))
         for name, row in sorted(rows, key=lambda item: max(item[1][0]) - min(item[1][0]))
     ]
 
 
-def _apart(groups: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+def _disjoint_rows(groups: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     """Rows of groups that have no rank in common."""
     rows: list[list[tuple[int, ...]]] = []
     for group in groups:

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from pardemo.meters.snapshot import Block
 from pardemo.meters.wire import connections, kernel_counts
 from pardemo.script.runtime import job
-from pardemo.script.runtime.call_sites import CallSites, Cut, Steps
+from pardemo.script.runtime.call_sites import CallSites, StepEnd, Steps
 from pardemo.script.runtime.job import as_main, in_job, own_folder
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step.collectives import Call, Calls
 from pardemo.script.step.layers import READERS
-from pardemo.script.step.memory import Held, Trained
-from pardemo.script.step.operations import StepWork, Waited, Waiting, Work
+from pardemo.script.step.memory import ScriptMemoryMeter, Trained
+from pardemo.script.step.operations import LayerPadding, OperationRecorder, PaddedTimes, StepWork
 from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
 from pardemo.script.step.shapes import Shapes
 
@@ -72,7 +72,7 @@ class Seen:
 
     rank: int
     ended: str
-    cuts: list[Cut]
+    cuts: list[StepEnd]
     calls: list[Call]
     waits: list[tuple[float, float]]
     parallelisms: list[Parallelism]
@@ -82,7 +82,7 @@ class Seen:
     wire: bool
     backend: str
     work: StepWork | None = None
-    waited: Waited | None = None
+    waited: PaddedTimes | None = None
     started: tuple[str, ...] = ()
 
 
@@ -90,12 +90,14 @@ def run(program: Program) -> Seen:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
 
     def follow(rank: int, port: int, notes: list[str]) -> Seen:
-        return _Watch(program, own_folder(program.launch), rank, port).follow(lambda: as_main(program.launch), notes)
+        return _ScriptFollower(program, own_folder(program.launch), rank, port).follow(
+            lambda: as_main(program.launch), notes
+        )
 
     return in_job(program.launch, program.folder, follow)
 
 
-class _Watch:
+class _ScriptFollower:
     """What is followed of a script: its steps and collectives; for its first steps, tensor by tensor, its memory."""
 
     def __init__(self, program: Program, own: str, rank: int, port: int):
@@ -103,7 +105,7 @@ class _Watch:
         self._wire = kernel_counts()
         self._places = CallSites(own)
         self._shapes = Shapes(self._places, lambda: self._steps.number, READERS)
-        self._held = Held(self._places)
+        self._held = ScriptMemoryMeter(self._places)
         self._trained = Trained(self._places)
         self._following = contextlib.ExitStack()
         self._steps = Steps(self._places, self._enough, self._counters, self._on_cut, self._on_backward)
@@ -111,9 +113,9 @@ class _Watch:
         self._calls = Calls(self._places, lambda: self._steps.number, journal, self._on_tensors)
         self._calls.on_wait = self._on_wait
         self._places.on_raise = self._steps.on_raise = self._calls.raised
-        self._work = Work(self._places, lambda: self._calls.list) if program.work else None
+        self._work = OperationRecorder(self._places, lambda: self._calls.list) if program.work else None
         self._step_work: StepWork | None = None
-        self._waiting = Waiting(program.layer_s) if program.layer_s else None
+        self._waiting = LayerPadding(program.layer_s) if program.layer_s else None
         self._memory: Memory | None = None
         self._parallelisms: list[Parallelism] = []
         self._model: dict[str, Any] = {}
@@ -122,10 +124,10 @@ class _Watch:
     def follow(self, script: Callable[[], str], notes: list[str]) -> Seen:
         """Runs the script to its end, or to the end of the steps that were asked for."""
         pace = self._waiting or contextlib.nullcontext()
-        stores, started = job.ports_of_stores(self._ports), list[str]()
+        stores, started = job.store_ports_noted(self._ports), list[str]()
         with (
             stores,
-            job.started(started),
+            job.processes_noted(started),
             self._places,
             self._shapes,
             self._steps,
@@ -186,7 +188,7 @@ class _Watch:
         return sum(end.sent_bytes for end in ends), sum(end.received_bytes for end in ends)
 
 
-def _memory(held: Held) -> Memory:
+def _memory(held: ScriptMemoryMeter) -> Memory:
     kinds, alive = held.at_peak()
     largest = [
         Tensor(kind, one.nbytes, one.shape, one.dtype, one.place.line, one.place.module) for kind, one in alive[:5]

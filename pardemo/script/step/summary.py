@@ -292,10 +292,10 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], i
         compute = cut.cpu_s - before.cpu_s - sum(aside.cpu_s for aside in cut.aside)
         compute += sum(end - begin for begin, end in paced)
         compute = min(max(compute, 0.0), wall)
-        calls = [call for call in one.calls if call.step == step and not _within(call.begin_s, evaluated)]
+        calls = [call for call in one.calls if call.step == step and not _is_within(call.begin_s, evaluated)]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
-        stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s and not _within(wait[0], evaluated)]
-        waits = awaited(calls, stood, begun)
+        stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s and not _is_within(wait[0], evaluated)]
+        waits = waiting_spans(calls, stood, begun)
         communication, late = (covered_s(_spans(one.rank, some)) for some in ([*flights, *stood], waits))
         blocked = wall - compute
         idle = min(late, blocked)
@@ -304,11 +304,11 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], i
     return Times(one.rank, *sorted(rows)[(len(rows) - 1) // 2])  # of one step, so that its parts add up to it
 
 
-def _within(at_s: float, spans: Iterable[tuple[float, float]]) -> bool:
+def _is_within(at_s: float, spans: Iterable[tuple[float, float]]) -> bool:
     return any(begin <= at_s <= end for begin, end in spans)
 
 
-def awaited(
+def waiting_spans(
     calls: Iterable[Call],
     stood: Sequence[tuple[float, float]],
     begun: dict[tuple[str, tuple[int, ...], int], float],
