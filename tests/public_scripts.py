@@ -2,8 +2,8 @@
 
 FOLDER gets clones of the repositories, each at the commit of :data:`REPOSITORIES`, packages that a script needs and
 that are not installed, and made-up data (``public_data.py``). None of the scripts' code is in this repository. With
-``--write`` the table and the screens of docs/published-scripts.md are made anew. It takes minutes and other people's
-code, so ``make test`` leaves it out.
+``--write`` the table and the screens of docs/records/published-scripts.md are made anew. It takes minutes and other
+people's code, so ``make test`` leaves it out.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import public_data
 from pardemo import project
 from pardemo.tables import amount
 
-PAGE = project.root() / "docs" / "published-scripts.md"
+PAGE = project.root() / "docs" / "records" / "published-scripts.md"
 PLACE = re.compile(r"(<!-- (public scripts|screens) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 HEAD = (
     "| script | ranks | what runs | a rank sends | the kernel | peak | findings | set for it |",
@@ -116,7 +116,7 @@ def main() -> int:
     """Returns 1 where a script could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--write", action="store_true", help="make the tables of docs/published-scripts.md anew")
+    parser.add_argument("--write", action="store_true", help="write docs/records/published-scripts.md")
     parser.add_argument("--only", default="", help="scripts whose name has this")
     asked = parser.parse_args()
     if asked.write and asked.only:

@@ -1,4 +1,4 @@
-"""Bugs of the pinned releases in docs/found.md still show; one that does not is mended and comes off that page."""
+"""Bugs of the pinned releases in docs/records/found.md still show; one that is mended comes off that page."""
 
 import re
 import subprocess
@@ -11,7 +11,8 @@ from pardemo import project, prove
 
 ROOT = project.PACKAGE.parent
 FOUND = ROOT / "tests" / "found"
-PAGE = (ROOT / "docs" / "found.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "records" / "found.md").read_text(encoding="utf-8")
+MENDED = "mended: take it off docs/records/found.md"
 
 
 def printed(name: str, ranks: int, *options: str) -> str:
@@ -45,7 +46,7 @@ def test_the_page_names_the_pinned_release():
 def test_frozen_norm_is_trained():
     assert moved(printed("frozen_norm_is_trained", 1, "--tp", "1")) == 0
     broken = printed("frozen_norm_is_trained", 2)
-    assert moved(broken) > 0.001, "mended: take it off docs/found.md"
+    assert moved(broken) > 0.001, MENDED
     assert moved(broken) == pytest.approx(moved(PAGE), rel=1e-3)  # fp32, and other processors add in another order
     line = [str(FOUND / "frozen_norm_is_trained.py"), "--tp", "{tp}"]
     proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
@@ -59,7 +60,7 @@ def test_divided_twice():
         float(text.split()[-1])
         for text in (printed("divided_twice", 4, "--shards", shards).splitlines()[0] for shards in ("1", "2"))
     ]
-    assert norms[1] / norms[0] == pytest.approx(4, rel=1e-3), "mended: take it off docs/found.md"
+    assert norms[1] / norms[0] == pytest.approx(4, rel=1e-3), MENDED
     proof = prove.script(
         [str(FOUND / "divided_twice.py"), "--shards", "{shards}"],
         ["ranks=1 shards=1", "ranks=4 shards=2", "ranks=4 shards=1"],
@@ -71,7 +72,7 @@ def test_divided_twice():
 
 @pytest.mark.nightly
 def test_gradient_of_another_head():
-    assert "first.weight no gradient" in printed("gradient_of_another_head", 4), "mended: take it off docs/found.md"
+    assert "first.weight no gradient" in printed("gradient_of_another_head", 4), MENDED
     proof = prove.script(
         [str(FOUND / "gradient_of_another_head.py"), "--late", "{late}"],
         ["ranks=1 late=all_reduce", "ranks=4 late=gradient_sync", "ranks=4 late=all_reduce"],
@@ -90,13 +91,13 @@ def test_loss_of_a_sharded_tensor():
     assert prove.script(line, ["ranks=1 loss=l1_loss", "ranks=2 loss=l1_loss"], double=True).equal
     for loss in ("mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss"):
         proof = prove.script(line, [f"ranks=1 loss={loss}", f"ranks=2 loss={loss}"], double=True)
-        assert [finding.cause for finding in proof.findings] == ["sum-for-mean"], f"{loss} is mended: docs/found.md"
+        assert [finding.cause for finding in proof.findings] == ["sum-for-mean"], f"{loss}: {MENDED}"
         assert proof.findings[0].factor == pytest.approx(2)
 
 
 def test_groups_of_generators():
     norms = {text.split()[-1] for text in printed("groups_of_generators", 2).splitlines()}
-    assert len(norms) == 1, "mended: take it off docs/found.md"
+    assert len(norms) == 1, MENDED
     line = [str(FOUND / "groups_of_generators.py"), "--groups", "{groups}"]
     layouts = ["ranks=1 groups=generators", "ranks=2 groups=lists", "ranks=2 groups=generators"]
     proof = prove.script(line, layouts, double=True)
@@ -111,7 +112,7 @@ def test_classifier_times_micro_batches():
     assert [(finding.cause, round(finding.factor, 6)) for finding in proof.findings] == [
         ("accumulation-not-divided", 4),
         ("sum-for-mean", 2),
-    ], "mended: take it off docs/found.md"
+    ], MENDED
 
 
 def norms(text: str) -> list[float]:
@@ -123,7 +124,7 @@ def norms(text: str) -> list[float]:
 def test_accumulated_norm():
     assert norms(printed("accumulated_norm", 1, "--tp", "1")) == pytest.approx([0.003764, 0.004365, 0.004415], rel=2e-3)
     broken = norms(printed("accumulated_norm", 2))
-    assert broken == pytest.approx([0.006623, 0.005326, 0.006582], rel=2e-3), "mended: take it off docs/found.md"
+    assert broken == pytest.approx([0.006623, 0.005326, 0.006582], rel=2e-3), MENDED
     line = [str(FOUND / "accumulated_norm.py"), "--tp", "{tp}"]
     proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
     assert [(finding.cause, len(finding.parameters)) for finding in proof.findings] == [("summed-again", 2)]
@@ -134,7 +135,7 @@ def test_not_in_the_plan():
     line = [str(FOUND / "not_in_the_plan.py"), "--tp", "{tp}", "--model", "{model}"]
     for model, names in (("Glm4Moe", ("k_norm", "q_norm")), ("Apertus", ("alpha_n", "alpha_p"))):
         proof = prove.script(line, [f"ranks=1 tp=1 model={model}", f"ranks=2 tp=2 model={model}"], double=True)
-        assert [finding.cause for finding in proof.findings] == ["not-summed"], "mended: take it off docs/found.md"
+        assert [finding.cause for finding in proof.findings] == ["not-summed"], MENDED
         assert len(proof.findings[0].parameters) == len(names)
         assert all(any(name in of for of in proof.findings[0].parameters) for name in names)
 
@@ -143,7 +144,7 @@ def test_not_in_the_plan():
 def test_rows_of_another_weight():
     assert "are others" not in printed("rows_of_another_weight", 1, "--tp", "1")
     broken = printed("rows_of_another_weight", 2)
-    assert "q_proj.weight: 32 of 32 rows are others" in broken, "mended: take it off docs/found.md"
+    assert "q_proj.weight: 32 of 32 rows are others" in broken, MENDED
     line = [str(FOUND / "rows_of_another_weight.py"), "--tp", "{tp}"]
     proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
     assert [(finding.cause, len(finding.parameters)) for finding in proof.findings] == [("initial-parameters", 24)]
@@ -152,13 +153,13 @@ def test_rows_of_another_weight():
 @pytest.mark.nightly
 def test_saved_module_is_not_trained():
     assert printed("saved_module_is_not_trained", 1, "--tp", "1").count("True") == 3
-    assert printed("saved_module_is_not_trained", 2).count("False") == 6, "mended: take it off docs/found.md"
+    assert printed("saved_module_is_not_trained", 2).count("False") == 6, MENDED
 
 
 @pytest.mark.nightly
 def test_predivided():
     right, broken = (norms(printed("predivided", 2, "--stage", stage)) for stage in ("2", "3"))
-    assert right[0] / broken[0] == pytest.approx(2, rel=1e-3), "mended: take it off docs/found.md"
+    assert right[0] / broken[0] == pytest.approx(2, rel=1e-3), MENDED
 
 
 @pytest.mark.nightly
@@ -166,7 +167,7 @@ def test_labels_are_not_shifted():
     for model, same in (("llama", True), ("llava", False)):
         line = [str(FOUND / "labels_are_not_shifted.py"), "--model", model, "--smoothing", "{smoothing}"]
         proof = prove.script(line, ["ranks=1 smoothing=0", "ranks=1 smoothing=1e-12"], double=True)
-        assert proof.equal == same, "mended: take it off docs/found.md"
+        assert proof.equal == same, MENDED
 
 
 @pytest.mark.nightly
@@ -174,7 +175,7 @@ def test_labels_under_fsdp2():
     line = [str(FOUND / "labels_under_fsdp2.py"), "--fsdp", "{fsdp}", "--batch", "{batch}"]
     layouts = ["ranks=1 fsdp=1 batch=8", "ranks=2 fsdp=1 batch=4", "ranks=2 fsdp=2 batch=4"]
     proof = prove.script(line, layouts, double=True)
-    assert [(f.layout, f.cause) for f in proof.findings] == [(layouts[-1], "loss")], "mended: take it off docs/found.md"
+    assert [(f.layout, f.cause) for f in proof.findings] == [(layouts[-1], "loss")], MENDED
 
 
 @pytest.mark.nightly
@@ -182,13 +183,13 @@ def test_tokens_of_one_rank():
     line = [str(FOUND / "tokens_of_one_rank.py"), "--tp", "{tp}", "--average", "{average}"]
     layouts = ["ranks=1 tp=1 average=0", "ranks=2 tp=2 average=1", "ranks=2 tp=2 average=0"]
     proof = prove.script(line, layouts, double=True)
-    assert [(f.layout, f.cause) for f in proof.findings] == [(layouts[-1], "sum-for-mean")], "mended: docs/found.md"
+    assert [(f.layout, f.cause) for f in proof.findings] == [(layouts[-1], "sum-for-mean")], MENDED
     assert proof.findings[0].factor == pytest.approx(2)
 
 
 @pytest.mark.nightly
 def test_untied_by_moving():
-    assert float(printed("untied_by_moving", 1).split()[-1]) > 0.01, "mended: take it off docs/found.md"
+    assert float(printed("untied_by_moving", 1).split()[-1]) > 0.01, MENDED
     line = [str(FOUND / "untied_by_moving.py"), "--base", "float32", "--move", "{move}"]
     proof = prove.script(line, ["ranks=1 move=0", "ranks=1 move=1"])
     assert {finding.what for finding in proof.findings} == {"parameters after the step"}
@@ -198,7 +199,7 @@ def test_untied_by_moving():
 def test_clipped_by_the_first_stage():
     assert norms(printed("clipped_by_the_first_stage", 2, "--zero", "1")) == pytest.approx([0.1] * 3, rel=1e-3)
     broken = norms(printed("clipped_by_the_first_stage", 2))
-    assert broken == pytest.approx([0.204514, 0.248609, 0.247491], rel=2e-3), "mended: take it off docs/found.md"
+    assert broken == pytest.approx([0.204514, 0.248609, 0.247491], rel=2e-3), MENDED
 
 
 @pytest.mark.nightly
@@ -207,7 +208,7 @@ def test_column_of_a_transposed_input():
     layouts = ["ranks=1 tp=1 copy=0", "ranks=2 tp=2 copy=1", "ranks=2 tp=2 copy=0"]
     proof = prove.script(line, layouts)
     found = [(one.layout, one.cause, one.parameters) for one in proof.findings]
-    assert found == [(layouts[-1], "not-summed", ("0.bias", "0.weight"))], "mended: take it off docs/found.md"
+    assert found == [(layouts[-1], "not-summed", ("0.bias", "0.weight"))], MENDED
 
 
 @pytest.mark.nightly
@@ -216,7 +217,7 @@ def test_times_the_sequence_ranks():
     layouts = ["ranks=1 sp=1 stage=2", "ranks=2 sp=2 stage=3", "ranks=2 sp=2 stage=2"]
     proof = prove.script(line, layouts)
     found = [(one.layout, one.cause) for one in proof.findings]
-    assert found == [(layouts[-1], "sum-for-mean")], "mended: take it off docs/found.md"
+    assert found == [(layouts[-1], "sum-for-mean")], MENDED
     assert proof.findings[0].factor == pytest.approx(2, rel=1e-3)
 
 
@@ -226,7 +227,7 @@ def test_tiled_loss_is_not_scaled():
     layouts = ["ranks=1 accumulate=2 tiles=0", "ranks=1 accumulate=1 tiles=4", "ranks=1 accumulate=2 tiles=4"]
     proof = prove.script(line, layouts)
     found = [(one.layout, one.parameters) for one in proof.findings]
-    assert found == [(layouts[-1], ("1.weight",))], "mended: take it off docs/found.md"
+    assert found == [(layouts[-1], ("1.weight",))], MENDED
     assert proof.findings[0].factor == pytest.approx(2, rel=1e-3)
     assert proof.findings[0].cause == "accumulation-not-divided"
 
@@ -237,7 +238,7 @@ def test_tiled_loss_and_another():
     layouts = [f"ranks=1 tiles={tiles} reduction={how}" for tiles, how in ((1, "mean"), (4, "sum"), (4, "mean"))]
     proof = prove.script(line, layouts)
     found = [(one.layout, one.what) for one in proof.findings]
-    assert found == [(layouts[-1], "gradients")], "mended: take it off docs/found.md"
+    assert found == [(layouts[-1], "gradients")], MENDED
 
 
 @pytest.mark.nightly
@@ -251,14 +252,14 @@ def test_fewer_tiles():
     ]
     proof = prove.script(line, layouts)
     found = [(one.layout, one.parameters) for one in proof.findings]
-    assert found == [(layouts[-1], ("1.weight", "2.weight"))], "mended: take it off docs/found.md"
+    assert found == [(layouts[-1], ("1.weight", "2.weight"))], MENDED
 
 
 @pytest.mark.nightly
 def test_norm_of_compressed_queries():
     line = [str(FOUND / "norm_of_compressed_queries.py")]
     proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
-    assert [finding.cause for finding in proof.findings] == ["sum-for-mean"], "mended: take it off docs/found.md"
+    assert [finding.cause for finding in proof.findings] == ["sum-for-mean"], MENDED
     assert proof.findings[0].parameters == ("decoder.layers.0.self_attention.q_layernorm.weight",)
     assert proof.findings[0].factor == pytest.approx(2)
 
@@ -269,7 +270,7 @@ def test_z_loss_of_one_rank():
     assert prove.script([*line, "0"], ["ranks=1 tp=1", "ranks=2 tp=2"], double=True).equal
     proof = prove.script([*line, "3"], ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
     found = [finding.parameters for finding in proof.findings]
-    assert found == [("moe.router.weight",)], "mended: take it off docs/found.md"
+    assert found == [("moe.router.weight",)], MENDED
 
 
 @pytest.mark.nightly
@@ -277,7 +278,7 @@ def test_experts_of_one_rank():
     line = [str(FOUND / "experts_of_one_rank.py"), "--tp", "{tp}", "--etp", "{etp}"]
     layouts = ["ranks=1 tp=1 etp=1", "ranks=2 tp=2 etp=2", "ranks=2 tp=2 etp=1", "ranks=2 tp=1 etp=2"]
     proof = prove.script(line, layouts, double=True)
-    assert [finding.layout for finding in proof.findings] == layouts[2:], "mended: take it off docs/found.md"
+    assert [finding.layout for finding in proof.findings] == layouts[2:], MENDED
     assert [finding.cause for finding in proof.findings] == ["not-summed", "parts-mixed"]
     assert all(len(finding.parameters) == 4 for finding in proof.findings)
     assert all(".experts." in name for finding in proof.findings for name in finding.parameters)
@@ -288,4 +289,6 @@ def test_the_page_and_the_readme_count_its_entries():
     known = len(re.findall(r"\*\*Reported\?\*\* Yes", PAGE))
     assert f"There are {len(entries)} entries." in PAGE
     assert f"of the other {len(entries) - known} no report was found" in PAGE
-    assert f"[found](docs/found.md) {len(entries) - known} unknown" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"[found](docs/records/found.md) {len(entries) - known} unknown" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )

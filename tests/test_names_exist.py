@@ -51,7 +51,7 @@ def mentioned(text):
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(
-    f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])  # fmt: skip
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))])  # fmt: skip
 def test_what_a_page_mentions(page):
     assert set(missing(mentioned((ROOT / page).read_text()))) <= (GONE if page == "CHANGELOG.md" else set())
 

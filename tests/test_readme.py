@@ -17,7 +17,7 @@ from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
 
 ROOT = project.PACKAGE.parent
 TEXT = (ROOT / "README.md").read_text()
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 CODE = (ROOT / "docs" / "in-your-code.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT + CODE, flags=re.S)
 

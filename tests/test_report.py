@@ -138,7 +138,7 @@ def test_readme_and_documents_quote_the_reference():
     rows = claims.read(REFERENCE)
     assert command.counts(rows) in README.read_text(), "make reference writes it"
     assert command.chapters(rows) in README.read_text()
-    assert command.markdown(rows) in (README.parent / "docs" / "measured.md").read_text()
+    assert command.markdown(rows) in (README.parent / "docs" / "records" / "measured.md").read_text()
 
 
 def test_formulas_are_text_so_that_every_page_shows_them():

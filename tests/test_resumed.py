@@ -1,4 +1,4 @@
-"""The committed table of frameworks, docs/resumed.md: of these scripts, and as they come out today."""
+"""The committed table of frameworks, docs/records/resumed.md: of these scripts, and as they come out today."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ def at_the_root(monkeypatch):
 
 def page() -> tuple[list[tuple[str, ...]], list[str]]:
     """The lines of the table without its head, and the sentences below it."""
-    text = Path("docs/resumed.md").read_text(encoding="utf-8")
+    text = Path("docs/records/resumed.md").read_text(encoding="utf-8")
     lines = text[text.index(matrix.BEGIN) : text.index(matrix.END)].splitlines()
     table = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in lines if line.startswith("|")]
     assert table[0] == matrix.HEAD

@@ -89,7 +89,7 @@ def test_links_of_documents_follow_the_list():
     cluster, first = notebook_of("cluster"), notebook_of("data_parallel")
     expected = f"[x](../outputs/reference/{cluster}.ipynb#a), [y](notebooks/{first}.ipynb), [z](other/02_x.ipynb)"
     assert order.mended_document(text) == expected
-    for path in [*project.root().glob("*.md"), *(project.root() / "docs").glob("*.md")]:
+    for path in [*project.root().glob("*.md"), *(project.root() / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         assert order.mended_document(text) == text, f"{path.name}: python -m pardemo.book.order"
 

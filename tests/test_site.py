@@ -35,7 +35,7 @@ def served(built):
 def test_every_chapter_and_document_is_a_page(built):
     pages = {path.name for path in built.glob("*.html")}
     chapters = {f"{path.stem}.html" for path in REFERENCE.glob("*.ipynb")}
-    documents = {f"{path.stem}.html" for path in (project.root() / "docs").glob("*.md")}
+    documents = {f"{path.stem}.html" for path in (project.root() / "docs").rglob("*.md")}
     assert pages == {"index.html", "report.html", "plan.html", "cards.html", "problems.html"} | chapters | documents
 
 

@@ -60,7 +60,7 @@ def used_by_tests_alone(sources, texts):
 def test_no_function_is_there_for_tests_alone():
     sources = [path.read_text() for path in project.PACKAGE.rglob("*.py")]
     beside = [path for end in ("*.toml", "*.yaml", "*.j2", "*.mjs") for path in project.PACKAGE.rglob(end)]
-    documents = [ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "Makefile", *ROOT.glob("docs/*.md")]
+    documents = [ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "Makefile", *ROOT.glob("docs/**/*.md")]
     texts = [path.read_text() for path in (*beside, *documents, *ROOT.glob("notebooks/*.ipynb"))]
     found = used_by_tests_alone(sources, texts)
     known = ("check_", "pytest_")  # a chapter's exercises, by what they check; a plug-in's hooks

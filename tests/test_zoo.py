@@ -64,7 +64,7 @@ def test_the_page_is_made_of_what_was_measured():
     text = run.PAGE.read_text(encoding="utf-8")
     assert text == run.page(KEPT, text), "make it anew: python tests/zoo/run.py --docs"
     assert [place[2] for place in run.PLACE.finditer(text)] == ["count", "families"]
-    assert text.count("](../tests/zoo/") == len(KEPT), "a row for each case"
+    assert text.count("](../../tests/zoo/") == len(KEPT), "a row for each case"
 
 
 def test_what_is_missed_is_told():

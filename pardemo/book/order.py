@@ -15,14 +15,14 @@ from pardemo.book.chapters import CHAPTERS, notebook_of
 #: A link to a chapter: its text, the chapter's name, and an address inside it.
 LINK = re.compile(r"\[([^\[\]]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")
 #: A document's link to a chapter's notebook or page: the folder, the chapter's name, the suffix.
-IN_DOCUMENT = re.compile(r"(\((?:\.\./)?(?:outputs/reference|notebooks)/)\d\d_(\w+?)(\.(?:ipynb|html))")
+IN_DOCUMENT = re.compile(r"(\((?:\.\./)*(?:outputs/reference|notebooks)/)\d\d_(\w+?)(\.(?:ipynb|html))")
 
 
 def main() -> None:
     """Brings all notebooks of the collection into the list's order."""
     root = project.root()
     rename(root / "notebooks")
-    for path in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
+    for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         if (new := mended_document(text)) != text:
             project.write_atomically(path, lambda temporary, new=new: temporary.write_text(new, encoding="utf-8"))

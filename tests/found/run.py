@@ -3,7 +3,7 @@
     python tests/found/run.py [--only NAME …] [--write] [--docs] [--verbose]
 
 ``--write`` puts what came out into ``outputs/reference/searched.json`` (with ``--only``, of those alone: the others
-stay), and makes docs/found.md's table of it; ``--docs`` makes the table of what that file has, and runs nothing.
+stay), and makes the table of docs/records/found.md; ``--docs`` makes the table of what that file has, and runs nothing.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 SEARCHED = Path(__file__).resolve().parent / "searched"
 ROOT = SEARCHED.parent.parent.parent
 RESULT = ROOT / "outputs" / "reference" / "searched.json"
-PAGE = ROOT / "docs" / "found.md"
+PAGE = ROOT / "docs" / "records" / "found.md"
 PLACE = re.compile(r"(<!-- searched: [^>]*-->\n).*?(<!-- end of searched -->)", re.DOTALL)
 #: Folders whose library has another name among packages.
 PACKAGES = {"megatron": "megatron-core", "trainer": "transformers"}
@@ -124,7 +124,7 @@ def table(kept: list[dict]) -> str:
         "", "| library | script | what was compared, and in how many layouts |", "|---|---|---|",
     ]  # fmt: skip
     for one in rows:
-        script = f"[{one['name']}](../tests/found/searched/{one['library']}/{one['script']})"
+        script = f"[{one['name']}](../../tests/found/searched/{one['library']}/{one['script']})"
         what = f"{one['what']}: {one['right']}{'' if one['double'] else ', fp32'}"
         lines.append(f"| {PACKAGES.get(one['library'], one['library'])} {one['version']} | {script} | {what} |")
     return "\n".join(lines) + "\n"

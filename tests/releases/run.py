@@ -2,8 +2,8 @@
 
 For each case of ``releases.toml`` makes two environments in FOLDER, with the broken and with the mended release and
 what it is pinned to, and runs the case's script under ``pardemo prove`` in both; those that are there are used again.
-With ``--write`` what came out is kept in outputs/reference/releases.json, and the table of docs/broken-releases.md is
-made anew. It takes minutes and a package index, so the tests leave it out.
+With ``--write`` what came out is kept in outputs/reference/releases.json, and the table of
+docs/records/broken-releases.md is made anew. It takes minutes and a package index, so the tests leave it out.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RESULT = ROOT / "outputs" / "reference" / "releases.json"
-PAGE = ROOT / "docs" / "broken-releases.md"
+PAGE = ROOT / "docs" / "records" / "broken-releases.md"
 PLACE = re.compile(r"(<!-- releases -->\n).*?(<!-- /releases -->)", re.DOTALL)
 #: What ``pardemo prove`` needs in each environment, at the versions of requirements.txt, and what old releases ask for.
 BASE = ("torch", "numpy", "psutil", "cloudpickle")

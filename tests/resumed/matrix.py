@@ -3,8 +3,8 @@
 All ranks are killed at a step and a moment that a seed draws, and the script is resumed in each layout. Runs of their
 own are killed while they save, and resumed in the layout that they had.
 
-``python tests/resumed/matrix.py`` prints the table; with ``--write`` it goes into docs/resumed.md. ``--only WORD`` runs
-the rows whose framework has the word in its name.
+``python tests/resumed/matrix.py`` prints the table; with ``--write`` it goes into docs/records/resumed.md. ``--only
+WORD`` runs the rows whose framework has the word in its name.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pardemo.script.report.verdict import StopVerdict, Trial
 from pardemo.tables import text_table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "resumed.md"
+PAGE = ROOT / "docs" / "records" / "resumed.md"
 BEGIN, END = "<!-- made by tests/resumed/matrix.py --write -->\n", "<!-- end of the table -->\n"
 HEAD = ("framework", "saved on", "goes on on", "next step", "samples", "rate", "moments", "masks", "killed in a save")
 

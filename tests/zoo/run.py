@@ -4,7 +4,7 @@
 
 The exit status is 1 where a case is worse than in the committed outcome: not found, elsewhere, by another cause, or
 accused when mended. ``--write`` puts the outcome of all cases into ``outputs/reference/zoo.json``, and makes
-docs/silent-bugs.md's tables of it; ``--docs`` makes them of what that file has, and runs nothing.
+docs/records/silent-bugs.md's tables of it; ``--docs`` makes them of what that file has, and runs nothing.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ZOO = Path(__file__).resolve().parent
 RESULT = ZOO.parent.parent / "outputs" / "reference" / "zoo.json"
-PAGE = ZOO.parent.parent / "docs" / "silent-bugs.md"
+PAGE = ZOO.parent.parent / "docs" / "records" / "silent-bugs.md"
 PLACE = re.compile(r"(<!-- (count|families): [^>]*-->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 #: Families whose cases hang: they are told by the log of collectives, and tested in tests/test_hangs.py.
 OTHERS = {"hangs"}
@@ -197,7 +197,7 @@ def family(name: str, kept: list[dict]) -> str:
     lines = [f"## {heading}", "", common, "", "| the bug | `pardemo prove` says |", "|---|---|"]
     for one in kept:
         if one["family"] == name:
-            script = f"[script](../tests/zoo/{name}/{one['name']}.py)"
+            script = f"[script](../../tests/zoo/{name}/{one['name']}.py)"
             first, *words = one["what"].split(" ")
             what = " ".join([first if "_" in first else first[0].upper() + first[1:], *words])
             bug = f"{what}: {linked(one['thread'])} ({script})"

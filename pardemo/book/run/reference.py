@@ -40,10 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     outputs = project.root() / "outputs"
     parser.add_argument("--out", type=Path, default=outputs / "reference", metavar="DIR", help="(outputs/reference)")
-    documents = [project.root() / "README.md", project.root() / "docs" / "measured.md"]
-    parser.add_argument(
-        "--readme", type=Path, nargs="+", default=documents, metavar="FILE", help="(README, docs/measured.md)"
-    )
+    documents = [project.root() / "README.md", project.root() / "docs" / "records" / "measured.md"]
+    written = "(README, docs/records/measured.md)"
+    parser.add_argument("--readme", type=Path, nargs="+", default=documents, metavar="FILE", help=written)
     parser.add_argument("--notebooks", action="store_true", help="keep the speed table and the planner's validation")
     parser.add_argument("--resume", action="store_true", help="go on with what a build that stopped has left")
     arguments = parser.parse_args(argv)

@@ -20,11 +20,12 @@ from pardemo.book.run.site import course_pages, plan_page
 
 MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
 FIRST = "index.html"
-#: Documents in the order of the list at the side.
+#: Documents of ``docs/`` in the order of the list at the side.
 DOCUMENTS = (
-    "light-core", "commands", "measure", "published-scripts", "prove", "silent-bugs", "broken-releases", "found",
-    "resumed", "testing", "soak", "in-your-code", "planner", "fine-tune", "measured", "course", "glossary",
-    "troubleshooting", "cloud", "architecture", "adding-a-chapter", "security",
+    "light-core", "commands", "measure", "prove", "testing", "soak", "in-your-code", "planner", "fine-tune",
+    "course", "glossary", "troubleshooting", "cloud", "architecture", "adding-a-chapter", "security",
+    "records/measured", "records/found", "records/silent-bugs", "records/broken-releases", "records/published-scripts",
+    "records/resumed",
 )  # fmt: skip
 
 
@@ -96,7 +97,8 @@ def _entries(run: Path, built: Path) -> list[Entry]:
     for name in DOCUMENTS:
         path = root / "docs" / f"{name}.md"
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        found.append(Entry(f"{name}.html", title, "Documents", _document(path, root, run, names)))
+        part = "Records" if "/" in name else "Documents"
+        found.append(Entry(f"{path.stem}.html", title, part, _document(path, root, run, names)))
     return found
 
 
@@ -120,7 +122,7 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
             raise ValueError(f"{path.relative_to(root)} leads to {address}, which is not there")
         if file == root / "README.md":
             return f"{before}{FIRST}{mark}{anchor}{after}"
-        if file.parent == root / "docs" and file.stem in DOCUMENTS:
+        if file in [root / "docs" / f"{name}.md" for name in DOCUMENTS]:
             return f"{before}{file.stem}.html{mark}{anchor}{after}"
         if file.is_relative_to(root / "outputs" / "reference"):  # the committed run stands for the one that is shown
             name = pages.to_page(file.relative_to(root / "outputs" / "reference").as_posix())
@@ -137,7 +139,7 @@ def _chapter(page: Path) -> str:
     A chapter names documents and the page that plans as code, since a notebook lies elsewhere; here they are links.
     """
     body = page.read_text(encoding="utf-8").partition("<main>")[2].rpartition("</main>")[0]
-    named = {f"docs/{name}.md": f"{name}.html" for name in DOCUMENTS} | {plan_page.FILE: plan_page.FILE}
+    named = {f"docs/{name}.md": f"{Path(name).name}.html" for name in DOCUMENTS} | {plan_page.FILE: plan_page.FILE}
     for text, file in named.items():
         body = body.replace(f"<code>{text}</code>", f'<a href="{file}"><code>{text}</code></a>')
     return f'{body}<p><a href="{page.stem}.ipynb">This chapter as a notebook</a></p>'
