@@ -181,7 +181,7 @@ def counted(kept: list[dict]) -> str:
             case = wanted[one["family"], one["name"]]
             lines.append(
                 f"\n- Missed in part: {one['what']} (`{one['name']}`). It should say **{case.cause}**"
-                f"{f' at `{case.module}`' if case.module else ''}, and says {verdict(one)}"
+                f"{f' at `{case.module}`' if case.module else ''}, and says {verdict(one)}: {one['said']}."
             )
     if len(lines) > 1:
         lines.append(
@@ -194,48 +194,41 @@ def counted(kept: list[dict]) -> str:
 def family(name: str, kept: list[dict]) -> str:
     """A family's heading, and a row for each of its bugs."""
     heading, common = FAMILIES[name]
-    lines = [f"## {heading}", "", common, "", "| the bug | `pardemo prove` says |", "|---|---|"]
+    lines = [f"## {heading}", "", common, ""]
+    lines += [f"| bug | script in `tests/zoo/{name}` | `pardemo prove` says |", "|---|---|---|"]
     for one in kept:
         if one["family"] == name:
-            script = f"[script](../../tests/zoo/{name}/{one['name']}.py)"
             first, *words = one["what"].split(" ")
             what = " ".join([first if "_" in first else first[0].upper() + first[1:], *words])
-            bug = f"{what}: {linked(one['thread'])} ({script})"
-            where = f" *{one['layout']}, step {one['step']}*" if one["found"] else ""
-            cells = [bug, verdict(one) + where]
+            cells = [linked(what, one["thread"]), f"`{one['name']}`", verdict(one)]
             lines.append(f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def verdict(one: dict) -> str:
-    """What was said of a broken script: cause, factor, first module, and the sentence."""
+    """What was said of a broken script: cause, factor and first module."""
     if not one["found"]:
         return "nothing"
-    head = f"**{one['cause']}**" if one["cause"] else "no cause"
+    said = f"**{one['cause']}**" if one["cause"] else "no cause"
     factor, rest = one["factor"], one["rest"] or 0.0
-    if factor is not None and rest < 1e-3 and abs(factor - 1) > 1e-6 and one["said"][0] not in "×÷":
-        head += f", × {factor:.4g}"  # else it is no multiple, or the sentence begins with it
-    if one["module"]:
-        head += f", first at `{one['module']}`"
-    return f"{head}: {one['said'].rstrip('.')}."
+    if one["said"][0] in "×÷":
+        said += f", {one['said'].partition(' =')[0]}"
+    elif factor is not None and rest < 1e-3 and abs(factor - 1) > 1e-6:  # else it is no multiple
+        said += f", × {factor:.4g}"
+    return f"{said} at `{one['module']}`" if one["module"] else said
 
 
-def linked(thread: str) -> str:
-    """A case's threads, those linked that say a repository and a number."""
-    made, last = [], ""
-    for part in re.split(r",\s*|\s+and\s+", thread):
-        found = re.fullmatch(r"(?:(.+?)(?:\s+|#))?(\d+|\d{4}\.\d{5})", part)
-        if not found:
-            made.append(part)
-            continue
-        last = found[1] or last
-        repository = last if "/" in last else REPOSITORIES.get(last, "")
-        address = f"https://github.com/{repository}/issues/{found[2]}" if repository else ""
-        if last == "arXiv":
-            address = f"https://arxiv.org/abs/{found[2]}"
-        said = f"{last} {found[2]}"
-        made.append(f"[{said}]({address})" if address else said)
-    return ", ".join(made)
+def linked(what: str, threads: str) -> str:
+    """The text as a link to the first of a case's threads that says a repository and a number."""
+    for part in re.split(r",\s*|\s+and\s+", threads):
+        if found := re.fullmatch(r"(.+?)(?:\s+|#)(\d+|\d{4}\.\d{5})", part):
+            name, number = found.groups()
+            repository = name if "/" in name else REPOSITORIES.get(name, "")
+            if name == "arXiv":
+                return f"[{what}](https://arxiv.org/abs/{number})"
+            if repository:
+                return f"[{what}](https://github.com/{repository}/issues/{number})"
+    return what
 
 
 def worse(outcomes: list[Outcome]) -> list[str]:
