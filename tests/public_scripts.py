@@ -2,7 +2,7 @@
 
 FOLDER gets clones of the repositories, each at the commit of :data:`REPOSITORIES`, packages that a script needs and
 that are not installed, and made-up data (``public_data.py``). None of the scripts' code is in this repository. With
-``--write`` the table and the screens of docs/records/published-scripts.md are made anew. It takes minutes and other
+``--write`` the table and one screen of docs/records/published-scripts.md are made anew. It takes minutes and other
 people's code, so ``make test`` leaves it out.
 """
 
@@ -25,7 +25,9 @@ from pardemo import project
 from pardemo.tables import amount
 
 PAGE = project.root() / "docs" / "records" / "published-scripts.md"
-PLACE = re.compile(r"(<!-- (public scripts|screens) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (public scripts|screen) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+#: The script whose screen the page shows.
+SHOWN = "nanoGPT"
 HEAD = (
     "| script | ranks | what runs | a rank sends | the kernel | peak | findings | set for it |",
     "|---|--:|---|--:|--:|--:|---|---|",
@@ -121,7 +123,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.write and asked.only:
         parser.error("--write needs all of them")
-    folder, rows, screens, failed = asked.folder.resolve(), list(HEAD), [], 0
+    folder, rows, screen, failed = asked.folder.resolve(), list(HEAD), "", 0
     for script in SCRIPTS:
         name = f"{script.clone}: {script.path}"
         if asked.only not in name:
@@ -136,10 +138,11 @@ def main() -> int:
             rows.append(f"| {name} | {script.ranks} | *not measured* | | | | {why} | {script.set_for_it} |")
         else:
             rows.append(f"| {name} | {script.ranks} | {_columns(found)} | {script.set_for_it} |")
-            screens.append(f"### {name}\n\n```text\n{done.stdout.strip()}\n```\n")
+            if script.clone == SHOWN:
+                screen = f"```text\n{done.stdout.strip()}\n```\n"
         print(rows[-1], flush=True)
     if asked.write:
-        made = {"public scripts": "\n".join(rows) + "\n", "screens": "\n".join(screens)}
+        made = {"public scripts": "\n".join(rows) + "\n", "screen": screen}
         PAGE.write_text(
             PLACE.sub(lambda m: m[1] + made[m[2]] + m[3], PAGE.read_text(encoding="utf-8")), encoding="utf-8"
         )
