@@ -1,7 +1,6 @@
 """The committed table of frameworks, docs/records/resumed.md: of these scripts, and as they come out today."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from resumed import matrix
@@ -18,46 +17,51 @@ def at_the_root(monkeypatch):
     monkeypatch.chdir(project.root())
 
 
-def page() -> tuple[list[tuple[str, ...]], list[str]]:
-    """The lines of the table without its head, and the sentences below it."""
-    text = Path("docs/records/resumed.md").read_text(encoding="utf-8")
+def page() -> tuple[dict[str, tuple[str, ...]], set[tuple[str, str]]]:
+    """The lines of the table by framework, and where which sentence below it is said."""
+    text = matrix.PAGE.read_text(encoding="utf-8")
     lines = text[text.index(matrix.BEGIN) : text.index(matrix.END)].splitlines()
     table = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in lines if line.startswith("|")]
     assert table[0] == matrix.HEAD
-    return table[2:], [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    told = [line.removeprefix("- ").partition(": ") for line in lines if line.startswith("- ")]
+    said = {(place, sentence) for places, _, sentence in told for place in places.split("; ")}
+    return {line[0]: line for line in table[2:]}, said
 
 
-def lines_of(name: str) -> list[tuple[str, ...]]:
-    table, _ = page()
-    begin = next(number for number, line in enumerate(table) if line[0] == name)
-    return table[begin : begin + len(BY_NAME[name].layouts)]
+def verdicts(name: str) -> dict[str, str]:
+    """What the page says of each layout of a framework."""
+    _, first, same, others, _ = page()[0][name]
+    told = [one.rpartition(": ") for one in others.split("; ") if one]
+    return {first: same} | {layout: verdict for verdict, _, layouts in told for layout in layouts.split(", ")}
+
+
+def said_of(*places: str) -> set[tuple[str, str]]:
+    return {one for one in page()[1] if one[0] in places}
 
 
 def test_the_table_is_of_these_scripts_in_these_layouts():
-    table, _ = page()
-    assert [line[0] for line in table if line[0]] == list(BY_NAME)
+    assert list(page()[0]) == list(BY_NAME)
     for name, framework in BY_NAME.items():
-        lines = lines_of(name)
-        assert [line[2] for line in lines] == list(framework.layouts)
-        assert [line[:2] for line in lines] == [(name, framework.layouts[0]), *[("", "")] * (len(lines) - 1)]
+        assert set(verdicts(name)) == set(framework.layouts)
+        assert page()[0][name] == matrix.table_line(framework, verdicts(name), page()[0][name][-1])
 
 
 def test_what_is_lost_has_a_sentence():
-    table, said = page()
-    name = ""
-    for line in table:
-        name = line[0] or name
-        if {"✗", "refuses", "begins anew", "not compared"} & set(line[3:-1]):
-            assert any(one.startswith(f"{name}, {line[2]}: ") for one in said), line
-        if line[-1] in ("raises", "begins anew", "not compared"):
-            assert any(one.startswith(f"{name}, killed in a save: ") for one in said), line
+    for name in BY_NAME:
+        for layout, verdict in verdicts(name).items():
+            if verdict.startswith(("✗", "refuses", "begins anew", "not compared")):
+                assert said_of(f"{name}, {layout}"), (name, layout)
+        if page()[0][name][-1] in ("raises", "begins anew", "not compared"):
+            assert said_of(f"{name}, killed in a save"), name
 
 
 def test_a_row_made_anew_is_that_of_the_page():
     name = "torch DDP, torch.save"
-    lines, said = matrix.rows(replace(BY_NAME[name], layouts=BY_NAME[name].layouts[:2]))
-    assert lines == lines_of(name)[:2]
-    assert said == [one for one in page()[1] if one.startswith(f"{name}, ")]
+    few = replace(BY_NAME[name], layouts=BY_NAME[name].layouts[:2])
+    line, said = matrix.rows(few)
+    known = {layout: verdicts(name)[layout] for layout in few.layouts}
+    assert line == matrix.table_line(few, known, page()[0][name][-1])
+    assert set(said) == said_of(*(f"{name}, {place}" for place in (*few.layouts, "killed in a save")))
 
 
 def test_ddp_on_four_ranks_adds_up_in_another_order_in_its_first_step():
@@ -66,7 +70,8 @@ def test_ddp_on_four_ranks_adds_up_in_another_order_in_its_first_step():
     made = trials.stopped(line, ["ranks=4 batch=3"], stops=["all"])
     assert made.equal
     assert made.trials[0].exact
-    assert lines_of("torch DDP, torch.save, from four ranks")[0][3] == "to rounding", "where they do not stay"
+    name = "torch DDP, torch.save, from four ranks"
+    assert verdicts(name)["ranks=4 batch=3"] == "to rounding", "where they do not stay"
 
 
 @pytest.mark.nightly
@@ -77,7 +82,6 @@ def test_ddp_on_four_ranks_adds_up_in_another_order_in_its_first_step():
 def test_rows_made_anew_without_the_stop_in_a_save_are_those_of_the_page(name):
     """Where within a save a stop comes is a matter of time: what is left of the save may be another part."""
     few = replace(BY_NAME[name], layouts=BY_NAME[name].layouts[:2])
-    lines, said = matrix.resumed(few)
-    assert [line[:-1] for line in lines] == [line[:-1] for line in lines_of(name)[:2]]
-    of_these = tuple(f"{name}, {layout}: " for layout in few.layouts)
-    assert said == [one for one in page()[1] if one.startswith(of_these)]
+    made, said = matrix.resumed(few)
+    assert made == {layout: verdicts(name)[layout] for layout in few.layouts}
+    assert set(said) == said_of(*(f"{name}, {layout}" for layout in few.layouts))

@@ -20,7 +20,7 @@ from pardemo.tables import text_table
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "records" / "resumed.md"
 BEGIN, END = "<!-- made by tests/resumed/matrix.py --write -->\n", "<!-- end of the table -->\n"
-HEAD = ("framework", "saved on", "goes on on", "next step", "samples", "rate", "moments", "masks", "killed in a save")
+HEAD = ("framework", "saved on", "resumed on the same layout", "resumed on other layouts", "killed in a save")
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ FRAMEWORKS = (
     *(Framework(f"pardemo's ZeRO-{stage}", "own_zero.py", ("ranks=2", "ranks=3", "ranks=1"), f"--stage {stage}")
       for stage in (1, 2, 3)),
 )  # fmt: skip
-#: Columns, and the causes of findings that belong to them.
-COLUMNS = {
+#: What a run that goes on may lack, and the causes of findings that say so.
+LOST = {
     "samples": ("data",),
     "rate": ("learning-rate",),
     "moments": ("optimizer-state",),
@@ -80,36 +80,52 @@ COLUMNS = {
 }
 
 
-def rows(framework: Framework) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Lines of the table, and sentences about what was lost."""
-    table, said = resumed(framework)
+def rows(framework: Framework) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+    """The table's line of a framework, and what was lost: where, and a sentence."""
+    verdicts, said = resumed(framework)
     of_save, told = in_save(framework)
-    table[0] = (*table[0][:-1], of_save)
-    said += [f"{framework.name}, killed in a save: {why}" for why in told if not any(one.endswith(why) for one in said)]
-    return table, said
+    known = {why for _, why in said}
+    return table_line(framework, verdicts, of_save), said + [one for one in told if one[1] not in known]
 
 
-def resumed(framework: Framework) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Lines of the table whose last cell, a stop within a save, is empty, and sentences about what was lost."""
+def table_line(framework: Framework, verdicts: dict[str, str], of_save: str) -> tuple[str, ...]:
+    """The table's line of a framework; of other layouts those with one verdict stand together."""
+    first, *others = framework.layouts
+    grouped: dict[str, list[str]] = {}
+    for layout in others:
+        grouped.setdefault(verdicts[layout], []).append(layout)
+    told = "; ".join(f"{verdict}: {', '.join(layouts)}" for verdict, layouts in grouped.items())
+    return framework.name, first, verdicts[first], told, of_save
+
+
+def resumed(framework: Framework) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """The verdict of each layout, and what was lost there: where, and a sentence."""
     made = _stopped(framework, framework.layouts, "all")
-    table, said = [], []
+    verdicts, said = {}, []
     for trial in made.trials:
-        same = trial.layout.name == made.layout.name
-        cells = [framework.name if same else "", made.layout.name if same else "", trial.layout.name]
-        table.append((*cells, *_cells(trial, made.masks, same), ""))
-        said += [f"{framework.name}, {trial.layout.name}: {finding.why}" for finding in trial.findings]
-        if trial.error:
-            said.append(f"{framework.name}, {trial.layout.name}: not compared, {trial.error}")
-    return table, [_without_folders(one) for one in dict.fromkeys(said)]
+        name = trial.layout.name
+        verdicts[name] = _verdict(trial, made.masks, name == made.layout.name)
+        told = [finding.why for finding in trial.findings] + ([f"not compared, {trial.error}"] if trial.error else [])
+        said += [(f"{framework.name}, {name}", _without_folders(one)) for one in told]
+    return verdicts, list(dict.fromkeys(said))
 
 
-def in_save(framework: Framework) -> tuple[str, list[str]]:
-    """The cell of a stop within a save, and what was lost."""
+def in_save(framework: Framework) -> tuple[str, list[tuple[str, str]]]:
+    """What a run does that was killed in a save, and what was lost there: where, and a sentence."""
     (trial,) = _stopped(framework, framework.layouts[:1], "save").trials
     causes = {finding.cause for finding in trial.findings}
     cell = "raises" if "cannot-resume" in causes else "begins anew" if "begins-anew" in causes else "goes on"
     told = [trial.error] if trial.error else [finding.why for finding in trial.findings]
-    return "not compared" if trial.error else cell, [_without_folders(one) for one in dict.fromkeys(told)]
+    where = f"{framework.name}, killed in a save"
+    return "not compared" if trial.error else cell, [(where, _without_folders(one)) for one in dict.fromkeys(told)]
+
+
+def listed(said: list[tuple[str, str]]) -> list[str]:
+    """A line for each sentence about what was lost, with all places of which it holds."""
+    places: dict[str, list[str]] = {}
+    for where, sentence in said:
+        places.setdefault(sentence, []).append(where)
+    return [f"- {'; '.join(of)}: {sentence}" for sentence, of in places.items()]
 
 
 def _stopped(framework: Framework, layouts: tuple[str, ...], kind: str) -> StopVerdict:
@@ -117,29 +133,33 @@ def _stopped(framework: Framework, layouts: tuple[str, ...], kind: str) -> StopV
     return prove.stopped(framework.line(framework.options), layouts, resume=resume, stops=(kind,), timeout_s=300)
 
 
-def _cells(trial: Trial, drawn: bool, same: bool) -> tuple[str, ...]:
-    """``drawn``: whether dropout draws masks; those of other layouts are others by right."""
+def _verdict(trial: Trial, drawn: bool, same: bool) -> str:
+    """What goes on, and how exactly. ``drawn``: dropout draws masks; those of other layouts are others by right."""
     causes = {finding.cause for finding in trial.findings}
     if trial.error:
-        return "not compared", *("" for _ in COLUMNS)
+        return "not compared"
     if "cannot-resume" in causes:
-        return "refuses", *("" for _ in COLUMNS)
+        return "refuses"
     if "begins-anew" in causes:
-        return "begins anew", *("" for _ in COLUMNS)
-    step = "✗" if trial.findings else "to the last bit" if trial.exact else "to rounding"
-    cells = {name: "✗" if set(of) & causes else "✓" for name, of in COLUMNS.items()}
-    if not trial.states and cells["moments"] == "✓":
-        cells["moments"] = "by the step"
-    if not drawn or not same:
-        cells["masks"] = "" if drawn else "none"
-    elif "data" in causes and "random-state" not in causes:
-        cells["masks"] = "not seen"  # those of other samples say nothing
-    return step, *cells.values()
+        return "begins anew"
+    lost = [name for name, of in LOST.items() if set(of) & causes and (name != "masks" or same)]
+    said = " ".join(["✗", ", ".join(lost)]).strip() if causes else "to the last bit" if trial.exact else "to rounding"
+    if not trial.states and "moments" not in lost:
+        said += " (moments by the step)"
+    if same and drawn and "data" in causes and "random-state" not in causes:
+        said += " (masks not seen)"  # those of other samples say nothing
+    return said
 
 
 def _without_folders(text: str) -> str:
     """Messages name a folder that is another one in each run."""
     return re.sub(r"/[^\s'\"]*/trial\d+/", "", text)
+
+
+def markdown(table: list[tuple[str, ...]], said: list[tuple[str, str]]) -> str:
+    """The page's table, and what was lost."""
+    lines = [f"| {' | '.join(line)} |" for line in (HEAD, ("---",) * len(HEAD), *table)]
+    return "\n".join([*lines, "", *listed(said)]) + "\n"
 
 
 def main() -> int:
@@ -152,12 +172,11 @@ def main() -> int:
         parser.error("--write writes the whole table: leave out --only")
     table, said = [], []
     for one in chosen:
-        lines, told = rows(one)
-        table += lines
+        made, told = rows(one)
+        table.append(made)
         said += told
-        print(text_table([HEAD, *lines]), *told, sep="\n", file=sys.stderr, flush=True)
-    text = "\n".join(f"| {' | '.join(line)} |" for line in (HEAD, ("---",) * len(HEAD), *table)) + "\n"
-    text += "\n" + "\n".join(f"- {one}" for one in said) + "\n"
+        print(text_table([HEAD, made]), *listed(told), sep="\n", file=sys.stderr, flush=True)
+    text = markdown(table, said)
     if given.write:
         page = PAGE.read_text(encoding="utf-8")
         before, after = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
