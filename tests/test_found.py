@@ -35,7 +35,7 @@ def test_each_reproduction_is_short_and_on_the_page():
     assert scripts
     for script in scripts:
         assert len(script.read_text(encoding="utf-8").splitlines()) <= 35
-        assert f"tests/found/{script.name}" in PAGE
+        assert f"**`{script.stem}`**" in PAGE
 
 
 def test_the_page_names_the_pinned_release():
@@ -285,8 +285,8 @@ def test_experts_of_one_rank():
 
 
 def test_the_page_and_the_readme_count_its_entries():
-    entries = re.findall(r"^## .* \d+\.\d+\.\d+: ", PAGE, re.MULTILINE)
-    known = len(re.findall(r"\*\*Reported\?\*\* Yes", PAGE))
+    entries = re.findall(r"^\| \*\*`.* \| (.+) \|$", PAGE, re.MULTILINE)
+    known = sum(reported.startswith("yes") for reported in entries)
     assert f"There are {len(entries)} entries." in PAGE
     assert f"of the other {len(entries) - known} no report was found" in PAGE
     assert f"[found](docs/records/found.md) {len(entries) - known} unknown" in (ROOT / "README.md").read_text(

@@ -115,18 +115,19 @@ def outcome(case: Case) -> Outcome:
 
 
 def table(kept: list[dict]) -> str:
-    """A row for each case in which all layouts train alike, and a sentence before them."""
+    """A row for each library's cases in which all layouts train alike, and a sentence before them."""
     rows = [one for one in kept if not one["said"]]
-    count = sum(one["right"] for one in rows)
+    count, single = sum(one["right"] for one in rows), sum(one["right"] for one in rows if not one["double"])
     lines = [
-        f"{count} layouts in {len(rows)} cases, each held against one process (`python tests/found/run.py`); in fp64 "
-        "but where it says fp32.",
-        "", "| library | script | what was compared, and in how many layouts |", "|---|---|---|",
+        f"{count} layouts in {len(rows)} cases train as one process does (`python tests/found/run.py`), {single} of "
+        "them in fp32 and the others in fp64. Each library's list says what a case compares.",
+        "", "| list | cases, each with the number of its layouts |", "|---|---|",
     ]  # fmt: skip
-    for one in rows:
-        script = f"[{one['name']}](../../tests/found/searched/{one['library']}/{one['script']})"
-        what = f"{one['what']}: {one['right']}{'' if one['double'] else ', fp32'}"
-        lines.append(f"| {PACKAGES.get(one['library'], one['library'])} {one['version']} | {script} | {what} |")
+    for library in dict.fromkeys(one["library"] for one in rows):
+        own = [one for one in rows if one["library"] == library]
+        name = f"{PACKAGES.get(library, library)} {own[0]['version']}"
+        names = ", ".join(f"{one['name']} {one['right']}" for one in own)
+        lines.append(f"| [{name}](../../tests/found/searched/{library}/cases.toml) | {names} |")
     return "\n".join(lines) + "\n"
 
 
