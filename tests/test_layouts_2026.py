@@ -374,7 +374,7 @@ def test_the_planner_of_layouts_loads_no_library():
 
 
 def test_what_the_docs_say_of_nvidias_runs(bridge):
-    text = (project.root() / "docs" / "planner.md").read_text(encoding="utf-8")
+    text = (project.root() / "docs" / "records" / "planner-error.md").read_text(encoding="utf-8")
     small = [x for x in bridge if x.run.job.shape.name == "qwen3-30b-a3b" and not x.run.source.endswith("25.09")]
     planned = {
         (x.run.job.machine.gpu.name, x.run.layout.micro_batch, x.run.layout.chunks): x.step.tokens_per_s for x in small

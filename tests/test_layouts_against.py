@@ -100,7 +100,7 @@ def test_the_table_that_is_told_is_the_one_that_is_computed(page, tmp_path):
 
 
 def test_what_the_docs_say_of_the_misses(known):
-    """Numbers in docs/planner.md that are no table."""
+    """Numbers in docs/records/planner-error.md that are no table."""
     rows = [one for one in known["nanotron_h100"] if one.memory_error is not None and not one.run.wrong]
     small = against.errors([one.memory_error for one in rows if one.run.layout.tp <= 4])
     assert small["mean"] == pytest.approx(0.068, abs=0.0006)
@@ -119,7 +119,7 @@ def test_what_the_docs_say_of_the_misses(known):
 
 
 def test_what_no_planner_could_know(known):
-    """The bounds in docs/planner.md and *Which layout?*."""
+    """The bounds in docs/records/planner-error.md and *Which layout?*."""
     every, many = (bounds.memory(known["nanotron_h100"], least_tp=tp) for tp in (1, 16))
     assert (every.rows, every.constants) == (865, 90)
     assert (every.error, many.error) == pytest.approx((0.064, 0.102), abs=0.0006)

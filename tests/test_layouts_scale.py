@@ -71,7 +71,7 @@ def miss(runs, **constants):
 
 
 def test_what_few_hosts_say_of_an_exchange_holds_on_32(exchanging):
-    """Constants from 1, 4 and 8 hosts, judged on 32: with the wait at each host, and without. (docs/planner.md)"""
+    """Constants from 1, 4 and 8 hosts, judged on 32 (docs/records/planner-error.md): with each host's wait or not."""
     _, bounds = fit.FITTED["nanotron"]
     names = {"products", "small", "launch_s", "launch_rank_s", "reduce_s", "reduce_share", "reduce_most"}
     found = {}

@@ -1,6 +1,7 @@
 """Peaks: arithmetic by hand, which knows the methods and nothing of the planner, and a published one.
 
-Models of full width and mostly of few layers: a dry run takes as long as they are many. docs/planner.md has them whole.
+Models of full width and mostly of few layers: a dry run takes as long as they are many. Whole models are in
+docs/records/planner-error.md.
 """
 
 import pytest

@@ -58,12 +58,6 @@ def test_a_layer_of_ones_own(tmp_path):
     assert "99.sent" in shown.stdout
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
-def test_every_linked_file_exists(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
-
-
 def test_pictures_have_alternative_text():
     pictures = re.findall(r"!\[(.*?)\]\(", TEXT, flags=re.S)
     assert pictures
@@ -166,6 +160,16 @@ def test_the_workflow_runs_what_the_readme_says_and_keeps_the_report():
     assert kept["with"]["path"] == f"{base}/run*/", "where the collection's run is written"
     collection = Path(ROOT / "tests" / "notebooks" / "test_collection.py").read_text()
     assert 'mktemp("run")' in collection
+
+
+def test_the_search_prints_what_the_page_shows(capsys):
+    from pardemo import cli
+
+    page = (ROOT / "docs" / "plan.md").read_text()
+    command = re.search(r"^pardemo (plan --search .*)$", page, re.M)[1]
+    shown = re.search(r"<!-- search:.*?```text\n(.*?)```", page, re.S)[1]
+    assert cli.main(command.split()) == 0
+    assert capsys.readouterr().out.startswith(shown)
 
 
 def test_how_long_between_hosts(tmp_path):

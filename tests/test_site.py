@@ -35,7 +35,10 @@ def served(built):
 def test_every_chapter_and_document_is_a_page(built):
     pages = {path.name for path in built.glob("*.html")}
     chapters = {f"{path.stem}.html" for path in REFERENCE.glob("*.ipynb")}
-    documents = {f"{path.stem}.html" for path in (project.root() / "docs").rglob("*.md")}
+    documents = set(site.DOCUMENTS.values())
+    there = {path.relative_to(project.root()).as_posix() for path in (project.root() / "docs").rglob("*.md")}
+    assert set(site.DOCUMENTS) == there
+    assert len(documents) == len(there)
     assert pages == {"index.html", "report.html", "plan.html", "cards.html", "problems.html"} | chapters | documents
 
 
@@ -84,7 +87,7 @@ def test_the_search_finds_a_word_and_its_page(chromium, served, asked, page):
 
 
 @pytest.mark.parametrize(
-    "name", ["index.html", "01_data_parallel.html", "planner.html", "plan.html", "glossary.html", "problems.html"]
+    "name", ["index.html", "01_data_parallel.html", "planning.html", "plan.html", "glossary.html", "problems.html"]
 )
 def test_a_page_fits_a_phone(chromium, served, name):
     context = chromium.new_context(viewport={"width": 360, "height": 740})
@@ -126,11 +129,9 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
 
 def test_a_chapter_leads_to_the_documents_and_the_page_that_it_names(tmp_path):
     page = tmp_path / "16_which_layout.html"
-    page.write_text(
-        "<main><p><code>docs/planner.md</code>, <code>plan.html</code>, <code>docs/none.md</code></p></main>"
-    )
+    page.write_text("<main><p><code>docs/plan.md</code>, <code>plan.html</code>, <code>docs/none.md</code></p></main>")
     body = site._chapter(page)
-    for file, text in (("planner.html", "docs/planner.md"), ("plan.html", "plan.html")):
+    for file, text in (("planning.html", "docs/plan.md"), ("plan.html", "plan.html")):
         assert f'<a href="{file}"><code>{text}</code></a>' in body
     assert "<p><code>docs/none.md</code>" not in body
     assert ", <code>docs/none.md</code></p>" in body

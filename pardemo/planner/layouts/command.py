@@ -95,7 +95,7 @@ def _runs(path: Path, own: "GpuProfile | None", left_out: list[str]) -> list:
     from pardemo.planner.layouts.published import published
 
     if not path.is_file():
-        raise ValueError(f"no file {path}; a CSV with a run in each row (docs/planner.md lists its columns)")
+        raise ValueError(f"no file {path}; a CSV with a run in each row (docs/plan.md lists its columns)")
     return published.load(path, own, left_out)
 
 

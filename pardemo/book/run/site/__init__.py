@@ -20,13 +20,13 @@ from pardemo.book.run.site import course_pages, plan_page
 
 MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
 FIRST = "index.html"
-#: Documents of ``docs/`` in the order of the list at the side.
-DOCUMENTS = (
-    "light-core", "commands", "measure", "prove", "testing", "soak", "in-your-code", "planner", "fine-tune",
-    "course", "glossary", "troubleshooting", "cloud", "architecture", "adding-a-chapter", "security",
-    "records/measured", "records/found", "records/silent-bugs", "records/broken-releases", "records/published-scripts",
-    "records/resumed",
-)  # fmt: skip
+#: Documents in the order of the list at the side, and the site's page of each.
+DOCUMENTS = {f"docs/{name}.md": f"{name.rpartition('/')[2]}.html" for name in (
+    "light-core", "commands", "measure", "prove", "testing", "soak", "in-your-code", "plan", "cost-model",
+    "fine-tune", "course", "glossary", "troubleshooting", "cloud", "architecture", "adding-a-chapter", "security",
+    "records/measured", "records/planner-error", "records/found", "records/silent-bugs", "records/broken-releases",
+    "records/published-scripts", "records/resumed",
+)} | {"docs/plan.md": "planning.html"}  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -94,11 +94,11 @@ def _entries(run: Path, built: Path) -> list[Entry]:
         found.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
     for file, body in course_pages.bodies(run, names).items():
         found.append(Entry(file, course_pages.TITLES[file], "Course", body))
-    for name in DOCUMENTS:
-        path = root / "docs" / f"{name}.md"
+    for name, file in DOCUMENTS.items():
+        path = root / name
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        part = "Records" if "/" in name else "Documents"
-        found.append(Entry(f"{path.stem}.html", title, part, _document(path, root, run, names)))
+        part = "Records" if "/records/" in name else "Documents"
+        found.append(Entry(file, title, part, _document(path, root, run, names)))
     return found
 
 
@@ -120,10 +120,9 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
         file = (path.parent / target).resolve()
         if not file.exists():
             raise ValueError(f"{path.relative_to(root)} leads to {address}, which is not there")
-        if file == root / "README.md":
-            return f"{before}{FIRST}{mark}{anchor}{after}"
-        if file in [root / "docs" / f"{name}.md" for name in DOCUMENTS]:
-            return f"{before}{file.stem}.html{mark}{anchor}{after}"
+        documents = {"README.md": FIRST, **DOCUMENTS}
+        if page := documents.get(file.relative_to(root).as_posix()):
+            return f"{before}{page}{mark}{anchor}{after}"
         if file.is_relative_to(root / "outputs" / "reference"):  # the committed run stands for the one that is shown
             name = pages.to_page(file.relative_to(root / "outputs" / "reference").as_posix())
             if file.stem in names or ((run / name).is_file() and name.startswith("figures/")):
@@ -139,8 +138,7 @@ def _chapter(page: Path) -> str:
     A chapter names documents and the page that plans as code, since a notebook lies elsewhere; here they are links.
     """
     body = page.read_text(encoding="utf-8").partition("<main>")[2].rpartition("</main>")[0]
-    named = {f"docs/{name}.md": f"{Path(name).name}.html" for name in DOCUMENTS} | {plan_page.FILE: plan_page.FILE}
-    for text, file in named.items():
+    for text, file in {**DOCUMENTS, plan_page.FILE: plan_page.FILE}.items():
         body = body.replace(f"<code>{text}</code>", f'<a href="{file}"><code>{text}</code></a>')
     return f'{body}<p><a href="{page.stem}.ipynb">This chapter as a notebook</a></p>'
 

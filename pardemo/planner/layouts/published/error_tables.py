@@ -1,4 +1,4 @@
-"""The table of errors in docs/planner.md and README: ``python -m pardemo.planner.layouts.published.error_tables``."""
+"""Writes the planner's errors into documents: ``python -m pardemo.planner.layouts.published.error_tables``."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from pardemo.planner.layouts.published import against, published
 
 FOLDER = project.root() / "data" / "published_runs"
 PLACE = re.compile(r"(<!-- layouts -->\n).*?(<!-- /layouts -->)", re.DOTALL)
-PAGES = ("docs/planner.md", "README.md")
+PAGES = ("docs/records/planner-error.md", "README.md")
 #: Of each table: its file, its name, the least MFU of the runs that count, and the mean error aimed at, in %.
 ROWS = (
     ("nanotron_h100.csv", "nanotron, H100, 8 to 256 GPUs, MFU of 5 % and more", 0.05, 15),

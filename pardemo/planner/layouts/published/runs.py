@@ -72,13 +72,13 @@ def read(path: Path, own: GpuProfile | None = None, left_out: list[str] | None =
     header, lines = rows(path)
     if missing := [name for name in NEEDED if name not in header]:
         columns = ", ".join(f"{name} ({NEEDED[name]})" for name in missing)
-        raise ValueError(f"{path.name} has no column {columns}; docs/planner.md lists all")
+        raise ValueError(f"{path.name} has no column {columns}; docs/plan.md lists all")
     if "model" not in header and not {"layers", "hidden", "heads", "vocabulary"} <= set(header):
         raise ValueError(f"{path.name} says no model: a column model, or layers, hidden, heads, middle and vocabulary")
     if not {"seconds", "tokens_per_s"} & set(header):
         raise ValueError(f"{path.name} says no speed: a column seconds (of a step) or tokens_per_s (of one GPU)")
     if unknown := [name for name in header if name and name not in NEEDED and name not in OPTIONAL]:
-        raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/planner.md lists all")
+        raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/plan.md lists all")
     return each(path, lines, lambda row: [run(row, own, path.parent)], left_out)
 
 
