@@ -1,6 +1,6 @@
 """A long run of ``pardemo soak``, to commit: ``python tests/soak/run.py`` writes outputs/reference/soak.json.
 
-The table of docs/soak.md is made of it; with ``--page`` it is written anew, and nothing is run. ``--faults``,
+The table of docs/records/soak.md is made of it; with ``--page`` it is written anew, and nothing is run. ``--faults``,
 ``--layouts`` and ``--seed`` go to ``pardemo soak``.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SUMMARY, PAGE = ROOT / "outputs" / "reference" / "soak.json", ROOT / "docs" / "soak.md"
+SUMMARY, PAGE = ROOT / "outputs" / "reference" / "soak.json", ROOT / "docs" / "records" / "soak.md"
 BEGIN, END = "<!-- made by tests/soak/run.py -->\n", "<!-- end of the table -->\n"
 NO_COLUMNS = ("skipped", "seconds_each")
 
