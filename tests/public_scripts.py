@@ -2,8 +2,8 @@
 
 FOLDER gets clones of the repositories, each at the commit of :data:`REPOSITORIES`, packages that a script needs and
 that are not installed, and made-up data (``public_data.py``). None of the scripts' code is in this repository. With
-``--write`` the table and one screen of docs/records/published-scripts.md are made anew. It takes minutes and other
-people's code, so ``make test`` leaves it out.
+``--write`` the table of docs/records/published-scripts.md and the screen of docs/measure.md are made anew. It takes
+minutes and other people's code, so ``make test`` leaves it out.
 """
 
 import argparse
@@ -24,9 +24,9 @@ import public_data
 from pardemo import project
 from pardemo.tables import amount
 
-PAGE = project.root() / "docs" / "records" / "published-scripts.md"
+PAGES = (project.root() / "docs" / "records" / "published-scripts.md", project.root() / "docs" / "measure.md")
 PLACE = re.compile(r"(<!-- (public scripts|screen) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-#: The script whose screen the page shows.
+#: The script whose screen is shown.
 SHOWN = "nanoGPT"
 HEAD = (
     "| script | ranks | what runs | a rank sends | the kernel | peak | findings | set for it |",
@@ -118,7 +118,7 @@ def main() -> int:
     """Returns 1 where a script could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--write", action="store_true", help="write docs/records/published-scripts.md")
+    parser.add_argument("--write", action="store_true", help="write it into the pages")
     parser.add_argument("--only", default="", help="scripts whose name has this")
     asked = parser.parse_args()
     if asked.write and asked.only:
@@ -143,9 +143,9 @@ def main() -> int:
         print(rows[-1], flush=True)
     if asked.write:
         made = {"public scripts": "\n".join(rows) + "\n", "screen": screen}
-        PAGE.write_text(
-            PLACE.sub(lambda m: m[1] + made[m[2]] + m[3], PAGE.read_text(encoding="utf-8")), encoding="utf-8"
-        )
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
+            page.write_text(PLACE.sub(lambda m: m[1] + made[m[2]] + m[3], text), encoding="utf-8")
     return failed
 
 
