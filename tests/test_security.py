@@ -65,9 +65,16 @@ def modules():
 
 
 def rows():
-    lines = re.findall(r"^\| `(.+?\.py)` \| `?(.+?)`? \| (.+?) \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
-    return {(file, function, name): line for line in lines for file, function in [line[:2]]
-            for name in re.findall(r"`([^`]+)`", line[2])}  # fmt: skip
+    """(file, function, name) of each place on the page, and its reason: a row's last cell, or what heads a list."""
+    listed, reason = {}, ""
+    for line in PAGE.read_text().splitlines():
+        row = re.fullmatch(r"\| `(.+?\.py)` \| `?(.+?)`? \| (.+?) \| .+? \| (.+?) \|", line)
+        if place := row or re.fullmatch(r"- `(.+?\.py)` `?(.+?)`?: (.+)", line):
+            file, function, names, why = *place.groups()[:3], row[4] if row else reason
+            listed |= {(file, function, name): why for name in re.findall(r"`([^`]+)`", names)}
+        elif line:
+            reason = line if line.startswith("**") else ""
+    return listed
 
 
 def test_every_place_that_loads_is_in_the_table():
@@ -75,7 +82,7 @@ def test_every_place_that_loads_is_in_the_table():
     there = {(file, function, what) for file, source in modules() for function, what in sites(source)}
     assert there - set(listed) == set(), "say on docs/security.md why these are safe"
     assert set(listed) - there == set(), "these are gone from the package, or have another name"
-    assert all(len(line[4]) > 20 for line in listed.values()), "each with a reason"
+    assert all(len(why) > 20 for why in listed.values()), "each with a reason"
 
 
 def test_what_the_table_cannot_see_is_not_used():
