@@ -11,7 +11,7 @@ from pardemo import project
 ROOT = project.PACKAGE.parent
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 PAGES = [ROOT / name for name in TRACKED if name.endswith(".md")]
-LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]^]+\]: (\S+)$", re.M)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 ELSEWHERE = re.compile(r"[a-z]+:")
 #: A document or a table of docs/, as code, messages and notebooks name it.
 DOCUMENT = re.compile(r"(?<![\w/.-])docs/(?:records/)?[\w-]+\.(?:md|csv)")
@@ -25,8 +25,7 @@ def without_code(text: str) -> str:
 
 def targets(text: str) -> list[str]:
     """Addresses of a Markdown text's links, those to other sites left out."""
-    found = [inline or defined for inline, defined in LINK.findall(without_code(text))]
-    return [address for address in found if not ELSEWHERE.match(address)]
+    return [address for address in LINK.findall(without_code(text)) if not ELSEWHERE.match(address)]
 
 
 def anchors(text: str) -> set[str]:
@@ -58,15 +57,6 @@ def test_links_of_a_page(page):
     assert broken(page.read_text(encoding="utf-8"), page) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_each_name_in_brackets_that_is_a_link_is_defined(page):
-    """``[name][]`` or ``[text][name]``, whose address stands at the page's end."""
-    text = without_code(page.read_text(encoding="utf-8"))
-    defined = {name.lower() for name in re.findall(r"^\[([^\]]+)\]: \S+$", text, re.M)}
-    used = {(name or words).lower() for words, name in re.findall(r"\[([^\[\]]+)\]\[([^\[\]]*)\]", text)}
-    assert used - defined == set()
-
-
 @pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_links_of_a_notebook(name):
     path = project.notebooks()[name]
@@ -94,7 +84,6 @@ def test_documents_that_files_name_are_there():
         ("[a](NOTHING.md)", ["NOTHING.md"]),
         ("[a](README.md#no-such-heading)", ["README.md#no-such-heading"]),
         ("```\n[a](NOTHING.md)\n```", []),
-        ("see [a][]\n\n[a]: NOTHING.md", ["NOTHING.md"]),
     ],
 )
 def test_a_link_that_leads_nowhere_is_seen(text, wrong):

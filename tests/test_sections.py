@@ -86,10 +86,10 @@ def test_files_and_links_follow_the_list(tmp_path):
 
 def test_links_of_documents_follow_the_list():
     text = "[x](../outputs/reference/01_cluster.ipynb#a), [y](notebooks/44_data_parallel.ipynb), [z](other/02_x.ipynb)"
-    text += "\n[w]: ../outputs/reference/01_cluster.ipynb"
+    text += ", [w](../../outputs/reference/01_cluster.ipynb)"
     cluster, first = notebook_of("cluster"), notebook_of("data_parallel")
     expected = f"[x](../outputs/reference/{cluster}.ipynb#a), [y](notebooks/{first}.ipynb), [z](other/02_x.ipynb)"
-    expected += f"\n[w]: ../outputs/reference/{cluster}.ipynb"
+    expected += f", [w](../../outputs/reference/{cluster}.ipynb)"
     assert order.mended_document(text) == expected
     for path in [*project.root().glob("*.md"), *(project.root() / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
