@@ -26,8 +26,8 @@ from pardemo.tables import amount
 
 PAGES = (project.root() / "docs" / "records" / "published-scripts.md", project.root() / "docs" / "measure.md")
 PLACE = re.compile(r"(<!-- (public scripts|screen) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-#: The script whose screen is shown.
-SHOWN = "nanoGPT"
+#: The script whose screen is shown, and the screen's lines that are left out.
+SHOWN, NOTES = "nanoGPT", re.compile(r"^  note: .*\n(?:    .*\n)*", re.M)
 HEAD = (
     "| script | ranks | what runs | a rank sends | the kernel | peak | findings | set for it |",
     "|---|--:|---|--:|--:|--:|---|---|",
@@ -139,7 +139,7 @@ def main() -> int:
         else:
             rows.append(f"| {name} | {script.ranks} | {_columns(found)} | {script.set_for_it} |")
             if script.clone == SHOWN:
-                screen = f"```text\n{done.stdout.strip()}\n```\n"
+                screen = f"```text\n{NOTES.sub('', done.stdout).strip()}\n```\n"
         print(rows[-1], flush=True)
     if asked.write:
         made = {"public scripts": "\n".join(rows) + "\n", "screen": screen}
