@@ -42,6 +42,7 @@ Jobs that are built from all this:
 - ``pardemo.baichuan2``, ``pardemo.headlines``, ``pardemo.finetune``: the article's fine-tune.
 - ``pardemo.measure``: anybody's training script on ranks: what its step sends, holds and waits for.
 - ``pardemo.prove``: the same script in several layouts that must train alike: where they do not, and why.
+- ``pardemo.script``: what these two stand on: a script on ranks, what it sends, holds and computes, and reports of it.
 - ``pardemo.planner``: a job of full size before its GPUs are rented: memory by a dry run, time, money, files.
 
 On the command line: ``pardemo --help``.
