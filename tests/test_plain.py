@@ -9,10 +9,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from pardemo import RankFailed, collectives, data_parallel, project, tensor_parallel, zero
+from pardemo import (
+    RankFailed,
+    collectives,
+    context_parallel,
+    data_parallel,
+    expert_parallel,
+    project,
+    tensor_parallel,
+    zero,
+)
 from pardemo import pipeline_parallel as pipeline
 from pardemo.collectives import plain as plain_collectives
+from pardemo.context_parallel import plain as plain_context_parallel
 from pardemo.data_parallel import plain as plain_data_parallel
+from pardemo.expert_parallel import plain as plain_expert_parallel
 from pardemo.pipeline_parallel import plain as plain_pipeline
 from pardemo.small_models import classifier as small
 from pardemo.small_models import gpt
@@ -21,7 +32,10 @@ from pardemo.zero import plain as plain_zero
 
 #: Most are compared in fp64; fp32 sums in another order differ by some 1e-7 of a tensor's norm.
 CLOSE = 1e-6
-ROOMS = ("collectives", "data_parallel", "pipeline_parallel", "tensor_parallel", "zero")
+ROOMS = (
+    *("collectives", "context_parallel", "data_parallel", "expert_parallel", "pipeline_parallel", "tensor_parallel"),
+    "zero",
+)
 SIZES = [2, 3, 4]
 
 
@@ -306,3 +320,53 @@ def test_pipelines(world_of, n, m, order):
     results = world_of(n).run(pipelines, order, m)
     assert max(error for error, _ in results) < CLOSE
     assert [held for _, held in results] == [m if order == "gpipe" else min(n - rank, m) for rank in range(n)]
+
+
+# --- expert parallelism ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(*SIZES)
+def test_experts(rank, world_size):
+    """Tokens, router and experts of the plain version, of the engine, and of one process with all experts."""
+    count, k = 2 * world_size, 2
+    build = lambda: nn.ModuleList([expert_parallel.Router(8, count, k), *(gpt.MLP(8) for _ in range(count))])  # noqa: E731
+    router, *experts = gpt.seeded(build).double()
+    everyone = gpt.numbers(6 * world_size, 8, seed=1, dtype=torch.float64)
+    gradient = gpt.numbers(6 * world_size, 8, seed=2, dtype=torch.float64)
+    plain = plain_expert_parallel.PlainExperts(router.gate, experts, k)
+    engine = expert_parallel.ExpertParallel(router, experts)
+    whole = everyone.clone().requires_grad_()
+    routing = router(whole)
+    weights = torch.zeros_like(routing.scores).scatter(1, routing.experts, routing.weights)
+    expected = sum(weight[:, None] * expert(whole) for weight, expert in zip(weights.T, experts, strict=True))
+    expected.backward(gradient)
+    inputs = [everyone.chunk(world_size)[rank].clone().requires_grad_() for _ in range(2)]
+    outputs = [layer(x) for layer, x in zip((plain, engine), inputs, strict=True)]
+    for y in outputs:
+        y.backward(gradient.chunk(world_size)[rank])
+    plain.sum_router_gradient()
+    pairs = [(outputs[0], expected.chunk(world_size)[rank]), (outputs[0], outputs[1])]
+    pairs += [(inputs[0].grad, whole.grad.chunk(world_size)[rank]), (plain.gate.weight.grad, router.gate.weight.grad)]
+    for others in (engine.experts, nn.ModuleList(experts[2 * rank : 2 * rank + 2])):
+        pairs += [(p.grad, q.grad) for p, q in zip(plain.experts.parameters(), others.parameters(), strict=True)]
+    assert worst(pairs) < CLOSE
+
+
+# --- context parallelism ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(*SIZES)
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_attention_over_a_sequence_that_is_cut(rank, world_size, name):
+    shape = 2, 2 * world_size, 4 * world_size, 8
+    *whole, gradient = (gpt.numbers(*shape, seed=s, dtype=torch.float64) for s in range(4))
+    inputs = [one.clone().requires_grad_() for one in whole]
+    expected = F.scaled_dot_product_attention(*inputs, is_causal=True)
+    right = expected, *torch.autograd.grad(expected, inputs, gradient)
+    found, order = [], {"order": "plain"} if name == "ring_attention" else {}
+    for attention in (getattr(plain_context_parallel, name), partial(getattr(context_parallel, name), **order)):
+        mine = [one.chunk(world_size, 2)[rank].clone().requires_grad_() for one in whole]
+        out = attention(*mine)
+        found.append((out, *torch.autograd.grad(out, mine, gradient.chunk(world_size, 2)[rank])))
+    own = [one.chunk(world_size, 2)[rank] for one in right]
+    assert worst([*zip(found[0], own, strict=True), *zip(found[0], found[1], strict=True)]) < CLOSE

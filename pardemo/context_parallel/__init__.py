@@ -7,6 +7,8 @@ with h heads of queries and h_kv of keys of width d, in b samples, a rank sends 
     ring       (N−1)   · 2·b·S/N·h_kv·d              any N; grouped queries make it small; goes on beside the products
     Ulysses    (N−1)/N · 2·b·S/N·(h + h_kv)·d        N divides h; attention as one process computes it
 
+To read first: :mod:`pardemo.context_parallel.plain`, both with send and receive by hand.
+
 Positions (:func:`positions`) are those of the whole sequence, labels are shifted before they are cut (:func:`cut`), and
 a mean loss is one over all ranks' labels (:func:`mean_over_tokens`).
 

@@ -40,7 +40,11 @@ def positions(
         ValueError: the sequence does not divide into the order's pieces.
     """
     mine = pieces_of(rank, ranks, order)
-    each = _piece(tokens, ranks * len(mine), order)
+    each, left = divmod(tokens, ranks * len(mine))
+    if left:
+        raise ValueError(
+            f"a sequence of {tokens} tokens does not divide into the {ranks * len(mine)} pieces of the {order} order"
+        )
     return torch.cat([torch.arange(piece * each, (piece + 1) * each, device=device) for piece in mine])
 
 
@@ -74,13 +78,3 @@ def join(
     whole = torch.empty_like(gathered)
     whole[here] = gathered
     return whole.movedim(0, dim)
-
-
-def _piece(tokens: int, pieces: int, order: str) -> int:
-    if tokens % pieces:
-        fits = -(-tokens // pieces) * pieces
-        raise ValueError(
-            f"a sequence of {tokens} tokens does not divide into the {pieces} pieces of the {order} order; pad it to "
-            f"{fits}"
-        )
-    return tokens // pieces

@@ -9,13 +9,14 @@ gradients, in fp32 where K and V have fewer bits. It keeps its own queries, keys
 of each softmax's sum: nothing that grows with S² or with N.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.distributed as dist
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.collectives.ring import agree
 from pardemo.context_parallel.blocks import attend, attend_backward, merge
-from pardemo.context_parallel.exchange import pass_on
 from pardemo.context_parallel.order import pieces_of
 from pardemo.groups import group_of
 
@@ -64,11 +65,11 @@ class _RingAttention(torch.autograd.Function):
         ctx.group, ctx.causal, ctx.order, ctx.scale = group, causal, order, scale
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         travelling = [k, v] if documents is None else [k, v, documents]
-        wait = pass_on(travelling, group) if ranks > 1 else None
+        wait = _pass_on(travelling, group) if ranks > 1 else None
         out, log_sum = attend(q, k, v, scale, causal, _mask(documents, documents))  # pieces lie in the sequence's order
         for step in range(1, ranks):
             travelling = wait()
-            wait = pass_on(travelling, group) if step < ranks - 1 else None
+            wait = _pass_on(travelling, group) if step < ranks - 1 else None
             seen = _seen(rank, (rank - step) % ranks, causal, order, q.shape[2])
             if seen is None:
                 continue
@@ -87,13 +88,13 @@ class _RingAttention(torch.autograd.Function):
         group, rank, ranks = ctx.group, dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
         gradient = gradient.to(q.dtype)
         travelling = [k, v] if documents is None else [k, v, documents]
-        wait = pass_on(travelling, group) if ranks > 1 else None
+        wait = _pass_on(travelling, group) if ranks > 1 else None
         mask = _mask(documents, documents)
         of_q, *own = attend_backward(gradient, q, k, v, out, log_sum, ctx.scale, ctx.causal, mask)
         behind = None  # gradients of what travels, one step late
         for step in range(1, ranks):
             travelling = wait()
-            wait = pass_on(travelling, group) if step < ranks - 1 else None
+            wait = _pass_on(travelling, group) if step < ranks - 1 else None
             sums = [torch.zeros_like(each, dtype=log_sum.dtype) for each in travelling[:2]]
             seen = _seen(rank, (rank - step) % ranks, ctx.causal, ctx.order, q.shape[2])
             if seen is not None:
@@ -109,11 +110,34 @@ class _RingAttention(torch.autograd.Function):
             if behind:
                 for of_all, earlier in zip(sums, behind(), strict=True):
                     of_all += earlier
-            behind = pass_on(sums, group)
+            behind = _pass_on(sums, group)
         if behind:  # the last rank that they passed sends them home
             for of_all, others in zip(own, behind(), strict=True):
                 of_all += others
         return of_q.to(q.dtype), own[0].to(k.dtype), own[1].to(v.dtype), None, None, None, None, None
+
+
+def _pass_on(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], list[torch.Tensor]]:
+    """Starts sending ``tensors`` to the next rank; what is returned waits for those of the one before.
+
+    They are of the same shapes and dtypes on all ranks, and must not change before it has returned.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    leaving = [tensor.contiguous() for tensor in tensors]
+    coming = [torch.empty_like(tensor) for tensor in leaving]
+    there, here = (rank + 1) % ranks, (rank - 1) % ranks
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, tensor, group=group, group_peer=there) for tensor in leaving]
+        + [dist.P2POp(dist.irecv, tensor, group=group, group_peer=here) for tensor in coming]
+    )
+
+    def wait() -> list[torch.Tensor]:
+        for work in works:
+            work.wait()
+        leaving.clear()
+        return coming
+
+    return wait
 
 
 def _mask(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
@@ -143,20 +167,14 @@ def _seen(rank: int, source: int, causal: bool, order: str, tokens: int) -> tupl
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None) -> None:
     """Raises ValueError or TypeError where the three do not fit each other."""
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        shapes = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
-        raise ValueError(f"queries, keys and values are [batch, heads, tokens, width], not {shapes}")
+    shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)}"
     if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"queries, keys and values have one floating-point dtype, not {q.dtype}, {k.dtype}, {v.dtype}")
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:]:
+    fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3]
+    if not fits or q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:] or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(
-            f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit: batch and tokens "
-            "are the same, keys are as wide as queries, and values have the keys' heads"
+            f"{shapes} do not fit: they are [batch, heads, tokens, width], of the same batch and tokens, keys as wide "
+            "as queries, values of the keys' heads, which divide the queries'"
         )
-    if not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} heads of queries do not divide by {k.shape[1]} of keys")
     if documents is not None and (documents.shape != (q.shape[0], q.shape[2]) or documents.is_floating_point()):
-        raise ValueError(
-            f"documents are whole numbers [{q.shape[0]}, {q.shape[2]}], one for each token of the rank, not "
-            f"{documents.dtype} {tuple(documents.shape)}"
-        )
+        raise ValueError(f"documents are whole numbers [batch, tokens], not {documents.dtype} {tuple(documents.shape)}")

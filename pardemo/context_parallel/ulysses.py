@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.collectives.ring import agree
-from pardemo.context_parallel.exchange import all_to_all
 from pardemo.context_parallel.ring import check
 from pardemo.groups import group_of
 
@@ -53,39 +52,33 @@ def ulysses_attention(
         fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ValueError(f"{heads} heads do not divide by the {ranks} ranks of the group; {fits} would do, or a ring")
     agree(k, f"Ulysses attention{', causal' * causal} of {tuple(q.shape)}, {tuple(v.shape)}", group)
-    if ranks == 1:
-        return _core(core, causal)(q, k, v)
-    if groups % ranks:  # each rank needs the keys of its own queries' heads
-        times = _repeats(heads, groups, ranks)
+    if groups % ranks:  # each rank needs the keys of its own queries' heads: repeated at most once per query's
+        times = next(n for n in range(1, heads // groups + 1) if groups * n % ranks == 0 == heads % (groups * n))
         k, v = (each.repeat_interleave(times, HEADS) for each in (k, v))
     q, k, v = (_AllToAll.apply(each, HEADS, TOKENS, group) for each in (q, k, v))
-    out = _core(core, causal)(q, k, v)
+    if core is not None:
+        out = core(q, k, v)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
     return _AllToAll.apply(out, TOKENS, HEADS, group)
 
 
-def _core(core: Core | None, causal: bool) -> Core:
-    if core is not None:
-        return core
-    return lambda q, k, v: F.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-    )
-
-
-def _repeats(heads: int, groups: int, ranks: int) -> int:
-    """How often each head of keys is repeated so that their number divides by the ranks; at most once per query's."""
-    return next(times for times in range(1, heads // groups + 1)
-                if groups * times % ranks == 0 and heads % (groups * times) == 0)  # fmt: skip
-
-
 class _AllToAll(torch.autograd.Function):
-    """Cut along one dimension and joined along another; its mirror image backward."""
+    """Cut along one dimension, a part for each rank, and joined along another; its mirror image backward::
+
+    sequence to heads    rank 0  tokens 0, heads A B         tokens 0 1, heads A
+                         rank 1  tokens 1, heads A B   ->    tokens 0 1, heads B
+    """
 
     @staticmethod
     def forward(ctx, tensor, cut, join, group):
-        ctx.cut, ctx.join, ctx.group = cut, join, group
-        return all_to_all(tensor, cut, join, group)
+        ctx.back = join, cut, group
+        parts = torch.stack(tensor.chunk(dist.get_world_size(group), cut))  # [N, ..]: a part for each rank
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return torch.cat(received.unbind(), join)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, gradient):
-        return all_to_all(gradient, ctx.join, ctx.cut, ctx.group), None, None, None
+        return _AllToAll.apply(gradient, *ctx.back), None, None, None

@@ -1,7 +1,9 @@
 """Expert parallelism: each rank has some of a layer's experts, and tokens travel to those that their router chose.
 
-- :class:`Router`: which experts, with what weights; :func:`auxiliary_loss`, :func:`z_loss` and ``even_out`` keep their
-  shares even, ``most_hosts`` keeps a token's experts on few hosts.
+To read first: :mod:`pardemo.expert_parallel.plain`, a router and two all-to-alls by hand.
+
+- :class:`Router`: which experts, with what weights; :func:`auxiliary_loss`, :func:`z_loss` and ``update_bias`` keep
+  their shares even, ``topk_groups`` keeps a token's experts on few nodes.
 - :func:`plan`, :func:`dispatch`, :func:`combine`: rows sorted by expert, by an uneven all-to-all there and back.
 - :class:`ExpertParallel`: all of it around any experts, with a shared one, with or without dropping.
 

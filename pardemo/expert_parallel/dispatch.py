@@ -6,7 +6,8 @@ Three tokens, four experts on two ranks, one expert for each token::
     rank 1   tokens d e f   to experts 3 1 2     sorted  e | f d      rank 1 gets  a f d   for its experts 2 2 3
 
 Each rank sends the rows that go elsewhere once on their way there, and gets as many back; backward the same with their
-gradients. Of T·k rows of h numbers, sent evenly, that is (N−1)/N·T·k·h a way.
+gradients. Of T·k rows of h numbers, sent evenly, that is (N−1)/N·T·k·h a way. How many go where is not known before the
+router has chosen: ranks tell each other first (E whole numbers).
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
-from pardemo.expert_parallel.exchange import all_to_all, tell
 from pardemo.groups import share
 
 
@@ -47,49 +47,44 @@ class Plan:
 
 
 def plan(
-    experts: torch.Tensor, weights: torch.Tensor, count: int, group: dist.ProcessGroup, capacity: int | None = None
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    group: dist.ProcessGroup,
+    capacity: int | None = None,
 ) -> Plan:
     """Where the rows go; all ranks of ``group`` call it.
 
     Args:
         experts, weights: of a :class:`~pardemo.expert_parallel.Routing`, [T, k].
-        count: experts of all ranks. capacity: rows that a rank may send to an expert: those with the largest weights.
+        num_experts: of all ranks. capacity: rows that a rank may send to an expert: those with the largest weights.
 
     Raises:
-        RuntimeError: another rank has no routing.
         ValueError: the experts do not divide by the ranks.
     """
-    ranks = dist.get_world_size(group)
-    share(count, group, "a number of experts")
+    share(num_experts, group, "a number of experts")
     flat = experts.reshape(-1)
     order = flat.argsort(stable=True)  # assignments by expert, in the tokens' order within each
-    dropped = 0
     if capacity is not None:
-        order, dropped = _with_room(order, flat, weights.detach().reshape(-1), count, capacity)
-    counts = torch.bincount(flat[order], minlength=count)
-    coming = tell(counts, group)  # [N, E/N]
-    sends = counts.view(ranks, -1).sum(1)
-    return Plan(order, tuple(sends.tolist()), tuple(map(tuple, coming.tolist())), dropped)
-
-
-def _with_room(
-    order: torch.Tensor, flat: torch.Tensor, weights: torch.Tensor, count: int, capacity: int
-) -> tuple[torch.Tensor, int]:
-    """Of each expert's assignments the ``capacity`` ones with the largest weights, in the order of before."""
-    best = weights.argsort(descending=True, stable=True)
-    by_expert = best[flat[best].argsort(stable=True)]  # by expert, the largest first
-    counts = torch.bincount(flat, minlength=count)
-    begins = counts.cumsum(0) - counts
-    rank_in_expert = torch.arange(len(flat), device=flat.device) - begins[flat[by_expert]]
-    kept = torch.zeros_like(flat, dtype=torch.bool)
-    kept[by_expert[rank_in_expert < capacity]] = True
-    return order[kept[order]], int((~kept).sum())
+        best = weights.detach().reshape(-1).argsort(descending=True, stable=True)
+        by_expert = best[flat[best].argsort(stable=True)]  # by expert, the largest first
+        counts = torch.bincount(flat, minlength=num_experts)
+        first = counts.cumsum(0) - counts
+        place = torch.arange(len(flat), device=flat.device) - first[flat[by_expert]]
+        has_room = torch.zeros_like(flat, dtype=torch.bool)
+        has_room[by_expert[place < capacity]] = True
+        order = order[has_room[order]]
+    counts = torch.bincount(flat[order], minlength=num_experts)
+    coming = torch.empty_like(counts)
+    dist.all_to_all_single(coming, counts, group=group)
+    sends, arriving = (each.view(group.size(), -1) for each in (counts, coming))  # [N, E/N]
+    return Plan(order, tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist())), len(flat) - len(order))
 
 
 @not_compiled
-def dispatch(tokens: torch.Tensor, chosen: int, plan: Plan, group: dist.ProcessGroup) -> list[torch.Tensor]:
+def dispatch(tokens: torch.Tensor, top_k: int, plan: Plan, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """[T, h] to the rows of each of this rank's experts [its count, h]."""
-    rows = tokens.index_select(0, plan.order // chosen)  # autograd adds the gradients of a token's k rows
+    rows = tokens.index_select(0, plan.order // top_k)  # autograd adds the gradients of a token's k rows
     came = _Exchange.apply(rows, plan.sends, plan.receives, group)  # by rank, then expert
     pieces = came.split([count for of_rank in plan.coming for count in of_rank])
     each = len(plan.coming[0])
@@ -108,6 +103,22 @@ def combine(
     return _Add.apply(rows, weights_of_rows, plan.order // weights.shape[1], len(weights))
 
 
+class _Exchange(torch.autograd.Function):
+    """Rows [Σ sends, ..], the first ``sends[0]`` of them to rank 0 and so on; what came [Σ receives, ..]."""
+
+    @staticmethod
+    def forward(ctx, rows, sends, receives, group):
+        ctx.way = receives, sends, group
+        came = rows.new_empty(sum(receives), *rows.shape[1:])
+        dist.all_to_all_single(came, rows.contiguous(), list(receives), list(sends), group=group)
+        return came
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, gradient):
+        return _Exchange.apply(gradient, *ctx.way), None, None, None
+
+
 class _Add(torch.autograd.Function):
     """Σ wᵣ·rᵣ over the rows [R, h] of each of T tokens. Written out, since autograd would pass three times over R·h."""
 
@@ -123,15 +134,3 @@ class _Add(torch.autograd.Function):
         of_rows = gradient.index_select(0, token)
         of_weights = torch.einsum("rh,rh->r", of_rows, rows)
         return of_rows.mul_(weights.unsqueeze(-1)), of_weights, None, None
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, sends, receives, group):
-        ctx.sends, ctx.receives, ctx.group = sends, receives, group
-        return all_to_all(rows, sends, receives, group)
-
-    @staticmethod
-    @first_derivative_only
-    def backward(ctx, gradient):
-        return all_to_all(gradient, ctx.receives, ctx.sends, ctx.group), None, None, None

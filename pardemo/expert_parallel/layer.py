@@ -11,7 +11,6 @@ from torch import nn
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.expert_parallel.dispatch import Plan, combine, dispatch, plan
-from pardemo.expert_parallel.exchange import give_up
 from pardemo.expert_parallel.router import Router, Routing
 from pardemo.groups import share
 from pardemo.tensor_parallel.full_layers import compare, values_of
@@ -40,43 +39,41 @@ class ExpertParallel(GroupModule):
     """
 
     def __init__(
-        self, router: Router, experts: Sequence[nn.Module], group: dist.ProcessGroup | None = None, *,
-        shared: nn.Module | None = None, capacity: float | None = None,
-    ):  # fmt: skip
+        self,
+        router: Router,
+        experts: Sequence[nn.Module],
+        group: dist.ProcessGroup | None = None,
+        *,
+        shared: nn.Module | None = None,
+        capacity: float | None = None,
+    ):
         super().__init__(group)
-        group = self.group
-        rank = dist.get_rank(group)
-        if len(experts) != router.count:
-            raise ValueError(f"the router has {router.count} experts, and there are {len(experts)}")
-        each = share(len(experts), group, "a number of experts")
+        if len(experts) != router.num_experts:
+            raise ValueError(f"the router has {router.num_experts} experts, and there are {len(experts)}")
+        rank, each = dist.get_rank(self.group), share(len(experts), self.group, "a number of experts")
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity is a multiple of the even share, above 0, not {capacity!r}")
-        every = [*experts, router] if shared is None else [*experts, router, shared]
-        values = [values_of(one, f"part {place}") for place, one in enumerate(every)]
-        compare("ExpertParallel", dict(pair for one in values for pair in one.items()), group)
+        values = [values_of(one, f"expert {place}") for place, one in enumerate(experts)]
+        values += [values_of(router, "router"), {} if shared is None else values_of(shared, "shared")]
+        compare("ExpertParallel", {name: t for of in values for name, t in of.items()}, self.group)
         self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
         self.experts = nn.ModuleList(copy.deepcopy(one) for one in experts[rank * each : (rank + 1) * each])
-        self.mark_parts()
         self.capacity = capacity
         self.routing: Routing | None = None
         self.plan: Plan | None = None
+        self.mark_parts()
+
+    def mark_parts(self) -> None:
+        for parameter in self.experts.parameters():
+            mark_part(parameter, self.group, None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Collective: all ranks call it, also those that have no token.
-
-        Raises:
-            ValueError: this rank's router has no finite logits. RuntimeError: another rank's has none.
-        """
-        tokens = x.reshape(-1, x.shape[-1])  # [T, h]
-        router = self.router
-        try:
-            routing = router(tokens)
-        except ValueError:
-            give_up(router.count, self.group, tokens.device)
-            raise
-        room = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * router.chosen / router.count)
-        way = plan(routing.experts, routing.weights, router.count, self.group, room)
-        parts = dispatch(tokens, router.chosen, way, self.group)
+        """Collective: all ranks call it, also those that have no token."""
+        tokens, k, count = x.reshape(-1, x.shape[-1]), self.router.top_k, self.router.num_experts  # [T, h]
+        routing = self.router(tokens)
+        room = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * k / count)
+        way = plan(routing.experts, routing.weights, count, self.group, room)
+        parts = dispatch(tokens, k, way, self.group)
         # also experts that got nothing: their ranks answer in the backward pass
         made = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
         out = combine(made, routing.weights, way, self.group)
@@ -84,10 +81,6 @@ class ExpertParallel(GroupModule):
             out = out + self.shared(tokens)
         self.routing, self.plan = routing, way
         return out.view_as(x)
-
-    def mark_parts(self) -> None:
-        for parameter in self.experts.parameters():
-            mark_part(parameter, self.group, None)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has no routing: it belongs to a graph, which cannot be copied."""
@@ -100,12 +93,8 @@ class ExpertParallel(GroupModule):
         The router's and the shared expert's gradients are averaged over the ranks. An expert has got the gradients of
         all ranks' tokens already, added up, and they are divided by the ranks.
         """
-        ranks = self.group.size()
-        for parameter in self.experts.parameters():
+        for name, parameter in self.named_parameters():
             if parameter.grad is not None:
-                parameter.grad /= ranks
-        for one in filter(None, (self.router, self.shared)):
-            for name, parameter in one.named_parameters():
-                if parameter.grad is not None:
+                if not name.startswith("experts."):
                     ring_all_reduce(parameter.grad, self.group, what=name)
-                    parameter.grad /= ranks
+                parameter.grad /= self.group.size()

@@ -45,13 +45,14 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Sends each token to ``chosen`` of ``count`` experts.
+    """Sends each token to ``top_k`` of ``num_experts`` experts.
 
     Args:
         hidden: a token's width. scores: ``softmax`` over all experts, or a ``sigmoid`` of each (DeepSeek-V3).
-        normalised: the chosen weights sum to 1 (Mixtral, DeepSeek-V3); else they are the scores (Switch).
-        hosts, most_hosts: experts lie on so many hosts, the same number on each, and a token goes to at most
-            ``most_hosts`` of them: those whose best two experts have the largest scores together (DeepSeek-V3, 2.1.2).
+        norm_topk_prob: the chosen weights sum to 1 (Mixtral, DeepSeek-V3); else they are the scores (Switch).
+        num_groups, topk_groups: experts lie in so many groups, one on each node, and a token goes to at most
+            ``topk_groups`` of them: those whose best two experts have the largest scores together (node-limited
+            routing, DeepSeek-V3, 2.1.2).
 
     Raises:
         ValueError: numbers that do not fit each other; names them.
@@ -60,61 +61,58 @@ class Router(nn.Module):
     bias: torch.Tensor
 
     def __init__(
-        self, hidden: int, count: int, chosen: int, *, scores: str = "softmax", normalised: bool = True, hosts: int = 1,
-        most_hosts: int = 1,
-    ):  # fmt: skip
+        self,
+        hidden: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        scores: str = "softmax",
+        norm_topk_prob: bool = True,
+        num_groups: int = 1,
+        topk_groups: int = 1,
+    ):
         super().__init__()
-        if not 1 <= chosen <= count:
-            raise ValueError(f"a token goes to 1 to {count} of {count} experts, not to {chosen}")
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k is from 1 to {num_experts} experts, not {top_k}")
         if scores not in SCORES:
             raise ValueError(f"scores must be one of {', '.join(SCORES)}, not {scores!r}")
-        if hosts < 1 or count % hosts:
-            raise ValueError(f"{count} experts do not divide over {hosts} hosts")
-        if not 1 <= most_hosts <= hosts or most_hosts * (count // hosts) < chosen:
-            raise ValueError(
-                f"{chosen} experts of a token do not lie on {most_hosts} of {hosts} hosts with {count // hosts} each"
-            )
-        self.count, self.chosen, self.kind, self.normalised = count, chosen, scores, normalised
-        self.hosts, self.most_hosts = hosts, most_hosts
-        self.gate = nn.Linear(hidden, count, bias=False)
-        self.register_buffer("bias", torch.zeros(count))
+        if num_groups < 1 or num_experts % num_groups or not 1 <= topk_groups <= num_groups:
+            raise ValueError(f"{num_experts} experts, {num_groups} groups and {topk_groups} of them do not fit")
+        if topk_groups * (num_experts // num_groups) < top_k:
+            raise ValueError(f"{topk_groups} groups of {num_experts // num_groups} experts have no {top_k}")
+        self.num_experts, self.top_k, self.scores, self.norm_topk_prob = num_experts, top_k, scores, norm_topk_prob
+        self.num_groups, self.topk_groups = num_groups, topk_groups
+        self.gate = nn.Linear(hidden, num_experts, bias=False)
+        self.register_buffer("bias", torch.zeros(num_experts))
 
     def forward(self, tokens: torch.Tensor) -> Routing:
-        """[T, hidden] to where they go. Logits and scores are in fp32 at least.
-
-        Raises:
-            ValueError: a logit is no finite number; says how many tokens have one.
-        """
+        """[T, hidden] to where they go. Logits and scores are in fp32 at least."""
         kind = torch.promote_types(tokens.dtype, torch.float32)
         logits = nn.functional.linear(tokens.to(kind), self.gate.weight.to(kind))  # [T, E]
-        if not logits.isfinite().all():
-            wrong = int((~logits.isfinite().all(-1)).sum())
-            raise ValueError(f"the router has no finite logits for {wrong} of {len(logits)} tokens: its input or its "
-                             "weights are NaN or infinite")  # fmt: skip
-        scores = logits.softmax(-1) if self.kind == "softmax" else logits.sigmoid()
+        scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
         experts = self._choose((scores + self.bias).detach())
         weights = scores.gather(-1, experts)
-        if self.normalised:
+        if self.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(kind).tiny)
         return Routing(experts, weights, logits, scores)
 
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """The experts with the largest scores [T, k], on the best hosts alone."""
-        if self.most_hosts < self.hosts:
-            by_host = scores.unflatten(-1, (self.hosts, -1))  # [T, hosts, E/hosts]
-            best = by_host.topk(min(2, by_host.shape[-1]), -1).values.sum(-1).topk(self.most_hosts, -1).indices
-            allowed = torch.zeros_like(by_host[..., 0], dtype=torch.bool).scatter(-1, best, True)
-            scores = by_host.masked_fill(~allowed.unsqueeze(-1), -torch.inf).flatten(-2)
-        return scores.topk(self.chosen, -1).indices
+        """The experts with the largest scores [T, k], in the best groups alone."""
+        if self.topk_groups < self.num_groups:
+            by_group = scores.unflatten(-1, (self.num_groups, -1))  # [T, groups, E/groups]
+            best = by_group.topk(min(2, by_group.shape[-1]), -1).values.sum(-1).topk(self.topk_groups, -1).indices
+            allowed = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter(-1, best, True)
+            scores = by_group.masked_fill(~allowed.unsqueeze(-1), -torch.inf).flatten(-2)
+        return scores.topk(self.top_k, -1).indices
 
     @torch.no_grad()
-    def even_out(self, load: torch.Tensor, step: float = 1e-3) -> None:
-        """Moves each expert's bias by ``step``: up where it got less than the mean of ``load`` [E], down where more.
+    def update_bias(self, load: torch.Tensor, speed: float = 1e-3) -> None:
+        """Moves each expert's bias by ``speed``: up where it got less than the mean of ``load`` [E], down where more.
 
         ``load`` is what all ranks together sent: see :func:`load_of_all`. From then on biases are in fp32, whatever the
         layer is in: in bf16 a step of 0.001 is nothing to a bias of 0.5.
         """
-        self.bias = self.bias.float() + step * (load.float().mean() - load.float()).sign()
+        self.bias = self.bias.float() + speed * (load.float().mean() - load.float()).sign()
 
 
 def load_of_all(load: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:

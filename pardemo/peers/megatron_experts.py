@@ -80,14 +80,14 @@ class MegatronMixture(nn.Module):
             warnings.simplefilter("ignore")
             settings = TransformerConfig(
                 num_layers=1, hidden_size=hidden, num_attention_heads=1, ffn_hidden_size=width,
-                moe_ffn_hidden_size=width, num_moe_experts=router.count, moe_router_topk=router.chosen,
+                moe_ffn_hidden_size=width, num_moe_experts=router.num_experts, moe_router_topk=router.top_k,
                 moe_token_dispatcher_type=dispatcher, moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0,
                 moe_shared_expert_intermediate_size=width, moe_grouped_gemm=grouped, gated_linear_unit=True,
                 activation_func=F.silu, add_bias_linear=False, expert_model_parallel_size=ranks,
                 expert_tensor_parallel_size=1, use_cpu_initialization=device().type == "cpu",
                 bias_dropout_fusion=False, gradient_accumulation_fusion=False,
             )  # fmt: skip
-            specification = get_moe_module_spec(use_te=False, num_experts=router.count, moe_grouped_gemm=grouped)
+            specification = get_moe_module_spec(use_te=False, num_experts=router.num_experts, moe_grouped_gemm=grouped)
             self.layer = MoELayer(settings, specification.submodules, layer_number=1)
         self.layer.set_layer_number(1)
         self.first = dist.get_rank(parallel_state.get_expert_model_parallel_group()) * self.layer.num_local_experts

@@ -37,7 +37,7 @@ class Mixture(nn.Module):
         super().__init__()
         hidden = router.gate.in_features
         self.router = router
-        self.experts = nn.ModuleList(Expert(hidden, width) for _ in range(router.count))
+        self.experts = nn.ModuleList(Expert(hidden, width) for _ in range(router.num_experts))
         self.shared = Expert(hidden, width)
         self.routing: Routing | None = None
 
@@ -48,7 +48,7 @@ class Mixture(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, x.shape[-1])  # [T, h]
         self.routing = routing = self.router(tokens)
-        chosen = self.router.chosen
+        chosen = self.router.top_k
         order = routing.experts.reshape(-1).argsort(stable=True)  # assignments by expert
         rows = tokens[order // chosen].split(routing.load.tolist())
         made = torch.cat([expert(part) for expert, part in zip(self.experts, rows, strict=True)])

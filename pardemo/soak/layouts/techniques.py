@@ -116,7 +116,7 @@ def _experts(chance: Random, rank: int, ranks: int) -> None:
     each = chance.randint(1, 4)
     count = each * ranks
     chosen = chance.randint(1, min(count, 4))
-    how: dict[str, Any] = {"scores": chance.choice(["softmax", "sigmoid"]), "normalised": chance.random() < 0.5}
+    how: dict[str, Any] = {"scores": chance.choice(["softmax", "sigmoid"]), "norm_topk_prob": chance.random() < 0.5}
     tokens = [chance.choice([0, 1, 5, 17]) for _ in range(ranks)]
     tokens[chance.randrange(ranks)] += 3
     seed = chance.randint(0, 999)
