@@ -80,8 +80,8 @@ def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", 
     made.order = truth.order[0]
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
     made.parted = [PartedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None, torch.ones(6)) for name in parted]
-    other = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
-    drawn_map = compare.step_map(made, truth, other, set(alike))
+    made.optimizer, made.steps, made.reference_step = "SGD", [Step()], truth.run.records[0].steps[0]
+    drawn_map = compare.step_map(made, truth, set(alike))
     return {row.module: row.cells for row in drawn_map.rows}, drawn_map
 
 

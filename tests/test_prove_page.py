@@ -19,8 +19,6 @@ PROVE = project.PACKAGE / "script"
 PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
 #: Modules that make findings.
 MAKERS = [PROVE / "compare" / f"{name}.py" for name in ("causes", "gradients", "checks", "samples", "compare")]
-#: What Multiple is called among classes; its findings have the names of what the multiple is.
-NO_CAUSE = {"multiple"}
 
 
 def rows(mark: str) -> list[list[str]]:
@@ -44,13 +42,9 @@ def texts(node: ast.expr | None) -> Iterator[str]:
 
 
 def named_by(node: ast.AST) -> Iterator[str]:
-    """Texts that stand where a cause's name does: a class's ``name``, an argument of a finding's, what is returned."""
-    if isinstance(node, ast.ClassDef):
-        for line in node.body:
-            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
-                yield from texts(line.value)
-    elif isinstance(node, ast.Call):
-        place = {"Finding": 3, "_finding": 2, "_update_finding": 2}.get(ast.unparse(node.func))
+    """Texts that stand where a cause's name does: an argument of a finding's or a cause's, what is returned."""
+    if isinstance(node, ast.Call):
+        place = {"Finding": 3, "_finding": 2, "_update_finding": 2, "_cause": 0}.get(ast.unparse(node.func))
         yield from texts(node.args[place]) if place is not None and len(node.args) > place else ()
         for keyword in node.keywords:
             yield from texts(keyword.value) if keyword.arg == "cause" else ()
@@ -66,7 +60,7 @@ def causes() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for name in named_by(node)
     }
-    return {name for name in found if re.fullmatch(r"[a-z]+(-[a-z]+)*", name)} - NO_CAUSE
+    return {name for name in found if re.fullmatch(r"[a-z]+(-[a-z]+)*", name)}
 
 
 def test_each_cause_has_a_row_and_each_row_a_cause():

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, Cause, Multiple
+from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
 from pardemo.script.compare.parameter_map import ParameterMap, Part
-from pardemo.script.compare.reference import Facts, Finding, Pair, PartedOutput, Reference
+from pardemo.script.compare.reference import Facts, Finding, Pair, PartedOutput
 from pardemo.script.compare.runs import Run
-from pardemo.script.record.records import Step
 from pardemo.world.errors import ranks_text
 
 
@@ -235,17 +234,15 @@ class UnexplainedGradients:
     losses: tuple[float, float, float]
 
 
-def unexplained_gradients(
-    findings: Sequence[Finding], facts: Facts, ours: Sequence[Step], truth: Step
-) -> UnexplainedGradients | None:
+def unexplained_gradients(findings: Sequence[Finding], facts: Facts) -> UnexplainedGradients | None:
     """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
     some = [one for one in findings if one.what == "gradients" and one.cause in _OPEN]
     if len(some) != 1 or any(facts.gradients[name].apart for name in some[0].parameters if name in facts.gradients):
         return None
     pairs = tuple(facts.gradients[name] for name in some[0].parameters if name in facts.gradients)
-    sums = [sum(step.losses) for step in ours if step.losses]
+    sums = [sum(step.losses) for step in facts.steps if step.losses]
     mean = sum(sums) / len(sums) if sums else math.nan
-    return UnexplainedGradients(some[0], pairs, facts.tolerance, (sum(truth.losses), mean, sum(sums)))
+    return UnexplainedGradients(some[0], pairs, facts.tolerance, (sum(facts.reference_step.losses), mean, sum(sums)))
 
 
 def explain_across(
@@ -350,22 +347,20 @@ WHOLE_MATRIX = ("Muon", "Shampoo", "SOAP", "DistributedShampoo", "Adafactor")
 SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")
 
 
-def gradient_findings(facts: Facts, reference: Reference, other: Run) -> list[Finding]:
+def gradient_findings(facts: Facts) -> list[Finding]:
     """Outputs that part, or gradients that are wrong, with their causes."""
-    ours = [record.steps[facts.step] for record in other.records]
-    truth = reference.run.records[0].steps[facts.step]
     if facts.parted:
         return [output_finding(facts, facts.parted)]
-    wrong = _wrong_pairs(facts, reference, other)
+    wrong = _wrong_pairs(facts)
     made: list[Finding] = []
-    missing = _pairs_without_gradient(facts, ours)
+    missing = _pairs_without_gradient(facts)
     if missing:
         made.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     wrong = [pair for pair in wrong if pair.name not in {one.name for one in missing}]
     for cause in BY_PARAMETER:
-        alone = {pair.name: cause.explains([pair], facts, ours, truth) for pair in wrong}
+        alone = {pair.name: cause.explains([pair], facts) for pair in wrong}
         some = [pair for pair in wrong if alone[pair.name]]
-        if some and (why := cause.explains(some, facts, ours, truth)):
+        if some and (why := cause.explains(some, facts)):
             made.append(_finding(facts, some, cause.name, why))
         elif some:  # each for itself, and not all alike
             made += [
@@ -373,7 +368,7 @@ def gradient_findings(facts: Facts, reference: Reference, other: Run) -> list[Fi
                 for why in dict.fromkeys(alone[pair.name] or "" for pair in some)
             ]
         wrong = [pair for pair in wrong if not alone[pair.name]]
-    made += _findings_by_factor(facts, wrong, ours, truth)
+    made += _findings_by_factor(facts, wrong)
     return [_as_consequence(facts, one, made) for one in made]
 
 
@@ -401,11 +396,11 @@ def _ranks_apart(facts: Facts, finding: Finding) -> set[int]:
     return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
 
 
-def _wrong_pairs(facts: Facts, reference: Reference, other: Run) -> list[Pair]:
+def _wrong_pairs(facts: Facts) -> list[Pair]:
     """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
-    free = reference.run.records[0].optimizer.startswith(SCALE_FREE) or not reference.run.records[0].optimizer
+    free = facts.optimizer.startswith(SCALE_FREE) or not facts.optimizer
     # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
-    free |= all(run.records[0].steps[facts.step].clips for run in (reference.run, other))
+    free |= bool(facts.reference_step.clips and facts.steps[0].clips)
     wrong = []
     for name, pair in facts.gradients.items():
         update = facts.updates.get(name)
@@ -418,13 +413,12 @@ def _wrong_pairs(facts: Facts, reference: Reference, other: Run) -> list[Pair]:
     return wrong
 
 
-def wrong_gradients(facts: Facts, reference: Reference, other: Run) -> set[str]:
+def wrong_gradients(facts: Facts) -> set[str]:
     """Parameters whose gradient is wrong, or missing on all ranks."""
-    ours = [record.steps[facts.step] for record in other.records]
-    return {pair.name for pair in [*_wrong_pairs(facts, reference, other), *_pairs_without_gradient(facts, ours)]}
+    return {pair.name for pair in [*_wrong_pairs(facts), *_pairs_without_gradient(facts)]}
 
 
-def _pairs_without_gradient(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
+def _pairs_without_gradient(facts: Facts) -> list[Pair]:
     """Parameters that have no gradient on any rank, and do not change as the reference's do."""
     return [
         update
@@ -436,38 +430,30 @@ def _pairs_without_gradient(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
     ]
 
 
-def _findings_by_factor(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Step) -> list[Finding]:
+def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
     """What is left, by factor: plain multiples, then what is off in another way."""
     made = []
     limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
     groups: dict[float | None, list[Pair]] = {}
-    multiple = Multiple()
     for pair in wrong:
         plain = pair.rest <= limit and math.isfinite(pair.factor)
         if pair.reference.numel() == 1:  # a number is always some times another one
-            plain = plain and multiple.cause([pair], facts) is not None
+            plain = plain and multiple_cause([pair], facts) is not None
         key = next((k for k in groups if k is not None and plain and math.isclose(k, pair.factor, rel_tol=1e-3)), None)
         groups.setdefault(key if key is not None else pair.factor if plain else None, []).append(pair)
     for key, some in sorted(groups.items(), key=lambda item: item[0] is None):
-        if key is not None and (named := multiple.cause(some, facts)):
+        if key is not None and (named := multiple_cause(some, facts)):
             made.append(_finding(facts, some, *named))
         else:
-            made.append(_explain_together(facts, some, ours, truth))
+            made.append(_explain_together(facts, some))
     return made
 
 
-def _explain_together(facts: Facts, some: list[Pair], ours: Sequence[Step], truth: Step) -> Finding:
-    causes: tuple[Cause, ...] = TOGETHER
-    for cause in causes:
-        if why := cause.explains(some, facts, ours, truth):
+def _explain_together(facts: Facts, some: list[Pair]) -> Finding:
+    for cause in TOGETHER:
+        if why := cause.explains(some, facts):
             return _finding(facts, some, cause.name, why)
     return _finding(facts, some, "", "nobody here knows why")
-
-
-def _mean_loss(ours: Sequence[Step]) -> float | None:
-    """The mean over ranks of the losses that they differentiate in a step."""
-    sums = [sum(step.losses) for step in ours if step.losses]
-    return sum(sums) / len(sums) if sums else None
 
 
 def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
@@ -545,32 +531,28 @@ def _update_finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -
     )  # fmt: skip
 
 
-def printed_findings(facts: Facts, reference: Reference, other: Run) -> list[Finding]:
+def printed_findings(facts: Facts) -> list[Finding]:
     """A printed loss that is a number of the layout times what it should be, where what is differentiated is right."""
-    truth = reference.run.records[0].steps[facts.step]
+    truth = facts.reference_step
     wanted = sum(truth.losses)
     if not truth.printed or not wanted:
         return []
     shown = truth.printed[-1] / wanted
-    for rank, record in enumerate(other.records):
-        step = record.steps[facts.step]
+    sums = [sum(step.losses) for step in facts.steps if step.losses]
+    mean, together = sum(sums) / len(sums) if sums else 0.0, sum(sums)
+    for rank, step in enumerate(facts.steps):
         if not step.printed or not step.losses:
             continue
-        mean = _mean_loss([one.steps[facts.step] for one in other.records]) or 0.0
-        together = sum(sum(one.steps[facts.step].losses) for one in other.records)
-        right = [shown * value for value in (mean, together, sum(step.losses), *step.losses, wanted) if value]
-        tolerance = max(10 ** -_decimals(step.printed[-1]), 1e-3)
-        if any(math.isclose(step.printed[-1], value, rel_tol=tolerance) for value in right):
+        printed, of_rank = step.printed[-1], sum(step.losses)
+        right = [shown * value for value in (mean, together, of_rank, *step.losses, wanted) if value]
+        tolerance = max(10 ** -_decimals(printed), 1e-3)
+        if any(math.isclose(printed, value, rel_tol=tolerance) for value in right):
             continue
-        for value in (mean, sum(step.losses), wanted):
-            named = layout_factor(facts.layout, step.printed[-1] / (shown * value), tolerance) if value else None
-            if named:
-                why = f"rank {rank} prints a loss of {step.printed[-1]:.6g} where it is {shown * value:.6g}"
-                why += f": {named.told()}"
-                return [
-                    Finding(other.layout.name, facts.step + 1, "printed", "printed-loss", why,
-                            step.printed[-1] / (shown * value))
-                ]  # fmt: skip
+        for value in (mean, of_rank, wanted):
+            factor = printed / (shown * value) if value else 0.0
+            if named := layout_factor(facts.layout, factor, tolerance):
+                why = f"rank {rank} prints a loss of {printed:.6g} where it is {shown * value:.6g}: {named.text}"
+                return [Finding(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
     return []
 
 

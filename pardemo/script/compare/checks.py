@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from pardemo.script.compare.layouts import distinct_digits, size_text
-from pardemo.script.compare.parameter_map import ParameterMap
-from pardemo.script.compare.reference import Facts, Finding, PartedOutput, Reference
+from pardemo.script.compare.reference import Finding, PartedOutput, Reference, norm_of
 from pardemo.script.compare.runs import Run
 from pardemo.script.compare.samples import RowPosition, StepSamples
 from pardemo.script.record.records import Clip, Mask, ModuleCall
@@ -363,7 +362,7 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
     ]  # fmt: skip
 
 
-def clipping_findings(reference: Reference, other: Run, step: int, maps: ParameterMap, facts: Facts) -> list[Finding]:
+def clipping_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
     """Norms and learning rates that are not the reference's."""
     truth = reference.run.records[0].steps[step]
     made: list[Finding] = []
@@ -372,10 +371,9 @@ def clipping_findings(reference: Reference, other: Run, step: int, maps: Paramet
         if truth.clips and own.clips:
             wanted, found = truth.clips[-1], own.clips[-1]
             if not math.isclose(wanted.norm, found.norm, rel_tol=reference.tolerance * 10) and not made:
-                why, cause = _explain_norm(reference, other, step, maps, rank, wanted, found)
-                made.append(
-                    Finding(other.layout.name, step + 1, "clipping", cause, why, found.norm / wanted.norm)
-                )  # fmt: skip
+                why = _explain_norm(reference, other, step, rank, wanted, found)
+                ratio = found.norm / wanted.norm
+                made.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, ratio))
         rates = sorted(set(truth.learning_rates)), sorted(set(own.learning_rates))
         if rates[0] and rates[1] and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
@@ -407,25 +405,19 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, fo
     )
 
 
-def _explain_norm(
-    reference: Reference, other: Run, step: int, maps: ParameterMap, rank: int, wanted: Clip, found: Clip
-) -> tuple[str, str]:
+def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: Clip, found: Clip) -> str:
     told = distinct_digits(found.norm, wanted.norm)
-    said = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"
-    gradients = other.tensors(step, rank, "gradient")
-    local = math.sqrt(sum(float(t.double().square().sum()) for t in gradients.values()))
-    if math.isclose(local, found.norm, rel_tol=reference.tolerance * 10):
-        said += f": that is the norm of what rank {rank} holds, and not of the whole model"
-    elif found.norm > wanted.norm:
-        said += ": parts of it are counted more than once"
-        squares = {name: float(t.double().square().sum()) for name, t in reference.whole[step].gradients.items()}
-        surplus = found.norm**2 - wanted.norm**2
-        for name, square in squares.items():
-            if math.isclose(square, surplus, rel_tol=1e-4):
-                said += f", {name}'s twice"
-    else:
-        said += ": parts of it are missing"
-    return said, "wrong-norm"
+    why = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"
+    if math.isclose(norm_of(other.tensors(step, rank, "gradient")), found.norm, rel_tol=reference.tolerance * 10):
+        return f"{why}: that is the norm of what rank {rank} holds, and not of the whole model"
+    if found.norm <= wanted.norm:
+        return f"{why}: parts of it are missing"
+    why += ": parts of it are counted more than once"
+    surplus = found.norm**2 - wanted.norm**2
+    for name, gradient in reference.whole[step].gradients.items():
+        if math.isclose(norm_of({name: gradient}) ** 2, surplus, rel_tol=1e-4):
+            why += f", {name}'s twice"
+    return why
 
 
 def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pardemo.script.compare import causes, checks, samples
+from pardemo.script.compare import causes, checks
 from pardemo.script.compare.parameter_map import ParameterMap, Part, assembled, map_parameters
 from pardemo.script.compare.reference import (
     TOLERANCES,
@@ -22,6 +22,7 @@ from pardemo.script.compare.reference import (
     layer_scales,
 )
 from pardemo.script.compare.runs import ProveError, Run
+from pardemo.script.compare.samples import StepSamples, match_samples
 from pardemo.script.record import records
 
 #: What a cell says. One that is empty has nothing to compare: a module without parameters has no gradient.
@@ -62,7 +63,7 @@ class ModelMap:
     root: str = ROOT
 
 
-def step_map(facts: Facts, reference: Reference, other: Run, alike: set[str]) -> ModelMap:
+def step_map(facts: Facts, reference: Reference, alike: set[str]) -> ModelMap:
     """The map of a step of which outputs, gradients and parameters were looked at.
 
     Where outputs part, gradients and parameters are not: they are of what was wrong before them.
@@ -76,7 +77,7 @@ def step_map(facts: Facts, reference: Reference, other: Run, alike: set[str]) ->
     truth = reference.whole[facts.step]
     if parted:
         return _build_map(reference, facts.step, outputs, {}, {})
-    wrong = causes.wrong_gradients(facts, reference, other)
+    wrong = causes.wrong_gradients(facts)
     gradients = {
         name: _cell(facts.gradients.get(name), name in wrong)
         for name in truth.before
@@ -199,7 +200,6 @@ class Comparison:
     maps: ParameterMap = field(default_factory=ParameterMap)
     steps: int = 0
     parameters: int = 0
-    off: float = 0.0
     left_open: causes.UnexplainedGradients | None = None
     model: ModelMap | None = None
     kept: dict[Finding, Kept] = field(default_factory=dict)
@@ -225,9 +225,9 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
             made.findings += scaled
             made.model, made.steps = empty_map(reference, step), step + 1
             break  # its samples are of another step
-        found, errors = step_samples(reference.run, other, step)
-        if errors:
-            raise ProveError(errors)
+        found = match_samples(reference.run, other, step)
+        if found.error:
+            raise ProveError(found.error)
         if found.note and found.note not in made.notes:
             made.notes.append(found.note)
         findings = [found.finding] if found.finding else []
@@ -245,12 +245,6 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
             break  # what follows in later steps is of this
     made.findings = list(_merged_findings(made.findings))
     return made
-
-
-def step_samples(reference: Run, other: Run, step: int) -> tuple[samples.StepSamples, str]:
-    """A step's samples, and what is wrong with the layouts themselves."""
-    found = samples.match_samples(reference, other, step)
-    return found, found.error
 
 
 def _merged_findings(findings: list[Finding]) -> Iterator[Finding]:
@@ -410,73 +404,74 @@ def _epsilon(tolerance: float) -> float:
 
 
 def _number_findings(
-    reference: Reference, other: Run, step: int, maps: ParameterMap, found: samples.StepSamples, made: Comparison
+    reference: Reference, other: Run, step: int, maps: ParameterMap, samples: StepSamples, made: Comparison
 ) -> list[Finding]:
     """Outputs, gradients, clipping, learning rates, parameters after the step."""
+    facts, alike = _facts(reference, other, step, maps, samples)
+    if _all_gradients_right(facts, reference):
+        facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
+    made.model = step_map(facts, reference, alike)
+    findings = buffers = checks.buffer_findings(reference, other, step)
+    if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
+        findings = causes.gradient_findings(facts)
+    made.left_open = causes.unexplained_gradients(findings, facts)
+    findings = findings or checks.clipping_findings(reference, other, step)
+    findings = findings or causes.update_findings(
+        facts, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs)
+    )
+    findings = findings or buffers
+    made.kept |= kept_tensors(findings, facts, reference.run)
+    return findings or causes.printed_findings(facts)
+
+
+def _facts(
+    reference: Reference, other: Run, step: int, maps: ParameterMap, samples: StepSamples
+) -> tuple[Facts, set[str]]:
+    """What the layout has and has not in common with the reference in a step, and modules whose outputs are equal."""
     truth = reference.whole[step]
+    facts = Facts(
+        other.layout, step, reference.tolerance, reference.order[step], tied=truth.tied, moved=maps.moved,
+        norms=reference.norms, optimizer=reference.run.records[0].optimizer,
+        earlier=[reference.whole[before].gradients for before in range(step)],
+        steps=[record.steps[step] for record in other.records], reference_step=reference.run.records[0].steps[step],
+    )  # fmt: skip
     renamed, cut = {}, {}
     for rank, own in maps.parts.items():
         renamed[rank] = _renamed_modules(own)
-        cut[rank] = {
-            name.rpartition(".")[0]
-            for name, part in own.items()
-            if part.flat is None and any(places is not None for places in part.index)
-        }
-    facts = Facts(other.layout, step, reference.tolerance, reference.order[step], tied=truth.tied, moved=maps.moved)
-    facts.cut = {maps.parts[rank][n].name for rank, own in maps.parts.items() for n in own
-                 if any(places is not None for places in own[n].index)}  # fmt: skip
-    inside = {rank: {part.name for part in own.values()} for rank, own in maps.parts.items()}
-    missing = {rank: truth.before.keys() - names for rank, names in inside.items()}
+        parted = {name: part for name, part in own.items() if any(places is not None for places in part.index)}
+        cut[rank] = {name.rpartition(".")[0] for name, part in parted.items() if part.flat is None}
+        facts.cut |= {part.name for part in parted.values()}
+    missing = {rank: truth.before.keys() - {part.name for part in own.values()} for rank, own in maps.parts.items()}
     facts.parted, alike = checks.parted_outputs(
-        reference.run, other, step, found, renamed, cut, missing, reference.tolerance
+        reference.run, other, step, samples, renamed, cut, missing, reference.tolerance
     )
     facts.gradients = _gradient_pairs(reference, other, step, maps)
     facts.updates = _update_pairs(reference, other, step, maps, facts.gradients)
     held = holders_of(other, step, "before", maps)
     facts.holders = {name: len(some) for name, some in held.items()}
     before = {name: {rank: tensor.shape for rank, _, tensor in some} for name, some in held.items()}
-    for rank, record in enumerate(other.records):
-        for piece in record.steps[step].pieces:
+    for rank, recorded in enumerate(facts.steps):
+        for piece in recorded.pieces:
             if piece.name in maps.parts[rank]:
                 names = facts.names.setdefault(rank, {}).setdefault(maps.parts[rank][piece.name].name, set())
                 names |= {piece.name, *piece.tied}
-    facts.together = {
-        name
-        for name, some in holders_of(other, step, "applied", maps).items()
-        if not assembled(tuple(truth.before[name].shape), some).apart
-    }
+    for name, some in holders_of(other, step, "applied", maps).items():
+        if not assembled(tuple(truth.before[name].shape), some).apart:
+            facts.together.add(name)
     for name, some in holders_of(other, step, "accumulated", maps).items():
         if {rank: tensor.shape for rank, _, tensor in some} != before[name]:
             continue  # FSDP2's are whole until they are reduced
         whole = assembled(tuple(truth.before[name].shape), some)
         if whole.covered.all() and not whole.apart:
             facts.accumulated[name] = whole.value
-    if _all_gradients_right(facts, reference, other):
-        facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
-    facts.norms, facts.optimizer = reference.norms, reference.run.records[0].optimizer
-    facts.earlier = [reference.whole[before].gradients for before in range(step)]
-    made.model = step_map(facts, reference, other, alike)
-    made.off = max([made.off, *(one.off for one in facts.gradients.values())])
-    findings = checks.buffer_findings(reference, other, step)
-    if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
-        findings = causes.gradient_findings(facts, reference, other)
-    steps = [record.steps[step] for record in other.records]
-    made.left_open = causes.unexplained_gradients(findings, facts, steps, reference.run.records[0].steps[step])
-    if not findings:
-        findings = checks.clipping_findings(reference, other, step, maps, facts)
-    if not findings:
-        findings = causes.update_findings(facts, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs))
-    if not findings:
-        findings = checks.buffer_findings(reference, other, step)
-    made.kept |= kept_tensors(findings, facts, reference.run)
-    return findings or causes.printed_findings(facts, reference, other)
+    return facts, alike
 
 
-def _all_gradients_right(facts: Facts, reference: Reference, other: Run) -> bool:
+def _all_gradients_right(facts: Facts, reference: Reference) -> bool:
     """Whether all of the reference's gradients are there in whole, and none is wrong: outputs were right, then."""
     found = [facts.gradients.get(name) for name in reference.whole[facts.step].gradients]
     whole = bool(found) and all(pair is not None and bool(pair.covered.all()) for pair in found)
-    return whole and not causes.wrong_gradients(facts, reference, other)
+    return whole and not causes.wrong_gradients(facts)
 
 
 def _is_one_step_behind(reference: Reference, other: Run, step: int, maps: ParameterMap, pairs: list[Pair]) -> bool:

@@ -1,23 +1,25 @@
 """What a cause is, and when two tensors are the same to it."""
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from pardemo.script.compare.layouts import distinct_digits, layout_factor, size_text
 from pardemo.script.compare.reference import Facts, Pair
-from pardemo.script.record.records import Step
 from pardemo.world.errors import ranks_text
 
 
-class Cause(Protocol):
-    """Looks at parameters that are wrong together; a sentence where it explains them all, else None."""
+class Cause(NamedTuple):
+    """Looks at parameters that are wrong together: a sentence where it explains them all, else None."""
 
     name: str
+    explains: Callable[[Sequence[Pair], Facts], str | None]
 
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None: ...
+
+def _cause(name: str) -> Callable[[Callable[[Sequence[Pair], Facts], str | None]], Cause]:
+    return lambda explains: Cause(name, explains)
 
 
 def is_near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | None = None) -> bool:
@@ -31,234 +33,214 @@ def predicate_tolerance(facts: Facts) -> float:
     return facts.tolerance * 10
 
 
-class MeanOfMeans:
+@_cause("mean-of-means")
+def mean_of_means(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Parts with different numbers of tokens weigh the same."""
-
-    name = "mean-of-means"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        by_rank: list[tuple[int, float]] = []
-        by_micro_batch: list[tuple[int, float]] = []
-        with_loss = [step for step in ours if step.losses]  # a pipeline's other stages have none
-        for step in with_loss:
-            counts: dict[int, int] = {}
-            for call in step.loss_calls:
-                counts[call.micro_batch] = counts.get(call.micro_batch, 0) + call.targets - call.ignored
-            if len(counts) != len(step.losses):
-                return None
-            by_micro_batch += zip(counts.values(), step.losses, strict=True)
-            by_rank.append((sum(counts.values()), sum(step.losses)))
-        return self._weighed(by_micro_batch, facts, max(len(with_loss), 1), truth) or self._weighed(
-            by_rank, facts, 1, truth
-        )
-
-    def _weighed(self, parts: Sequence[tuple[int, float]], facts: Facts, ranks: int, truth: Step) -> str | None:
-        """Whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
-        counts, values = [count for count, _ in parts], [value for _, value in parts]
-        wanted = sum(truth.losses)
-        if not wanted or len(set(counts)) < 2 or not sum(counts) or not all(map(math.isfinite, values)):
+    by_rank: list[tuple[int, float]] = []
+    by_micro_batch: list[tuple[int, float]] = []
+    with_loss = [step for step in facts.steps if step.losses]  # a pipeline's other stages have none
+    for step in with_loss:
+        counts: dict[int, int] = {}
+        for call in step.loss_calls:
+            counts[call.micro_batch] = counts.get(call.micro_batch, 0) + call.targets - call.ignored
+        if len(counts) != len(step.losses):
             return None
-        plain = sum(values) / len(values)
-        weighted = sum(n * v for n, v in zip(counts, values, strict=True)) / sum(counts)
-        for times in (1, len(values) / ranks, ranks, len(values)):
-            if math.isclose(times * weighted, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)) and not math.isclose(
-                times * plain, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)
-            ):
-                return (
-                    f"parts with {min(counts)} to {max(counts)} targets weigh the same: weighed by their targets, the "
-                    "losses would be the reference's"
-                )
+        by_micro_batch += zip(counts.values(), step.losses, strict=True)
+        by_rank.append((sum(counts.values()), sum(step.losses)))
+    return _weighed_text(by_micro_batch, facts, max(len(with_loss), 1)) or _weighed_text(by_rank, facts, 1)
+
+
+def _weighed_text(parts: Sequence[tuple[int, float]], facts: Facts, ranks: int) -> str | None:
+    """Whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
+    counts, values = [count for count, _ in parts], [value for _, value in parts]
+    wanted = sum(facts.reference_step.losses)
+    if not wanted or len(set(counts)) < 2 or not sum(counts) or not all(map(math.isfinite, values)):
         return None
+    plain = sum(values) / len(values)
+    weighted = sum(n * v for n, v in zip(counts, values, strict=True)) / sum(counts)
+    for times in (1, len(values) / ranks, ranks, len(values)):
+        if math.isclose(times * weighted, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)) and not math.isclose(
+            times * plain, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)
+        ):
+            return (
+                f"parts with {min(counts)} to {max(counts)} targets weigh the same: weighed by their targets, the "
+                "losses would be the reference's"
+            )
+    return None
 
 
-class LossItself:
+@_cause("loss")
+def loss_itself(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
+    said = _losses_within_a_group(facts) or _loss_text(facts)
+    if said:
+        return f"{said}; the outputs are right"
+    last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
+    if last in {pair.name for pair in pairs} and math.isfinite(sum(facts.reference_step.losses)):
+        return (
+            "the outputs and the loss are right, and gradients are wrong from the last module on: by the loss's "
+            "backward pass, or by what is done to all gradients before the step"
+        )
+    return None
 
-    name = "loss"
 
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        said = self._of_one_group(facts, ours) or self._value(facts, ours, truth)
-        if said:
-            return f"{said}; the outputs are right"
-        last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
-        if last in {pair.name for pair in pairs} and math.isfinite(sum(truth.losses)):
-            return (
-                "the outputs and the loss are right, and gradients are wrong from the last module on: by the loss's "
-                "backward pass, or by what is done to all gradients before the step"
-            )
+def _losses_within_a_group(facts: Facts) -> str | None:
+    for rank, step in enumerate(facts.steps):
+        for other, its in enumerate(facts.steps[:rank]):
+            same = [m.samples for m in step.micro_batches] == [m.samples for m in its.micro_batches]
+            if same and step.micro_batches and len(step.losses) == len(its.losses) and step.losses:
+                off = max(abs(a - b) for a, b in zip(step.losses, its.losses, strict=True))
+                if off > facts.tolerance * 10 * max(map(abs, step.losses)):
+                    return (
+                        f"{ranks_text([other, rank])} have the same samples, and differentiate different losses: "
+                        f"{its.losses[0]:.6g} and {step.losses[0]:.6g}"
+                    )
+    return None
+
+
+def _loss_text(facts: Facts) -> str | None:
+    sums = [sum(step.losses) for step in facts.steps if step.losses]
+    wanted = sum(facts.reference_step.losses)
+    if not sums or not wanted:
         return None
-
-    def _of_one_group(self, facts: Facts, ours: Sequence[Step]) -> str | None:
-        for rank, step in enumerate(ours):
-            for other, its in enumerate(ours[:rank]):
-                same = [m.samples for m in step.micro_batches] == [m.samples for m in its.micro_batches]
-                if same and step.micro_batches and len(step.losses) == len(its.losses) and step.losses:
-                    off = max(abs(a - b) for a, b in zip(step.losses, its.losses, strict=True))
-                    if off > facts.tolerance * 10 * max(map(abs, step.losses)):
-                        return (
-                            f"{ranks_text([other, rank])} have the same samples, and differentiate different losses: "
-                            f"{its.losses[0]:.6g} and {step.losses[0]:.6g}"
-                        )
+    found = min(sum(sums) / len(sums), sum(sums), key=lambda made: abs(made - wanted))  # of ranks, or of their parts
+    named = layout_factor(facts.layout, found / wanted, 1e-4)
+    if math.isclose(found, wanted, rel_tol=facts.tolerance * 10) or named:
         return None
-
-    def _value(self, facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        sums = [sum(step.losses) for step in ours if step.losses]
-        wanted = sum(truth.losses)
-        if not sums or not wanted:
-            return None
-        found = min(
-            sum(sums) / len(sums), sum(sums), key=lambda made: abs(made - wanted)
-        )  # of ranks, or of their parts
-        named = layout_factor(facts.layout, found / wanted, 1e-4)
-        if math.isclose(found, wanted, rel_tol=facts.tolerance * 10) or named:
-            return None
-        return f"the loss that is differentiated is {found:.6g} where the reference's is {wanted:.6g}"
+    return f"the loss that is differentiated is {found:.6g} where the reference's is {wanted:.6g}"
 
 
-class Precision:
+#: Types and the bits of their mantissas, those with the fewest first.
+_TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
+
+
+@_cause("precision")
+def precision(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Each element is the reference's, rounded to fewer bits."""
-
-    name = "precision"
-
-    #: Types and the bits of their mantissas, those with the fewest first.
-    TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        worst = 0.0
-        for pair in pairs:
-            if not 0.95 < pair.factor < 1.05:
-                return None
-            scale = float(pair.reference.abs().max())
-            large = pair.covered & (pair.reference.abs() > 0.05 * scale)
-            off = ((pair.ours - pair.reference).abs() / pair.reference.abs().clamp(min=1e-300))[large]
-            worst = max(worst, float(off.max()) if off.numel() else 0.0)
-        for type_, bits in self.TYPES:
-            # a sum of rounded numbers is off by some roundings, as much as 16
-            if facts.tolerance < worst < 2.0 ** -(bits - 4) and all(self._rounded(pair, bits, facts) for pair in pairs):
-                return f"each element is off by at most {worst:.1e} of itself: rounded to {type_} on the way"
-        return None
-
-    def _rounded(self, pair: Pair, bits: int, facts: Facts) -> bool:
-        """Whether each number has no more bits than these, as it is or before it was divided by ranks."""
-        values = pair.ours[pair.covered].double()
-        values = values[values != 0]
-        for times in (1, *facts.layout.sizes.values()):
-            mantissa, _ = torch.frexp(values * times)
-            steps = mantissa * 2.0**bits
-            if bool(((steps - steps.round()).abs() <= 1e-3).all()):
-                return True
-        return False
+    worst = 0.0
+    for pair in pairs:
+        if not 0.95 < pair.factor < 1.05:
+            return None
+        scale = float(pair.reference.abs().max())
+        large = pair.covered & (pair.reference.abs() > 0.05 * scale)
+        off = ((pair.ours - pair.reference).abs() / pair.reference.abs().clamp(min=1e-300))[large]
+        worst = max(worst, float(off.max()) if off.numel() else 0.0)
+    for type_, bits in _TYPES:
+        # a sum of rounded numbers is off by some roundings, as much as 16
+        if facts.tolerance < worst < 2.0 ** -(bits - 4) and all(_has_bits(pair, bits, facts) for pair in pairs):
+            return f"each element is off by at most {worst:.1e} of itself: rounded to {type_} on the way"
+    return None
 
 
-class OwnNorm:
+def _has_bits(pair: Pair, bits: int, facts: Facts) -> bool:
+    """Whether each number has no more bits than these, as it is or before it was divided by ranks."""
+    values = pair.ours[pair.covered].double()
+    values = values[values != 0]
+    for times in (1, *facts.layout.sizes.values()):
+        mantissa, _ = torch.frexp(values * times)
+        steps = mantissa * 2.0**bits
+        if bool(((steps - steps.round()).abs() <= 1e-3).all()):
+            return True
+    return False
+
+
+@_cause("wrong-norm")
+def own_norm(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Clipped more often than the reference; or all have one factor, where the reference's norm is always the limit."""
-
-    name = "wrong-norm"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        times = max(len(step.clips) for step in ours)
-        norms = [clip.norm for step in ours for clip in step.clips]  # one for all: each part of them is clipped once
-        if times > max(len(truth.clips), 1) and not math.isclose(min(norms), max(norms), rel_tol=1e-6):
-            return f"gradients are clipped {times} times in a step, each time what is there by then"
-        wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
-        found = math.sqrt(sum(float(p.ours.double().square().sum()) for p in facts.gradients.values()))
-        if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, found, rel_tol=1e-6):
-            return None
-        if len(pairs) < len(facts.gradients) or layout_factor(facts.layout, pairs[0].factor, 1e-4):
-            return None
-        often = len(facts.norms) > 1 and all(math.isclose(one, wanted, rel_tol=1e-6) for one in facts.norms)
-        if not often and not self._limit(wanted, facts):
-            return None  # nothing says that the reference is clipped
-        ours_told, wanted_told = distinct_digits(found, wanted)
-        return (
-            f"all gradients are {distinct_digits(pairs[0].factor, 1.0)[0]} times the reference's, and their norm is "
-            f"{ours_told} where the reference's is {wanted_told}: clipped by another norm"
-        )
-
-    def _limit(self, norm: float, facts: Facts) -> bool:
-        """Whether a norm is a number that people write as a limit, of two digits."""
-        return math.isclose(norm, float(f"{norm:.1e}"), rel_tol=min(facts.tolerance * 100, 1e-5))
+    times = max(len(step.clips) for step in facts.steps)
+    norms = [clip.norm for step in facts.steps for clip in step.clips]  # one for all: each part of them is clipped once
+    if times > max(len(facts.reference_step.clips), 1) and not math.isclose(min(norms), max(norms), rel_tol=1e-6):
+        return f"gradients are clipped {times} times in a step, each time what is there by then"
+    wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
+    found = math.sqrt(sum(float(p.ours.double().square().sum()) for p in facts.gradients.values()))
+    if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, found, rel_tol=1e-6):
+        return None
+    if len(pairs) < len(facts.gradients) or layout_factor(facts.layout, pairs[0].factor, 1e-4):
+        return None
+    often = len(facts.norms) > 1 and all(math.isclose(one, wanted, rel_tol=1e-6) for one in facts.norms)
+    if not often and not _is_limit(wanted, facts):
+        return None  # nothing says that the reference is clipped
+    ours_told, wanted_told = distinct_digits(found, wanted)
+    return (
+        f"all gradients are {distinct_digits(pairs[0].factor, 1.0)[0]} times the reference's, and their norm is "
+        f"{ours_told} where the reference's is {wanted_told}: clipped by another norm"
+    )
 
 
-class Multiple:
-    """All gradients, or those of some parameters, are a number of the layout times the reference's."""
+def _is_limit(norm: float, facts: Facts) -> bool:
+    """Whether a norm is a number that people write as a limit, of two digits."""
+    return math.isclose(norm, float(f"{norm:.1e}"), rel_tol=min(facts.tolerance * 100, 1e-5))
 
-    name = "multiple"
 
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        found = self.cause(pairs, facts)
-        return None if found is None else found[1]
-
-    def cause(self, pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | None:
-        """The cause's name and the sentence."""
-        limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
-        if any(pair.rest > limit for pair in pairs):
-            return None
-        named = layout_factor(facts.layout, pairs[0].factor, min(max(facts.tolerance * 100, 1e-5), 0.03))
-        if named is None:
-            return None
-        every = len(pairs) >= 0.9 * len(facts.gradients)
-        key, told = named.keys[0], named.told()
-        if len(named.keys) > 1 and named.number not in (facts.layout.sizes[key] for key in named.keys):
-            return "sum-for-mean" if named.times else "mean-for-sum", told
-        if facts.layout.sizes.get("pp") and key in ("micro_batches", "accumulate", "pp"):
-            return "stage-scale", f"{told}: the last stage's loss weighs micro-batches wrongly"
-        if key in ("accumulate", "micro_batches"):
-            if named.times and not every:
-                return "accumulation-not-divided", f"{told}: the part of each micro-batch has its full weight"
-            if named.times:
-                return "accumulation-not-divided", f"{told}: a sum over micro-batches where a mean was meant"
-            return "accumulation-divided-twice", f"{told}: the loss is divided by it twice"
-        if key == "ep" and {pair.name for pair in pairs} <= facts.cut:
-            how = "too few ranks: those that have the same experts, and not all" if named.times else "too many ranks"
-            return "sum-for-mean" if named.times else "mean-for-sum", f"{told}: a sum is divided by {how}"
-        own = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
-        if every or own or self._held_by_few(pairs, facts):
-            if named.times:
-                return "sum-for-mean", f"{told}: a sum over ranks where a mean was meant"
-            return "mean-for-sum", f"{told}: a mean over ranks where a sum was meant, or divided by it twice"
+def multiple_cause(pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | None:
+    """The cause where gradients are a number of the layout times the reference's: its name and the sentence."""
+    limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
+    if any(pair.rest > limit for pair in pairs):
+        return None
+    named = layout_factor(facts.layout, pairs[0].factor, min(max(facts.tolerance * 100, 1e-5), 0.03))
+    if named is None:
+        return None
+    every = len(pairs) >= 0.9 * len(facts.gradients)
+    key, told = named.keys[0], named.text
+    if len(named.keys) > 1 and named.number not in (facts.layout.sizes[key] for key in named.keys):
+        return "sum-for-mean" if named.times else "mean-for-sum", told
+    if facts.layout.sizes.get("pp") and key in ("micro_batches", "accumulate", "pp"):
+        return "stage-scale", f"{told}: the last stage's loss weighs micro-batches wrongly"
+    if key in ("accumulate", "micro_batches"):
+        if named.times and not every:
+            return "accumulation-not-divided", f"{told}: the part of each micro-batch has its full weight"
         if named.times:
-            return "counted-per-rank", f"{told}: counted once for each of the ranks that hold it alike"
-        return "mean-for-sum", f"{told}: divided by the {size_text(key)} once too often"
+            return "accumulation-not-divided", f"{told}: a sum over micro-batches where a mean was meant"
+        return "accumulation-divided-twice", f"{told}: the loss is divided by it twice"
+    if key == "ep" and {pair.name for pair in pairs} <= facts.cut:
+        how = "too few ranks: those that have the same experts, and not all" if named.times else "too many ranks"
+        return "sum-for-mean" if named.times else "mean-for-sum", f"{told}: a sum is divided by {how}"
+    own = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
+    if every or own or _held_by_few(pairs, facts):
+        if named.times:
+            return "sum-for-mean", f"{told}: a sum over ranks where a mean was meant"
+        return "mean-for-sum", f"{told}: a mean over ranks where a sum was meant, or divided by it twice"
+    if named.times:
+        return "counted-per-rank", f"{told}: counted once for each of the ranks that hold it alike"
+    return "mean-for-sum", f"{told}: divided by the {size_text(key)} once too often"
 
-    def _held_by_few(self, pairs: Sequence[Pair], facts: Facts) -> bool:
-        """Whether not all ranks have these parameters, as experts."""
-        return all(facts.holders.get(pair.name, facts.layout.ranks) < facts.layout.ranks for pair in pairs)
+
+def _held_by_few(pairs: Sequence[Pair], facts: Facts) -> bool:
+    """Whether not all ranks have these parameters, as experts."""
+    return all(facts.holders.get(pair.name, facts.layout.ranks) < facts.layout.ranks for pair in pairs)
 
 
-class NotSummed:
+@_cause("not-summed")
+def not_summed(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Ranks that hold the same parameter have different gradients, whose mean or sum is the reference's."""
-
-    name = "not-summed"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        how = {self._how(pair, facts) for pair in pairs}
-        if None in how or len(how) != 1:
-            return None
-        ranks = sorted({rank for pair in pairs for _, versions in pair.apart for rank in versions})
-        if how == {"sum of groups"}:
-            return (
-                f"groups among {ranks_text(ranks)} keep their own parts: only the sum over all of them is the "
-                "reference's, so these parameters are summed over too few ranks"
-            )
-        what = "sum" if how == {"sum"} else "mean"
+    how = {_summing_way(pair, facts) for pair in pairs}
+    if None in how or len(how) != 1:
+        return None
+    ranks = sorted({rank for pair in pairs for _, versions in pair.apart for rank in versions})
+    if how == {"sum of groups"}:
         return (
-            f"each of {ranks_text(ranks)} keeps its own part: the {what} of their gradients is the reference's, so "
-            "these parameters are in no all-reduce"
+            f"groups among {ranks_text(ranks)} keep their own parts: only the sum over all of them is the "
+            "reference's, so these parameters are summed over too few ranks"
         )
+    what = "sum" if how == {"sum"} else "mean"
+    return (
+        f"each of {ranks_text(ranks)} keeps its own part: the {what} of their gradients is the reference's, so "
+        "these parameters are in no all-reduce"
+    )
 
-    def _how(self, pair: Pair, facts: Facts) -> str | None:
-        if not pair.apart:
-            return None
-        size = float(pair.reference.double().norm())
-        answers = dict.fromkeys(("mean", "sum", "sum of groups"), True)
-        for part, versions in pair.apart:
-            some = torch.stack([tensor.double() for tensor in versions.values()])
-            wanted = part.of(pair.reference, tuple(some.shape[1:])).double()
-            made = {"mean": some.mean(0), "sum": some.sum(0), "sum of groups": _distinct(some).sum(0)}
-            for how in answers:
-                answers[how] &= is_near(made[how], wanted, predicate_tolerance(facts), size)
-        return next((how for how, fits in answers.items() if fits), None)
+
+def _summing_way(pair: Pair, facts: Facts) -> str | None:
+    if not pair.apart:
+        return None
+    size = float(pair.reference.double().norm())
+    answers = dict.fromkeys(("mean", "sum", "sum of groups"), True)
+    for part, versions in pair.apart:
+        some = torch.stack([tensor.double() for tensor in versions.values()])
+        wanted = part.of(pair.reference, tuple(some.shape[1:])).double()
+        made = {"mean": some.mean(0), "sum": some.sum(0), "sum of groups": _distinct(some).sum(0)}
+        for how in answers:
+            answers[how] &= is_near(made[how], wanted, predicate_tolerance(facts), size)
+    return next((how for how, fits in answers.items() if fits), None)
 
 
 def _distinct(some: torch.Tensor) -> torch.Tensor:
@@ -270,142 +252,124 @@ def _distinct(some: torch.Tensor) -> torch.Tensor:
     return torch.stack(kept)
 
 
-class PartOfTied:
+@_cause("part-of-tied")
+def part_of_tied(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """A parameter with two uses, as embedding and head, whose gradients from both come together nowhere."""
+    if not all(pair.name in facts.tied and _is_sum_of_uses(pair, facts) for pair in pairs):
+        return None
+    other = facts.tied[pairs[0].name][0]
+    return (
+        f"{pairs[0].name} is {other}, too: each of the two has the gradient of its own use only, and their sum is "
+        "the reference's"
+    )
 
-    name = "part-of-tied"
 
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        if not all(pair.name in facts.tied and self._of_uses(pair, facts) for pair in pairs):
-            return None
-        other = facts.tied[pairs[0].name][0]
-        return (
-            f"{pairs[0].name} is {other}, too: each of the two has the gradient of its own use only, and their sum is "
-            "the reference's"
-        )
-
-    def _of_uses(self, pair: Pair, facts: Facts) -> bool:
-        """Whether ranks have it under one of its names each, alike under one, and all names' sum is the reference's."""
-        size = float(pair.reference.double().norm())
-        for part, versions in pair.apart:
-            by_use: dict[str, list[torch.Tensor]] = {}
-            for rank, tensor in versions.items():
-                names = facts.names.get(rank, {}).get(pair.name, set())
-                if len(names) != 1:
-                    return False
-                by_use.setdefault(next(iter(names)), []).append(tensor.double())
-            uses = list(by_use.values())
-            if len(uses) < 2 or any(
-                not is_near(one, same[0], predicate_tolerance(facts)) for same in uses for one in same
-            ):
+def _is_sum_of_uses(pair: Pair, facts: Facts) -> bool:
+    """Whether ranks have it under one of its names each, alike under one, and all names' sum is the reference's."""
+    size = float(pair.reference.double().norm())
+    for part, versions in pair.apart:
+        by_use: dict[str, list[torch.Tensor]] = {}
+        for rank, tensor in versions.items():
+            names = facts.names.get(rank, {}).get(pair.name, set())
+            if len(names) != 1:
                 return False
-            total = torch.stack([same[0] for same in uses]).sum(0)
-            if not is_near(total, part.of(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
-                return False
-        return bool(pair.apart)
+            by_use.setdefault(next(iter(names)), []).append(tensor.double())
+        uses = list(by_use.values())
+        if len(uses) < 2 or any(not is_near(one, same[0], predicate_tolerance(facts)) for same in uses for one in same):
+            return False
+        total = torch.stack([same[0] for same in uses]).sum(0)
+        if not is_near(total, part.of(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
+            return False
+    return bool(pair.apart)
 
 
-class ClippedApart:
+@_cause("wrong-norm")
+def clipped_apart(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Each rank clips its own gradients, and they are averaged after that."""
-
-    name = "wrong-norm"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        if all(pair.apart and pair.name in facts.together for pair in pairs) and any(step.clips for step in ours):
-            norms = [step.clips[-1].norm for step in ours if step.clips]
-            return (
-                f"each rank clips its own gradients, by norms from {min(norms):.4g} to {max(norms):.4g}, and they are "
-                "summed after that"
-            )
-        return None
+    if all(pair.apart and pair.name in facts.together for pair in pairs) and any(step.clips for step in facts.steps):
+        norms = [step.clips[-1].norm for step in facts.steps if step.clips]
+        return (
+            f"each rank clips its own gradients, by norms from {min(norms):.4g} to {max(norms):.4g}, and they are "
+            "summed after that"
+        )
+    return None
 
 
-class NoGradient:
+@_cause("no-gradient")
+def no_gradient(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Nothing arrives at these parameters."""
-
-    name = "no-gradient"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        if all(not pair.ours[pair.covered].any() and pair.reference.any() for pair in pairs):
-            return "their gradient is zero on every rank"
-        return None
+    if all(not pair.ours[pair.covered].any() and pair.reference.any() for pair in pairs):
+        return "their gradient is zero on every rank"
+    return None
 
 
-class PartsMixed:
+@_cause("parts-mixed")
+def parts_mixed(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Ranks that hold different parts of a parameter have one gradient, the mean or the sum of all parts' ones."""
-
-    name = "parts-mixed"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        counts = {self._parts(pair, facts) for pair in pairs}
-        count = counts.pop()
-        if count is None or counts:
-            return None
-        return (
-            f"they lie in {count} parts on different ranks, and all have one gradient, made of those of all parts: "
-            "they are reduced as if they were copies"
-        )
-
-    def _parts(self, pair: Pair, facts: Facts) -> int | None:
-        """In how many parts of one gradient it is cut."""
-        if pair.apart or pair.name not in facts.cut or not pair.covered.all():
-            return None
-        size = float(pair.reference.double().norm())
-        for count in (n for n in range(2, facts.layout.ranks + 1) if facts.layout.ranks % n == 0):
-            for axis in (one for one in range(pair.ours.dim()) if pair.ours.shape[one] % count == 0):
-                ours = torch.stack(pair.ours.double().chunk(count, axis))
-                total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
-                alike = is_near(ours, ours[:1].expand_as(ours), predicate_tolerance(facts), size)
-                if alike and any(is_near(ours[0], total / by, predicate_tolerance(facts), size) for by in (1, count)):
-                    return count
+    counts = {_mixed_parts(pair, facts) for pair in pairs}
+    count = counts.pop()
+    if count is None or counts:
         return None
+    return (
+        f"they lie in {count} parts on different ranks, and all have one gradient, made of those of all parts: "
+        "they are reduced as if they were copies"
+    )
 
 
-class RowsMissing:
+def _mixed_parts(pair: Pair, facts: Facts) -> int | None:
+    """In how many parts of one gradient it is cut."""
+    if pair.apart or pair.name not in facts.cut or not pair.covered.all():
+        return None
+    size = float(pair.reference.double().norm())
+    for count in (n for n in range(2, facts.layout.ranks + 1) if facts.layout.ranks % n == 0):
+        for axis in (one for one in range(pair.ours.dim()) if pair.ours.shape[one] % count == 0):
+            ours = torch.stack(pair.ours.double().chunk(count, axis))
+            total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
+            alike = is_near(ours, ours[:1].expand_as(ours), predicate_tolerance(facts), size)
+            if alike and any(is_near(ours[0], total / by, predicate_tolerance(facts), size) for by in (1, count)):
+                return count
+    return None
+
+
+@_cause("rows-missing")
+def rows_missing(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Rows of a table have no gradient, and all others the reference's."""
-
-    name = "rows-missing"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        told = []
-        for pair in pairs:
-            if pair.reference.dim() != 2 or pair.apart:
-                return None
-            has = pair.ours.any(1)
-            should = pair.reference.abs().amax(1) > facts.tolerance * float(pair.reference.abs().max())
-            missing = should & ~has
-            if not missing.any() or not is_near(pair.ours[has], pair.reference[has], predicate_tolerance(facts)):
-                return None
-            places = missing.nonzero().reshape(-1)
-            told.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
-        return "; ".join(told)
+    told = []
+    for pair in pairs:
+        if pair.reference.dim() != 2 or pair.apart:
+            return None
+        has = pair.ours.any(1)
+        should = pair.reference.abs().amax(1) > facts.tolerance * float(pair.reference.abs().max())
+        missing = should & ~has
+        if not missing.any() or not is_near(pair.ours[has], pair.reference[has], predicate_tolerance(facts)):
+            return None
+        places = missing.nonzero().reshape(-1)
+        told.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
+    return "; ".join(told)
 
 
-class Stale:
+@_cause("stale")
+def stale(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Gradients of an earlier step: not cleared, or used again."""
-
-    name = "stale"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        if not facts.earlier:
-            return None
-        before = facts.earlier[-1]
-        if any(pair.name not in before for pair in pairs):
-            return None
-        shares = [
-            _coefficients(pair.ours, [pair.reference, before[pair.name]], predicate_tolerance(facts)) for pair in pairs
-        ]
-        now, then = shares[0] or (0.0, 0.0)
-        if abs(then) <= 1e-3 or any(
-            share is None or abs(share[0] - now) + abs(share[1] - then) > 1e-3 * abs(then) for share in shares
-        ):
-            return None
-        if abs(now) < 1e-6:
-            return f"they are those of step {facts.step}"
-        return (
-            f"they are {now:.4g} times those of step {facts.step + 1} and {then:.4g} times those of step {facts.step}, "
-            "which nobody cleared"
-        )
+    if not facts.earlier:
+        return None
+    before = facts.earlier[-1]
+    if any(pair.name not in before for pair in pairs):
+        return None
+    shares = [
+        _coefficients(pair.ours, [pair.reference, before[pair.name]], predicate_tolerance(facts)) for pair in pairs
+    ]
+    now, then = shares[0] or (0.0, 0.0)
+    if abs(then) <= 1e-3 or any(
+        share is None or abs(share[0] - now) + abs(share[1] - then) > 1e-3 * abs(then) for share in shares
+    ):
+        return None
+    if abs(now) < 1e-6:
+        return f"they are those of step {facts.step}"
+    return (
+        f"they are {now:.4g} times those of step {facts.step + 1} and {then:.4g} times those of step {facts.step}, "
+        "which nobody cleared"
+    )
 
 
 def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> tuple[float, ...] | None:
@@ -418,39 +382,36 @@ def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: 
     return tuple(found.reshape(-1).tolist()) if is_near(columns @ found, wanted, tolerance) else None
 
 
-class SummedAgain:
+@_cause("summed-again")
+def summed_again(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """What earlier micro-batches have accumulated is summed, or divided, once more with each later one."""
-
-    name = "summed-again"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        lines = [_clearing_line(pair.name, facts, ours) for pair in pairs]
-        if all(lines) and not truth.cleared.keys() & {pair.name for pair in pairs}:
-            line = lines[0]
-            return f"gradients are cleared within the step, at {line}: what earlier micro-batches have made is lost"
-        if any(pair.apart or pair.name not in facts.accumulated for pair in pairs):
-            return None
-        found = [
-            _coefficients(pair.ours, [pair.reference, facts.accumulated[pair.name]], predicate_tolerance(facts))
-            for pair in pairs
-        ]
-        times = found[0][1] if found[0] else 0.0
-        if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
-            return None
-        ratio = _repeat_count(times)
-        keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
-        if not keys:
-            return None
-        done = "summed over ranks" if times > 0 else "divided"
-        return (
-            f"with each micro-batch, what earlier ones of the step have accumulated is {done} once more: "
-            f"{'×' if times > 0 else '÷'} {round(ratio)} = {' or '.join(f'the {size_text(key)}' for key in keys)}"
-        )
+    lines = [_clearing_line(pair.name, facts) for pair in pairs]
+    if all(lines) and not facts.reference_step.cleared.keys() & {pair.name for pair in pairs}:
+        line = lines[0]
+        return f"gradients are cleared within the step, at {line}: what earlier micro-batches have made is lost"
+    if any(pair.apart or pair.name not in facts.accumulated for pair in pairs):
+        return None
+    found = [
+        _coefficients(pair.ours, [pair.reference, facts.accumulated[pair.name]], predicate_tolerance(facts))
+        for pair in pairs
+    ]
+    times = found[0][1] if found[0] else 0.0
+    if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
+        return None
+    ratio = _repeat_count(times)
+    keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
+    if not keys:
+        return None
+    done = "summed over ranks" if times > 0 else "divided"
+    return (
+        f"with each micro-batch, what earlier ones of the step have accumulated is {done} once more: "
+        f"{'×' if times > 0 else '÷'} {round(ratio)} = {' or '.join(f'the {size_text(key)}' for key in keys)}"
+    )
 
 
-def _clearing_line(name: str, facts: Facts, ours: Sequence[Step]) -> str:
+def _clearing_line(name: str, facts: Facts) -> str:
     """The line that cleared a parameter's gradient within the step, on some rank; empty where none did."""
-    for rank, step in enumerate(ours):
+    for rank, step in enumerate(facts.steps):
         for own in facts.names.get(rank, {}).get(name, {name}):
             if own in step.cleared:
                 return step.cleared[own]
@@ -471,7 +432,7 @@ def _repeat_count(times: float) -> float:
 
 #: In the order in which they are asked, of parameters by themselves.
 BY_PARAMETER: tuple[Cause, ...] = (
-    NoGradient(), ClippedApart(), PartOfTied(), NotSummed(), PartsMixed(), RowsMissing(), Stale(),
+    no_gradient, clipped_apart, part_of_tied, not_summed, parts_mixed, rows_missing, stale,
 )  # fmt: skip
 #: Of all that are left, together.
-TOGETHER: tuple[Cause, ...] = (SummedAgain(), MeanOfMeans(), OwnNorm(), Precision(), LossItself())
+TOGETHER: tuple[Cause, ...] = (summed_again, mean_of_means, own_norm, precision, loss_itself)

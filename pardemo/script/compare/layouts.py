@@ -215,7 +215,8 @@ class Factor:
     keys: tuple[str, ...]
     number: int
 
-    def told(self) -> str:
+    @property
+    def text(self) -> str:
         """In words."""
         names = " or ".join(f"the {size_text(key)}" for key in self.keys)
         return f"{'×' if self.times else '÷'} {self.number} = {names}"

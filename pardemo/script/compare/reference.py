@@ -12,7 +12,7 @@ from pardemo.script.compare.parameter_map import Part, assembled
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
-from pardemo.script.record.records import Piece, Tensors
+from pardemo.script.record.records import Piece, Step, Tensors
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Facts:
     names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
     gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
     ``accumulated``: of each parameter the gradients that it had after each micro-batch but the last, added up.
-    ``optimizer``: the class of the reference's.
+    ``optimizer``: the class of the reference's. ``steps``: what each rank recorded; ``reference_step``: the reference.
     """
 
     layout: Layout
@@ -107,6 +107,8 @@ class Facts:
     moved: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
     optimizer: str = ""
+    steps: Sequence[Step] = ()
+    reference_step: Step = field(default_factory=Step)
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""

@@ -35,7 +35,7 @@ class Journal:
         self._exceptions = 0
 
     def begins(self, call: int, *what: Any) -> None:
-        """A call begins; ``what`` are the fields of :class:`LoggedCall`, ``call`` is its number among all of this rank."""
+        """A call begins; ``what`` are the fields of :class:`LoggedCall`, ``call`` is its number on this rank."""
         self._write(json.dumps(["begins", call, *what]))
 
     def over(self, call: int, at_s: float) -> None:
