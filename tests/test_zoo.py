@@ -81,17 +81,10 @@ def test_what_is_missed_is_told():
     assert run.verdict(dict(row, factor=0.25, rest=1e-9, said="÷ 4 = the ranks: twice")) == "**loss**, ÷ 4 at `head`"
 
 
-@pytest.mark.parametrize(
-    ("threads", "said"),
-    [
-        ("pytorch 1, 22 and 3", "[bug](https://github.com/pytorch/pytorch/issues/1)"),
-        ("Nobody 49, a/b#12, c/d 3", "[bug](https://github.com/a/b/issues/12)"),
-        ("a paper of its own, arXiv 1909.08053", "[bug](https://arxiv.org/abs/1909.08053)"),
-        ("a paper of its own, Nobody 3", "bug"),
-    ],
-)
-def test_a_bug_is_a_link_to_its_first_thread_with_an_address(threads, said):
-    assert run.linked("bug", threads) == said
+def test_a_row_names_the_first_thread():
+    assert run.first_of("pytorch 1, 22 and 3") == "pytorch 1"
+    assert run.first_of("a/b#12 and c/d 3") == "a/b 12"
+    assert run.first_of("a paper of its own") == "a paper of its own"
 
 
 @pytest.mark.parametrize("name", few(QUICK, 0, 2))

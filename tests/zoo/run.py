@@ -25,41 +25,20 @@ PAGE = ZOO.parent.parent / "docs" / "records" / "silent-bugs.md"
 PLACE = re.compile(r"(<!-- (count|families): [^>]*-->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 #: Families whose cases hang: they are told by the log of collectives, and tested in tests/test_hangs.py.
 OTHERS = {"hangs"}
-#: The others, in the order of the page, each with its heading there and what its bugs have in common.
+#: The others, in the order of the page, each with its heading there.
 FAMILIES = {
-    "sums": ("Sums over ranks", "Gradients that no all-reduce adds up, or that one adds up over the wrong ranks."),
-    "normalisation": ("What the loss is divided by", "The loss of a step is divided by a wrong number, or not at all."),
-    "losses": ("Losses computed in parts", "A loss over a cut vocabulary or sequence, or one beside the main one."),
-    "clipping": ("Clipping", "Gradients are right, and they are clipped by a wrong norm or at a wrong time."),
-    "randomness": ("Random numbers", "Ranks draw alike what has to differ, or draw differently what has to be alike."),
-    "data": ("Data", "Ranks train on samples that they should not have. No module is wrong in these."),
-    "positions": ("Positions and masks", "The sequence is cut over ranks, and tokens do not know where they are."),
-    "state": ("What is kept from step to step", "Optimizer states, buffers, gradients of earlier steps, schedules."),
-    "pipelines": ("Pipelines", "The last stage has the loss, and the others have only what comes back of it."),
-    "precision": ("Precision", "Numbers are kept or sent in fewer bits, or in two places that do not agree."),
-    "recomputation": ("Recomputation", "What the backward pass computes again is not what was computed first."),
+    "sums": "Sums over ranks",
+    "normalisation": "What the loss is divided by",
+    "losses": "Losses over a cut vocabulary or sequence",
+    "clipping": "Clipping",
+    "randomness": "Random numbers",
+    "data": "Data",
+    "positions": "Positions and masks",
+    "state": "What is kept from step to step",
+    "pipelines": "Pipelines",
+    "precision": "Precision",
+    "recomputation": "Recomputation",
 }
-#: What threads call a repository by, where they leave its owner out.
-REPOSITORIES = {
-    "Accelerate": "huggingface/accelerate", "accelerate": "huggingface/accelerate", "AReaL": "inclusionAI/AReaL",
-    "ColossalAI": "hpcaitech/ColossalAI",
-    "datasets": "huggingface/datasets", "DeepSpeed": "deepspeedai/DeepSpeed", "deit": "facebookresearch/deit",
-    "detr": "facebookresearch/detr", "diffusers": "huggingface/diffusers", "fairseq": "facebookresearch/fairseq",
-    "Fast-LLM": "ServiceNow/Fast-LLM", "gpt-neox": "EleutherAI/gpt-neox", "guided-diffusion": "openai/guided-diffusion",
-    "InternLM": "InternLM/InternLM", "keras": "keras-team/keras", "Lightning": "Lightning-AI/pytorch-lightning",
-    "lingua": "facebookresearch/lingua", "LlamaFactory": "hiyouga/LlamaFactory", "mbridge": "ISEEKYAN/mbridge",
-    "megablocks": "databricks/megablocks", "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
-    "Megatron-LM": "NVIDIA/Megatron-LM", "ms-swift": "modelscope/ms-swift", "NeMo Automodel": "NVIDIA-NeMo/Automodel",
-    "NVIDIA-NeMo RL": "NVIDIA-NeMo/RL", "OLMo-core": "allenai/OLMo-core", "openspeech": "openspeech-team/openspeech",
-    "PaddleNLP": "PaddlePaddle/PaddleNLP", "Pai-Megatron-Patch": "alibaba/Pai-Megatron-Patch",
-    "prime-rl": "PrimeIntellect-ai/prime-rl", "pytorch": "pytorch/pytorch", "rbyte": "yaak-ai/rbyte",
-    "ring-flash-attention": "zhuzilin/ring-flash-attention", "SkyRL": "NovaSky-AI/SkyRL", "slapo": "awslabs/slapo",
-    "starVLA": "starVLA/starVLA", "text-generation-inference": "huggingface/text-generation-inference",
-    "torchforge": "meta-pytorch/torchforge", "torchtitan": "pytorch/torchtitan", "torchtune": "meta-pytorch/torchtune",
-    "TransformerEngine": "NVIDIA/TransformerEngine", "transformers": "huggingface/transformers",
-    "trl": "huggingface/trl", "tt-metal": "tenstorrent/tt-metal", "verl": "verl-project/verl",
-    "verl-SpeCo": "verl-project/verl-SpeCo",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,14 +172,13 @@ def counted(kept: list[dict]) -> str:
 
 def family(name: str, kept: list[dict]) -> str:
     """A family's heading, and a row for each of its bugs."""
-    heading, common = FAMILIES[name]
-    lines = [f"## {heading}", "", common, ""]
-    lines += [f"| bug | script in `tests/zoo/{name}` | `pardemo prove` says |", "|---|---|---|"]
+    lines = [f"## {FAMILIES[name]}", ""]
+    lines += [f"| bug | met in | script in `tests/zoo/{name}` | `pardemo prove` says |", "|---|---|---|---|"]
     for one in kept:
         if one["family"] == name:
             first, *words = one["what"].split(" ")
             what = " ".join([first if "_" in first else first[0].upper() + first[1:], *words])
-            cells = [linked(what, one["thread"]), f"`{one['name']}`", verdict(one)]
+            cells = [what, first_of(one["thread"]), f"`{one['name']}`", verdict(one)]
             lines.append(f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -218,17 +196,9 @@ def verdict(one: dict) -> str:
     return f"{said} at `{one['module']}`" if one["module"] else said
 
 
-def linked(what: str, threads: str) -> str:
-    """The text as a link to the first of a case's threads that says a repository and a number."""
-    for part in re.split(r",\s*|\s+and\s+", threads):
-        if found := re.fullmatch(r"(.+?)(?:\s+|#)(\d+|\d{4}\.\d{5})", part):
-            name, number = found.groups()
-            repository = name if "/" in name else REPOSITORIES.get(name, "")
-            if name == "arXiv":
-                return f"[{what}](https://arxiv.org/abs/{number})"
-            if repository:
-                return f"[{what}](https://github.com/{repository}/issues/{number})"
-    return what
+def first_of(threads: str) -> str:
+    """The first of a case's threads."""
+    return re.split(r",\s*|\s+and\s+", threads)[0].replace("#", " ")
 
 
 def worse(outcomes: list[Outcome]) -> list[str]:
