@@ -7,7 +7,7 @@ from conftest import tiny_folder
 
 from pardemo import cli, headlines
 from pardemo.finetune import samples
-from pardemo.headlines import forms
+from pardemo.headlines import rows as data_rows
 
 FORMS = {
     "article": {"instruction": "Write a headline.\n", "input": "It rains.", "output": "Rain", "source": "news"},
@@ -112,4 +112,4 @@ def test_questions_that_come_twice_are_named_and_an_empty_input_is_none(tmp_path
 
 
 def test_all_forms_are_documented():
-    assert all(f"``{form}``" in forms.__doc__ for form in forms.FORMS)
+    assert all(f"``{form}``" in data_rows.__doc__ for form in data_rows.FORMS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pardemo import project
 from pardemo.headlines import grammar, sources
-from pardemo.headlines.rows import as_line
+from pardemo.headlines.rows import BadRow, as_line
 from pardemo.headlines.select import Selection
 
 GENERATED = "generated"
@@ -149,7 +149,7 @@ class _Choice:
             count += 1
             try:
                 self.selection.offer(self._row(item.source, value, reason))
-            except sources.BadRecord as bad:
+            except BadRow as bad:
                 self.left_out.add(item.name, line, str(bad))
         return {"name": item.name, "source": item.source, "rows": count, "sha256": item.sha256()}
 
@@ -158,7 +158,7 @@ class _Choice:
             row = sources.convert(value, source, self._task_of)
             reason = self.limits.fault(row)
         if reason is not None:
-            raise sources.BadRecord(reason)
+            raise BadRow(reason)
         return row
 
     def _task_of(self, text: str) -> str:

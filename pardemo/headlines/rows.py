@@ -1,24 +1,47 @@
-"""Rows of the article's format, and the files that hold them: every bad row named by line and reason.
+"""Rows of data in the forms that people have, and the files that hold them: every bad row named by line and reason.
 
-Rows of other forms (:mod:`pardemo.headlines.forms`) are read as rows of that one.
+===================  ==================================================================================
+form                 keys
+===================  ==================================================================================
+``article``          instruction, input, output, source: the article's, as :mod:`pardemo.headlines` builds it
+``alpaca``           instruction and output, perhaps an input (tatsu-lab's, LLaMA-Factory's)
+``sharegpt``         conversations: a list of ``{"from": "human" | "gpt" | "system", "value": …}``
+``messages``         messages: a list of ``{"role": "user" | "assistant" | "system", "content": …}`` (TRL's, OpenAI's)
+``prompt``           prompt and completion, or prompt and response (TRL's)
+``text``             text alone, all of which is learned
+===================  ==================================================================================
 
-A file is a JSON array of objects, one per line or spread over lines, or JSON lines. It is read line by line, so that a
-file that a JSON parser refuses as a whole is still told apart into the rows that are good and those that are not.
+A file is a JSON array of objects, one per line or spread over lines, or JSON lines. Where a JSON parser refuses the
+whole, the rows that are good are still told apart from those that are not.
 """
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pardemo.headlines import forms
-from pardemo.headlines.scan import scan
+from pardemo.project import refuse_pointer
 
 FIELDS = ("instruction", "input", "output", "source")
+FORMS = ("article", "alpaca", "sharegpt", "messages", "prompt", "text")
+#: What a turn is called in ShareGPT's files and in messages -> its role.
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "bot": "assistant",
+         "system": "system"}  # fmt: skip
+_ANSWERS = ("completion", "response", "chosen")
+_NOT_EMPTY = {
+    "article": ("input", "output"), "alpaca": ("instruction", "output"), "prompt": ("instruction", "output"),
+    "text": ("output",),
+}  # fmt: skip
+
+
+class BadRow(ValueError):
+    """Something that is no row; says why."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +64,8 @@ class Report:
 def read(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a file, whatever their form, as instruction, input, output and source.
 
-    Rows of a conversation also have a ``history``, those of plain text ``plain``.
+    Of a conversation the last answer is the output, and what was said before its question is its ``history``; rows of
+    plain text are ``plain``.
 
     Raises:
         ValueError: at least one row is bad (the first is named, with the number of all), or there is none.
@@ -69,25 +93,6 @@ def check(path: str | Path) -> Report:
     return report
 
 
-def problem_of(row: Any, form: str = forms.ARTICLE) -> str | None:
-    """Why this is no row of the format (all reasons), or None. Of other forms an input may be empty."""
-    if not isinstance(row, dict):
-        return f"an object with the fields {', '.join(FIELDS)} is expected, not {_type_name(row)}"
-    reasons = []
-    for name in FIELDS:
-        if name not in row:
-            reasons.append(f"missing field {name}")
-        elif not isinstance(row[name], str):
-            reasons.append(f"{name} must be text, not {_type_name(row[name])}")
-        elif name == "output" and not row[name].strip():
-            reasons.append("empty output")
-        elif name == "input" and form == forms.ARTICLE and not row[name].strip():
-            reasons.append("empty input")
-        elif not is_unicode(row[name]):
-            reasons.append(f"{name} holds half a surrogate pair, which is no text")
-    return "; ".join(reasons) or None
-
-
 def is_unicode(text: str) -> bool:
     """Whether the text can be written as UTF-8: JSON's escapes can spell halves of characters, which cannot."""
     try:
@@ -108,17 +113,90 @@ def as_line(row: Mapping[str, str]) -> bytes:
     return json.dumps({name: row[name] for name in FIELDS}, ensure_ascii=False).encode()
 
 
-def understood(value: Any) -> tuple[Any, str, str | None]:
-    """A file's object as a row of the article's format, its form, and why it is none, if it is not."""
-    form = forms.form_of(value)
-    row = value if form == forms.ARTICLE else forms.as_row(value, form)
-    if isinstance(row, str) and form != forms.ARTICLE:
-        return value, form, row
-    return row, form, problem_of(row, form)
+def form_of(value: Mapping[str, Any]) -> str:
+    """Which of :data:`FORMS` an object has, by its keys; the article's where it has none of them."""
+    if "conversations" in value:
+        return "sharegpt"
+    if "messages" in value:
+        return "messages"
+    if "prompt" in value and any(name in value for name in _ANSWERS):
+        return "prompt"
+    if "text" in value and not {"instruction", "output"} & value.keys():
+        return "text"
+    return "alpaca" if {"instruction", "output"} <= value.keys() and "source" not in value else "article"
 
 
-def _whole(row: Mapping[str, Any]) -> str:
-    """All that a row of another form asks, or the text that it is."""
+def row_of(value: Any) -> tuple[dict[str, Any], str]:
+    """A file's object as a row of the article's form, and the form that it has.
+
+    Raises:
+        BadRow: it is no row; all reasons.
+    """
+    if not isinstance(value, dict):
+        raise BadRow(f"an object with the fields {', '.join(FIELDS)} is expected, not {_type_name(value)}")
+    form = form_of(value)
+    if form == "sharegpt":
+        return _of_turns(value["conversations"], "from", "value"), form
+    if form == "messages":
+        return _of_turns(value["messages"], "role", "content"), form
+    names = dict(zip(FIELDS, FIELDS, strict=True))  # of the row -> of the object
+    if form == "prompt":
+        answer = next(name for name in _ANSWERS if name in value)
+        if isinstance(value["prompt"], list) and isinstance(value[answer], list):
+            return _of_turns([*value["prompt"], *value[answer]], "role", "content"), form
+        names = {"instruction": "prompt", "output": answer}
+    elif form == "text":
+        names = {"output": "text"}
+    elif form == "alpaca":
+        names = {"instruction": "instruction", "output": "output"} | ({"input": "input"} if value.get("input") else {})
+    faults = [_fault(value, name, own in _NOT_EMPTY[form]) for own, name in names.items()]
+    if any(faults):
+        raise BadRow("; ".join(filter(None, faults)))
+    if form == "article":
+        return value, form
+    row = dict.fromkeys(FIELDS, "") | {own: value[name] for own, name in names.items()}
+    if form == "alpaca" and row["input"] and not row["instruction"].endswith("\n"):
+        row["instruction"] += "\n"  # the article's instructions end their line
+    return (row | {"plain": True} if form == "text" else row), form
+
+
+def _fault(value: Mapping[str, Any], name: str, needed: bool) -> str | None:
+    if name not in value:
+        return f"missing field {name}"
+    if not isinstance(value[name], str):
+        return f"{name} must be text, not {_type_name(value[name])}"
+    if needed and not value[name].strip():
+        return f"empty {name}"
+    return None if is_unicode(value[name]) else f"{name} holds half a surrogate pair, which is no text"
+
+
+def _of_turns(turns: Any, role: str, content: str) -> dict[str, Any]:
+    if not isinstance(turns, list) or not turns:
+        raise BadRow("a conversation is a list of turns, and has some")
+    said: list[dict[str, str]] = []
+    for number, turn in enumerate(turns, 1):
+        if not isinstance(turn, dict) or not isinstance(turn.get(content), str) or not is_unicode(turn[content]):
+            raise BadRow(f"turn {number} needs {role} and {content}, and {content} has to be text")
+        if turn.get(role) not in ROLES:
+            raise BadRow(f"turn {number} is {turn.get(role)!r}'s, who is none of {', '.join(ROLES)}")
+        said.append({"role": ROLES[turn[role]], "content": turn[content]})
+    while said and said[-1]["role"] != "assistant":  # what nobody answers is not learned
+        said.pop()
+    if len(said) < 2 or said[-2]["role"] != "user":
+        raise BadRow("a conversation needs a question and the answer to it")
+    for number, (one, after) in enumerate(pairwise(said), 2):
+        if after["role"] in (one["role"], "system"):
+            raise BadRow(f"turn {number} is the {after['role']}'s, behind the {one['role']}'s")
+    if not said[-1]["content"].strip():
+        raise BadRow("empty answer")
+    row = dict.fromkeys(FIELDS, "") | {"instruction": said[-2]["content"], "output": said[-1]["content"]}
+    return row | {"history": said[:-2]}
+
+
+def _question(row: Mapping[str, Any], form: str) -> str:
+    """What has to be asked once in a file: the article's input; all that a row of another form asks, or its text."""
+    if form == "article":
+        return row["input"]
     asked = [turn["content"] for turn in row.get("history", ())] + [row["instruction"], row["input"]]
     return "\n".join(asked) if not row.get("plain") else row["output"]
 
@@ -128,20 +206,106 @@ def _good(path: Path, report: Report) -> Iterator[dict[str, Any]]:
     lines: dict[bytes, int] = {}
     for piece in scan(path):
         report.rows += piece.is_row
-        row, form, reason = understood(piece.value)
-        reason = piece.reason or reason
-        if reason is None:
+        try:
+            if piece.reason is not None:
+                raise BadRow(piece.reason)
+            row, form = row_of(piece.value)
             report.forms[form] += 1
-            key = key_of(row["input"] if form == forms.ARTICLE else _whole(row))
+            key = key_of(_question(row, form))
             if key in lines:
-                reason = f"duplicate input, as in line {lines[key]}"
-            lines.setdefault(key, piece.line)
-        if reason is None:
-            yield row
+                raise BadRow(f"duplicate input, as in line {lines[key]}")
+            lines[key] = piece.line
+        except BadRow as bad:
+            report.problems.append(Problem(piece.line, str(bad)))
         else:
-            report.problems.append(Problem(piece.line, reason))
+            yield row
     if not report.rows:
         raise ValueError(f"{path} holds no row: a JSON array of objects, or one object per line, is expected")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A value of the file, or what is wrong there (``reason``); ``is_row`` is False for faults between the rows."""
+
+    line: int
+    value: Any = None
+    reason: str | None = None
+    is_row: bool = True
+
+
+_decode = json.JSONDecoder().raw_decode
+_BETWEEN = re.compile(r"[ \t\r\n,\]]*")  # two values
+_BRACE = re.compile(r"([^\s,])([\s,]*)\{")  # with what stands before it
+_NO_UTF_8 = re.compile(r"[\udc80-\udcff]")  # what Python makes of such bytes
+
+
+def scan(path: Path) -> Iterator[Piece]:
+    """Yields every value of a JSON array or of JSON lines, and every fault, in the order of the file.
+
+    A file without any fault is one that ``json.load`` reads (an array), or reads line by line. A row that is broken
+    takes no other with it.
+    """
+    content = path.read_bytes()
+    refuse_pointer(path, content[:100], "data")
+    text = content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape").strip(" \t\r\n")
+    line = 1 + content[: len(content) - len(content.lstrip(b" \t\r\n"))].count(b"\n")
+    is_array = text.startswith("[")
+    end = counted = int(is_array)
+    due: str | None = ""  # what stands before the next value; None behind a broken one, whose end is not known
+    while True:
+        begin = _BETWEEN.match(text, end).end()
+        at_end, marks = begin == len(text), "".join(text[end:begin].split())
+        line, counted = line + text.count("\n", counted, begin), begin
+        if at_end and due is not None:
+            due = "]" * is_array
+        if due is not None and marks != due:
+            yield Piece(line, reason=_fault_between(marks, due, is_array), is_row=False)
+        elif due == "" and not is_array and end and not at_end and "\n" not in text[end:begin]:
+            yield Piece(line, reason="more than one value on a line that is no array", is_row=False)
+        if at_end:
+            return
+        value, reason = None, None
+        try:
+            value, end = _decode(text, begin)
+            due = "," * is_array
+        except (ValueError, RecursionError) as error:
+            reason = f"broken JSON: {getattr(error, 'msg', error)}"
+            end, due = _behind_broken(text, begin), None
+        if wrong := _NO_UTF_8.search(text, begin, end):
+            at, byte = line + text.count("\n", begin, wrong.start()), ord(wrong[0]) - 0xDC00
+            value, reason = None, f"not UTF-8: byte 0x{byte:02x} in line {at}"
+        yield Piece(line, value, reason)
+
+
+def _fault_between(marks: str, due: str, is_array: bool) -> str:
+    if not is_array:
+        return f"{marks[0]} outside of an array, which begins with ["
+    if due == "]" and "]" not in marks:
+        return "the array is not closed: ] is missing"
+    if marks.count("]") > (due == "]"):
+        return "text after the closing ]"
+    return "a comma too many" if marks else "no comma before this row"
+
+
+def _behind_broken(text: str, position: int) -> int:
+    """Where the next row begins behind a broken one: after ``},`` or on a line of its own; or the next whole object.
+
+    Behind a colon or an opening bracket stands a value of the broken row itself.
+    """
+    for match in _BRACE.finditer(text, position + 1):
+        before, between = match.groups()
+        brace = match.end() - 1
+        if before not in ":[" and ((before == "}" and "," in between) or "\n" in between or _is_whole(text, brace)):
+            return brace
+    return len(text)
+
+
+def _is_whole(text: str, position: int) -> bool:
+    try:
+        _decode(text, position)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _type_name(value: Any) -> str:

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from pardemo.headlines.rows import is_unicode
+from pardemo.headlines.rows import BadRow, is_unicode
 from pardemo.project import refuse_pointer
 
 SOURCES = ("csl", "lcsts", "xlsum-zh", "xlsum-en")
@@ -49,10 +49,6 @@ REVISION = "refs/convert/parquet"
 
 _INPUT = {"csl": "abstract", "lcsts": "text", "xlsum-zh": "text", "xlsum-en": "text"}
 _OUTPUT = {"csl": "title", "lcsts": "summary", "xlsum-zh": "title", "xlsum-en": "title"}
-
-
-class BadRecord(ValueError):
-    """A record of a source that makes no row."""
 
 
 class Record(NamedTuple):
@@ -135,10 +131,10 @@ def convert(record: Any, source: str, task_of: Callable[[str], str]) -> dict[str
     """A source's record as a row of the article's format; ``task_of`` says which task a text of csl is for.
 
     Raises:
-        BadRecord: what is missing or wrong.
+        BadRow: what is missing or wrong.
     """
     if not isinstance(record, Mapping):
-        raise BadRecord("not an object")
+        raise BadRow("not an object")
     text = _text(record, _INPUT[source])
     task = task_of(text) if source == "csl" else "title"
     if task == "keywords":
@@ -156,25 +152,25 @@ def convert(record: Any, source: str, task_of: Callable[[str], str]) -> dict[str
 def _text(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
     if value is None:
-        raise BadRecord(f"missing field {name}")
+        raise BadRow(f"missing field {name}")
     if not isinstance(value, str):
-        raise BadRecord(f"{name} is not text")
+        raise BadRow(f"{name} is not text")
     if not value.strip():
-        raise BadRecord(f"empty {name}")
+        raise BadRow(f"empty {name}")
     if not is_unicode(value):
-        raise BadRecord(f"{name} holds half a surrogate pair")
+        raise BadRow(f"{name} holds half a surrogate pair")
     return value.strip()
 
 
 def _keywords(record: Mapping[str, Any]) -> str:
     words = record.get("keywords")
     if words is None:
-        raise BadRecord("missing field keywords")
+        raise BadRow("missing field keywords")
     if not isinstance(words, list) or not all(isinstance(word, str) and is_unicode(word) for word in words):
-        raise BadRecord("keywords is not a list of texts")
+        raise BadRow("keywords is not a list of texts")
     words = [word.strip() for word in words if word.strip()]
     if not words:
-        raise BadRecord("empty keywords")
+        raise BadRow("empty keywords")
     return "；".join(words)
 
 
