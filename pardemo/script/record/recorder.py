@@ -401,7 +401,9 @@ def _run_script(asked: Recording, recorder: Recorder) -> str:
         return "end"
     except Enough:
         return "enough"
-    except (RuntimeError, job.Exited):
+    except (RuntimeError, ConnectionError, job.Exited):
+        with contextlib.suppress(Exception):  # the groups that hold a step's parameters may be gone already
+            recorder.end()
         if recorder.complete:  # it waited for a rank that had all its steps, too
             return "enough"
         raise
