@@ -1,19 +1,27 @@
 """What the scripts of this folder share: arguments, a small random model, batches, losses, optimizers, clipping."""
 
 import argparse
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from pardemo.expert_parallel import Router
+from pardemo.small_models.mixture import Mixture
+from pardemo.zero import Zero1, Zero2, Zero3
+
+ZERO = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 IGNORED = -100
 STEPS = 4
 #: Arguments of every script. ``samples``: of a step, over all ranks. ``way``: how an engine is used, words with commas.
 DEFAULTS = {
-    "engine": "plain", "way": "", "tp": 1, "pp": 1, "accumulate": 1,
-    "seed": 0, "kind": "tokens", "width": 12, "heads": 3, "layers": 2, "inner": 20, "outputs": 23, "sequence": 6,
-    "norm": "LayerNorm", "bias": 1, "tied": 0, "frozen": "", "dropout": 0.0,
+    "engine": "plain", "way": "", "tp": 1, "pp": 1, "cp": 1, "accumulate": 1,
+    "seed": 0, "kind": "tokens", "width": 12, "heads": 3, "gqa": 1, "layers": 2, "inner": 20, "outputs": 23,
+    "sequence": 6, "norm": "LayerNorm", "bias": 1, "tied": 0, "frozen": "", "dropout": 0.0, "gated": 0, "optional": 0,
+    "in_place": 0, "experts": 0,
     "samples": 12, "loss": "mean", "optimizer": "SGD", "clip": 0.0, "schedule": 0,
 }  # fmt: skip
 
@@ -28,25 +36,29 @@ def arguments():
 
 
 class Attention(nn.Module):
+    """Causal attention; ``gqa`` query heads share a key/value head."""
+
     def __init__(self, args):
         super().__init__()
-        self.head_dim = args.width // args.heads
-        self.q, self.k, self.v, self.out = (nn.Linear(args.width, args.width, bias=bool(args.bias)) for _ in range(4))
+        self.head_dim, keys = args.width // args.heads, args.width // args.gqa
+        self.q, self.out = (nn.Linear(args.width, args.width, bias=bool(args.bias)) for _ in range(2))
+        self.k, self.v = (nn.Linear(args.width, keys, bias=bool(args.bias)) for _ in range(2))
+        self.core = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=args.gqa > 1)
 
     def forward(self, x):
         q, k, v = (of(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for of in (self.q, self.k, self.v))
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [b, heads, s, d]
-        return self.out(heads.transpose(1, 2).flatten(2))
+        return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))  # of [b, heads, s, d]
 
 
 class MLP(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.up = nn.Linear(args.width, args.inner, bias=bool(args.bias))
+        self.gate = nn.Linear(args.width, args.inner, bias=bool(args.bias)) if args.gated else None
         self.down = nn.Linear(args.inner, args.width, bias=bool(args.bias))
 
     def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
+        return self.down(F.gelu(self.up(x)) if self.gate is None else F.gelu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -54,15 +66,34 @@ class Block(nn.Module):
 
     def __init__(self, args):
         super().__init__()
-        norm = getattr(nn, args.norm)
+        norm, self.in_place = getattr(nn, args.norm), args.in_place
         if args.kind != "rows":
             self.norm_1, self.attention = norm(args.width), Attention(args)
-        self.norm_2, self.mlp, self.drop = norm(args.width), MLP(args), nn.Dropout(args.dropout)
+        mlp = Mixture(Router(args.width, args.experts, 2), args.inner) if args.experts else MLP(args)
+        self.norm_2, self.mlp, self.drop = norm(args.width), mlp, nn.Dropout(args.dropout)
+        self.checkpointed = "checkpoint" in args.way and args.engine != "pipeline"  # which does so by itself
 
     def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
+
+    def body(self, x):
+        if self.in_place:
+            x = F.leaky_relu_(x, 0.5)
         if hasattr(self, "attention"):
             x = x + self.drop(self.attention(self.norm_1(x)))
         return x + self.drop(self.mlp(self.norm_2(x)))
+
+
+class Optional(nn.Module):
+    """A layer that some samples pass, x + linear(x): ranks and micro-batches that have none of them leave it out."""
+
+    def __init__(self, args):
+        super().__init__()
+        self.linear = nn.Linear(args.width, args.width)
+
+    def forward(self, x, chosen):
+        chosen = chosen.view(-1, *[1] * (x.dim() - 1))
+        return torch.where(chosen, x + self.linear(x), x) if chosen.any() else x
 
 
 class Model(nn.Module):
@@ -74,6 +105,7 @@ class Model(nn.Module):
         self.embed = nn.Embedding(args.outputs, args.width) if tokens else nn.Linear(7, args.width)
         self.positions = nn.Embedding(args.sequence, args.width) if tokens else None
         self.layers = nn.ModuleDict({str(number): Block(args) for number in range(args.layers)})
+        self.optional = Optional(args) if args.optional else None
         self.norm = getattr(nn, args.norm)(args.width)
         self.head = nn.Linear(args.width, args.outputs, bias=False)
         if args.tied:
@@ -88,12 +120,15 @@ class Model(nn.Module):
             self.norm = self.head = None
         return self
 
-    def forward(self, x):
+    def forward(self, x, positions=None):
+        first = x.flatten(1)[:, 0]
+        chosen = first > 0 if x.is_floating_point() else first % 2 == 0  # [b]
         x = x if self.embed is None else self.embed(x)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(x.shape[1]))
+            x = x + self.positions(torch.arange(x.shape[1]) if positions is None else positions)
         for layer in self.layers.values():
             x = layer(x)
+        x = x if self.optional is None else self.optional(x, chosen)
         return x if self.head is None else self.head(self.norm(x))
 
 
@@ -129,7 +164,7 @@ def micro_batches(args, step, ranks, rank):
         if args.loss == "mean":  # of equal parts
             return F.cross_entropy(logits.flatten(0, -2), targets.flatten()) / args.accumulate
         total = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-        return total * ranks / counted
+        return total * ranks * args.cp / counted
 
     for part in range(args.accumulate):
         own = [whole.tensor_split(ranks)[rank].tensor_split(args.accumulate)[part] for whole in (inputs, targets)]
@@ -141,6 +176,18 @@ def optimizer_of(args, parameters, **more):
         return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, **more)
     momentum = {"momentum": 0.9, "weight_decay": 0.01} if args.optimizer == "momentum" else {}
     return torch.optim.SGD(parameters, lr=0.1, **momentum, **more)
+
+
+def zero_of(args, model, group=None, **more):
+    """The ZeRO engine that the layout names; it clips by itself, unless the layout says that torch does."""
+    stage = next(stage for stage in ZERO if stage in {args.engine, *args.way})
+    if "clip" not in args.way:
+        more["max_norm"] = args.clip or None
+    if stage == "zero2":
+        more["bucket_bytes"] = 64 if "small" in args.way else 2048
+    if stage == "zero3":
+        more |= {"layers": [] if "whole" in args.way else None, "prefetch": "late" not in args.way}
+    return ZERO[stage](model, partial(optimizer_of, args), group, **more)
 
 
 def schedule_of(args, optimizer):

@@ -1,7 +1,6 @@
 """Data parallelism, rightly: torch's DDP, FSDP1, FSDP2 and HSDP, sums by hand, and this package's engines."""
 
 import contextlib
-from functools import partial
 
 import common
 import torch
@@ -12,10 +11,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
-from pardemo.zero import Zero1, Zero2, Zero3
-
-ZERO = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 
 
 def wrapped(args, model):
@@ -39,13 +36,14 @@ def wrapped(args, model):
         for layer in model.layers.values() if "blocks" in args.way else ():
             fully_shard(layer, mesh=mesh, reshard_after_forward="keep" not in args.way)
         return fully_shard(model, mesh=mesh, reshard_after_forward="keep" not in args.way)
-    if args.engine in ("naive", "bucketed"):
-        more = {} if args.engine == "naive" else {"bucket_bytes": 2048, "overlap": "late" not in args.way}
-        return {"naive": NaiveDataParallel, "bucketed": BucketedDataParallel}[args.engine](model, **more)
-    if args.engine in ZERO:
-        make = partial(common.optimizer_of, args)
-        return ZERO[args.engine](model, make, max_norm=args.clip or None)
-    return model
+    if args.engine == "naive":
+        return NaiveDataParallel(
+            model, all_reduce=parameter_server_all_reduce if "server" in args.way else ring_all_reduce
+        )
+    if args.engine == "bucketed":
+        small, overlap = "small" in args.way, "late" not in args.way
+        return BucketedDataParallel(model, bucket_bytes=64 if small else 2048, overlap=overlap)
+    return common.zero_of(args, model) if args.engine in common.ZERO else model
 
 
 def without_sums(args, model, last):
@@ -61,6 +59,8 @@ def without_sums(args, model, last):
 def sum_by_hand(model, ranks):
     for parameter in model.parameters():
         if parameter.requires_grad:
+            if parameter.grad is None:  # of a layer that none of this rank's samples pass
+                parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
             parameter.grad /= ranks
 
@@ -78,7 +78,7 @@ def main():
     ranks, rank = dist.get_world_size(), dist.get_rank()
     model = wrapped(args, common.model_of(args))
     torch.manual_seed(100 + rank)  # replicas drop each their own
-    if args.engine in ZERO:
+    if args.engine in common.ZERO:
         optimizer = model.optimizer
     elif args.engine == "ddp_zero":
         settings = {"lr": 0.01} if args.optimizer == "AdamW" else {"lr": 0.1}
@@ -102,9 +102,9 @@ def main():
             total += loss.detach()
         if args.engine == "by_hand":
             sum_by_hand(model, ranks)
-        if args.clip and args.engine not in ZERO:
+        if args.clip and (args.engine not in common.ZERO or "clip" in args.way):
             clip(args, model)
-        (model if args.engine in ZERO else optimizer).step()
+        (model if args.engine in common.ZERO else optimizer).step()
         schedule.step()
         optimizer.zero_grad()
         common.show(step, total, ranks)

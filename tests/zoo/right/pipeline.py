@@ -1,6 +1,9 @@
-"""Pipelines, rightly, with data parallelism around them: torch's pipelining, and this package's."""
+"""Pipelines, rightly, with data parallelism around them: torch's pipelining; this package's, also of cut layers."""
+
+import itertools
 
 import common
+import tensor_parallel
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
@@ -26,8 +29,8 @@ def ties(args, place, chunks, groups):
     if not args.tied:
         return []
     group = None
-    for number in range(groups.layout.dp):
-        pair = [groups.layout.rank(dp=number, pp=at) for at in (0, args.pp - 1)]
+    for tp, dp in itertools.product(range(args.tp), range(groups.layout.dp)):
+        pair = [groups.layout.rank(tp=tp, dp=dp, pp=at) for at in (0, args.pp - 1)]
         made = dist.new_group(pair)
         group = made if dist.get_rank() in pair else group
     if place == 0:
@@ -47,8 +50,8 @@ def clip_by_hand(args, chunks, tied, group):
 def main():
     args = common.arguments()
     dist.init_process_group("gloo")
-    ranks = dist.get_world_size() // args.pp
-    with Groups(ParallelDims(pp=args.pp, dp=ranks)) as groups:
+    ranks = dist.get_world_size() // args.pp // args.tp
+    with Groups(ParallelDims(tp=args.tp, pp=args.pp, dp=ranks)) as groups:
         train(args, groups, ranks, dist.get_rank(groups.dp), dist.get_rank(groups.pp))
 
 
@@ -56,7 +59,10 @@ def train(args, groups, ranks, rank, place):
     kind = next(name for name in TORCHS if name in args.way)
     stages = args.pp * (2 if kind == "interleaved" else 1)
     numbers, chunks = chunks_of(args, stages, place)
+    if args.tp > 1:
+        chunks = [tensor_parallel.cut_by_pardemo(args, chunk, groups.tp) for chunk in chunks]
     tied = ties(args, place, chunks, groups)
+    engines = []
     torch.manual_seed(100 + dist.get_rank())  # each stage of each replica drops elements of its own
     losses = []
     # a schedule takes one function for all steps, and each step's loss counts the tokens of its own
@@ -80,7 +86,15 @@ def train(args, groups, ranks, rank, place):
             schedule.step(*first, **(last if place == args.pp - 1 else {}))
             losses.append(sum(loss.detach() for loss in found) if found else 0.0)
     else:
-        wrapped = [BucketedDataParallel(chunk, groups.dp) if "late" not in args.way else chunk for chunk in chunks]
+        wrapped = chunks
+        if args.engine == "pipeline_zero":
+            own = [[pair for pair in tied if pair[0] in set(chunk.parameters())] for chunk in chunks]
+            pairs = zip(chunks, own, strict=True)
+            wrapped = engines = [
+                common.zero_of(args, chunk, groups.dp, norm_over=groups.pp, tied=of) for chunk, of in pairs
+            ]
+        elif "late" not in args.way:
+            wrapped = [BucketedDataParallel(chunk, groups.dp) for chunk in chunks]
         order = Schedule(PARDEMOS[kind], args.pp, args.accumulate, len(chunks))
         pipeline = Pipeline(
             wrapped, order, lambda y, t: loss_now(y, t) * args.accumulate, groups.pp, tied=tied,
@@ -92,8 +106,8 @@ def train(args, groups, ranks, rank, place):
 
     by_hand = args.engine == "pipelining" or "late" in args.way
     parameters = [p for chunk in chunks for p in chunk.parameters()]
-    optimizer = common.optimizer_of(args, parameters)
-    schedule_of_rate = common.schedule_of(args, optimizer)
+    optimizers = [each.optimizer for each in engines] or [common.optimizer_of(args, parameters)]
+    schedules = [common.schedule_of(args, optimizer) for optimizer in optimizers]
     for step in range(common.STEPS):
         inputs, targets = (whole.tensor_split(ranks)[rank] for whole in common.batch(args, step))
         run(inputs, targets)
@@ -105,12 +119,13 @@ def train(args, groups, ranks, rank, place):
                 parameter.grad /= ranks
         if args.clip and args.engine == "pipelining":
             clip_by_hand(args, chunks, tied, groups.pp)
-        elif args.clip:
+        elif args.clip and not engines:
             clip_grad_norm_(torch.nn.ModuleList(chunks), args.clip, over=groups.pp, tied=tied)
-        optimizer.step()
-        schedule_of_rate.step()
-        optimizer.zero_grad()
-        common.show(step, losses[-1] if losses[-1] is not None else 0.0, ranks)
+        for one in (*(engines or optimizers), *schedules):
+            one.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        common.show(step, losses[-1] if losses[-1] is not None else 0.0, ranks * args.tp)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,12 @@ def drawn(seed: int, number: int, few: Sequence[str] = ()) -> tuple[dict[str, An
     import drawing
 
     rng = random.Random(f"{seed} {number}")
-    model, double = drawing.model(rng), rng.random() < 0.5
     engines = {name: of for name, of in drawing.ENGINES.items() if not few or name in few}
-    return model, [drawing.layout(rng, model, double, engines) for _ in range(PER_PROOF)], double
+    while True:
+        model, double = drawing.model(rng), rng.random() < 0.5
+        layouts = [drawing.layout(rng, model, double, engines) for _ in range(PER_PROOF)]
+        if None not in layouts:
+            return model, layouts, double
 
 
 def proven(model: dict[str, Any], layouts: Sequence[dict[str, Any]], double: bool):

@@ -1,5 +1,7 @@
 """Tensor parallelism, rightly, with data parallelism around it: torch's parallelize_module, and our layers."""
 
+from functools import partial
+
 import common
 import torch
 import torch.distributed as dist
@@ -42,7 +44,7 @@ def cut_by_torch(args, model, mesh):
         at = f"layers.{name}"
         output = {"output_layouts": Shard(1), "use_local_output": False} if sequence else {}
         plan |= {f"{at}.attention.{part}": ColwiseParallel() for part in "qkv"}
-        plan |= {f"{at}.mlp.up": ColwiseParallel()}
+        plan |= {f"{at}.mlp.{part}": ColwiseParallel() for part in (("up", "gate") if args.gated else ("up",))}
         plan |= {f"{at}.{part}": RowwiseParallel(**output) for part in ("attention.out", "mlp.down")}
         if sequence:
             inner = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
@@ -97,11 +99,13 @@ def cut_by_pardemo(args, model, group):
     sequence = "sequence" in args.way
     layers = nn.ModuleDict({"scatter": Sequence(scatter_sequence, group)} if sequence else {})
     for name, block in model.layers.items():
-        own = block.attention
+        own, keep = block.attention, sequence and "keep" in args.way
         attention = ParallelAttention(
-            [own.q, own.k, own.v], own.out, args.heads, group=group, sequence_parallel=sequence
+            [own.q, own.k, own.v], own.out, args.heads, args.heads // args.gqa, group, sequence_parallel=sequence,
+            keep_gathered=keep, recompute_core="core" in args.way,
         )  # fmt: skip
-        mlp = ParallelMLP(block.mlp.up, block.mlp.down, group, sequence_parallel=sequence)
+        first = [block.mlp.gate, block.mlp.up] if args.gated else block.mlp.up
+        mlp = ParallelMLP(first, block.mlp.down, group, sequence_parallel=sequence)
         layers[name] = ParallelBlock(block.norm_1, attention, block.norm_2, mlp)
     model.layers = layers
     if "vocabulary" in args.way:
@@ -133,7 +137,8 @@ def clip(args, model):
 
 
 def train(args, model, ranks, rank, group):
-    optimizer = common.optimizer_of(args, model.parameters(), foreach=False)
+    zero = args.engine == "tensor_zero"
+    optimizer = model.optimizer if zero else common.optimizer_of(args, model.parameters(), foreach=False)
     schedule = common.schedule_of(args, optimizer)
     for step in range(common.STEPS):
         total = 0.0
@@ -146,9 +151,9 @@ def train(args, model, ranks, rank, group):
                 own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
                 dist.all_reduce(own, group=group)
                 own /= ranks
-        if args.clip:
+        if args.clip and not zero:
             clip(args, model)
-        optimizer.step()
+        (model if zero else optimizer).step()
         schedule.step()
         optimizer.zero_grad()
         common.show(step, total, dist.get_world_size())
@@ -174,7 +179,8 @@ def main():
     else:
         with Groups(ParallelDims(tp=args.tp, dp=ranks)) as groups:
             cut_by_pardemo(args, model, groups.tp)
-            train(args, BucketedDataParallel(model, groups.dp), ranks, rank, None)
+            wrap = partial(common.zero_of, args) if args.engine == "tensor_zero" else BucketedDataParallel
+            train(args, wrap(model, groups.dp), ranks, rank, None)
 
 
 if __name__ == "__main__":
