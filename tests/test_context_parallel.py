@@ -21,8 +21,6 @@ from pardemo.context_parallel import (
 )
 from pardemo.context_parallel.blocks import attend, attend_backward, merge
 from pardemo.small_models import gpt
-from pardemo.soak.layouts.techniques import attention_error as off
-from pardemo.soak.layouts.techniques import plain_attention as plain
 
 B, H, D = 2, 4, 8
 TOLERANCE = 1e-5  # relative, in fp32: the issue's own
@@ -32,6 +30,26 @@ def numbers(tokens, groups=H, width=D, values=D, dtype=torch.float32):
     """The whole sequence's queries, keys, values, and the gradient of their output: the same on every rank."""
     shapes = ((B, H, tokens, width), (B, groups, tokens, width), (B, groups, tokens, values), (B, H, tokens, values))
     return [gpt.numbers(*shape, seed=10 + place).to(dtype) for place, shape in enumerate(shapes)]
+
+
+def plain(q, k, v, gradient, causal=True, documents=None):
+    """Output, and gradients of q, k, v, of one process in fp64; all [b, h, s, d], ``gradient`` of the output.
+
+    ``documents``: of each token its document [b, s]; tokens see those of their own alone.
+    """
+    q, k, v = (each.double().requires_grad_() for each in (q, k, v))
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
+    seen = (seen.tril() if causal else seen).expand(q.shape[0], 1, -1, -1)
+    if documents is not None:
+        seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
+    wide_k, wide_v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+    out = F.scaled_dot_product_attention(q, wide_k, wide_v, attn_mask=seen)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), gradient.double())]
+
+
+def off(found, expected):
+    """The largest relative error of output and gradients."""
+    return max(gpt.relative_error(ours.double(), theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
 def on_ranks(attention, whole, **how):

@@ -96,11 +96,12 @@ def test_rounding_by_chance_is_right_on_average():
 
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("name", FORMATS)
-def test_collectives_in_few_bits(rank, world_size, name):
-    shards = [gpt.numbers(96, 8, seed=r) for r in range(world_size)]
+@pytest.mark.parametrize(("shape", "scale"), [((96, 8), 1.0), ((5,), 1e-6), ((3, 7, 11), 1e6)])
+def test_collectives_in_few_bits(rank, world_size, name, shape, scale):
+    shards = [scale * gpt.numbers(*shape, seed=r) for r in range(world_size)]
     gathered = quantised_all_gather(shards[rank], format=name)
     assert torch.equal(gathered, torch.stack([rounded(shard, name) for shard in shards]))
-    whole = [gpt.numbers(96 * world_size, 8, seed=10 + r) for r in range(world_size)]
+    whole = [scale * gpt.numbers(shape[0] * world_size, *shape[1:], seed=10 + r) for r in range(world_size)]
     mine = quantised_reduce_scatter(whole[rank], format=name)
     expected = sum(rounded(each.chunk(world_size)[rank], name) for each in whole)
     assert gpt.relative_error(mine, expected) < 1e-6
