@@ -19,7 +19,7 @@ ENGINES = {
     "zero2": ("data_parallel", 3, ("clip", "small", "checkpoint")),
     "zero3": ("data_parallel", 3, ("clip", "late", "whole", "checkpoint")),
     "dtensor": ("tensor_parallel", 6, ("sequence", "vocabulary", "fsdp")),
-    "tensor_parallel": ("tensor_parallel", 4, ("sequence", "keep", "core", "vocabulary")),
+    "tensor_parallel": ("tensor_parallel", 4, ("sequence", "vocabulary")),
     "tensor_zero": ("tensor_parallel", 2, ("sequence", "vocabulary")),
     "pipelining": ("pipeline", 5, ()),
     "pipeline": ("pipeline", 4, ("late", "checkpoint", "tensor")),

@@ -99,11 +99,10 @@ def cut_by_pardemo(args, model, group):
     sequence = "sequence" in args.way
     layers = nn.ModuleDict({"scatter": Sequence(scatter_sequence, group)} if sequence else {})
     for name, block in model.layers.items():
-        own, keep = block.attention, sequence and "keep" in args.way
+        own = block.attention
         attention = ParallelAttention(
-            [own.q, own.k, own.v], own.out, args.heads, args.heads // args.gqa, group, sequence_parallel=sequence,
-            keep_gathered=keep, recompute_core="core" in args.way,
-        )  # fmt: skip
+            [own.q, own.k, own.v], own.out, args.heads, args.heads // args.gqa, group, sequence_parallel=sequence
+        )
         first = [block.mlp.gate, block.mlp.up] if args.gated else block.mlp.up
         mlp = ParallelMLP(first, block.mlp.down, group, sequence_parallel=sequence)
         layers[name] = ParallelBlock(block.norm_1, attention, block.norm_2, mlp)
