@@ -137,6 +137,26 @@ def test_a_timetable_is_for_its_sizes_and_goes_to_other_processes_whole():
     assert [cloudpickle.loads(sent).computes(rank) for rank in (0, 1)] == [schedule.computes(rank) for rank in (0, 1)]
 
 
+@pytest.mark.parametrize("name", ["interleaved zero bubble", "ZB-V", "DualPipeV"])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16), (8, 32)])
+def test_torchs_tables_are_proven_and_timed_by_the_same_code(name, ranks, micro_batches):
+    schedule = orders.schedule(name, ranks, micro_batches)
+    assert prove(schedule).in_flight == [2 * ranks + (name == "DualPipeV")] * ranks
+    course = chart(schedule)
+    assert course.makespan == pytest.approx(3 * micro_batches + (ranks - 1) / 2)  # half a forward for each rank
+    if name == "ZB-V":
+        assert course.makespan == chart(Schedule(zb_v, ranks, micro_batches, 2)).makespan
+
+
+def test_what_torch_has_no_table_for():
+    with pytest.raises(ValueError, match=r"'zb'.*interleaved.*ZB-V"):
+        orders.schedule("zb", 2, 4)
+    with pytest.raises(ScheduleError, match=r"DualPipeV.*3"):
+        chart(orders.schedule("DualPipeV", 2, 3))
+    with pytest.raises(ScheduleError, match=r"torch's.*ZB-V.*2.*3"):
+        chart(orders.schedule("ZB-V", 2, 4, 3))
+
+
 def batch():
     return gpt.numbers(BATCH, WIDTH), gpt.numbers(BATCH, WIDTH, seed=1)
 
