@@ -46,7 +46,7 @@ from pardemo.groups import ParallelDims
 from pardemo.low_precision import FORMATS
 from pardemo.peers import megatron
 from pardemo.pipeline_parallel import Schedule, gpipe
-from pardemo.pipeline_parallel.timetable import kind_of, timetable
+from pardemo.pipeline_parallel.timetable import chart, kind_of
 from pardemo.small_models import gpt
 from pardemo.tensor_parallel import ParallelAttention, copy_to, scatter_sequence
 
@@ -674,7 +674,7 @@ def test_an_f_stands_where_the_backward_pass_sums(world_of, number, apart):
 def test_the_cubes_step_has_gpipes_times_and_a_blocks_sums():
     course = cube_over_time.times()
     schedule = Schedule(gpipe, cube_over_time.STAGES, cube_over_time.MICRO_BATCHES)
-    real = sorted((step.stage, kind_of(step), *span) for step, span in timetable(schedule).items())
+    real = sorted((step.stage, kind_of(step), *span) for step, span in chart(schedule).times.items())
     assert sorted((stage, kind, *span) for (stage, _, kind), span in course.items()) == real
     assert block.BLOCK.count("g") == block.BLOCK.count("f") == cube_over_time.SUMS
     svg = svgs.drawing(drawings.cube_step())

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives import ring_all_reduce
-from pardemo.collectives.decorators import first_derivative_only, not_compiled
+from pardemo.collectives.decorators import not_compiled
 from pardemo.groups import group_of
 
 
@@ -28,24 +28,11 @@ def mean_over_tokens(
         raise ValueError(
             f"losses {tuple(losses.shape)} and what is counted {tuple(counted.shape)} are not of one shape"
         )
-    return _Mean.apply(losses, counted.bool(), group_of(group))
-
-
-class _Mean(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, losses, counted, group):
-        kind = torch.promote_types(losses.dtype, torch.float32)
-        total = losses.to(kind).masked_fill(~counted, 0).sum()
-        both = torch.stack([total.double(), counted.sum().double()])  # counts above 2²⁴ are no fp32 numbers
-        ring_all_reduce(both, group, what="a sequence's losses and how many")
-        if not both[1]:
-            raise ValueError("no rank counts a token: there is no loss to take the mean of")
-        ctx.save_for_backward(counted)
-        ctx.many, ctx.dtype = both[1].item(), losses.dtype
-        return (both[0] / both[1]).to(losses.dtype)
-
-    @staticmethod
-    @first_derivative_only
-    def backward(ctx, gradient):
-        (counted,) = ctx.saved_tensors
-        return (gradient / ctx.many * counted).to(ctx.dtype), None, None
+    group, kind = group_of(group), torch.promote_types(losses.dtype, torch.float32)
+    total = losses.to(kind).masked_fill(~counted.bool(), 0).sum()  # this rank's
+    both = torch.stack([total.detach().double(), counted.sum().double()])  # counts above 2²⁴ are no fp32 numbers
+    ring_all_reduce(both, group, what="a sequence's losses and how many")
+    if not both[1]:
+        raise ValueError("no rank counts a token: there is no loss to take the mean of")
+    mine = total / both[1].to(kind)
+    return (both[0] / both[1] + (mine - mine.detach())).to(losses.dtype)  # the value of all, this rank's gradient

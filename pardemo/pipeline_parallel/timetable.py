@@ -1,7 +1,7 @@
 """When each rank computes what if nothing but the order and the dependencies held it up; and the exchanges it needs."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, product
 
 from pardemo.meters.timeline import Span, covered_s
@@ -32,10 +32,12 @@ class Chart:
             where a backward is in two parts, its input's is the "backward" and the other one "weight gradients".
         in_flight: for each rank, the most pairs of stage and micro-batch whose forward was done and whose backward was
             not, the weights' part included: their activations are what it holds.
+        times: begin and end of each computation; of a measured chart none.
     """
 
     spans: list[Span]
     in_flight: list[int]
+    times: Mapping[Compute, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def makespan(self) -> float:
@@ -94,14 +96,41 @@ def chart(
     Raises:
         ScheduleError: it stands still; the line says which rank waits for what.
     """
-    v = schedule.chunks
-    of_chunk = [None if whole is None else whole / v for whole in (weights, pair)]
-    times = timetable(schedule, forward / v, backward / v, latency, of_chunk[0], together, of_chunk[1])
+    weights = backward / 2 if weights is None else weights
+    if not 0 <= weights <= backward:
+        raise ValueError(f"the weights' gradients are a part of the backward: from 0 to {backward:g}, not {weights:g}")
+    takes = {Forward: forward, Backward: backward, BackwardInput: backward - weights, BackwardWeight: weights}
+    pair = forward + backward if pair is None else pair
+    ends: dict[Compute, tuple[float, float]] = {}
+    left = [_at_once(schedule, rank, together) for rank in range(schedule.ranks)]
+    at, clock = [0] * schedule.ranks, [0.0] * schedule.ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(left):
+            while at[rank] < len(order):
+                steps = order[at[rank]]
+                arrived = [when for step in steps if (when := _arrival(schedule, step, ends, latency)) is not None]
+                if len(arrived) < len(steps):
+                    break
+                begin = max(clock[rank], *arrived)
+                clock[rank] = begin + (takes[type(steps[0])] if len(steps) == 1 else pair) / schedule.chunks
+                ends |= dict.fromkeys(steps, (begin, clock[rank]))
+                at[rank], moved = at[rank] + 1, True
+    stuck = [(rank, step) for rank, order in enumerate(left) for step in order[at[rank] : at[rank] + 1]]
+    if stuck:
+        waits = ", ".join(
+            f"rank {rank} in {step} for {schedule.before(step)}"
+            for rank, steps in stuck
+            for step in steps
+            if _arrival(schedule, step, ends, latency) is None
+        )
+        raise ScheduleError(f"deadlock: {waits}")
     spans = [
         Span(schedule.rank_of(c.stage), kind_of(c), f"{c.stage}.{c.micro_batch}", begin, end)
-        for c, (begin, end) in times.items()
+        for c, (begin, end) in ends.items()
     ]
-    return Chart(spans, [round(most) for most in most_held(schedule)])
+    return Chart(spans, [round(most) for most in most_held(schedule)], ends)
 
 
 def measured_chart(spans: list[Span]) -> Chart:
@@ -130,49 +159,6 @@ def most_held(schedule: Schedule, for_weights: float = 1.0) -> list[float]:
         return -for_weights if isinstance(step, BackwardWeight) else for_weights - 1
 
     return [_most([change(step) for step in schedule.computes(rank)]) for rank in range(schedule.ranks)]
-
-
-def timetable(
-    schedule: Schedule,
-    forward: float = 1,
-    backward: float = 2,
-    latency: float = 0,
-    weights: float | None = None,
-    together: Collection[Forward] = (),
-    pair: float | None = None,
-) -> dict[Compute, tuple[float, float]]:
-    """Begin and end of every computation of one chunk each; arguments and errors as of :func:`chart`."""
-    weights = backward / 2 if weights is None else weights
-    if not 0 <= weights <= backward:
-        raise ValueError(f"the weights' gradients are a part of the backward: from 0 to {backward:g}, not {weights:g}")
-    takes = {Forward: forward, Backward: backward, BackwardInput: backward - weights, BackwardWeight: weights}
-    pair = forward + backward if pair is None else pair
-    ends: dict[Compute, tuple[float, float]] = {}
-    left = [_at_once(schedule, rank, together) for rank in range(schedule.ranks)]
-    at, clock = [0] * schedule.ranks, [0.0] * schedule.ranks
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(left):
-            while at[rank] < len(order):
-                steps = order[at[rank]]
-                arrived = [when for step in steps if (when := _arrival(schedule, step, ends, latency)) is not None]
-                if len(arrived) < len(steps):
-                    break
-                begin = max(clock[rank], *arrived)
-                clock[rank] = begin + (takes[type(steps[0])] if len(steps) == 1 else pair)
-                ends |= dict.fromkeys(steps, (begin, clock[rank]))
-                at[rank], moved = at[rank] + 1, True
-    stuck = [(rank, step) for rank, order in enumerate(left) for step in order[at[rank] : at[rank] + 1]]
-    if stuck:
-        waits = ", ".join(
-            f"rank {rank} in {step} for {schedule.before(step)}"
-            for rank, steps in stuck
-            for step in steps
-            if _arrival(schedule, step, ends, latency) is None
-        )
-        raise ScheduleError(f"deadlock: {waits}")
-    return ends
 
 
 def _at_once(schedule: Schedule, rank: int, together: Collection[Forward]) -> list[tuple[Compute, ...]]:
@@ -207,7 +193,7 @@ def instructions(schedule: Schedule) -> list[list[Instruction]]:
     have one order in time, in which all ranks come to them: nobody can wait for ever, even where messages block both
     sides.
     """
-    times = timetable(schedule)
+    times = chart(schedule, schedule.chunks, 2 * schedule.chunks).times  # whole numbers: equal times are equal
     events: list[list[tuple]] = [[] for _ in range(schedule.ranks)]
     for number, (step, (_, end)) in enumerate(times.items()):
         events[schedule.rank_of(step.stage)].append((end, 0, number, step))

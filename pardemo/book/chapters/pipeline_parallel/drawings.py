@@ -80,11 +80,11 @@ class Course:
     @classmethod
     def of(cls, schedule: "Schedule") -> "Course":
         """With ideal times: a forward takes one step, a backward two."""
-        from pardemo.pipeline_parallel.timetable import kind_of, timetable
+        from pardemo.pipeline_parallel.timetable import chart, kind_of
 
         times = {
             (step.stage, step.micro_batch, kind_of(step)): (round(begin), round(end))
-            for step, (begin, end) in timetable(schedule).items()
+            for step, (begin, end) in chart(schedule, schedule.chunks, 2 * schedule.chunks).times.items()
         }
         return cls(schedule, times)
 
