@@ -120,15 +120,16 @@ def proven(python: Path, case: dict) -> dict:
     return {"equal": made["equal"], "findings": findings, "not compared": failed}
 
 
-def said(verdict: dict) -> str:
-    """A verdict in a line: its first finding, or that there is none."""
+def said(verdict: dict, why: bool = True) -> str:
+    """A verdict in a line: its first finding, with its sentence if ``why``, or that there is none."""
     if verdict["equal"]:
         return "trains alike"
     if not verdict["findings"]:
         return f"not compared: {verdict['not compared'][0]}"
     first = verdict["findings"][0]
     numbers = [f"{name} {first[name]:.4g}" for name in ("factor", "rest") if first[name] is not None]
-    return f"{first['what']}, {', '.join([first['cause'] or 'no cause known', *numbers])}: {first['why']}"
+    line = f"{first['what']}, {', '.join([first['cause'] or 'no cause known', *numbers])}"
+    return f"{line}: {first['why']}" if why else line
 
 
 def keep(came: dict[str, dict], known: dict[str, dict]) -> None:
@@ -148,7 +149,7 @@ def table(kept: dict[str, dict]) -> str:
         repository, _, number = case["thread"].partition("#")
         thread = f"[{repository.partition('/')[2]} {number}](https://github.com/{repository}/issues/{number})"
         broken, mended = (f"{case['package']} {case[which]['release']}" for which in ("broken", "mended"))
-        row = [case["what"], thread, broken, said(case["broken"]), mended, said(case["mended"])]
+        row = [case["what"], thread, broken, said(case["broken"], False), mended, said(case["mended"], False)]
         lines.append(f"| {' | '.join(cell.replace('|', ',') for cell in row)} |")
     return "\n".join(lines) + "\n"
 
