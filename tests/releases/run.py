@@ -128,7 +128,7 @@ def said(verdict: dict, why: bool = True) -> str:
         return f"not compared: {verdict['not compared'][0]}"
     first = verdict["findings"][0]
     numbers = [f"{name} {first[name]:.4g}" for name in ("factor", "rest") if first[name] is not None]
-    line = f"{first['what']}, {', '.join([first['cause'] or 'no cause known', *numbers])}"
+    line = ", ".join(dict.fromkeys([first["what"], first["cause"] or "no cause known", *numbers]))
     return f"{line}: {first['why']}" if why else line
 
 
