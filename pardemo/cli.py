@@ -17,9 +17,7 @@ from pardemo import extras, options, project
 from pardemo.book.run.report import command as report_command
 from pardemo.book.run.site import command as site_command
 from pardemo.closed_pipe import work_goes_on
-from pardemo.finetune import commands as finetune_commands
-from pardemo.finetune import score_command
-from pardemo.finetune.training import launch
+from pardemo.finetune import commands as finetune
 from pardemo.headlines import command as headlines
 from pardemo.planner import command as planner
 from pardemo.script import command as script_command
@@ -113,9 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in OF_A_CHECKOUT.items():
         commands.add_parser(name, help=what)
 
-    tune = commands.add_parser("finetune", help="fine-tune by a recipe: LoRA, DeepSpeed, on all ranks of this machine")
-    launch.add_arguments(tune)
-    tune.set_defaults(action=launch.command)
+    finetune.add(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has, and which notebooks it can run at which size")
     doctor.add_argument("--json", action="store_true", help="print rows as JSON")
@@ -124,13 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--ranks", type=int, default=1, metavar="N", help="the ranks that it is for (1)")
     doctor.set_defaults(action=_doctor)
 
-    score_command.add(commands)
     headlines.add(commands)
     planner.add(commands)
     script_command.add_measure(commands)
     script_command.add_prove(commands)
     soak_command.add(commands)
-    finetune_commands.add(commands)
     return parser
 
 

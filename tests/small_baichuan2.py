@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-from pardemo.finetune import models
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import models, recipe
 from pardemo.finetune.tiny import train_tokenizer
 
 VOCABULARY = 331
@@ -67,7 +66,7 @@ def recipe_file(path: Path, base: Path, **predict) -> Path:
     told = {
         "model": {"path": str(base)},
         "data": {"train": str(path / "rows.json"), "test": str(path / "rows.json"), "cutoff_len": 64},
-        "train": {"learning_rate": 0.001, "epochs": 1, "precision": "fp32"},
+        "train": {"learning_rate": 0.001, "num_train_epochs": 1, "bf16": False},
         "predict": {"batch": 4, "max_new_tokens": 10, **predict},
         "output_dir": str(path / "saves"),
     }

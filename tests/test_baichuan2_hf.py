@@ -14,7 +14,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Model, load_checkpoint, save_checkpoint
 from pardemo.baichuan2.head import NormHead
 from pardemo.finetune import lora
-from pardemo.finetune.recipes.recipe_schema import LoraSettings
 
 BOTH = pytest.mark.parametrize("position", ["rope", "alibi"])  # 7B, 13B
 ROWS, LENGTH, HEADS, LAYERS, HIDDEN = 3, 9, 4, 2, 64
@@ -277,7 +276,7 @@ def test_embeddings_can_be_read_and_set(position, tmp_path):
 def test_no_adapter_beside_a_norm_head():
     """Merged into its weight it would be normalised too: B·A beside the head is not B·A in it."""
     with pytest.raises(ValueError, match="'lm_head'"):
-        lora.settings(LoraSettings(target=("lm_head",)), model())
+        lora.config(model(), ["lm_head"])
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                                  num_attention_heads=1)

@@ -26,8 +26,7 @@ from test_zero_checkpoint_fuzzed import PATHS, VALUES, mutations
 from pardemo import Cluster, claims, cli, headlines, project, seals
 from pardemo.baichuan2 import load_checkpoint
 from pardemo.book.run import doctor, parameters
-from pardemo.finetune.prediction import predictions
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import predict, recipe
 from pardemo.meters import trace
 from pardemo.peers.accelerate import config_files
 from pardemo.planner.layouts.published import published
@@ -173,7 +172,7 @@ def test_data_files(tmp_path):
         rows = value.get("rows") if isinstance(value, dict) else value
         return b"\n".join(map(as_json, rows if isinstance(rows, list) else [rows]))
 
-    fuzz(tmp_path / "lines.jsonl", dump({"rows": lines}), predictions.read, {"rows": lines}, dump, inside=True)
+    fuzz(tmp_path / "lines.jsonl", dump({"rows": lines}), predict.read_predictions, {"rows": lines}, dump, inside=True)
 
 
 RUNS = [

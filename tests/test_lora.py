@@ -4,8 +4,7 @@ import pytest
 import small_baichuan2
 import torch
 
-from pardemo.finetune import models
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import models, recipe
 
 LAYERS = 2  # of the small model
 
@@ -21,7 +20,7 @@ def adapted(*changes):
 
 @pytest.mark.parametrize(("rank", "alpha"), [(8, 32), (8, 8), (3, 4)])
 def test_the_adapters_product_counts_alpha_over_rank(rank, alpha):
-    layer = adapted(f"lora.rank={rank}", f"lora.alpha={alpha}").base_model.model.model.layers[0].self_attn.W_pack
+    layer = adapted(f"lora.r={rank}", f"lora.lora_alpha={alpha}").base_model.model.model.layers[0].self_attn.W_pack
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     assert (len(a), b.shape[1]) == (rank, rank)
     x = torch.randn(5, a.shape[1], generator=torch.Generator().manual_seed(1))
@@ -34,7 +33,7 @@ def test_the_adapters_product_counts_alpha_over_rank(rank, alpha):
 @pytest.mark.parametrize("target", [["W_pack"], ["o_proj", "down_proj"]])
 def test_only_the_recipes_modules_are_adapted_and_only_the_adapter_is_trained(target):
     model = small_baichuan2.model().requires_grad_(False)  # as models.base hands it on
-    peft = models.with_new_adapter(model, recipe.override(recipe.load("tiny-cpu"), [f"lora.target={target}"]))
+    peft = models.with_new_adapter(model, recipe.override(recipe.load("tiny-cpu"), [f"lora.target_modules={target}"]))
     trained = {name for name, value in peft.named_parameters() if value.requires_grad}
     place = {"W_pack": "self_attn.W_pack", "o_proj": "self_attn.o_proj", "down_proj": "mlp.down_proj"}
     assert trained == {

@@ -12,15 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo import cli
-from pardemo.finetune.metrics import (
-    NAMES,
-    bootstrap,
-    lead_baseline,
-    runtime_figures,
-    score,
-    score_rows,
-)
-from pardemo.finetune.prediction import predictions
+from pardemo.finetune import metrics
+from pardemo.finetune.headline_scores import HeadlineScores
+from pardemo.finetune.metrics import NAMES, intervals, lead_baseline, runtime_figures, score, score_rows
+from pardemo.finetune.predict import ROWS
 
 WEATHER = "今天天气很好"
 #: prediction, reference, ROUGE-1, -2, -L, BLEU-4 as the tool's own code computes them
@@ -113,9 +108,9 @@ def test_what_cannot_be_scored_is_named(given_predictions, references, message):
 
 def test_intervals_are_reproducible_and_as_wide_as_theory_says():
     values = np.random.default_rng(1).normal(50, 10, size=(400, 2))
-    found = bootstrap.intervals(values)
-    assert (found == bootstrap.intervals(values)).all()
-    assert (found != bootstrap.intervals(values, seed=1)).any()
+    found = intervals(values)
+    assert (found == intervals(values)).all()
+    assert (found != intervals(values, seed=1)).any()
     half = 1.96 * values.std(axis=0) / 20  # the normal interval of a mean of 400
     expected = np.stack([values.mean(axis=0) - half, values.mean(axis=0) + half], axis=1)
     assert np.abs(found - expected).max() < 0.1  # 2,000 resamples find a 2.5 % quantile to about 0.02
@@ -123,16 +118,16 @@ def test_intervals_are_reproducible_and_as_wide_as_theory_says():
 
 def test_intervals_cover_the_truth_as_often_as_they_promise():
     random = np.random.default_rng(2)
-    spans = [bootstrap.intervals(random.normal(size=(60, 1)), resamples=400)[0] for _ in range(400)]
+    spans = [intervals(random.normal(size=(60, 1)), resamples=400)[0] for _ in range(400)]
     covered = np.mean([low < 0 < high for low, high in spans])
     assert 0.90 < covered < 0.98  # 95 %, with a standard error of 1.1 points, and a little less for 60 samples
 
 
 def test_many_samples_take_blocks(monkeypatch):
     values = np.random.default_rng(3).normal(size=(50, 3))
-    whole = bootstrap.intervals(values, resamples=200)
-    monkeypatch.setattr(bootstrap, "_BLOCK", 7 * 150)
-    assert np.abs(bootstrap.intervals(values, resamples=200) - whole).max() < 0.15  # other draws, the same interval
+    whole = intervals(values, resamples=200)
+    monkeypatch.setattr(metrics, "_BLOCK", 7 * 150)
+    assert np.abs(intervals(values, resamples=200) - whole).max() < 0.15  # other draws, the same interval
 
 
 def test_one_sample_has_the_interval_of_its_own_value():
@@ -202,7 +197,7 @@ def test_as_a_metric_of_evaluate_without_network_or_home(tmp_path):
 import socket
 def refuse(*_): raise OSError("a connection was tried")
 socket.socket.connect = refuse
-from pardemo.finetune.metrics.headline_scores import HeadlineScores
+from pardemo.finetune.headline_scores import HeadlineScores
 metric = HeadlineScores()
 print(metric.compute(predictions=["今天天气不错"], references=["今天天气很好"])["bleu-4"])
 """
@@ -218,8 +213,6 @@ print(metric.compute(predictions=["今天天气不错"], references=["今天天�
 
 
 def test_the_metric_takes_batches_and_equals_the_score():
-    from pardemo.finetune.metrics.headline_scores import HeadlineScores
-
     before, after = map(list, zip(*[(g[0], g[1]) for g in GOLDEN], strict=True))
     metric = HeadlineScores()
     for at in range(0, len(before), 3):
@@ -233,7 +226,7 @@ def test_the_metric_takes_batches_and_equals_the_score():
 @pytest.fixture
 def generated(tmp_path):
     """A file of predictions from two sources."""
-    path = tmp_path / predictions.FILE_NAME
+    path = tmp_path / ROWS
     rows = [
         {"prompt": "…", "label": reference, "predict": prediction, "source": "LCSTS" if index % 2 else "CSL"}
         for index, (prediction, reference, *_) in enumerate(GOLDEN)
@@ -265,14 +258,14 @@ def test_the_command_scores_each_source_apart(generated, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", "line 8 is not JSON"),
-        (b"[" * 100_000, "line 8 is not JSON"),
-        (b'"text"', "line 8 is not an object in braces"),
-        (b'{"predict": "a"}', 'line 8 has no "label"'),
-        (b'{"label": "a"}', 'line 8 has no "predict"'),
-        (b'{"label": "a", "predict": null}', 'line 8 has a "predict" that is not text'),
-        ('{"label": "今", "predict": "今"}'.encode("gbk"), "line 8 is not UTF-8"),
-        (b"1\n" * 5, "line 9 is not an object in braces; line 10 is not an object in braces; and 2 more"),
+        (b"{", "line 8: broken JSON"),
+        (b"[" * 100_000, "line 8: broken JSON"),
+        (b'"text"', "line 8: not an object in braces"),
+        (b'{"predict": "a"}', 'line 8: no "label"'),
+        (b'{"label": "a"}', 'line 8: no "predict"'),
+        (b'{"label": "a", "predict": null}', 'line 8: "predict" is not text'),
+        ('{"label": "今", "predict": "今"}'.encode("gbk"), "line 8: not UTF-8"),
+        (b"1\n" * 5, "line 9: not an object in braces; line 10: not an object in braces; and 2 more"),
     ],
 )
 def test_bad_lines_are_named(generated, capsys, line, message):

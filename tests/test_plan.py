@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 
 from pardemo import World
 from pardemo.cli import main
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import recipe
 from pardemo.planner import analytic, engines, examples, files, hardware, models, reasons, table
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts.model import configurations

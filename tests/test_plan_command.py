@@ -8,7 +8,7 @@ from conftest import says
 from test_plan_reasons import plan, row
 
 from pardemo.cli import main
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import recipe
 from pardemo.planner import analytic, command, questions
 from pardemo.planner.job import Adapter
 from pardemo.planner.layouts import explain
@@ -26,9 +26,9 @@ def asked(monkeypatch):
 def written(tmp_path):
     """A recipe in which nothing is as in the one that is planned unless told otherwise, nor as the planner has it."""
     changes = (
-        "lora.rank=16", "lora.alpha=64", "lora.dropout=0.0", "lora.target=[o_proj]", "data.cutoff_len=768",
-        "train.max_grad_norm=0.5", "train.per_device_batch=4", "train.accumulation=2", "world.ranks=2",
-        "train.loss_head=full",
+        "lora.r=16", "lora.lora_alpha=64", "lora.lora_dropout=0.0", "lora.target_modules=[o_proj]",
+        "data.cutoff_len=768", "train.max_grad_norm=0.5", "train.per_device_train_batch_size=4",
+        "train.gradient_accumulation_steps=2", "world.ranks=2", "model.loss_head=full",
     )  # fmt: skip
     path = tmp_path / "other.yaml"
     recipe.save(recipe.override(recipe.load("baichuan2-13b-lora-bf16"), changes), path)

@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from pardemo import project
 from pardemo.cli import main
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import recipe
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import examples, files, hardware, table
 from pardemo.planner.job import Adapter, RankJob
@@ -32,13 +32,13 @@ def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
 
 def test_the_recipe_is_the_planned_job():
     written = files.as_recipe(request(), row("zero-1", batch=4, checkpointing=False), BASE)
-    assert (written.lora.rank, written.lora.alpha, written.lora.dropout, written.lora.target) == (4, 16, 0, ("o_proj",))
+    assert written.lora == recipe.Lora(r=4, lora_alpha=16, lora_dropout=0.0, target_modules=["o_proj"])
     assert written.data.cutoff_len == 128
     train = written.train
-    assert (train.per_device_batch, train.accumulation, written.world.ranks) == (4, 8, 4)
-    assert (train.precision, train.gradient_checkpointing) == ("bf16", False)
+    assert (train.per_device_train_batch_size, train.gradient_accumulation_steps, written.world.ranks) == (4, 8, 4)
+    assert (train.precision, train.activation_checkpointing) == ("bf16", False)
     assert written.deepspeed["zero_optimization"]["stage"] == 1
-    assert (train.learning_rate, train.epochs) == (BASE.train.learning_rate, BASE.train.epochs)
+    assert (train.learning_rate, train.num_train_epochs) == (BASE.train.learning_rate, BASE.train.num_train_epochs)
 
 
 @pytest.mark.parametrize("engine", ["zero-1", "zero-2", "zero-3"])
@@ -165,7 +165,7 @@ def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monk
     assert again["steps"] == first["steps"]
     written = recipe.load(out / "recipe.yaml")
     assert recipe.locate(written.model.path).samefile(folder)
-    assert written.lora.target == ("W_pack", "o_proj")
+    assert written.lora.target_modules == ["W_pack", "o_proj"]
     assert written.train.precision == "fp16"
 
     settings = json.loads((out / "ds_config.json").read_text())

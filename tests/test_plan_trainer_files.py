@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, GPT2Config, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pardemo import RankError, World, compat
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import recipe
 from pardemo.peers import launchers
 from pardemo.peers.accelerate import config_files
 from pardemo.peers.accelerate.training import as_launched, wrapped
@@ -64,7 +64,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def world():
-    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.finetune.training.train"], timeout_s=240) as two:
+    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.finetune.train"], timeout_s=240) as two:
         yield two
 
 
@@ -76,7 +76,7 @@ def request(folder, gpus=2, hosts=1, adapter=LORA, gpu="A800-80GB", job=None, **
 
 def based(folder):
     changes = [f"model.path={folder}", "train.learning_rate=1e-2", "train.save_steps=null", "train.warmup_steps=0"]
-    return recipe.override(BASE, [*changes, "train.logging_steps=1", "train.scheduler=constant"])
+    return recipe.override(BASE, [*changes, "train.logging_steps=1", "train.lr_scheduler_type=constant"])
 
 
 def planned(engine, offload="none", checkpointing=True):
@@ -107,9 +107,9 @@ def on_rank(folder, environment, data, output, gpus_pretended):
     """
     from accelerate.state import DistributedType
 
-    from pardemo.finetune.training.train import _forget_earlier_runs
+    from pardemo.finetune.train import forget_earlier_runs
 
-    _forget_earlier_runs()
+    forget_earlier_runs()
     with as_launched(environment):
         script = script_of(folder)
         if gpus_pretended:
@@ -319,9 +319,9 @@ def test_transformers_reads_its_arguments(world, model, tmp_path, engine, offloa
 
 
 def read_arguments(folder):
-    from pardemo.finetune.training.train import _forget_earlier_runs
+    from pardemo.finetune.train import forget_earlier_runs
 
-    _forget_earlier_runs()
+    forget_earlier_runs()
     with as_launched({}):
         options = types.SimpleNamespace(set=[], output=str(folder / "output"))
         arguments = script_of(folder).arguments_of(options)

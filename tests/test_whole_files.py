@@ -11,9 +11,8 @@ import psutil
 import pytest
 import torch
 
-from pardemo import project
-from pardemo.finetune.recipes import recipe
-from pardemo.finetune.training import background, checkpoint_seal, train
+from pardemo import project, seals
+from pardemo.finetune import launch, recipe, train
 
 
 @pytest.fixture
@@ -38,9 +37,9 @@ def test_a_seal_that_was_not_finished_is_no_seal(tmp_path):
     folder.mkdir()
     (folder / "weights").write_bytes(b"w" * 1000)
     with pytest.raises(InterruptedError):
-        checkpoint_seal.seal(folder, step=3)
+        seals.seal(folder, step=3)
     assert [path.name for path in folder.iterdir()] == ["weights"]
-    assert checkpoint_seal.fault(folder) == "it was never finished"
+    assert seals.fault(folder) == "it was never finished"
 
 
 def test_a_key_has_its_name_when_it_is_whole(own_key, monkeypatch):
@@ -53,9 +52,9 @@ def test_a_key_has_its_name_when_it_is_whole(own_key, monkeypatch):
         open(source, "w").close()
 
     monkeypatch.setattr(os, "link", link)
-    assert len(checkpoint_seal._key()) == checkpoint_seal.KEY_BYTES
-    assert before == [(checkpoint_seal.KEY_BYTES, False)]
-    assert checkpoint_seal._key() == own_key.read_bytes(), "and stays"
+    assert len(seals._key()) == seals.KEY_BYTES
+    assert before == [(seals.KEY_BYTES, False)]
+    assert seals._key() == own_key.read_bytes(), "and stays"
 
 
 class Saves:
@@ -101,8 +100,11 @@ def test_who_runs_a_detached_job_is_told_in_a_whole_file(tmp_path, monkeypatch):
     written = []
     write = project.write_atomically
     monkeypatch.setattr(project, "write_atomically", lambda path, how: (written.append(path.name), write(path, how)))
-    monkeypatch.setattr(background.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=os.getpid()))
-    assert background._start(recipe.load("tiny-cpu"), tmp_path, False, False, allow=()) == os.getpid()
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=os.getpid()))
+    job = recipe.override(recipe.load("tiny-cpu"), [f"output_dir={tmp_path}"])
+    assert launch.start(job) == os.getpid()
     assert written == ["recipe.yaml", "finetune.pid"]
-    assert background.running(tmp_path)
-    assert background._process(tmp_path) == psutil.Process()
+    assert launch.running(tmp_path)
+    assert launch._process(tmp_path) == psutil.Process()
+    with pytest.raises(RuntimeError, match="at work"):
+        launch.start(job)

@@ -2,6 +2,6 @@
 
 import sys
 
-from pardemo.finetune.training.launch import main
+from pardemo.finetune.commands import main
 
 sys.exit(main())

@@ -1,26 +1,13 @@
 """PEFT's settings for LoRA on named modules of a model: the same for the fine-tune and for the planner's dry run."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 
-class Lora(Protocol):
-    """A recipe's ``lora`` section, or a planned job's adapter; neither can be changed."""
-
-    @property
-    def target(self) -> Sequence[str]: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def dropout(self) -> float: ...
-
-
-def settings(lora: Lora, model: nn.Module) -> Any:
-    """peft.LoraConfig.
+def config(model: nn.Module, target_modules: Sequence[str], **settings: Any) -> Any:
+    """peft.LoraConfig of ``r``, ``lora_alpha``, ``lora_dropout`` and what else it takes.
 
     Raises:
         ValueError: no linear module of the model has such a name.
@@ -29,16 +16,13 @@ def settings(lora: Lora, model: nn.Module) -> Any:
     from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, its weight [in, out]
 
     names = linear_names(model)
-    if unknown := [name for name in lora.target if name not in names]:
-        raise ValueError(f"lora.target: no module is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
-    turned = linear_names(model, Conv1D).intersection(lora.target)
+    if unknown := [name for name in target_modules if name not in names]:
+        raise ValueError(
+            f"lora.target_modules: no module is called {unknown[0]!r}; there are {', '.join(sorted(names))}"
+        )
+    turned = linear_names(model, Conv1D).intersection(target_modules)
     return LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target),
-        fan_in_fan_out=bool(turned),
-        task_type="CAUSAL_LM",
+        target_modules=list(target_modules), fan_in_fan_out=bool(turned), task_type="CAUSAL_LM", **settings
     )
 
 

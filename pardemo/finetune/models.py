@@ -1,6 +1,8 @@
-"""The models of a recipe: the base as it is in its folder, with a new adapter, or with a trained one."""
+"""The models of a recipe: the base as it is in its folder, with a new adapter, or a trained one, or merged with it."""
 
 import contextlib
+import dataclasses
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,16 @@ with extras.needed_by(__name__):
     from peft import PeftModel, get_peft_model
     from safetensors import SafetensorError
 
-from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_checkpoint, load_tokenizer, read_config
+from pardemo.baichuan2 import (
+    Baichuan2ForCausalLM,
+    Baichuan2Tokenizer,
+    load_checkpoint,
+    load_tokenizer,
+    read_config,
+    save_checkpoint,
+)
 from pardemo.finetune import lora
-from pardemo.finetune.recipes.recipe import locate
-from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.finetune.recipe import Recipe, locate
 from pardemo.world import bf16
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -30,7 +38,7 @@ def base(recipe: Recipe, device: torch.device | str = "cpu") -> tuple[Baichuan2F
     """
     bf16.through_fp32_where_slow()  # a prediction runs in the command's own process
     folder, dtype = locate(recipe.model.path), DTYPES[recipe.train.precision]
-    changes = {"loss_head": recipe.train.loss_head, "attention": recipe.train.attention}
+    changes = {"loss_head": recipe.model.loss_head, "attention": recipe.model.attention}
     if recipe.model.init == "pretrained":
         model = load_checkpoint(folder, dtype, device, **changes)
     else:
@@ -53,7 +61,7 @@ def with_new_adapter(model: Baichuan2ForCausalLM, recipe: Recipe) -> PeftModel:
     Raises:
         ValueError: no module of the model has such a name.
     """
-    config = lora.settings(recipe.lora, model)
+    config = lora.config(model, **dataclasses.asdict(recipe.lora))
     torch.manual_seed(recipe.train.seed)
     with _peft():
         return get_peft_model(model, config)
@@ -80,6 +88,49 @@ def with_adapter(model: Baichuan2ForCausalLM, adapter: str | Path) -> PeftModel:
     except (UserWarning, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{adapter} is no adapter of this model: {reason}") from None
+
+
+def export(
+    recipe: Recipe, adapter: str | Path, out: str | Path, dtype: torch.dtype | None = None, overwrite: bool = False
+) -> Path:
+    """Writes base + adapter as one model in the official layout, with tokenizer and generation settings.
+
+    A folder ``out`` is a whole one. The weights are merged in the wider of the base's type and ``dtype``, so each is
+    rounded once at most.
+
+    Args:
+        dtype: of all parameters; the base's own when None.
+        overwrite: replace a model that ``out`` already holds.
+
+    Raises:
+        FileNotFoundError: no adapter, no base, no tokenizer.
+        ValueError: the base is random; ``out`` is not empty, or the base or the adapter themselves; weights that are
+            not whole.
+        OSError: ``out`` cannot be written; what was there before is there still.
+    """
+    folder, out = locate(recipe.model.path), Path(out)
+    if recipe.model.init != "pretrained":
+        raise ValueError("model.init is random: there is no checkpoint to merge the adapter into")
+    check_adapter(adapter)
+    for source in (folder, Path(adapter)):
+        if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
+            raise ValueError(f"--out {out} would replace {source}, which is read here")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; a folder is written")
+    if out.is_dir() and any(out.iterdir()):
+        if not overwrite:
+            raise ValueError(f"--out {out} is not empty: name another folder, or add --overwrite")
+        if not (out / "config.json").is_file():
+            raise ValueError(f"--out {out} is not empty and holds no model (no config.json): it is not overwritten")
+    tokenizer, own = load_tokenizer(folder), read_config(folder).dtype or torch.bfloat16
+    dtype = dtype or own
+    model = with_adapter(load_checkpoint(folder, torch.promote_types(own, dtype)), adapter)
+    # save_pretrained imports DeepSpeed where it is installed, which says what it guesses unless it is told
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    merged = model.merge_and_unload(safe_merge=True).to(dtype)
+    merged.config.dtype = dtype
+    save_checkpoint(merged, out, tokenizer)
+    return out
 
 
 @contextlib.contextmanager

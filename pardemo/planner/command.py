@@ -12,7 +12,7 @@ from pardemo.planner import questions
 from pardemo.planner.layouts import command as layout_command
 
 if TYPE_CHECKING:
-    from pardemo.finetune.recipes.recipe_schema import Recipe
+    from pardemo.finetune.recipe import Recipe
     from pardemo.planner.table import Plan, PlanRow, Request
 
 HEAD = (
@@ -114,7 +114,7 @@ def _not_planned(arguments: argparse.Namespace) -> list[str]:
 
 def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Request", Any]:
     """The request that the options describe, and its recipe; ``light``: without Transformers where that will do."""
-    from pardemo.finetune.recipes import recipe
+    from pardemo.finetune import recipe
     from pardemo.planner import profile
     from pardemo.planner.job import Adapter, RankJob
     from pardemo.planner.table import ENGINES, Hardware, Request
@@ -133,33 +133,37 @@ def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Reque
     base = _on_model(base, arguments.model)
     config = _config(arguments.model or _model_of(base.model.path), light)
     if config.model_type == "baichuan":
-        config.loss_head = train.loss_head
-    target = tuple(arguments.target.split(",")) if arguments.target else base.lora.target
+        config.loss_head = base.model.loss_head
+    target = tuple(arguments.target.split(",")) if arguments.target else tuple(base.lora.target_modules)
     if not arguments.full and arguments.target is None and config.model_type != "baichuan":  # the recipe's: Baichuan2's
         target = _target(config)
-    rank = arguments.rank or base.lora.rank
-    adapter = None if arguments.full else Adapter(rank, target, base.lora.alpha, base.lora.dropout)
+    rank = arguments.rank or base.lora.r
+    adapter = None if arguments.full else Adapter(rank, target, base.lora.lora_alpha, base.lora.lora_dropout)
     zero = (base.deepspeed or {}).get("zero_optimization", {})
     job = RankJob(
-        config, batch=train.per_device_batch, sequence=arguments.sequence or base.data.cutoff_len, adapter=adapter,
-        checkpointing=train.gradient_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm,
+        config, batch=train.per_device_train_batch_size, sequence=arguments.sequence or base.data.cutoff_len,
+        adapter=adapter, checkpointing=train.activation_checkpointing, labels=arguments.labels,
+        clipping=train.max_grad_norm,
         zero={key: value for key, value in zero.items() if key not in _OF_A_ROW},
-        precision="fp16" if train.precision == "fp16" or not cluster.gpu.bf16 else "bf16",
+        precision="fp16" if train.fp16 or not cluster.gpu.bf16 else "bf16",
         base=arguments.base or "bf16", optimizer=arguments.optimizer or "adamw", fused_loss=arguments.fused_loss,
         embeddings=arguments.embeddings,
     )  # fmt: skip
-    per_step = arguments.per_step or train.per_device_batch * train.accumulation * base.world.ranks
+    per_step = arguments.per_step or base.step_samples
     # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
-    at_once = [f"train.per_device_batch={per_step}", "train.accumulation=1", "world.ranks=1", "deepspeed=null"]
+    at_once = [
+        f"train.per_device_train_batch_size={per_step}", "train.gradient_accumulation_steps=1", "world.ranks=1",
+        "deepspeed=null",
+    ]  # fmt: skip
     if arguments.epochs is not None:
-        at_once += [f"train.epochs={arguments.epochs:g}", "train.max_steps=null"]
+        at_once += [f"train.num_train_epochs={arguments.epochs:g}", "train.max_steps=null"]
     steps = recipe.steps(recipe.override(base, at_once), arguments.samples).total
     return Request(
         job, cluster, per_step, steps, arguments.tp, arguments.pp,
         engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or ENGINES,
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
         batches=() if arguments.batch is None else (arguments.batch,),
-        rows=arguments.samples, epochs=arguments.epochs or (0.0 if train.max_steps else float(train.epochs)),
+        rows=arguments.samples, epochs=arguments.epochs or (0.0 if train.max_steps else float(train.num_train_epochs)),
     ), base  # fmt: skip
 
 
@@ -199,7 +203,7 @@ def _on_model(base: "Recipe", model: str | None) -> "Recipe":
 
 def _model_of(path: str) -> str:
     """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
-    from pardemo.finetune.recipes.recipe import locate
+    from pardemo.finetune.recipe import locate
     from pardemo.planner.layouts.model.built_in_sizes import OTHERS, SIZES
 
     folder = locate(path)

@@ -172,7 +172,8 @@ def deepspeed_settings(job: RankJob) -> dict[str, Any]:
 def _with_adapter(model: PreTrainedModel, job: RankJob) -> nn.Module:
     from peft import get_peft_model
 
-    config = lora.settings(job.adapter, model)
+    of = job.adapter
+    config = lora.config(model, of.target, r=of.rank, lora_alpha=of.alpha, lora_dropout=of.dropout)
     with torch.device("meta"), _silence():
         return get_peft_model(model, config, autocast_adapter_dtype=False)
 

@@ -10,8 +10,8 @@ with extras.needed_by(__name__):
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.finetune.recipes import recipe, strict_yaml
-from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.finetune import recipe, strict_yaml
+from pardemo.finetune.recipe import Recipe
 from pardemo.peers.accelerate import job_settings
 from pardemo.planner import trainer_files
 from pardemo.planner.layouts.launch import cluster
@@ -130,13 +130,14 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
         settings["optimizer"]["params"]["lr"] = "auto"
     values = recipe.to_dict(base)
     values["data"]["cutoff_len"] = job.sequence
-    values["lora"] = {"rank": job.adapter.rank, "alpha": job.adapter.alpha, "dropout": job.adapter.dropout,
-                      "target": list(job.adapter.target)}  # fmt: skip
+    values["lora"] = {"r": job.adapter.rank, "lora_alpha": job.adapter.alpha, "lora_dropout": job.adapter.dropout,
+                      "target_modules": list(job.adapter.target)}  # fmt: skip
     values["train"] |= {
-        "per_device_batch": row.batch,
-        "accumulation": row.accumulation,
-        "precision": job.precision,
-        "gradient_checkpointing": row.checkpointing,
+        "per_device_train_batch_size": row.batch,
+        "gradient_accumulation_steps": row.accumulation,
+        "bf16": job.precision == "bf16",
+        "fp16": job.precision == "fp16",
+        "activation_checkpointing": row.checkpointing,
     }
     values["deepspeed"] = settings
     values["world"]["ranks"] = request.dp

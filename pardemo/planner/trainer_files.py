@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.finetune import lora
-from pardemo.finetune.recipes import recipe, strict_yaml
-from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.finetune import lora, recipe, strict_yaml
+from pardemo.finetune.recipe import Recipe
 from pardemo.peers.accelerate import job_settings
 from pardemo.planner.engines import layers_of, outline
 from pardemo.planner.job import RankJob
@@ -83,13 +82,13 @@ def arguments(request: Request, row: PlanRow, base: Recipe, sharding: Mapping[st
     """Transformers' TrainingArguments but for the folder."""
     job, train = request.job, base.train
     again = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
-    saving = {"save_strategy": "steps", "save_steps": train.save_steps, "save_total_limit": train.save_limit}
+    saving = {"save_strategy": "steps", "save_steps": train.save_steps, "save_total_limit": train.save_total_limit}
     return {
         "max_steps": request.steps,
         "per_device_train_batch_size": row.batch,
         "gradient_accumulation_steps": row.accumulation,
         "learning_rate": train.learning_rate,
-        "lr_scheduler_type": train.scheduler,
+        "lr_scheduler_type": train.lr_scheduler_type,
         "warmup_steps": train.warmup_steps,
         "max_grad_norm": job.clipping,
         job.precision: True,
@@ -111,7 +110,8 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
     dtype = "torch.float32" if row.stage is None and job.adapter is None else _DTYPES[job.precision]
     adapter = None
     if job.adapter is not None:
-        found = lora.settings(job.adapter, model)
+        of = job.adapter
+        found = lora.config(model, of.target, r=of.rank, lora_alpha=of.alpha, lora_dropout=of.dropout)
         adapter = {
             "r": found.r, "lora_alpha": found.lora_alpha, "lora_dropout": found.lora_dropout,
             "target_modules": list(job.adapter.target), "fan_in_fan_out": found.fan_in_fan_out,

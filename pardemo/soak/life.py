@@ -49,7 +49,7 @@ def load(group: str) -> None:
         import matplotlib.pyplot  # noqa: F401
         import pandas  # noqa: F401
     elif group == "finetune":
-        import pardemo.finetune.training.train
+        import pardemo.finetune.train
         import pardemo.peers.deepspeed.engine  # noqa: F401
 
 

@@ -14,10 +14,9 @@ import torch
 from bench.table import BenchRow, by_turns, compare, slowest
 from pardemo import World, headlines
 from pardemo.baichuan2.head import NormHead, label_loss
-from pardemo.finetune.prediction import predict
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import predict, recipe
+from pardemo.finetune.launch import PRELOAD
 from pardemo.finetune.tiny import SIZES
-from pardemo.finetune.training.launch import PRELOAD
 from pardemo.meters import MemoryMeter
 
 STEPS, ROUNDS = 100, 3
@@ -27,9 +26,9 @@ REST = {
     "operators": "torch's other operators, most of them element by element",
     "outside": "between operators: Python, the loader, the exchange, and the profile's own work",
 }
-IN_FP32 = ("train.precision=fp32", "train.max_steps=40", "train.eval_steps=40")
+IN_FP32 = ("train.bf16=false", "train.max_steps=40", "train.eval_steps=40")
 RANDOM_ORDER = "data.group_by_length=false"
-PLAIN = (RANDOM_ORDER, "train.loss_head=full", "train.attention=whole", "train.gradient_checkpointing=true")
+PLAIN = (RANDOM_ORDER, "model.loss_head=full", "model.attention=whole", "train.activation_checkpointing=true")
 KINDS = {"ours": (), "same order": (RANDOM_ORDER,), "plain": PLAIN}
 
 
@@ -58,7 +57,7 @@ def finetune() -> Iterator[BenchRow]:
             (folder / f"{file}.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
         common = [
             f"data.train={folder / 'train.json'}", f"data.valid={folder / 'valid.json'}", "data.cutoff_len=512",
-            f"train.eval_steps={STEPS}", f"train.max_steps={STEPS}", "train.save_steps=null", "train.precision=bf16",
+            f"train.eval_steps={STEPS}", f"train.max_steps={STEPS}", "train.save_steps=null", "train.bf16=true",
             f"output_dir={folder / 'run'}",
         ]  # fmt: skip
 
@@ -110,8 +109,8 @@ def _joined(rows: Sequence[dict[str, str]]) -> dict[str, str]:
 
 def trained(values: dict) -> tuple[float, float]:
     """On a rank: seconds per real token over the steps after the first, and the loss on the validation file."""
-    from pardemo.finetune.training.logs import read_log
-    from pardemo.finetune.training.train import train
+    from pardemo.finetune.logs import read_log
+    from pardemo.finetune.train import train
 
     outcome = train(recipe.from_dict(values))
     rows = read_log(Path(outcome.run))
@@ -123,7 +122,7 @@ def shares(values: dict) -> dict[str, float]:
     """On a rank: of the time of a step, by a profile of some, each part of ``PARTS`` and of ``REST``; 1 together."""
     from transformers import TrainerCallback
 
-    from pardemo.finetune.training.train import train
+    from pardemo.finetune.train import train
 
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     begin, end = PROFILED
@@ -183,7 +182,7 @@ def predicting() -> list[BenchRow]:
     job = recipe.override(recipe.load("tiny-cpu"), ["predict.max_new_tokens=32"])
     times: dict[str, list[float]] = {"length": [], "file": []}
     answers: dict[str, list[str]] = {}
-    with World(2, preload=["pardemo.finetune.prediction.predict"]) as world:
+    with World(2, preload=["pardemo.finetune.predict"]) as world:
         for turn in range(ROUNDS + 1):
             for order in times:
                 predictions = predict.predict_on(world, job, None, prompts, order=order, timeout_s=300)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from pardemo import RankError, project
+from pardemo import RankError, project, seals
 from pardemo.deadline import Deadline
-from pardemo.finetune.recipes.recipe_schema import Recipe
-from pardemo.finetune.training import checkpoint_seal
-from pardemo.finetune.training.launch import launch
+from pardemo.finetune import checkpoints
+from pardemo.finetune.launch import launch
+from pardemo.finetune.recipe import Recipe
 from pardemo.soak.scene import Lost, NotReached, Scene, Wrong, scene
 from pardemo.soak.scenes.finetune_job import FIRST, LAST, adapter_of, base_of, job_in, seconds_of
 from pardemo.soak.scenes.parts import LONG_S, nothing_below, small_disk
@@ -35,7 +35,7 @@ def _goes_on(scene: Scene, base: Path, run: Path) -> str:
         scene.expect(limit.left_s() > 0, f"ranks that never end: {_ranks()}")
         time.sleep(0.01)
     # not as resume itself looks for it: the seal is written last
-    sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{checkpoint_seal.SEAL}")]
+    sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{seals.SEAL}")]
     begun = [path.name for path in run.glob("checkpoint-*")]
     if begun and not sealed:
         _refused_with_half_a_checkpoint(scene, job_in(base, run), begun[0])
@@ -110,7 +110,7 @@ def _ranks() -> list[int]:
 
 def _resume(scene: Scene) -> str:
     base, run = base_of(scene), scene.folder / "run"
-    whole = checkpoint_seal.newest(run)[0] if run.exists() else None
+    whole = checkpoints.newest(run)[0] if run.exists() else None
     if whole is None and (run / "adapter").exists():
         raise Wrong("an adapter without a checkpoint")
     return _goes_on(scene, base, run)
@@ -157,14 +157,14 @@ def _damaged(scene: Scene) -> str:
     base, run = base_of(scene), scene.folder / "run"
     if scene.way == "the first save cut off":
         shutil.copytree(base / "run" / FIRST, run / FIRST)
-        for path in (run / FIRST / checkpoint_seal.SEAL, scene.chance.choice(sorted((run / FIRST).glob("*.*")))):
+        for path in (run / FIRST / seals.SEAL, scene.chance.choice(sorted((run / FIRST).glob("*.*")))):
             path.unlink(missing_ok=True)
         return _goes_on(scene, base, run)
     shutil.copytree(base / "run", run)
     name = _damage(scene, run / LAST)
     result = launch(job_in(base, run), resume=True)
     told = " ".join(result.notes)
-    sealed = name == checkpoint_seal.SEAL
+    sealed = name == seals.SEAL
     says = (name,) if not sealed else ("seal", "never finished", "another user", "not what was written", "missing")
     if result.resumed_from == LAST and sealed and scene.way == "changed":
         return "what the seal says has not changed"
@@ -182,7 +182,7 @@ def _another_job(scene: Scene) -> str:
     shutil.copytree(base / "run", run)
     before = _state(run)
     changes = {
-        "model": f"model.path={base / 'other'}", "data": "data.max_samples=50", "rank": "lora.rank=4",
+        "model": f"model.path={base / 'other'}", "data": "data.max_samples=50", "rank": "lora.r=4",
         "occupied": "train.seed=1",
     }  # fmt: skip
     job = job_in(base, run, changes[scene.way])
@@ -227,7 +227,7 @@ def _two_runs(scene: Scene) -> str:
     refused = [outcome for outcome in (told.read_text(), second) if outcome]
     scene.expect(len(refused) < 2, f"both failed: {refused}")
     scene.expect(adapter_of(run) == adapter_of(base / "run"), "the weights are not those of the undisturbed run")
-    scene.keeps(checkpoint_seal.newest(run)[0] == run / LAST, f"{LAST} is not whole: {checkpoint_seal.newest(run)}")
+    scene.keeps(checkpoints.newest(run)[0] == run / LAST, f"{LAST} is not whole: {checkpoints.newest(run)}")
     scene.expect(not (run / project.LOCK).exists(), "the lock is left")
     nothing_below()
     if not refused or "holds an earlier run" in refused[0]:
@@ -259,13 +259,13 @@ def _full_disk(scene: Scene) -> str:
             told = _fails(scene, job_in(base, run), resume=True)
         finally:
             _limit_files(soft, hard)
-        scene.keeps(checkpoint_seal.newest(run)[0] == run / FIRST, "the checkpoint from before")
+        scene.keeps(checkpoints.newest(run)[0] == run / FIRST, "the checkpoint from before")
     else:
         need = sum(path.stat().st_size for path in (base / "run").rglob("*") if path.is_file())
         with small_disk(scene.folder / "disk", int(need * (0.1 + 0.6 * scene.chance.random()))) as disk:
             told = _fails(scene, job_in(base, disk / "run"), resume=False)
             if (disk / "run").exists():
-                newest, _ = checkpoint_seal.newest(disk / "run")
+                newest, _ = checkpoints.newest(disk / "run")
                 if newest is not None:
                     shutil.copytree(newest, run / newest.name)
     nothing_below()

@@ -13,10 +13,10 @@ import torch
 
 from pardemo import headlines
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-from pardemo.finetune.recipes import recipe
-from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.finetune import recipe
+from pardemo.finetune.launch import launch
+from pardemo.finetune.recipe import Recipe
 from pardemo.finetune.tiny import train_tokenizer
-from pardemo.finetune.training.launch import launch
 from pardemo.project import only_writer
 from pardemo.soak.scene import Scene
 
@@ -59,8 +59,8 @@ def job_in(base: Path, run: Path, *changes: str) -> Recipe:
     """The job, with its output in ``run``."""
     usual = (
         f"model.path={base / 'model'}", f"data.train={base / 'train.json'}", f"data.test={base / 'train.json'}",
-        f"train.max_steps={STEPS}", f"train.save_steps={EVERY}", "train.logging_steps=1", "train.per_device_batch=4",
-        "train.warmup_steps=0", f"output_dir={run}",
+        f"train.max_steps={STEPS}", f"train.save_steps={EVERY}", "train.logging_steps=1",
+        "train.per_device_train_batch_size=4", "train.warmup_steps=0", f"output_dir={run}",
     )  # fmt: skip
     return recipe.override(recipe.load("tiny-cpu"), [*usual, *changes])
 

@@ -1,7 +1,7 @@
 """The problems of this chapter, and the way to each answer."""
 
 from pardemo.book.page.problems import Problem, Worked
-from pardemo.finetune.recipes import recipe
+from pardemo.finetune import recipe
 from pardemo.formulas import communication
 from pardemo.planner import hardware
 from pardemo.planner.layouts.model import sizes
@@ -28,12 +28,12 @@ def _all_linear() -> Worked:
 
 def _same_strength() -> Worked:
     lora = recipe.load("baichuan2-13b-lora-bf16").lora
-    strength = lora.alpha / lora.rank
+    strength = lora.lora_alpha / lora.r
     alpha = strength * 64
     return Worked(
-        alpha, f"What lies beside W counts `lora_alpha` / r times, here {lora.alpha:g} / {lora.rank} = {strength:g}. "
-        f"With r = 64 and the old `lora_alpha` it would count {lora.alpha / 64:g} times, and the learning rate would "
-        f"no longer suit it. To keep the ratio of {strength:g} you set {strength:g} · 64 = {alpha:g}."
+        alpha, f"What lies beside W counts `lora_alpha` / r times, here {lora.lora_alpha:g} / {lora.r} = {strength:g}. "
+        f"With r = 64 and the old `lora_alpha` it would count {lora.lora_alpha / 64:g} times, and the learning rate "
+        f"would no longer suit it. To keep the ratio of {strength:g} you set {strength:g} · 64 = {alpha:g}."
     )  # fmt: skip
 
 

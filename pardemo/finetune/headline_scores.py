@@ -12,14 +12,6 @@ with extras.needed_by(__name__):
 
 from pardemo.finetune import metrics
 
-_INPUTS = """
-Args:
-    predictions: generated headlines, texts.
-    references: the headlines they should have been, texts.
-Returns:
-    bleu-4, rouge-1, rouge-2, rouge-l, char-rouge-1, char-rouge-2, char-rouge-l, per cent; intervals; samples.
-"""
-
 
 class HeadlineScores(evaluate.Metric):
     """``HeadlineScores().compute(predictions=…, references=…)`` is :func:`pardemo.finetune.metrics.score`.
@@ -36,14 +28,11 @@ class HeadlineScores(evaluate.Metric):
         super().__init__(cache_dir=cache_dir, num_process=num_process, **settings)
 
     def _info(self) -> evaluate.MetricInfo:
+        texts = {name: datasets.Value("string") for name in ("predictions", "references")}
         return evaluate.MetricInfo(
             description="BLEU-4 over characters and ROUGE over jieba's words, as LLaMA-Factory computes them.",
-            citation="",
-            inputs_description=_INPUTS,
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-            ),
-        )
+            citation="", inputs_description=metrics.score.__doc__, features=datasets.Features(texts),
+        )  # fmt: skip
 
     def _compute(self, predictions: list[str], references: list[str]) -> dict:
         return metrics.score(predictions, references)

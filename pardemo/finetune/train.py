@@ -5,6 +5,7 @@ DeepSpeed's or Accelerate's launcher.
 """
 
 import copy
+import dataclasses
 import logging
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pardemo import compat, extras
+from pardemo import compat, extras, seals
 
 with extras.needed_by(__name__):
     import transformers
@@ -25,14 +26,10 @@ with extras.needed_by(__name__):
 
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from pardemo.finetune import models
-from pardemo.finetune.recipes import recipe
-from pardemo.finetune.recipes.recipe_schema import Recipe
-from pardemo.finetune.samples import Collator, Samples, pack
-from pardemo.finetune.training import checkpoint_seal, disk, universal_checkpoint
-from pardemo.finetune.training.logs import Progress, TokenCount, draw_loss
-from pardemo.finetune.training.resume import begin, fingerprint, only_run
-from pardemo.finetune.training.sample_order import Order
+from pardemo.finetune import checkpoints, models, recipe
+from pardemo.finetune.logs import Progress, TokenCount, draw_loss
+from pardemo.finetune.recipe import Recipe
+from pardemo.finetune.samples import Collator, Order, Samples, pack
 from pardemo.world.rank import device
 
 
@@ -70,7 +67,7 @@ def train(
         overwrite: remove what an earlier run left in the folder.
         callbacks: of transformers, further ones.
         allow: keys of the recipe that may differ from those of the run that is resumed; of
-            :data:`pardemo.finetune.training.resume.CHANGEABLE`.
+            :data:`pardemo.finetune.checkpoints.CHANGEABLE`.
 
     Raises:
         ValueError, FileNotFoundError: recipe, model or data are not what they should be; the folder holds an earlier
@@ -79,27 +76,30 @@ def train(
         RuntimeError: the ranks or DeepSpeed's stage are not those of the recipe; nothing trains unsynchronised.
         OSError: a checkpoint or the adapter could not be written, as on a full disk; the last whole one is named.
     """
-    _forget_earlier_runs()
+    forget_earlier_runs()
+    job = recipe.on_ranks(job, _size())  # a launcher's number counts
     recipe.preflight(job, on_cpu=device().type == "cpu")
     run = recipe.locate(job.output_dir)
-    with only_run(run, _rank()):
-        return _train(job, run, *begin(run, job, resume, overwrite, _rank(), _size(), allow), callbacks)
+    with checkpoints.only_run(run):
+        return _train(job, run, *checkpoints.begin(run, job, resume, overwrite, allow), callbacks)
 
 
 def _train(
     job: Recipe, run: Path, start: Path | None, notes: list[str], callbacks: Sequence[TrainerCallback]
 ) -> TrainingResult:
     # under ZeRO-3 no rank's GPU may hold the whole model; otherwise no host needs to hold it once per rank
-    stage = (job.deepspeed or {}).get("zero_optimization", {}).get("stage", 0)
-    model, tokenizer = models.base(job, "cpu" if stage == 3 else device())
-    data = _samples(job.data.train, job, tokenizer)
-    valid = None if job.data.valid is None else _samples(job.data.valid, job, tokenizer)
-    arguments = arguments_of(job, run, start)
+    model, tokenizer = models.base(job, "cpu" if job.zero_stage == 3 else device())
+    data = Samples.read(recipe.locate(job.data.train), tokenizer, job.data.cutoff_len, job.data.max_samples)
+    valid = None
+    if job.data.valid is not None:
+        valid = Samples.read(recipe.locate(job.data.valid), tokenizer, job.data.cutoff_len)
+    if job.data.packing:
+        data, valid = (part and pack(part, job.data.cutoff_len) for part in (data, valid))
     trainer = _Trainer(
         job=job,
         run=run,
         model=models.with_new_adapter(model, job),
-        args=arguments,
+        args=arguments_of(job, run, start),
         train_dataset=data,
         eval_dataset=valid,
         data_collator=Collator(tokenizer.pad_token_id, multiple=1 if device().type == "cpu" else 8),
@@ -108,8 +108,8 @@ def _train(
     for unwanted in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(unwanted)
     trainer.add_callback(Progress(run, trainer.tokens.total))
-    if job.train.early_stopping is not None:
-        trainer.add_callback(EarlyStoppingCallback(job.train.early_stopping))
+    if job.train.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(job.train.early_stopping_patience))
     if trainer.is_world_process_zero():
         recipe.save(job, run / "recipe.yaml")
         for line in notes:
@@ -117,7 +117,7 @@ def _train(
     try:
         outcome = trainer.train(resume_from_checkpoint=None if start is None else str(start))
     finally:
-        if start is not None and universal_checkpoint.is_universal(start) and _rank() == 0:
+        if start is not None and checkpoints.UNIVERSAL in start.name and trainer.is_world_process_zero():
             shutil.rmtree(start, ignore_errors=True)
     engine, stage = _what_ran(trainer, job)
     adapter = _save_adapter(trainer, run)
@@ -134,7 +134,7 @@ def _train(
         ranks=trainer.args.world_size,
         tokens=tokens,
         seconds=outcome.metrics["train_runtime"],
-        resumed_from=None if start is None else start.name.lstrip(".").partition(universal_checkpoint.MARK)[0],
+        resumed_from=None if start is None else start.name.lstrip(".").partition(checkpoints.UNIVERSAL)[0],
         notes=notes,
     )
 
@@ -144,24 +144,18 @@ class _Trainer(Trainer):
 
     def __init__(self, job: Recipe, run: Path, **kwargs: Any):
         self._job, self._run = job, run
-        self._own = (
-            checkpoint_seal.readable(run) if _rank() == 0 else set()
-        )  # what it is resumed from, and then what it writes
         self.tokens = TokenCount(kwargs["data_collator"].fills["input_ids"])
         super().__init__(**kwargs)
-        started = dist.get_world_size() if dist.is_initialized() else 1
-        if self.accelerator.num_processes != started:  # two ways of starting end in plain replicas without a word
-            raise RuntimeError(f"{started} ranks were started, Accelerate knows {self.accelerator.num_processes}")
+        if self.accelerator.num_processes != _size():  # two ways of starting end in plain replicas without a word
+            raise RuntimeError(f"{_size()} ranks were started, Accelerate knows {self.accelerator.num_processes}")
         if (job.deepspeed is not None) != self.is_deepspeed_enabled:
             raise RuntimeError(
                 f"DeepSpeed is {'not ' * (not self.is_deepspeed_enabled)}in use, the recipe says otherwise"
             )
 
     def _get_train_sampler(self, train_dataset=None) -> Order:
-        train, data = self._job.train, self.train_dataset
-        step = train.per_device_batch * train.accumulation * self.args.world_size
-        lengths = data.lengths if self._job.data.group_by_length else None
-        return Order(len(data), step, train.seed, lengths)
+        data, job = self.train_dataset, self._job
+        return Order(len(data), job.step_samples, job.train.seed, data.lengths if job.data.group_by_length else None)
 
     def training_step(self, model, inputs, *args, **kwargs):
         self.tokens.add(inputs["input_ids"])
@@ -175,58 +169,39 @@ class _Trainer(Trainer):
         try:
             super()._save_checkpoint(model, trial)
         except Exception as error:  # of the system, of torch, of safetensors: each has its own
-            last = next(
-                (f for f in checkpoint_seal.checkpoints(self._run) if f != folder and not checkpoint_seal.fault(f)),
-                None,
-            )
-            nbytes = disk.folder_bytes(last) if last else disk.checkpoint_bytes(model)
-            raise OSError(f"{folder.name} could not be written ({disk.reason(error, folder, nbytes)}); the last whole "
-                          f"checkpoint is {last.name if last else 'none'}") from error  # fmt: skip
+            whole = (f for f in checkpoints.folders(self._run) if f != folder and not seals.fault(f))
+            last = next(whole, None)
+            # without one before it: the adapter twice, AdamW's moments and copy of it, all in fp32
+            nbytes = checkpoints.folder_bytes(last) if last else checkpoints.trained_bytes(model, 20)
+            reason = checkpoints.why_not_written(error, folder, nbytes)
+            raise OSError(f"{folder.name} could not be written ({reason}); the last whole checkpoint is "
+                          f"{last.name if last else 'none'}") from error  # fmt: skip
         _meet()
         if self.is_world_process_zero():
-            about = fingerprint(self._job, self.args.world_size)
-            checkpoint_seal.seal(folder, step=self.state.global_step, ranks=self.args.world_size, run=about)
-            self._own.add(folder.name)
-            checkpoint_seal.keep(self._run, self._job.train.save_limit, self._own)
+            about = checkpoints.fingerprint(self._job)
+            seals.seal(folder, step=self.state.global_step, ranks=self._job.world.ranks, run=about)
+            checkpoints.keep(self._run, self._job.train.save_total_limit)
         _meet()
-
-
-def _samples(path: str, job: Recipe, tokenizer) -> Samples:
-    limit = job.data.max_samples if path == job.data.train else None
-    samples = Samples.read(recipe.locate(path), tokenizer, job.data.cutoff_len, limit=limit)
-    return pack(samples, job.data.cutoff_len) if job.data.packing else samples
 
 
 def arguments_of(job: Recipe, run: Path, start: Path | None = None) -> TrainingArguments:
-    """The Trainer's arguments for a recipe."""
-    t = job.train
+    """The recipe's own, and what goes with this package's samples, log and checkpoints."""
+    train = {name: value for name, value in dataclasses.asdict(job.train).items() if value is not None}
+    train.pop("save_total_limit", None)  # the Trainer's own rotation would count checkpoints that cannot be read
+    patient = train.pop("early_stopping_patience", None) is not None
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return TrainingArguments(
+            **train,
             output_dir=str(run),
-            per_device_train_batch_size=t.per_device_batch,
-            per_device_eval_batch_size=t.per_device_batch,
-            gradient_accumulation_steps=t.accumulation,
-            learning_rate=t.learning_rate,
-            lr_scheduler_type=t.scheduler,
-            warmup_steps=t.warmup_steps,
-            num_train_epochs=t.epochs or 1.0,
-            max_steps=t.max_steps or -1,
-            max_grad_norm=t.max_grad_norm,
-            bf16=t.precision == "bf16",
-            fp16=t.precision == "fp16",
-            activation_checkpointing=t.gradient_checkpointing,
-            activation_checkpointing_kwargs={"use_reentrant": False} if t.gradient_checkpointing else None,
-            logging_steps=t.logging_steps,
+            per_device_eval_batch_size=train["per_device_train_batch_size"],
+            activation_checkpointing_kwargs={"use_reentrant": False} if train["activation_checkpointing"] else None,
             logging_first_step=True,
-            save_strategy="no" if t.save_steps is None else "steps",
-            save_steps=t.save_steps or 500,
-            eval_strategy="no" if t.eval_steps is None else "steps",
-            eval_steps=t.eval_steps,
-            metric_for_best_model="eval_loss" if t.early_stopping is not None else None,
+            save_strategy="steps" if "save_steps" in train else "no",
+            eval_strategy="steps" if "eval_steps" in train else "no",
+            metric_for_best_model="eval_loss" if patient else None,
             prediction_loss_only=True,
-            seed=t.seed,
             restore_callback_states_from_checkpoint=start is not None,  # early stopping's patience
             use_cpu=device().type == "cpu",
             ddp_backend=dist.get_backend() if dist.is_initialized() else None,
@@ -238,12 +213,12 @@ def arguments_of(job: Recipe, run: Path, start: Path | None = None) -> TrainingA
 
 
 def _deepspeed(job: Recipe, start: Path | None) -> dict[str, Any] | None:
-    if job.deepspeed is None:
-        return None
     settings = copy.deepcopy(job.deepspeed)
-    if settings.get("zero_optimization", {}).get("stage") == 3:  # else an adapter would be saved in shards
+    if settings is None:
+        return None
+    if job.zero_stage == 3:  # else an adapter would be saved in shards
         settings["zero_optimization"].setdefault("stage3_gather_16bit_weights_on_model_save", True)
-    if start is not None and universal_checkpoint.is_universal(start):
+    if start is not None and checkpoints.UNIVERSAL in start.name:
         settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
     return settings
 
@@ -254,9 +229,8 @@ def _what_ran(trainer: _Trainer, job: Recipe) -> tuple[str, int | None]:
     name, stage = type(engine).__name__, None
     if job.deepspeed is not None:
         stage = engine.zero_optimization_stage()
-        configured = job.deepspeed.get("zero_optimization", {}).get("stage", 0)
-        if stage != configured or engine.dp_world_size != _size():
-            raise RuntimeError(f"asked for stage {configured} on {_size()} ranks, DeepSpeed ran stage {stage} on "
+        if stage != job.zero_stage or engine.dp_world_size != _size():
+            raise RuntimeError(f"asked for stage {job.zero_stage} on {_size()} ranks, DeepSpeed ran stage {stage} on "
                                f"{engine.dp_world_size}")  # fmt: skip
     elif _size() > 1 and name != "DistributedDataParallel":
         raise RuntimeError(f"{_size()} ranks trained in a {name}: their gradients were not synchronised")
@@ -269,7 +243,7 @@ def _save_adapter(trainer: _Trainer, run: Path) -> Path:
     try:
         trainer.save_model(str(part))  # all ranks: under ZeRO-3 they gather it
     except Exception as error:
-        reason = disk.reason(error, part, disk.adapter_bytes(trainer.model))
+        reason = checkpoints.why_not_written(error, part, checkpoints.trained_bytes(trainer.model, 4))
         raise OSError(f"the adapter could not be written ({reason})") from error
     _meet()
     if trainer.is_world_process_zero():
@@ -281,9 +255,8 @@ def _save_adapter(trainer: _Trainer, run: Path) -> Path:
     return adapter
 
 
-def _forget_earlier_runs() -> None:
+def forget_earlier_runs() -> None:
     """A process that trained before keeps Accelerate's choice of then: the next run would silently use it."""
-
     compat.AcceleratorState_reset(reset_partial_state=True)
     unset_hf_deepspeed_config()
     if "deepspeed" in sys.modules:
@@ -297,10 +270,6 @@ def _forget_earlier_runs() -> None:
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _size() -> int:
