@@ -95,8 +95,6 @@ def test_which_model_a_configuration_without_own_keys_means():
     assert Baichuan2Config.from_dict({"hidden_size": 4096, "num_attention_heads": 32}).position_embedding == "rope"
     assert Baichuan2Config.from_dict({"hidden_size": 5120}).position_embedding == "alibi"
     assert Baichuan2Config.from_dict({"vocab_size": 64_000}).normalize_head is False
-    with pytest.raises(ValueError, match="z_loss_weight must be 0"):
-        small(z_loss_weight=0.5)(numbers(1, 8), labels=numbers(1, 8), num_items_in_batch=8)
     with pytest.raises(ValueError, match=r"hidden_size.*65.*4"):
         Baichuan2Config(**{**SMALL, "hidden_size": 65})
 
@@ -179,14 +177,7 @@ def test_logits_only_where_there_is_a_label(position, items):
     assert found["labels"][0] == pytest.approx(found["full"][0], rel=1e-6)
     for ours, full in zip(found["labels"][1], found["full"][1], strict=True):
         torch.testing.assert_close(ours, full, rtol=1e-4, atol=1e-6)  # rounding of sums in another order
-
-
-def test_a_batch_without_labels_and_the_z_loss():
-    ids = numbers(2, 8)
-    assert small()(ids, labels=torch.full_like(ids, -100)).loss.item() == 0
-    logits = small()(ids).logits[:, :-1].flatten(0, 1)
-    plain = F.cross_entropy(logits, ids[:, 1:].flatten()) + 0.5 * logits.amax(-1).square().mean()
-    assert small(z_loss_weight=0.5)(ids, labels=ids).loss.item() == pytest.approx(plain.item(), rel=1e-6)
+    assert small(position)(ids, labels=torch.full_like(ids, -100)).loss.item() == 0, "no label at all"
 
 
 @pytest.mark.parametrize("position", ["alibi", "rope"])
@@ -350,7 +341,7 @@ def test_what_is_saved_is_read_back_bit_equal(tmp_path, spm):
         found = load_checkpoint(tmp_path / "out", torch.float32)
         assert all(torch.equal(found.state_dict()[n], v) for n, v in model.state_dict().items())
         assert found.config.position_embedding == "alibi"
-        load_tokenizer(tmp_path / "out")
+        assert load_tokenizer(tmp_path / "out").padding_side == "left"
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     assert [p.name for p in tmp_path.iterdir()] == ["out"], "nothing is left beside it"
 
@@ -433,6 +424,7 @@ def test_a_folder_that_is_not_whole(tmp_path, case, message):
         ({"torch_dtype": "nonsense"}, "config.json"),
         ({"position_embedding": "none"}, "position_embedding"),
         ({"attention": "flash"}, "attention is 'whole' or 'blocks', not 'flash'"),
+        ({"z_loss_weight": 0.5}, "z_loss_weight is 0, not 0.5"),
     ],
 )
 def test_a_configuration_with_bad_values_is_one_line(tmp_path, changes, message):
@@ -444,20 +436,16 @@ def test_a_configuration_with_bad_values_is_one_line(tmp_path, changes, message)
     assert "\n" not in str(told.value)
 
 
-def test_a_truncated_safetensors_file(tmp_path):
-    save_checkpoint(small(), tmp_path / "out")
-    path = tmp_path / "out" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"model.safetensors"):
-        load_checkpoint(tmp_path / "out")
-
-
 def test_loading_makes_no_second_copy(tmp_path):
     save_checkpoint(small(hidden_size=256, intermediate_size=1024), tmp_path / "out")
     found = load_checkpoint(tmp_path / "out", torch.float32)
     maps = open("/proc/self/maps").read()
     assert "model.safetensors" in maps, "the parameters are the mapped file"
-    assert found.lm_head.weight.data_ptr() != found.model.norm.weight.data_ptr()
+    assert found.dtype == torch.float32
+    path = tmp_path / "out" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"model.safetensors"):
+        load_checkpoint(tmp_path / "out")
 
 
 # --- the tokenizer
@@ -553,14 +541,6 @@ def test_streaming_holds_back_half_a_character(spm):
     assert "".join(pieces) == text
     assert "🚢" in pieces
     assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_the_tokenizer_is_saved_and_read_back(spm, tmp_path):
-    tokenizer = Baichuan2Tokenizer(str(spm))
-    tokenizer.save_pretrained(tmp_path)
-    again = load_tokenizer(tmp_path)
-    assert again.encode(TEXT[7]) == tokenizer.encode(TEXT[7])
-    assert again.padding_side == "left"
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path):

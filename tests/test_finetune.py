@@ -25,7 +25,6 @@ from torch.nn import functional as F
 
 from pardemo import RankFailed, World, cli, headlines, project, seals
 from pardemo.finetune import checkpoints, recipe
-from pardemo.finetune import launch as starting
 from pardemo.finetune.launch import PRELOAD, launch
 from pardemo.finetune.logs import TokenCount, read_log, smoothed
 from pardemo.finetune.samples import Order
@@ -547,8 +546,6 @@ def test_a_recipe_for_gpus_does_not_start_on_the_cpu_unasked(job, tmp_path, capf
     assert "the recipe is for 8 GPUs" in told[0]
     with pytest.raises(ValueError, match=r"2.*GPUs.*CPU.*--on-cpu"):
         launch(changed)
-    with pytest.raises(ValueError, match="for 2 GPUs"):
-        starting.start(changed)
     assert not (tmp_path / "run").exists()
     assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--ranks", "1", "--on-cpu"]) == 0
 
@@ -678,35 +675,6 @@ def test_the_recipe_of_a_run_starts_it_again(job, tmp_path):
     outcome = launch(recipe.override(job, [f"output_dir={tmp_path / 'run'}", "train.save_steps=null", "world.ranks=1"]))
     assert outcome.ranks == 1
     assert recipe.load(tmp_path / "run" / "recipe.yaml").world.ranks == 1
-
-
-STARTS_AND_LEAVES = """
-import sys
-from pardemo.finetune import launch, recipe
-print(launch.start(recipe.load(sys.argv[1])))
-"""
-
-
-@pytest.mark.nightly
-def test_a_detached_run_outlives_who_started_it_until_it_is_stopped(job, tmp_path):
-    folder = tmp_path / "run"
-    changed = recipe.override(job, [f"output_dir={folder}", "train.save_steps=null", "train.max_steps=5000"])
-    recipe.save(changed, tmp_path / "job.yaml")
-    command = [sys.executable, "-c", STARTS_AND_LEAVES, str(tmp_path / "job.yaml")]
-    started = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
-    assert starting.running(folder)
-    with pytest.raises(RuntimeError, match="work"):
-        starting.start(changed)
-    seen = len(losses(folder)) if (folder / "train_log.jsonl").exists() else 0  # who started it has ended
-    assert any(f"{seen + 5}/5000" in line for line in starting.follow(folder, 240)), "it goes on"
-    family = psutil.Process(int(started.stdout)).children(recursive=True)
-    assert len(family) >= 2, "two ranks"
-    starting.stop(folder)
-    assert not starting.running(folder)
-    assert not psutil.wait_procs(family, timeout=120)[1]
-    assert list(starting.follow(folder, 120)), "what it said is there, and no more is waited for"
-    with pytest.raises(FileNotFoundError, match="no model folder"):
-        starting.start(recipe.override(job, ["model.path=nowhere", f"output_dir={folder}"]))
 
 
 def test_json_is_json_alone(job, tmp_path, capfd):

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from pardemo import cli, headlines, project
 from pardemo.headlines import grammar, rows, sources
-from pardemo.headlines.build import LINES_TOLD, Limits
-from pardemo.headlines.select import Selection
+from pardemo.headlines.build import LINES_TOLD, Limits, Selection
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 147000000\n"
 
@@ -120,14 +119,12 @@ def test_every_event_has_several_patterns_and_rules():
 
 
 def test_slots_are_known_and_do_not_shadow_the_common_ones():
-    from pardemo.headlines import names
-
     content = grammar.load()
     for event in content.events:
-        assert set(event.slots) & set(names.SLOTS) <= {"company"}, "background would draw from the event's range"
+        assert set(event.slots) & set(content.slots) <= {"company"}, "background would draw from the event's range"
         texts = [event.office, *event.slots.values(), *event.news, *event.details, *event.scenes]
         used = {m[1] for text in texts for m in re.finditer(r"\{(\w+?)\d*\}", text)}
-        assert used - {"office"} <= set(event.slots) | set(names.SLOTS), event.name
+        assert used - {"office"} <= set(event.slots) | set(content.slots), event.name
         assert set(event.slots) <= used, f"{event.name} has a slot that nothing uses"
 
 

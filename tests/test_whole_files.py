@@ -5,14 +5,12 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 
 from pardemo import project, seals
-from pardemo.finetune import launch, recipe, train
+from pardemo.finetune import train
 
 
 @pytest.fixture
@@ -93,18 +91,3 @@ def test_an_adapter_that_could_not_be_written_leaves_the_one_before(tmp_path):
     assert [(path.name, path.read_text()) for path in (tmp_path / "adapter").iterdir()] == [
         ("adapter_model.safetensors", "old")
     ]
-
-
-def test_who_runs_a_detached_job_is_told_in_a_whole_file(tmp_path, monkeypatch):
-    """Half a process id would read as nobody, and a second run would start in the same folder."""
-    written = []
-    write = project.write_atomically
-    monkeypatch.setattr(project, "write_atomically", lambda path, how: (written.append(path.name), write(path, how)))
-    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=os.getpid()))
-    job = recipe.override(recipe.load("tiny-cpu"), [f"output_dir={tmp_path}"])
-    assert launch.start(job) == os.getpid()
-    assert written == ["recipe.yaml", "finetune.pid"]
-    assert launch.running(tmp_path)
-    assert launch._process(tmp_path) == psutil.Process()
-    with pytest.raises(RuntimeError, match="at work"):
-        launch.start(job)

@@ -18,7 +18,7 @@ class Baichuan2Config(PreTrainedConfig):
         loss_head: with ``labels``, compute logits ``"labels"``: only where there is a label; ``"full"``: everywhere.
         attention: on a CPU, ``"whole"``: one call of torch's kernel for all queries, as Transformers' models do it;
             ``"blocks"``: a call for each block of queries, with the keys that it sees alone, in fp32.
-        z_loss_weight: weight of mean(max logit²) in the loss; 0 in both official models.
+        z_loss_weight: 0, as in both official models: the loss has no such term here.
 
     The others as in Llama. ``model_max_length`` is the context, 4096; other libraries read and set it as
     ``max_position_embeddings``.
@@ -68,14 +68,12 @@ class Baichuan2Config(PreTrainedConfig):
             raise ValueError(f"rms_norm_eps must be a number above 0, not {self.rms_norm_eps!r}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
-        if self.hidden_act != "silu":
-            raise ValueError(f"hidden_act is 'silu' in Baichuan2, not {self.hidden_act!r}")
-        if self.position_embedding not in ("rope", "alibi"):
-            raise ValueError(f"position_embedding is 'rope' or 'alibi', not {self.position_embedding!r}")
-        if self.loss_head not in ("labels", "full"):
-            raise ValueError(f"loss_head is 'labels' or 'full', not {self.loss_head!r}")
-        if self.attention not in ("whole", "blocks"):
-            raise ValueError(f"attention is 'whole' or 'blocks', not {self.attention!r}")
+        for name, choices in (
+            ("hidden_act", ("silu",)), ("position_embedding", ("rope", "alibi")), ("loss_head", ("labels", "full")),
+            ("attention", ("whole", "blocks")), ("z_loss_weight", (0,)),
+        ):  # fmt: skip
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {' or '.join(map(repr, choices))}, not {getattr(self, name)!r}")
 
     @classmethod
     def b7(cls, **changes) -> "Baichuan2Config":

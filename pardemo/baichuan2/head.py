@@ -31,13 +31,7 @@ class NormHead(nn.Linear):
 
 
 def label_loss(
-    head: nn.Module,
-    hidden: torch.Tensor,
-    labels: torch.Tensor,
-    items: torch.Tensor | int | None = None,
-    everywhere: bool = False,
-    z_weight: float = 0.0,
-    shifted: bool = False,
+    head: nn.Module, hidden: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int | None = None
 ) -> torch.Tensor:
     """Cross-entropy of the next token, in fp32, with logits made only for positions that have a label.
 
@@ -47,35 +41,17 @@ def label_loss(
     Args:
         hidden: [b, s, h]. labels: [b, s], −100 where there is none; position i predicts label i + 1.
         items: divide the sum by this (labels of all micro-batches) instead of by the number of labels here.
-        shifted: position i predicts label i, as where a sequence is divided among ranks.
-        everywhere: compute all logits, to compare with.
-        z_weight: adds z_weight · mean(max logit²) over all positions but each last, labelled or not, as the official
-            code has it. With padding in the batch the sum is another than there, because the mean counts padding, whose
-            logits are nobody's: a padding query of the official 13B sees all before it alike, one of the official 7B
-            the real tokens alone, and here itself too. Both official models have a weight of 0.
-
-    Raises:
-        ValueError: ``z_weight`` with ``items``: its mean over one micro-batch cannot be added up.
     """
-    if not shifted:
-        hidden, labels = hidden[:, :-1], labels[:, 1:]
-    before, after = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    if not everywhere and not z_weight:
-        chosen = (after != -100).nonzero().squeeze(-1)
-        before, after = before[chosen], after[chosen]
-    return cross_entropy(head(before), after, items, z_weight)
+    before, after = hidden[:, :-1].reshape(-1, hidden.shape[-1]), labels[:, 1:].reshape(-1)
+    chosen = (after != -100).nonzero().squeeze(-1)
+    return cross_entropy(head(before[chosen]), after[chosen], items)
 
 
-def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int | None = None, z_weight: float = 0.0
-) -> torch.Tensor:
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int | None = None) -> torch.Tensor:
     """:func:`label_loss` of logits [..., v] that predict ``labels`` [...], position by position."""
-    if z_weight and items is not None:
-        raise ValueError("z_loss_weight must be 0 where a batch is accumulated from several, as the Trainer does")
     logits, labels = logits.flatten(0, -2).float(), labels.flatten()
     total = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
     count = (labels != -100).sum() if items is None else items
     if isinstance(count, torch.Tensor):
         count = count.to(total.device).clamp_min(1)  # no label at all: 0, not 0/0
-    loss = total / count
-    return loss if not z_weight else loss + z_weight * logits.amax(-1).square().mean()
+    return total / count

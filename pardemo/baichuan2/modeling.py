@@ -215,14 +215,10 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits [b, s, v] without ``labels`` [b, s] (−100 where there is none); with them the loss alone.
 
-        Where the configuration's ``loss_head`` is ``"full"``, both. ``shift_labels`` [b, s] instead of ``labels`` are
-        those that each position predicts. ``output_hidden_states`` and ``output_attentions`` as in
-        :class:`Baichuan2Model`; no cache is made in training unless ``use_cache`` asks for it.
+        Where the configuration's ``loss_head`` is ``"full"``, both. ``output_hidden_states`` and ``output_attentions``
+        as in :class:`Baichuan2Model`; no cache is made in training unless ``use_cache`` asks for it.
         """
-        shift_labels = kwargs.pop("shift_labels", None)  # by name it would be a label that the Trainer waits for
-        shifted = shift_labels is not None
-        targets = shift_labels if shifted else labels
-        if use_cache is None and (self.training or targets is not None):
+        if use_cache is None and (self.training or labels is not None):
             use_cache = False
         out = self.model(
             input_ids=input_ids,
@@ -234,15 +230,14 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
             return_dict=True,
             **kwargs,
         )
-        hidden, z_weight, loss, logits = out.last_hidden_state, self.config.z_loss_weight, None, None
-        if targets is None:
+        hidden, loss, logits = out.last_hidden_state, None, None
+        if labels is None:
             logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
         elif self.config.loss_head == "full":
             logits = self.lm_head(hidden)
-            pair = (logits, targets) if shifted else (logits[:, :-1], targets[:, 1:])
-            loss = cross_entropy(*pair, num_items_in_batch, z_weight)
+            loss = cross_entropy(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         else:
-            loss = label_loss(self.lm_head, hidden, targets, num_items_in_batch, z_weight=z_weight, shifted=shifted)
+            loss = label_loss(self.lm_head, hidden, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

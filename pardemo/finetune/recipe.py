@@ -319,12 +319,12 @@ class Steps(NamedTuple):
     total: int
 
 
-def steps(recipe: Recipe, samples: int, world_size: int | None = None, keep_partial: bool = True) -> Steps:
+def steps(recipe: Recipe, samples: int, world_size: int | None = None) -> Steps:
     """Optimizer steps per epoch and in all, as transformers 5.23's Trainer counts them.
 
     A rank's batches are the rounded-up share of the rounded-up batches (Accelerate evens them out), and what is left
     of an epoch after whole accumulations is a step too (``Trainer.set_initial_training_values``). The Trainer of
-    2023 floored that division: ``keep_partial=False``. The article's 80,000 × 5 / 256: 1,565 kept, 1,560 floored.
+    2023 floored that division. The article's 80,000 × 5 / 256: 1,565 kept, 1,560 floored.
 
     Args:
         samples: rows of the training file (of which ``max_samples`` may take fewer), or packed rows.
@@ -336,8 +336,7 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None, keep_part
     count = min(samples, recipe.data.max_samples or samples)
     train = recipe.train
     batches = math.ceil(math.ceil(count / train.per_device_train_batch_size) / ranks)
-    whole, left = divmod(batches, train.gradient_accumulation_steps)
-    per_epoch = max(1, whole + (keep_partial and left > 0))
+    per_epoch = math.ceil(batches / train.gradient_accumulation_steps)
     return Steps(per_epoch, train.max_steps or math.ceil(train.num_train_epochs * per_epoch))
 
 

@@ -44,36 +44,37 @@ def encode(row: Mapping[str, Any], tokenizer: Baichuan2Tokenizer, cutoff_len: in
     total = len(source) + len(target)
     if total > cutoff_len:
         source, target = (part[: cutoff_len * len(part) // total] for part in (source, target))
-    ids = source + target
     first = max(len(source), 1)  # nothing predicts a first token; in a packed row the sample before would have to
-    return {"input_ids": ids, "labels": [IGNORED if place < first else token for place, token in enumerate(ids)]}
+    return _item(source + target, first)
+
+
+def _item(ids: list[int], first_label: int) -> dict[str, list[int]]:
+    unlabelled = min(first_label, len(ids))
+    return {"input_ids": ids, "labels": [IGNORED] * unlabelled + ids[unlabelled:]}
 
 
 class Samples(Dataset):
     """Encoded samples, or rows of several packed ones; an item holds ``input_ids`` and ``labels``, as lists.
 
     Items of packed rows have ``position_ids`` too, which begin again at 0 with each sample: the model keeps samples
-    apart by that. All token numbers lie in one array, so that 80,000 samples take 4 bytes a token on each rank.
+    apart by that. Token numbers lie in arrays, so that 80,000 samples take 4 bytes a token on each rank.
 
     Args:
-        ids: [tokens], the samples one behind the other.
-        ends: [samples], where each ends in ``ids``.
-        first_labels: [samples], the tokens at the beginning of each that have no label.
+        ids: of each sample, [tokens].
+        first_labels: the tokens at the beginning of each that have no label.
         cut: how many were longer than ``cutoff_len``.
         rows: the samples of each packed row, by number; None where every sample is a row of its own.
     """
 
     def __init__(
         self,
-        ids: np.ndarray,
-        ends: np.ndarray,
-        first_labels: np.ndarray,
+        ids: Sequence[np.ndarray],
+        first_labels: Sequence[int],
         cut: int,
         cutoff_len: int,
         rows: list[list[int]] | None = None,
     ):
-        self._ids, self._ends, self._first_labels, self._rows = ids, ends, first_labels, rows
-        self._sizes = np.diff(ends, prepend=0)
+        self._ids, self._first_labels, self._rows = ids, first_labels, rows
         self.cut, self.cutoff_len = cut, cutoff_len
 
     @classmethod
@@ -90,59 +91,51 @@ class Samples(Dataset):
         Raises:
             ValueError: ``cutoff_len`` is so small that no label is left.
         """
-        parts, first_labels, cut = [], [], 0
+        ids, first_labels, cut = [], [], 0
         for row in rows:
             sample = encode(row, tokenizer, cutoff_len)
-            parts.append(np.array(sample["input_ids"], np.int32))
+            ids.append(np.array(sample["input_ids"], np.int32))
             first_labels.append(sample["labels"].count(IGNORED))
             cut += sample["input_ids"][-1:] != [tokenizer.eos_token_id]
-        ends = np.cumsum([len(part) for part in parts])
-        samples = cls(np.concatenate(parts), ends, np.array(first_labels), cut, cutoff_len)
+        samples = cls(ids, first_labels, cut, cutoff_len)
         if not samples.labelled_tokens:
             raise ValueError(f"cutoff_len {cutoff_len} leaves no sample a label")
         return samples
 
     def __len__(self) -> int:
-        return len(self._ends) if self._rows is None else len(self._rows)
+        return len(self._ids if self._rows is None else self._rows)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         if self._rows is None:
-            return self._sample(index)
-        parts = [self._sample(number) for number in self._rows[index]]
+            return _item(self._ids[index].tolist(), self._first_labels[index])
+        parts = [_item(self._ids[number].tolist(), self._first_labels[number]) for number in self._rows[index]]
         item = {key: [value for part in parts for value in part[key]] for key in ("input_ids", "labels")}
         return item | {"position_ids": [place for part in parts for place in range(len(part["input_ids"]))]}
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each item."""
-        sizes = self._sizes.tolist()
+        sizes = [len(ids) for ids in self._ids]
         return sizes if self._rows is None else [sum(sizes[number] for number in row) for row in self._rows]
 
     @property
     def tokens(self) -> int:
         """Tokens of all samples, padding not counted."""
-        return len(self._ids)
+        return sum(self.lengths)
 
     @property
     def labelled_tokens(self) -> int:
         """Tokens that are trained on: outputs and their EOS."""
-        return self.tokens - int(self._first_labels.sum())
+        return self.tokens - sum(self._first_labels)
 
     @property
     def report(self) -> str:
         """What there is, in a line."""
-        unlabelled = int((self._first_labels == self._sizes).sum())
-        text = f"{len(self._ends):,} samples, {self.tokens:,} tokens, {self.labelled_tokens:,} of them labels"
-        if self._rows is not None:
-            text += f"; packed into {len(self._rows):,} rows"
+        unlabelled = sum(len(ids) == first for ids, first in zip(self._ids, self._first_labels, strict=True))
+        text = f"{len(self._ids):,} samples, {self.tokens:,} tokens, {self.labelled_tokens:,} of them labels"
         if self.cut:
             text += f"; {self.cut:,} were longer than {self.cutoff_len:,} tokens and cut"
         return text + (f", {unlabelled:,} of them to no label at all" if unlabelled else "")
-
-    def _sample(self, number: int) -> dict[str, list[int]]:
-        end, first = self._ends[number], int(self._first_labels[number])
-        ids = self._ids[end - self._sizes[number] : end].tolist()
-        return {"input_ids": ids, "labels": [IGNORED] * first + ids[first:]}
 
 
 def pack(samples: Samples, length: int) -> Samples:
@@ -167,15 +160,16 @@ def pack(samples: Samples, length: int) -> Samples:
         rows[row].append(number)
         if room > sizes[number]:
             insort(open_rows, (room - sizes[number], row))
-    return Samples(samples._ids, samples._ends, samples._first_labels, samples.cut, samples.cutoff_len, rows)
+    return Samples(samples._ids, samples._first_labels, samples.cut, samples.cutoff_len, rows)
 
 
 class Order(Sampler[int]):
     """A permutation of the samples per epoch that depends on the seed and the epoch alone.
 
-    With ``lengths``, what is computed at the same time has like length, so that little is padding and ranks wait little
-    for one another: samples are shuffled, each ``WINDOW`` steps of them sorted by length and cut into steps, and the
-    steps shuffled. Within a step the longest come first: batches are dealt to the ranks in turn.
+    So it is the same on every number of ranks, and after a resume. With ``lengths``, what is computed at the same time
+    has like length, so that little is padding and ranks wait little for one another: samples are shuffled, each
+    ``WINDOW`` steps of them sorted by length and cut into steps, and the steps shuffled. Within a step the longest come
+    first: batches are dealt to the ranks in turn.
 
     Args:
         count: samples.

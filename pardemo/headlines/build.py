@@ -1,17 +1,17 @@
 """Builds training and test files: rows chosen by a seed, a manifest with counts and checksums, a picture of lengths."""
 
 import hashlib
+import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pardemo import project
 from pardemo.headlines import grammar, sources
-from pardemo.headlines.rows import BadRow, as_line
-from pardemo.headlines.select import Selection
+from pardemo.headlines.rows import BadRow, as_line, key_of
 
 GENERATED = "generated"
 TRAIN = {GENERATED: 20_000, "real": 80_000}  # rows by default; the article's figure for real data
@@ -28,34 +28,48 @@ class Limits:
     min_output: int = 2
     max_output: int = 200
 
-    def fault(self, row: dict[str, str]) -> str | None:
-        for name, low, high in (
-            ("input", self.min_input, self.max_input),
-            ("output", self.min_output, self.max_output),
-        ):
+    def check(self, row: dict[str, str]) -> None:
+        """Raises BadRow."""
+        for name in ("input", "output"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if not low <= len(row[name]) <= high:
-                return f"{name} not of {low} to {high} characters"
-        return None
+                raise BadRow(f"{name} not of {low} to {high} characters")
 
 
-@dataclass
-class LeftOut:
-    """Rows that were not taken: how many, by file and reason, and the first lines of each."""
+class Selection:
+    """Keeps the ``size`` rows whose inputs have the smallest keyed hashes: those a seed chooses, whatever the order.
 
-    first_lines: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    counts: Counter = field(default_factory=Counter)
+    Equal inputs (see :func:`pardemo.headlines.rows.key_of`) have equal hashes, so that of a duplicate only the first is
+    kept, also where the first has been pushed out since. Memory: ``size`` · (the row's own bytes + about 300 B),
+    however many rows are offered. The chosen rows in the order of their hashes are a shuffle, and the first of them
+    are the choice for any smaller size.
+    """
 
-    def add(self, file: str, line: int, reason: str) -> None:
-        self.counts[file, reason] += 1
-        lines = self.first_lines.setdefault((file, reason), [])
-        if len(lines) < LINES_TOLD:
-            lines.append(line)
+    def __init__(self, size: int, seed: int):
+        self._size = size
+        self._key = str(seed).encode()
+        self._heap: list[tuple[int, bytes]] = []  # the largest hash on top: (−hash, row)
+        self._held: set[int] = set()
+        self.duplicates = 0
 
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"file": file, "reason": reason, "count": self.counts[file, reason], "first_lines": lines}
-            for (file, reason), lines in self.first_lines.items()
-        ]
+    def hash_of(self, text: str) -> int:
+        """128 bits that depend on the seed and on the input's text alone."""
+        return int.from_bytes(hashlib.blake2b(key_of(text), digest_size=16, key=self._key).digest())
+
+    def offer(self, row: Mapping[str, str]) -> None:
+        """Takes or leaves a row; one that is kept is held as its line of JSON."""
+        value = self.hash_of(row["input"])
+        if value in self._held:
+            self.duplicates += 1
+        elif len(self._heap) < self._size or value < -self._heap[0][0]:
+            heapq.heappush(self._heap, (-value, as_line(row)))
+            self._held.add(value)
+            if len(self._heap) > self._size:
+                self._held.remove(-heapq.heappop(self._heap)[0])
+
+    def rows(self) -> list[bytes]:
+        """The chosen rows, as lines, in the order of their hashes."""
+        return [row for _, row in sorted(self._heap, reverse=True)]
 
 
 def build(
@@ -104,18 +118,15 @@ def build(
     else:
         limits = limits or Limits()
         tasks = [task for task in sources.TASKS if task in tasks]  # the order given is no matter
-        manifest |= {"tasks": tasks, "sources": list(wanted), "limits": asdict(limits), "inputs": []}
-        choice = _Choice(Selection(train + test, seed), tasks, limits)
-        for item in sources.find(origins, wanted):
-            on_read(item.name)
-            manifest["inputs"].append(choice.offer(item))
-        lines, duplicates = choice.selection.rows(), choice.selection.duplicates
+        manifest |= {"tasks": tasks, "sources": list(wanted), "limits": asdict(limits)}
+        lines, found = _chosen(sources.find(origins, wanted), Selection(train + test, seed), tasks, limits, on_read)
+        manifest |= found
         if len(lines) < train + test:
             raise ValueError(
                 f"{train + test} rows are wanted, but there are {len(lines)} distinct ones"
-                f" ({choice.left_out.counts.total()} rows left out, {duplicates} duplicates)"
+                f" ({sum(entry['count'] for entry in found['left_out'])} rows left out,"
+                f" {found['duplicates_of_chosen']} duplicates)"
             )
-        manifest |= {"left_out": choice.left_out.rows(), "duplicates_of_chosen": duplicates}
         chosen = {"train": lines[test:], "test": lines[:test]}
     return _written(out, chosen, manifest)
 
@@ -133,57 +144,79 @@ def _check(origins: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) 
             raise ValueError(f"no {kind} named {', '.join(unknown) or 'at all'}; there are: {', '.join(choices)}")
 
 
-@dataclass
-class _Choice:
-    """Offers the rows of several inputs to a selection, and counts those that are left out."""
+def _chosen(
+    inputs: Sequence[sources.FileInput | sources.HubInput],
+    selection: Selection,
+    tasks: Sequence[str],
+    limits: Limits,
+    on_read: Callable[[str], object],
+) -> tuple[list[bytes], dict[str, Any]]:
+    """The chosen rows of all inputs, and the manifest's entries of what was read and what was left out."""
 
-    selection: Selection
-    tasks: Sequence[str]
-    limits: Limits
-    left_out: LeftOut = field(default_factory=LeftOut)
+    def task_of(text: str) -> str:
+        return tasks[selection.hash_of(text) % len(tasks)]  # low bits: the choice goes by the high ones
 
-    def offer(self, item: sources.FileInput | sources.HubInput) -> dict[str, Any]:
-        """Offers every row of an input; returns its entry of the manifest. ``rows`` counts all, good and bad."""
+    read, left_out = [], {}
+    for item in inputs:
+        on_read(item.name)
         count = 0
         for line, value, reason in item.records():
             count += 1
             try:
-                self.selection.offer(self._row(item.source, value, reason))
+                if reason is not None:
+                    raise BadRow(reason)
+                row = sources.convert(value, item.source, task_of)
+                limits.check(row)
+                selection.offer(row)
             except BadRow as bad:
-                self.left_out.add(item.name, line, str(bad))
-        return {"name": item.name, "source": item.source, "rows": count, "sha256": item.sha256()}
-
-    def _row(self, source: str, value: Any, reason: str | None) -> dict[str, str]:
-        if reason is None:
-            row = sources.convert(value, source, self._task_of)
-            reason = self.limits.fault(row)
-        if reason is not None:
-            raise BadRow(reason)
-        return row
-
-    def _task_of(self, text: str) -> str:
-        return self.tasks[self.selection.hash_of(text) % len(self.tasks)]  # low bits: the choice goes by the high ones
+                about = {"file": item.name, "reason": str(bad), "count": 0, "first_lines": []}
+                entry = left_out.setdefault((item.name, str(bad)), about)
+                entry["count"] += 1
+                if entry["count"] <= LINES_TOLD:
+                    entry["first_lines"].append(line)
+        read.append({"name": item.name, "source": item.source, "rows": count, "sha256": item.sha256()})
+    lines = selection.rows()
+    left = {"left_out": list(left_out.values()), "duplicates_of_chosen": selection.duplicates}
+    return lines, {"inputs": read, **left}
 
 
 def _written(out: Path, chosen: dict[str, list[bytes]], manifest: dict[str, Any]) -> dict[str, Any]:
-    from pardemo.headlines.picture import lengths
-
     (out / "manifest.json").unlink(missing_ok=True)  # a folder without one is not whole
     manifest["files"] = {}
     for name, lines in chosen.items():
         content = b"[\n" + b",\n".join(lines) + b"\n]\n"  # one row a line, so that rows have line numbers
         project.write_atomically(out / f"{name}.json", lambda path, content=content: path.write_bytes(content))
+        counts = Counter(json.loads(line)["source"] for line in lines)
         manifest["files"][f"{name}.json"] = {
             "rows": len(lines),
-            "by_source": _counts(lines),
+            "by_source": dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-    lengths(chosen, out / "lengths.png")
+    draw_lengths(chosen, out / "lengths.png")
     project.write_json(out / "manifest.json", manifest)
     return manifest
 
 
-def _counts(lines: Iterable[bytes]) -> dict[str, int]:
-    """Rows by source and task, most first."""
-    counts = Counter(json.loads(line)["source"] for line in lines)
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+def draw_lengths(chosen: Mapping[str, Sequence[bytes]], path: Path) -> None:
+    """Draws how long bodies and headlines are, of each file one line.
+
+    Args:
+        chosen: file -> its rows, each a line of JSON.
+    """
+    import numpy as np
+
+    from pardemo.draw import style
+
+    fig, axes = style.new(1, 2, size=(9.0, 3.2))
+    medians = []
+    for ax, field in zip(axes, ("input", "output"), strict=True):
+        sizes = {name: [len(json.loads(line)[field]) for line in lines] for name, lines in chosen.items()}
+        top = max(max(of) for of in sizes.values())
+        edges = np.arange(0, top + 2, max(1, top // 40))
+        for (name, of), dashes in zip(sizes.items(), ("-", "--"), strict=True):
+            share = np.histogram(of, np.append(edges, edges[-1] + 1))[0] / len(of) * 100
+            ax.step(edges, share, where="post", linestyle=dashes, color="black", label=f"{name} ({len(of):,})")
+            medians.append(f"{name} {field} {np.median(of):g}")
+        ax.set(xlabel=f"{field}, characters", ylabel="rows, %")
+        ax.legend()
+    style.write(fig, path, f"Histograms of the lengths in characters; medians: {', '.join(medians)}.")

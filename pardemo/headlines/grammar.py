@@ -19,8 +19,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pardemo.headlines import names
-
 KINDS = ("seen", "unseen")
 INSTRUCTIONS = {"plain": "请给下面的新闻拟一个简短的标题：\n", "section": "请写出下面新闻的栏目、数字和标题。\n"}
 STYLES = tuple(INSTRUCTIONS)
@@ -56,6 +54,7 @@ class NewsEvent:
 @dataclass(frozen=True)
 class Grammar:
     events: Sequence[NewsEvent]
+    slots: Mapping[str, str]  # that all events share
     frames: Mapping[str, Sequence[str]]  # how the news is introduced: by kind
     scenes: Sequence[str]
     background: Sequence[str]
@@ -64,11 +63,10 @@ class Grammar:
 @functools.cache
 def load() -> Grammar:
     """The grammar in ``events.toml``."""
-    text = (Path(__file__).parent / "events.toml").read_text(encoding="utf-8")
-    content: dict[str, Any] = tomllib.loads(text)
-    frames, common = content.pop("frames"), content.pop("common")
+    content: dict[str, Any] = tomllib.loads((Path(__file__).parent / "events.toml").read_text(encoding="utf-8"))
+    slots, frames, common = (content.pop(name) for name in ("slots", "frames", "common"))
     events = [NewsEvent(name=name, **fields) for name, fields in content.items()]
-    return Grammar(events, frames, common["scenes"], common["background"])
+    return Grammar(events, slots, frames, **common)
 
 
 @dataclass
@@ -86,7 +84,7 @@ class Story:
     def value(self, name: str, number: str) -> str:
         key = name + number
         if key not in self.values:
-            spec = self.event.office if name == "office" else self.event.slots.get(name) or names.SLOTS[name]
+            spec = self.event.office if name == "office" else self.event.slots.get(name) or load().slots[name]
             for _ in range(20):  # a second place, company or figure is another one, where the range allows it
                 drawn = "".join(self._part(part) for part in spec.split(" + "))
                 if drawn not in self.values.values():
@@ -103,6 +101,16 @@ class Story:
             whole, tenth = divmod(low + below(self.random, high - low + 1), 10)
             return f"{whole}.{tenth}" if tenth else str(whole)
         return self.fill(pick(self.random, spec.split("|")))
+
+    def frame(self, template: str, marked: str) -> str:
+        """The sentence with the news: its marks taken away, its date where the frame has it."""
+        bare = re.sub("[「」『』]", "", marked)
+        if template == DATED:
+            if "@" in bare:
+                return bare.replace("@", self.value("when", "")) + "。"
+            template = UNDATED
+        # What the sentence holds is text already: it is put in after the frame's own slots.
+        return self.fill(template.replace("{core}", "@")).replace("@", bare.replace("@", ""))
 
 
 def generate(count: int, seed: int, kinds: Sequence[str] = KINDS, style: str = "section") -> Iterator[dict[str, str]]:
@@ -150,27 +158,27 @@ def _check(style: str, *numbers: int) -> None:
 def _distinct(
     count: int, seed: int, kinds: Sequence[str], style: str, bodies: set[str], headlines: set[str]
 ) -> Iterator[dict[str, str]]:
-    random = Random(seed)
-    rows = 0
+    random, rows = Random(seed), 0
     while rows < count:
         kind = kinds[rows % len(kinds)]
-        body, plain, section = _write(random, kind)
+        event, body, marked = _write(random, kind)
+        plain = headline_of(marked)
         if body in bodies or plain in headlines or not _fits(body, plain):
             continue
         bodies.add(body)
         headlines.add(plain)
         rows += 1
-        headline = section if style == "section" else plain
+        headline = headline_of(marked, event.section) if style == "section" else plain
         yield {"instruction": INSTRUCTIONS[style], "input": body, "output": headline, "source": f"generated/{kind}"}
 
 
-def _write(random: Random, kind: str) -> tuple[str, str, str]:
-    """A body and its headline in both styles, whatever they turn out to be."""
+def _write(random: Random, kind: str) -> tuple[NewsEvent, str, str]:
+    """An event, a body, and the sentence with the news in it, marked; whatever they turn out to be."""
     grammar = load()
     event = pick(random, [event for event in grammar.events if event.kind == kind])
     story = Story(event, random)
     marked = story.fill(pick(random, event.news))
-    sentences = [_framed(story, pick(random, grammar.frames[kind]), marked)]
+    sentences = [story.frame(pick(random, grammar.frames[kind]), marked)]
     if random.random() < SCENE_FIRST:
         scenes = event.scenes if random.random() < 0.7 else grammar.scenes
         sentences.insert(0, story.fill(pick(random, scenes)))
@@ -182,35 +190,18 @@ def _write(random: Random, kind: str) -> tuple[str, str, str]:
     if random.random() < 0.3:
         following.reverse()
     sentences.extend(story.fill(sentence) for sentence in following)
-    return "".join(sentences), headline_of(marked), in_section(event.section, marked)
+    return event, "".join(sentences), marked
 
 
-def _framed(story: Story, frame: str, marked: str) -> str:
-    """The sentence with the news: its marks taken away, its date where the frame has it."""
-    bare = re.sub("[「」『』]", "", marked)
-    if frame == DATED:
-        if "@" in bare:
-            return bare.replace("@", story.value("when", "")) + "。"
-        frame = UNDATED
-    # What the sentence holds is text already: it is put in after the frame's own slots.
-    return story.fill(frame.replace("{core}", "@")).replace("@", bare.replace("@", ""))
+def headline_of(marked: str, section: str | None = None) -> str:
+    """The marked parts of a sentence: who, what, how much (「」), and the further figure (『』) where there is one.
 
-
-def headline_of(marked: str) -> str:
-    """The marked parts of a sentence in plain style: who, what, how much, and after a comma the further figure."""
-    main, further = _marked_parts(marked)
-    return f"{main}，{further}" if further else main
-
-
-def in_section(section: str, marked: str) -> str:
-    """The same in section style: the section's name, the further figure where there is one, and who did what."""
-    main, further = _marked_parts(marked)
+    In plain style the figure stands last; in the style of a ``section`` behind its name, before who did what.
+    """
+    main, further = ("".join(re.findall(pattern, marked)) for pattern in ("「(.*?)」", "『(.*?)』"))
+    if section is None:
+        return f"{main}，{further}" if further else main
     return f"《{section}》{further}，{main}" if further else f"《{section}》{main}"
-
-
-def _marked_parts(marked: str) -> list[str]:
-    """What stands in 「」 for the headline's main part, and what stands in 『』 for the further figure."""
-    return ["".join(re.findall(pattern, marked)) for pattern in ("「(.*?)」", "『(.*?)』")]
 
 
 def _fits(body: str, headline: str) -> bool:

@@ -1,4 +1,4 @@
-"""The real data sets as their owners publish them, turned row by row into the article's format.
+"""The real data sets as their owners publish them, turned record by record into the article's form.
 
 =========  ======================  ==========================================================  ==================
 source     data set                files                                                       input → output
@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pardemo.headlines.rows import BadRow, is_unicode
 from pardemo.project import refuse_pointer
@@ -38,17 +38,14 @@ INSTRUCTIONS = {
     ("xlsum-en", "title"): "Write a headline for this news story:\n",
 }
 
-#: Data set -> [(configuration, source)], as ``datasets`` names them.
-DATASETS = {
-    "neuclir/csl": ((None, "csl"),),
-    "hugcyp/LCSTS": ((None, "lcsts"),),
-    "csebuetnlp/xlsum": (("chinese_simplified", "xlsum-zh"), ("english", "xlsum-en")),
+#: Data set -> {configuration: source}, as ``datasets`` names them.
+DATASETS: dict[str, dict[str | None, str]] = {
+    "neuclir/csl": {None: "csl"},
+    "hugcyp/LCSTS": {None: "lcsts"},
+    "csebuetnlp/xlsum": {"chinese_simplified": "xlsum-zh", "english": "xlsum-en"},
 }
 # The hub's own Parquet copy: data sets that are defined by a script can be read so, and no script is run.
 REVISION = "refs/convert/parquet"
-
-_INPUT = {"csl": "abstract", "lcsts": "text", "xlsum-zh": "text", "xlsum-en": "text"}
-_OUTPUT = {"csl": "title", "lcsts": "summary", "xlsum-zh": "title", "xlsum-en": "title"}
 
 
 class Record(NamedTuple):
@@ -59,22 +56,25 @@ class Record(NamedTuple):
     reason: str | None = None
 
 
-class FileInput:
+class FileInput(NamedTuple):
     """A ``.jsonl`` or ``.jsonl.gz`` file of one source."""
 
-    def __init__(self, path: Path, source: str, name: str):
-        self.path, self.source, self.name = path, source, name
+    name: str
+    source: str
+    path: Path
 
     def records(self) -> Iterator[Record]:
         """Raises ValueError where the file ends early or is a git-lfs pointer, OSError where it cannot be read."""
-        number = 0
+        number, path = 0, self.path
+        with path.open("rb") as file:
+            refuse_pointer(path, file.read(100), "data")
         try:
-            with _open(self.path) as file:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
                     if line.strip():
                         yield _parsed(number, line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{self.path} is cut off or damaged after line {number}: download it again") from error
+            raise ValueError(f"{path} is cut off or damaged after line {number}: download it again") from error
 
     def sha256(self) -> str:
         with self.path.open("rb") as file:
@@ -117,7 +117,7 @@ def find(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileI
     inputs: list[FileInput | HubInput] = []
     for origin in origins:
         if origin in DATASETS:
-            inputs += [HubInput(origin, configuration, source) for configuration, source in DATASETS[origin]]
+            inputs += [HubInput(origin, configuration, source) for configuration, source in DATASETS[origin].items()]
         else:
             inputs += _in_folder(Path(origin))
     chosen = [item for item in inputs if item.source in sources]
@@ -128,19 +128,24 @@ def find(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileI
 
 
 def convert(record: Any, source: str, task_of: Callable[[str], str]) -> dict[str, str]:
-    """A source's record as a row of the article's format; ``task_of`` says which task a text of csl is for.
+    """A source's record as a row of the article's form; ``task_of`` says which task a text of csl is for.
 
     Raises:
         BadRow: what is missing or wrong.
     """
     if not isinstance(record, Mapping):
         raise BadRow("not an object")
-    text = _text(record, _INPUT[source])
+    text = _text(record, "abstract" if source == "csl" else "text")
     task = task_of(text) if source == "csl" else "title"
     if task == "keywords":
-        answer = _keywords(record)
+        words = record.get("keywords")
+        if not isinstance(words, list) or not all(isinstance(word, str) and is_unicode(word) for word in words):
+            raise BadRow("keywords is not a list of texts" if words is not None else "missing field keywords")
+        answer = "；".join(word.strip() for word in words if word.strip())
+        if not answer:
+            raise BadRow("empty keywords")
     else:
-        answer = _text(record, "category" if task == "category" else _OUTPUT[source])
+        answer = _text(record, "category" if task == "category" else "summary" if source == "lcsts" else "title")
     return {
         "instruction": INSTRUCTIONS[source, task],
         "input": text,
@@ -162,39 +167,24 @@ def _text(record: Mapping[str, Any], name: str) -> str:
     return value.strip()
 
 
-def _keywords(record: Mapping[str, Any]) -> str:
-    words = record.get("keywords")
-    if words is None:
-        raise BadRow("missing field keywords")
-    if not isinstance(words, list) or not all(isinstance(word, str) and is_unicode(word) for word in words):
-        raise BadRow("keywords is not a list of texts")
-    words = [word.strip() for word in words if word.strip()]
-    if not words:
-        raise BadRow("empty keywords")
-    return "；".join(words)
-
-
 def _in_folder(origin: Path) -> list[FileInput]:
     if not origin.exists():
         raise ValueError(f"{origin} is neither a folder nor one of generated, {', '.join(DATASETS)}")
-    files = (
-        sorted(p for p in origin.rglob("*") if p.name.endswith((".jsonl", ".jsonl.gz")))
-        if origin.is_dir()
-        else [origin]
-    )
+    found = sorted(path for end in ("*.jsonl", "*.jsonl.gz") for path in origin.rglob(end))
+    files = found if origin.is_dir() else [origin]
     if not files:
         raise ValueError(f"no .jsonl or .jsonl.gz file in {origin} (archives have to be unpacked first)")
-    return [FileInput(file, _source_of(file), file.relative_to(origin.parent).as_posix()) for file in files]
+    return [FileInput(file.relative_to(origin.parent).as_posix(), _source_of(file), file) for file in files]
 
 
 def _source_of(path: Path) -> str:
     """Which source a file is of: by the fields of its first good row, XL-Sum's language by its name."""
-    records = FileInput(path, "", path.name).records()
+    records = FileInput(path.name, "", path).records()
     fields = next((set(r.value) for r in islice(records, 100) if isinstance(r.value, dict)), set())
     if {"abstract", "title", "keywords"} <= fields:
         return "csl"
     if {"text", "title", "url"} <= fields:
-        for language, source in (("chinese_simplified", "xlsum-zh"), ("english", "xlsum-en")):
+        for language, source in DATASETS["csebuetnlp/xlsum"].items():
             if any(part.startswith(language) for part in path.parts[-2:]):
                 return source
         raise ValueError(f"{path} is XL-Sum's, but neither chinese_simplified nor english by its name: move it away")
@@ -202,12 +192,6 @@ def _source_of(path: Path) -> str:
         return "lcsts"
     fields_text = ", ".join(sorted(fields)) or "no row among the first hundred that is an object"
     raise ValueError(f"{path} is of none of the sources {', '.join(SOURCES)}: it has {fields_text}")
-
-
-def _open(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        refuse_pointer(path, file.read(100), "data")
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def _parsed(number: int, line: bytes) -> Record:

@@ -111,7 +111,7 @@ def report_s(folder: Path) -> float:
 
 BUILD = f"""{PEAK_MIB}
 import json, sys, time
-from pardemo.headlines import picture
+import pardemo.draw.style
 from pardemo.headlines.build import build
 folder, out, kept = sys.argv[1:]
 begin = time.perf_counter()

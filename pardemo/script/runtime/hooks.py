@@ -24,14 +24,15 @@ class Hooks:
         self.following = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        for method, register in (
+        hooks: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
             (self._module_begins, register_module_forward_pre_hook),
             (self._module_ends, self._register_forward_hook),
             (self._step_begins, register_optimizer_step_pre_hook),
             (self._step_ends, register_optimizer_step_post_hook),
             (self._backward, self._register_backward),
-        ):
-            if method.__func__ is not getattr(Hooks, method.__name__):  # type: ignore[attr-defined]
+        )
+        for method, register in hooks:
+            if method.__func__ is not getattr(Hooks, method.__name__):
                 self.following.callback(register(method).remove)
         return self
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from pardemo.headlines import english
+from pardemo.book.chapters.baichuan2_finetune.english import english_of
 from pardemo.tables import show
 
 
 def beside_english(texts: Mapping[str, str]):
     """Texts by name, one below the other, each beside its English."""
-    return show([{"": name, "text": text, "in English": english.of(text)} for name, text in texts.items()])
+    return show([{"": name, "text": text, "in English": english_of(text)} for name, text in texts.items()])
 
 
 def rows_beside_english(answers: Mapping[str, Sequence[str]], rows: Sequence[int]):
@@ -19,7 +19,7 @@ def rows_beside_english(answers: Mapping[str, Sequence[str]], rows: Sequence[int
     """
     return show(
         [
-            {"": name, "text": texts[row], "in English": english.of(texts[row])}
+            {"": name, "text": texts[row], "in English": english_of(texts[row])}
             for row in rows
             for name, texts in answers.items()
         ]

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from pardemo.headlines import english
+from pardemo.book.chapters.baichuan2_finetune.english import english_of
 from pardemo.tables import show
 
 
 def beside_english(row: Mapping[str, str]):
     """A row's instruction, input and output, each beside its English."""
     return show(
-        [{"": key, "text": row[key], "in English": english.of(row[key])} for key in ("instruction", "input", "output")]
+        [{"": key, "text": row[key], "in English": english_of(row[key])} for key in ("instruction", "input", "output")]
     )
 
 
@@ -17,7 +17,7 @@ def headlines_of_groups(groups: Mapping[str, Sequence[Mapping[str, str]]]):
     """The first headline of each group, beside its English."""
     return show(
         [
-            {"group": name, "headline": rows[0]["output"], "in English": english.of(rows[0]["output"])}
+            {"group": name, "headline": rows[0]["output"], "in English": english_of(rows[0]["output"])}
             for name, rows in groups.items()
         ]
     )

@@ -4,12 +4,7 @@ They are of the rows in ``data/headlines`` and of what the tiny model wrote for 
 that is not among them, as another run may write it, has no English here.
 """
 
-SECTIONS = {
-    "财经": "Economy", "文化": "Culture", "灾情": "Disasters", "自然": "Nature", "体育": "Sports", "科技": "Technology",
-    "民生": "People's life", "交通": "Traffic", "教育": "Education",
-}  # fmt: skip
-
-TEXTS = {
+ENGLISH = {
     # a row of the training file
     "请写出下面新闻的栏目、数字和标题。\n": "Write section, number and headline of the news below.",
     "贺岁档的竞争一年比一年激烈。9月3日下午，电影《夏河》上映第17天票房突破6亿元。"
@@ -53,6 +48,6 @@ TEXTS = {
 }  # fmt: skip
 
 
-def of(text: str) -> str:
+def english_of(text: str) -> str:
     """A text's English, or ``—`` where there is none."""
-    return TEXTS.get(text, "—")
+    return ENGLISH.get(text, "—")
