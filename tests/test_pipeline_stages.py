@@ -163,6 +163,67 @@ def test_a_batch_of_two_tensors_and_one_tensor_handed_on_twice(world_of):
     assert_equal_to_one_process(results, stages, before, losses)
 
 
+# --- other modules ---------------------------------------------------------------------------------------------------
+
+
+def relu_at_both_ends(number):
+    """Activations in place where the stages are cut: an odd stage changes what it is handed, and what it hands on."""
+    inner = [nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)]
+    return nn.Sequential(nn.ReLU(inplace=True), *inner, nn.LeakyReLU(0.3, inplace=True)) if number % 2 else inner[0]
+
+
+class Doubles(nn.Linear):
+    """Changes its input in place so that a second run on it would give another result."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+class Lazy(nn.Linear):
+    """Hands on a negative that is not carried out, and so is the gradient that comes back."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return torch.complex(super().forward(x.real), super().forward(x)).conj().imag
+
+
+MODULES = {
+    "in place": relu_at_both_ends,
+    "its input in place": lambda number: Doubles(),
+    "lazy negatives": lambda number: Lazy(),
+    "compiled": lambda number: torch.compile(nn.Linear(WIDTH, WIDTH), backend="aot_eager"),
+}
+
+
+def build(name, number):
+    return gpt.seeded(lambda: MODULES[name](number), number)
+
+
+def train_built(name, order, chunks):
+    return train([build(name, number) for number in range(2 * chunks)], order, chunks)
+
+
+@pytest.mark.parametrize(("order", "chunks"), [(gpipe, 1), (one_f_one_b, 1), (interleaved, 2), (zb_h1, 1), (zb_v, 2)])
+@pytest.mark.parametrize("name", MODULES)
+def test_other_modules_train_as_in_one_process(world_of, name, order, chunks):
+    stages, before = ([build(name, number) for number in range(2 * chunks)] for _ in range(2))
+    results = world_of(2).run(train_built, name, order, chunks)
+    assert_equal_to_one_process(results, stages, before, train_plainly(stages))
+
+
+def test_under_checkpointing_a_stage_that_changes_its_input_is_refused(world_of):
+    def check():
+        Pipeline([Doubles()], Schedule(gpipe, 2, M), F.mse_loss, checkpointing=True).step(*batch())
+
+    told = world_of(2).run(errors, check)
+    assert any(says(one, "RuntimeError: stage ", "in place") for one in told), told
+
+
 # --- gradients that do not come back ---------------------------------------------------------------------------------
 
 
