@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional as F
 
+from pardemo import CallMeter, WireMeter
+from pardemo.formulas import communication
 from pardemo.small_models import gpt
-from pardemo.tensor_parallel import vocab_parallel_cross_entropy, vocabulary
+from pardemo.tensor_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy, vocabulary
 
 TOKENS, VOCABULARY = 96, 256
 #: fp32: sums of 256 exponentials in another order. A sum of two parts in bf16 would be 2^-9 = 2e-3 off, and 3e-3 of a
@@ -35,6 +38,7 @@ def losses(dtype, reduction, ignored, targets_on):
     mine = logits.detach().chunk(n, 1)[rank].clone().requires_grad_()
     found = vocab_parallel_cross_entropy(mine, targets, reduction=reduction)
     (found * weight).sum().backward()
+    assert torch.equal(mine, logits.chunk(n, 1)[rank]), "the logits were changed"
     assert found.dtype == torch.float32
     return found.detach(), expected.detach(), mine.grad, whole.grad.chunk(n, 1)[rank]
 
@@ -106,3 +110,45 @@ def test_any_number_can_be_the_one_that_is_ignored(rank, world_size, index, redu
     found.sum().backward()
     assert gpt.relative_error(found, expected) < CLOSE
     assert gpt.relative_error(mine.grad, whole.grad.chunk(world_size, 1)[rank]) < CLOSE
+
+
+@pytest.mark.ranks(2)
+def test_extreme_logits_do_not_overflow_and_no_label_at_all_is_nan_as_in_torch(rank, world_size):
+    logits = torch.tensor([[1e4, 0.0, -1e4, 3.0], [-1e4, -1e4, -1e4, -1e4]])
+    targets = torch.tensor([3, 0])
+    plain, mine = logits.clone().requires_grad_(), logits.chunk(world_size, 1)[rank].clone().requires_grad_()
+    expected = F.cross_entropy(plain, targets)
+    found = vocab_parallel_cross_entropy(mine, targets)
+    for loss in (expected, found):
+        loss.backward()
+    nothing = vocab_parallel_cross_entropy(mine, torch.full((2,), -100))
+    assert gpt.relative_error(found, expected) < CLOSE
+    assert gpt.relative_error(mine.grad, plain.grad.chunk(world_size, 1)[rank]) < CLOSE
+    assert nothing.isnan()
+
+
+@pytest.mark.ranks(2, 4)
+def test_the_loss_moves_three_numbers_a_token(world_size):
+    tokens = 1 << 17
+    logits = torch.zeros(tokens, 2)
+    targets = torch.zeros(tokens, dtype=torch.long)
+    vocab_parallel_cross_entropy(logits, targets)
+    with WireMeter() as wire, CallMeter() as calls:
+        vocab_parallel_cross_entropy(logits, targets)
+    assert wire.sent_bytes / communication.ring_all_reduce(4 * tokens, world_size).sent == pytest.approx(3, rel=0.01)
+    assert calls.counts == {"all_reduce": 2}
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("in_sequence", [False, True])
+def test_a_table_that_is_cut_equals_the_plain_one(rank, world_size, padding, in_sequence):
+    embedding = gpt.seeded(lambda: nn.Embedding(16, 4, padding_idx=padding))
+    tokens, gradient = gpt.text(2, 8, 16), gpt.numbers(2, 8, 4)
+    tokens[0, :3] = 0
+    layer, expected = VocabParallelEmbedding(embedding, sequence_parallel=in_sequence), embedding(tokens)
+    found = layer(tokens)
+    expected.backward(gradient)
+    found.backward(gradient.chunk(world_size, 1)[rank] if in_sequence else gradient)
+    assert torch.equal(found, expected.chunk(world_size, 1)[rank] if in_sequence else expected)
+    assert gpt.relative_error(layer.weight.grad, embedding.weight.grad.chunk(world_size)[rank]) < CLOSE
