@@ -25,7 +25,7 @@ def page() -> tuple[dict[str, tuple[str, ...]], set[tuple[str, str]]]:
     assert table[0] == matrix.HEAD
     told = [line.removeprefix("- ").partition(": ") for line in lines if line.startswith("- ")]
     said = {(place, sentence) for places, _, sentence in told for place in places.split("; ")}
-    return {line[0]: line for line in table[2:]}, said
+    return {name: (name, *line[1:]) for line in table[2:] for name in line[0].split("; ")}, said
 
 
 def verdicts(name: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ WORD`` runs the rows whose framework has the word in its name.
 """
 
 import argparse
+import itertools
 import re
 import sys
 from dataclasses import dataclass
@@ -157,8 +158,10 @@ def _without_folders(text: str) -> str:
 
 
 def markdown(table: list[tuple[str, ...]], said: list[tuple[str, str]]) -> str:
-    """The page's table, and what was lost."""
-    lines = [f"| {' | '.join(line)} |" for line in (HEAD, ("---",) * len(HEAD), *table)]
+    """The page's table, frameworks of equal lines in one, and what was lost."""
+    grouped = itertools.groupby(table, key=lambda line: line[1:])
+    shared = [("; ".join(name for name, *_ in lines), *cells) for cells, lines in grouped]
+    lines = [f"| {' | '.join(line)} |" for line in (HEAD, ("---",) * len(HEAD), *shared)]
     return "\n".join([*lines, "", *listed(said)]) + "\n"
 
 
