@@ -71,14 +71,12 @@ def test_what_is_missed_is_told():
     row = dict(KEPT[0], module_right=True, cause_right=False, cause="loss", module="head", factor=None, said="a, b")
     said = run.counted([row, dict(KEPT[1], false_alarm=True)])
     assert says(said, "**2", "2", "2", "1", "False", "2", "1")
-    assert (
-        f"(`{row['name']}`). It should say **{CASES[row['name']].cause}**, and says **loss** at `head`: a, b." in said
-    )
+    assert f"(`{row['name']}`). It should say {CASES[row['name']].cause}, and says loss at `head`: a, b." in said
     assert "Missed" not in run.counted([dict(row, cause_right=True)])
     assert run.verdict(dict(row, found=False)) == "nothing"
-    assert run.verdict(dict(row, factor=4.0, rest=1e-9)) == "**loss**, × 4 at `head`"
-    assert run.verdict(dict(row, factor=0.4, rest=0.3)) == "**loss** at `head`"
-    assert run.verdict(dict(row, factor=0.25, rest=1e-9, said="÷ 4 = the ranks: twice")) == "**loss**, ÷ 4 at `head`"
+    assert run.verdict(dict(row, factor=4.0, rest=1e-9)) == "loss, × 4 at `head`"
+    assert run.verdict(dict(row, factor=0.4, rest=0.3)) == "loss at `head`"
+    assert run.verdict(dict(row, factor=0.25, rest=1e-9, said="÷ 4 = the ranks: twice")) == "loss, ÷ 4 at `head`"
 
 
 def test_a_row_names_the_first_thread():

@@ -159,7 +159,7 @@ def counted(kept: list[dict]) -> str:
         if not (one["found"] and one["module_right"] and one["cause_right"]):
             case = wanted[one["family"], one["name"]]
             lines.append(
-                f"\n- Missed in part: {one['what']} (`{one['name']}`). It should say **{case.cause}**"
+                f"\n- Missed in part: {one['what']} (`{one['name']}`). It should say {case.cause}"
                 f"{f' at `{case.module}`' if case.module else ''}, and says {verdict(one)}: {one['said']}."
             )
     if len(lines) > 1:
@@ -187,7 +187,7 @@ def verdict(one: dict) -> str:
     """What was said of a broken script: cause, factor and first module."""
     if not one["found"]:
         return "nothing"
-    said = f"**{one['cause']}**" if one["cause"] else "no cause"
+    said = one["cause"] or "no cause"
     factor, rest = one["factor"], one["rest"] or 0.0
     if one["said"][0] in "×÷":
         said += f", {one['said'].partition(' =')[0]}"
