@@ -9,6 +9,8 @@ from conftest import says
 from torch import nn
 from torch.nn import functional as F
 
+from pardemo.data_parallel import BucketedDataParallel
+from pardemo.groups import Groups, ParallelDims
 from pardemo.meters import WireMeter
 from pardemo.pipeline_parallel import (
     Pipeline,
@@ -494,16 +496,19 @@ def test_evaluation_gives_the_loss_and_leaves_gradients_alone(world_of):
 # --- tied weights ----------------------------------------------------------------------------------------------------
 
 
-def accumulated(clears):
-    """Two steps whose gradients add up, or are cleared in between, and a third."""
+def accumulated(clears, replicas=None):
+    """Two steps whose gradients add up, or are cleared in between, and a third; of ``replicas`` each has its part."""
     net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
     loss_of = net_loss
     batches = [gpt.text(8, 33, 64, seed=step) for step in range(3)]
     if dist.is_initialized():
-        stage = cut_by_layers(gpt.layers_of(net), 2)[dist.get_rank()]
-        tied = [(net.embedding.weight, dist.group.WORLD)]
-        found = Pipeline([stage], Schedule(one_f_one_b, 2, 2), loss_of, tied=tied)
+        group = dist.group.WORLD if replicas is None else replicas.pp
+        stage = cut_by_layers(gpt.layers_of(net), 2)[dist.get_rank(group)]
+        tied = [(net.embedding.weight, group)]
+        stage = stage if replicas is None else BucketedDataParallel(stage, replicas.dp)
+        found = Pipeline([stage], Schedule(one_f_one_b, 2, 2), loss_of, group, tied=tied)
     for tokens in batches:
+        tokens = tokens if replicas is None else tokens.chunk(2)[dist.get_rank(replicas.dp)]
         if clears:
             net.zero_grad()
         if dist.is_initialized():
@@ -522,6 +527,17 @@ def test_gradients_of_tied_weights_add_up_over_steps(world_of, clears):
     first, last = world_of(2).run(accumulated, clears)
     assert torch.equal(first, last)
     assert gpt.relative_error(first, accumulated(clears)) < CLOSE
+
+
+def accumulated_in_replicas():
+    with Groups(ParallelDims(dp=2, pp=2)) as groups:
+        return accumulated(False, groups).clone()
+
+
+def test_gradients_of_tied_weights_add_up_in_replicas_too(world_of):
+    """A wrapper's gradients lie in buckets that the next step writes over."""
+    expected = accumulated(False)
+    assert all(gpt.relative_error(found, expected) < CLOSE for found in world_of(4).run(accumulated_in_replicas))
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------

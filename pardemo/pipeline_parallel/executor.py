@@ -161,7 +161,8 @@ class Pipeline:
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("Pipeline.step computes gradients, which no_grad switches off: call evaluate instead")
-        earlier = [parameter.grad for parameter, _ in self.tied]  # sums over the copies already
+        # sums over the copies already; cloned, for a data-parallel wrapper uses the memory of its buckets again
+        earlier = [None if p.grad is None else p.grad.clone() for p, _ in self.tied]
         for parameter, _ in self.tied:
             parameter.grad = None
         loss = self._run(inputs, targets, self._program)

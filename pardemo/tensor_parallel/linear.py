@@ -161,7 +161,8 @@ class ColumnParallelLinear(GroupModule):
 
         def part(full: Sequence[torch.Tensor]) -> nn.Parameter:
             """This rank's rows of every section, one section after the other."""
-            pieces = torch.cat([one.detach() for one in full]).split(sections)
+            whole = full[0].detach() if len(full) == 1 else torch.cat([one.detach() for one in full])
+            pieces = whole.split(sections)
             own = [piece.chunk(ranks // n)[rank // n] for piece, n in zip(pieces, self.copies, strict=True)]
             return nn.Parameter(torch.cat(own), requires_grad=full[0].requires_grad)
 
