@@ -3,13 +3,13 @@
 from collections import Counter
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from pardemo import compat
 from pardemo.collectives import links
 from pardemo.formulas import communication as formulas
 from pardemo.meters import figures
+from pardemo.meters.inside import tensors_in
 
 #: torch's operator names -> the collective that they are
 _NAMES = (
@@ -96,15 +96,7 @@ def bytes_of_call(func, args: tuple, kwargs: dict) -> formulas.Traffic:
     if rule is None:
         raise RuntimeError(f"cannot tell how many bytes {name} moves: no kernel counts them here")
     nbytes = max(
-        (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in arguments.values()), default=0
+        (sum(t.numel() * t.element_size() for t in tensors_in(value)) for value in arguments.values()), default=0
     )
     root = arguments.get("root_rank", arguments.get("src", 0))  # as torch's functional collectives call it
     return rule(nbytes, group.size(), group.rank() == root)
-
-
-def _tensors(value) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for item in value for t in _tensors(item)]
-    return []

@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from pardemo.formulas.failures import shard_of
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the odd polynomial that each round applies to the singular values
 ROUNDS = 5
 ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
@@ -163,5 +165,4 @@ def _by_owners(
 
 def _rows(rows: int, ranks: int) -> list[int]:
     """Rows on each rank, as ``Shard(0)`` cuts them: ⌈rows/N⌉ until there are none left."""
-    each = -(-rows // ranks)
-    return [max(0, min(rows, (rank + 1) * each) - min(rows, rank * each)) for rank in range(ranks)]
+    return [end - begin for begin, end in (shard_of(rows, ranks, rank) for rank in range(ranks))]
