@@ -160,16 +160,16 @@ def test_blocks_are_merged_in_any_cut(lengths, queries, groups, seed, masked):
     )
     mask = torch.rand(1, queries, sum(lengths)) < 0.5 if masked else None
     gradient = torch.randn(1, 2, queries, 4)
-    whole = attend(q, k, v, 0.5, mask=mask)
+    whole = attend(q, k, v, mask=mask)
     masks = [None] * len(lengths) if mask is None else mask.split(lengths, 2)
     blocks = list(zip(k.split(lengths, 2), v.split(lengths, 2), masks, strict=True))
-    out, log_sum = attend(q, *blocks[0][:2], 0.5, mask=blocks[0][2])
+    out, log_sum = attend(q, *blocks[0][:2], mask=blocks[0][2])
     for keys, values, seen in blocks[1:]:
-        out, log_sum = merge(out, log_sum, *attend(q, keys, values, 0.5, mask=seen))
+        out, log_sum = merge(out, log_sum, *attend(q, keys, values, mask=seen))
     torch.testing.assert_close((out, log_sum), whole)
     assert not out.isnan().any()
-    parts = [attend_backward(gradient, q, *block[:2], out, log_sum, 0.5, mask=block[2]) for block in blocks]
-    together = attend_backward(gradient, q, k, v, *whole, 0.5, mask=mask)
+    parts = [attend_backward(gradient, q, *block[:2], out, log_sum, mask=block[2]) for block in blocks]
+    together = attend_backward(gradient, q, k, v, *whole, mask=mask)
     of_q, of_k, of_v = zip(*parts, strict=True)
     torch.testing.assert_close((sum(of_q), torch.cat(of_k, 2), torch.cat(of_v, 2)), together)
 

@@ -107,12 +107,6 @@ def test_the_bubble_is_that_of_the_papers(schedule, forward, backward):
     assert found.makespan == pytest.approx(expected)
 
 
-@given(WHOLE)
-@settings(deadline=None)
-def test_as_many_ranks_compute_at_one_time_as_there_are_micro_batches_for(schedule):
-    assert chart(schedule).at_once == min(schedule.ranks, schedule.micro_batches)
-
-
 def test_latency_stretches_the_chart():
     schedule = Schedule(gpipe, 4, 4)
     # three hops forward and three back on the critical path

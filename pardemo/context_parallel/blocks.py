@@ -29,7 +29,7 @@ def merge(
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """A block's output [b, h, s, d_v], in fp32 at least, and ℓ [b, h, s].
@@ -39,9 +39,9 @@ def attend(
             sees a key.
     """
     if _fused(q, v, mask):
-        out, log_sum = compat.attention_cpu(q, k, v, 0.0, causal, scale=scale)
+        out, log_sum = compat.attention_cpu(q, k, v, 0.0, causal)
         return out.to(log_sum.dtype), log_sum
-    scores = _scores(q, k, scale, causal, mask)  # [b, h_kv, g, s, t]
+    scores = _scores(q, k, causal, mask)  # [b, h_kv, g, s, t]
     log_sum = scores.logsumexp(-1)
     weights = _weights(scores, log_sum)
     out = weights @ v.to(scores.dtype).unsqueeze(2)  # [b, h_kv, g, s, d_v]
@@ -50,7 +50,7 @@ def attend(
 
 def attend_backward(
     gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-    log_sum: torch.Tensor, scale: float, causal: bool = False, mask: torch.Tensor | None = None,
+    log_sum: torch.Tensor, causal: bool = False, mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of a block's queries, keys and values, in fp32 at least.
 
@@ -58,14 +58,14 @@ def attend_backward(
         gradient, out, log_sum: of the whole softmax over all blocks, not of this one.
     """
     if _fused(q, v, mask):
-        found = compat.attention_cpu_backward(gradient, q, k, v, out, log_sum, 0.0, causal, scale=scale)
+        found = compat.attention_cpu_backward(gradient, q, k, v, out, log_sum, 0.0, causal)
         return tuple(each.to(log_sum.dtype) for each in found)
     kind, groups = log_sum.dtype, k.shape[1]
-    scores = _scores(q, k, scale, causal, mask)
+    scores = _scores(q, k, causal, mask)
     weights = _weights(scores, log_sum.unflatten(1, (groups, -1)))  # [b, h_kv, g, s, t]
     gradient, out, q = (each.to(kind).unflatten(1, (groups, -1)) for each in (gradient, out, q))
     towards = (gradient * out).sum(-1, keepdim=True)  # [b, h_kv, g, s, 1]: what softmax takes off each score's gradient
-    of_scores = weights * (gradient @ v.to(kind).unsqueeze(2).mT - towards) * scale
+    of_scores = weights * (gradient @ v.to(kind).unsqueeze(2).mT - towards) * q.shape[-1] ** -0.5
     of_q = of_scores @ k.to(kind).unsqueeze(2)
     of_k = (of_scores.mT @ q).sum(2)  # over the queries' heads that share a key
     of_v = (weights.mT @ gradient).sum(2)
@@ -76,10 +76,10 @@ def _fused(q: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
     return q.device.type == "cpu" and mask is None and q.shape[-1] == v.shape[-1] and q.shape[-1] > 0
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, scale: float, causal: bool, mask: torch.Tensor | None) -> torch.Tensor:
+def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, mask: torch.Tensor | None) -> torch.Tensor:
     """[b, h_kv, g, s, t] in fp32 at least, −∞ where a query does not see a key; g queries' heads share a key's."""
     kind = torch.promote_types(q.dtype, torch.float32)
-    scores = (q.to(kind).unflatten(1, (k.shape[1], -1)) * scale) @ k.to(kind).unsqueeze(2).mT
+    scores = (q.to(kind).unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5) @ k.to(kind).unsqueeze(2).mT
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)

@@ -33,7 +33,6 @@ def ring_attention(
     causal: bool = True,
     order: str = "zigzag",
     documents: torch.Tensor | None = None,
-    scale: float | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's tokens to those of all ranks [b, h, S/N, d_v]; all ranks of ``group`` call it.
 
@@ -42,7 +41,6 @@ def ring_attention(
         causal: no token sees a later one, of the whole sequence. order: which tokens a rank has, ``zigzag`` or
             ``plain`` (:mod:`~pardemo.context_parallel.order`); it matters only where attention is causal.
         documents: [b, S/N], whole numbers: a token sees those of its own document alone (packed samples).
-        scale: of the scores; 1/√d when None.
 
     Raises:
         ValueError: shapes that do not fit each other or the order, or differ between ranks; names both.
@@ -55,18 +53,17 @@ def ring_attention(
         raise ValueError(f"{q.shape[2]} tokens of a rank do not divide into the two pieces of the zigzag order")
     words = f"ring attention ({order}{', causal' * causal}{', documents' * (documents is not None)})"
     agree(k, f"{words} of {tuple(q.shape)}, {tuple(v.shape)}", group)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _RingAttention.apply(q, k, v, documents, group, causal, order, scale)
+    return _RingAttention.apply(q, k, v, documents, group, causal, order)
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, documents, group, causal, order, scale):
-        ctx.group, ctx.causal, ctx.order, ctx.scale = group, causal, order, scale
+    def forward(ctx, q, k, v, documents, group, causal, order):
+        ctx.group, ctx.causal, ctx.order = group, causal, order
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         travelling = [k, v] if documents is None else [k, v, documents]
         wait = _pass_on(travelling, group) if ranks > 1 else None
-        out, log_sum = attend(q, k, v, scale, causal, _mask(documents, documents))  # pieces lie in the sequence's order
+        out, log_sum = attend(q, k, v, causal, _mask(documents, documents))  # pieces lie in the sequence's order
         for step in range(1, ranks):
             travelling = wait()
             wait = _pass_on(travelling, group) if step < ranks - 1 else None
@@ -75,7 +72,7 @@ class _RingAttention(torch.autograd.Function):
                 continue
             ours, theirs = seen
             keys, values, mask = _block(travelling, theirs, documents, ours)
-            more = attend(q[:, :, ours], keys, values, scale, mask=mask)
+            more = attend(q[:, :, ours], keys, values, mask=mask)
             out[:, :, ours], log_sum[:, :, ours] = merge(out[:, :, ours], log_sum[:, :, ours], *more)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, documents, out, log_sum)
@@ -90,7 +87,7 @@ class _RingAttention(torch.autograd.Function):
         travelling = [k, v] if documents is None else [k, v, documents]
         wait = _pass_on(travelling, group) if ranks > 1 else None
         mask = _mask(documents, documents)
-        of_q, *own = attend_backward(gradient, q, k, v, out, log_sum, ctx.scale, ctx.causal, mask)
+        of_q, *own = attend_backward(gradient, q, k, v, out, log_sum, ctx.causal, mask)
         behind = None  # gradients of what travels, one step late
         for step in range(1, ranks):
             travelling = wait()
@@ -101,9 +98,7 @@ class _RingAttention(torch.autograd.Function):
                 ours, theirs = seen
                 keys, values, mask = _block(travelling, theirs, documents, ours)
                 here = [each[:, :, ours].contiguous() for each in (gradient, q, out, log_sum)]
-                found = attend_backward(
-                    *here[:2], keys.contiguous(), values.contiguous(), *here[2:], ctx.scale, mask=mask
-                )
+                found = attend_backward(*here[:2], keys.contiguous(), values.contiguous(), *here[2:], mask=mask)
                 of_q[:, :, ours] += found[0]
                 for of_all, of_these in zip(sums, found[1:], strict=True):
                     of_all[:, :, theirs] = of_these
@@ -114,7 +109,7 @@ class _RingAttention(torch.autograd.Function):
         if behind:  # the last rank that they passed sends them home
             for of_all, others in zip(own, behind(), strict=True):
                 of_all += others
-        return of_q.to(q.dtype), own[0].to(k.dtype), own[1].to(v.dtype), None, None, None, None, None
+        return of_q.to(q.dtype), own[0].to(k.dtype), own[1].to(v.dtype), None, None, None, None
 
 
 def _pass_on(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], list[torch.Tensor]]:

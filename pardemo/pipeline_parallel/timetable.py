@@ -62,17 +62,6 @@ class Chart:
         idle = sum(self.idle)
         return idle / (len(self.in_flight) * self.makespan - idle)
 
-    @property
-    def at_once(self) -> int:
-        """The most ranks that compute at one time: an order of begins and ends, whatever they take."""
-        changes = [(s.begin_s, 1, s.rank) for s in self.spans] + [(s.end_s, 0, s.rank) for s in self.spans]
-        working: set[int] = set()
-        most = 0
-        for _, begins, rank in sorted(changes):  # ends before begins
-            working = working | {rank} if begins else working - {rank}
-            most = max(most, len(working))
-        return most
-
 
 def chart(
     schedule: Schedule,
