@@ -35,7 +35,7 @@ nightly: env
 	$(BIN)/python .ci/nightly.py $(PARTS)
 
 soak: env
-	$(BIN)/pardemo soak
+	$(BIN)/python tests/soak/run.py
 
 newest:
 	$(PYTHON) .ci/newest.py tests

@@ -35,7 +35,6 @@ The book, ``pardemo.book``: ``.chapters``, a folder each; ``.page``, what all pa
 - ``pardemo.cells``: ``%%ranks 4`` above a notebook cell runs it on four ranks; ``pardemo.draw``: charts and drawings.
 - ``pardemo.testing``: tests of yours that run on ranks, by a plug-in of pytest.
 - ``pardemo.machine``: what this machine has and can do.
-- ``pardemo.soak``: faults at random against all of this, and what they leave behind.
 
 Jobs that are built from all this:
 

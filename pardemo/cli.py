@@ -21,11 +21,13 @@ from pardemo.finetune import commands as finetune
 from pardemo.headlines import command as headlines
 from pardemo.planner import command as planner
 from pardemo.script import command as script_command
-from pardemo.soak import command as soak_command
 from pardemo.termination import ends_in_order
 
 #: Commands of a checkout alone: what they run stands in its tests/.
-OF_A_CHECKOUT = {"bench": "the speed table: ratios measured side by side in one run"}
+OF_A_CHECKOUT = {
+    "bench": "the speed table: ratios measured side by side in one run",
+    "soak": "inject faults at random, and say what does not survive them",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +126,6 @@ def _parser() -> argparse.ArgumentParser:
     planner.add(commands)
     script_command.add_measure(commands)
     script_command.add_prove(commands)
-    soak_command.add(commands)
     return parser
 
 

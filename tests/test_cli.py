@@ -13,7 +13,7 @@ from pardemo.book.page.presets import choose
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["claims"], ["bench"], ["soak"], ["doctor"], ["score"], ["predict"], ["export"], ["chat"]]
+    "command", [[], ["run"], ["claims"], ["bench"], ["doctor"], ["score"], ["predict"], ["export"], ["chat"]]
 )
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as ended:

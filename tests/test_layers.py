@@ -38,7 +38,6 @@ FLOORS = (
     ("script",),
     ("measure", "prove"),
     ("book",),
-    ("soak",),
     ("cli",),
 )
 

@@ -32,8 +32,6 @@ BAD = [
     ("measure --timeout 0 -- train.py", "--timeout must be above 0, not 0"),
     ("prove --steps 0 --layout ranks=1 -- train.py", "--steps must be at least 1, not 0"),
     ("prove --timeout 0 --layout ranks=1 -- train.py", "--timeout must be above 0, not 0"),
-    ("soak --minutes 0", "--minutes must be a number above 0, not 0"),
-    *((f"soak --{name} -1", f"--{name} must be 0 or more, not -1") for name in ("faults", "layouts", "case")),
     ("plan --measure profile.json --gpus 0", "--gpus must be at least 1, not 0"),
     ("plan --labels 0", "--labels is a share above 0 and up to 1, not 0.0"),
     ("plan --labels nan", "--labels is a share above 0 and up to 1, not nan"),
@@ -45,7 +43,7 @@ BAD = [
     ("plan --link 0", "a link's rate must be above 0 Gbit/s, not 0"),
 ]  # fmt: skip
 #: Numbers of which each is possible.
-ANY = {("data build", "--seed"), ("prove", "--seed"), ("soak", "--seed")}
+ANY = {("data build", "--seed"), ("prove", "--seed")}
 
 WITHOUT_TORCH = """
 import contextlib, io, json, sys

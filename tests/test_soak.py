@@ -1,124 +1,234 @@
-"""Layouts and ranks' faults of ``pardemo soak``: a few cases, and that what is wrong with one is noticed."""
+"""Faults at random: cases of each kind end as they should, what is left is noticed, and failures are reported."""
 
-from itertools import count
-from unittest import mock
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
 
 import pytest
+from conftest import few, says
+from soak import fork_server, run
+from soak.case import Kind
+from soak.report import COUNTED, Report, Result
 
-from pardemo import World
-from pardemo.soak.layouts import training
-from pardemo.soak.layouts.case import KINDS, draw
-from pardemo.soak.layouts.comparison import Comparison
-from pardemo.soak.layouts.run import REFUSALS, run_layout
-from pardemo.soak.ranks.fault import Fault
-from pardemo.soak.ranks.faults import FAULTS, draw_fault
-from pardemo.soak.ranks.run import run_fault
+from pardemo import cli, project
 
-FEW = ["bucketed", "zero3", "tp", "pp", "dp-tp", "zero-pp"]  # two of each sort; the soak itself runs them all
+SOAK = Path(run.__file__).parent
 
-
-class Shared:
-    """The Worlds that all tests share, as the soak asks for them."""
-
-    def __init__(self, world_of):
-        self._world_of = world_of
-
-    def __getitem__(self, size):
-        return self._world_of(size)
+#: Kinds and groups of which a case is run, in a process each, and the seed and cases; the gate has the first row. The
+#: last rows are what runs once found: docs/soak.md says what was done about it.
+RUN = [
+    (["world", "ranks/raises", "ranks/sleeps"], 1, [0]),
+    *(([group], 1, [0, 1]) for group in run.GROUPS if group != "world"),
+    (["world/refused port"], 1, [3, 4, 7]),
+    (["finetune/damaged"], 1, [2]),
+    (["ranks/no_sync"], 1, [100]),
+    (["runner/ends"], 2, [2]),
+]
 
 
-def first_of(kind):
-    """The first case of a kind that no engine may refuse."""
-    cases = (draw(kind, number, 1) for number in count())
-    return next(case for case in cases if not any(applies(case) for applies in REFUSALS.values()))
-
-
-@pytest.mark.parametrize("kind", FEW)
-def test_a_layout_equals_one_process(world_of, kind):
-    case = first_of(kind)
-    outcome = run_layout(Shared(world_of), case)
-    assert outcome.status == "passed", (outcome.told, str(case))
-
-
-def spoiled(case, what):
-    """As a rank runs a case, but for one thing that its engine leaves out."""
-    pipeline = training.Pipeline
-    spoilt = {
-        "exchange": ("_wrap", lambda case, chunk, groups, tied: chunk),
-        "tying": ("Pipeline", lambda *args, tied, **options: pipeline(*args, **options)),
-        "weights": ("shard_weight", lambda samples, group: 1.0),
-        "step": ("Zero1", type("Idle", (training.Zero1,), {"update": lambda *_: None})),
-    }
-    with mock.patch.object(training, *spoilt[what]):
-        return training.train_and_compare(case)
-
-
-@pytest.mark.parametrize(
-    ("kind", "what", "has"),
-    [
-        ("bucketed", "exchange", lambda case: case.dtype == "bf16" and case.dp == 4),
-        ("zero1", "step", lambda case: case.dtype == "bf16" and case.optimizer == "sgd"),
-        ("naive", "weights", lambda case: len(set(case.samples)) > 1 and case.dp == 4),
-        ("pp", "tying", lambda case: case.tied and case.pp == 2 and case.accumulation == 1 and "0" not in case.frozen),
-    ],
-)
-def test_what_an_engine_leaves_out_is_noticed(world_of, kind, what, has):
-    case = next(case for case in (draw(kind, number, 1) for number in count()) if has(case))
-    assert training.verdict(world_of(case.ranks).run(spoiled, case, what)) is not None
-
-
-def test_a_case_is_drawn_from_seed_kind_and_number_alone():
-    drawn = [draw(kind, number, 1) for number in range(100) for kind in KINDS]
-    assert drawn == [draw(kind, number, 1) for number in range(100) for kind in KINDS]
-    assert draw("zero2", 5, 1) != draw("zero2", 5, 2)
-    options = "tied", "never", "sometimes", "no_sync", "param_groups", "sequence_parallel", "recompute_stages"
-    for name in (*options, "in_place", "buffers", "closure", "scaler", "clip_by_torch", "averaged"):
-        assert {getattr(case, name) for case in drawn} == {False, True}, f"{name} is drawn"
-    assert {case.engine for case in drawn} == {"", "naive", "bucketed", "zero1", "zero2", "zero3"}
-    assert {case.schedule for case in drawn} == {"gpipe", "one_f_one_b", "interleaved"}
+@pytest.mark.parametrize(("only", "seed", "cases"), few(RUN))
+def test_cases_end_as_they_should(only, seed, cases):
+    """They are the same each time, but for when exactly a signal arrives."""
+    command = [SOAK / "run.py", "--only", *only, "--case", *map(str, cases), "--seed", str(seed), "--json"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    told = json.loads(done.stdout)
+    assert told["failures"] == [], done.stderr
+    assert told["injected"] + told["not_reached"] + told["skipped"] == len(told["kinds"]) * len(cases)
+    assert set(only) <= {name for kind in told["kinds"] for name in (kind, kind.partition("/")[0])}
+    if not told["injected"]:
+        pytest.skip("; ".join(told["not_played"]))
 
 
 @pytest.fixture(scope="module")
-def own():
-    """A World that faults end; it is started again for each."""
-    with World(2) as world:
-        yield {2: world}
+def samples():
+    """Results of cases that leave something, or end as they should not, on purpose."""
+    done = subprocess.run([sys.executable, SOAK / "samples.py"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["below"] == [], "what is left is ended"
+    return [Result(**result) for result in told["results"]]
 
 
-def of_two(kind, **has):
-    drawn = (draw_fault(kind, number, 1) for number in count())
-    return next(f for f in drawn if f.ranks == 2 and all(getattr(f, name) == value for name, value in has.items()))
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("kind", "has", "status"),
+    ("kind", "due", "told"),
     [
-        ("raises", {"trainer": "bucketed"}, "refused"),
-        ("tensor", {"how": "all-reduce, dtype"}, "refused"),
-        ("hook", {"trainer": "bucketed"}, "refused"),
-        ("server beside a ring", {"how": "reduce-scatter"}, "refused"),
-        ("sleeps", {"trainer": "tp"}, "timed out"),
+        (
+            "orphan",
+            {"wrong": 1, "orphans": 1, "leaked_sockets": 1},
+            r"exit code 3.* sleep 600.* listener on port \d+ of",
+        ),
+        ("namespace", {"wrong": 1, "orphans": 1, "leaked_namespaces": 1}, "network namespace of process"),
+        ("files", {"leaked_folders": 2, "leaked_sockets": 1}, "unix socket s-.*temporary file left-.*shared memory"),
+        ("sockets", {"leaked_sockets": 3}, r"listener on port (\d+); .*connection \d+ to \1; .*@soak-sample-"),
+        ("wrong", {"wrong": 1}, "not what was due"),
+        ("raises", {"wrong": 1}, "ZeroDivisionError: no luck"),
+        ("hangs", {"hangs": 1}, "not over within its limit"),
+        ("waits", {"lost_work": 1}, "lost: the work"),
+        ("deaf", {"wrong": 1}, r"^the work went on for \d s after its signal"),
     ],
 )
-def test_a_fault_ends_in_an_error_that_names_it(own, kind, has, status):
-    found = run_fault(own, of_two(kind, **has), limit_s=60 if status == "refused" else 2)
-    assert found.status == status, found.told
+def test_what_is_left_and_what_is_wrong_is_counted(samples, kind, due, told):
+    result = next(result for result in samples if result.kind == kind)
+    if kind == "namespace" and not result.left["orphans"]:
+        pytest.skip("this machine allows no network namespaces")
+    expected = dict.fromkeys(COUNTED, 0) | due | {"injected": 1, "failed": 1}
+    assert result.counts() == expected, result
+    assert re.search(told, result.reasons), result.reasons
+    assert kind != "hangs" or "in hangs" in result.told, "where it was"
+
+
+@pytest.mark.nightly
+def test_what_is_right_survives_and_what_has_seen_no_fault_is_counted_apart(samples):
+    first, again = (result for result in samples if result.kind == "right")
+    assert first.counts() == dict.fromkeys(COUNTED, 0) | {"injected": 1, "survived": 1}
+    assert first.told == again.told, "the same each time"
+    for kind, counter in (("over", "not_reached"), ("skipped", "skipped")):
+        result = next(result for result in samples if result.kind == kind)
+        assert result.counts() == dict.fromkeys(COUNTED, 0) | {counter: 1}
+        assert getattr(result, counter) == {"over": "the case was over before its signal", "skipped": "no rights"}[kind]
+
+
+WEIGHTS = {"world/a": 1, "world/b": 3, "finetune/e": 1}
+
+
+def test_each_round_has_every_kind_as_often_as_its_weight_says():
+    first, again, other = (list(islice(run.endless(WEIGHTS, seed), 50)) for seed in (1, 1, 2))
+    assert first == again != other
+    for start in range(0, 50, 5):
+        assert Counter(kind for kind, _ in first[start : start + 5]) == WEIGHTS
+    assert [number for kind, number in first if kind == "world/a"] == list(range(10))
+
+
+class Fake:
+    """A fork server whose cases end as ``results`` says; all others as they should."""
+
+    results: dict = {}  # noqa: RUF012
+
+    def __init__(self, kinds, seed):
+        self.ran = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def run(self, kind, number):
+        self.ran.append((kind, number))
+        return Result(kind, number, **self.results.get(kind, {"told": "fine", "seconds": 0.5}))
+
+
+@pytest.fixture
+def soak(monkeypatch, capsys):
+    """Runs the command on fake cases: exit status, output, errors."""
+
+    def load(groups):
+        kinds = [Kind(name, print, weight=weight) for name, weight in WEIGHTS.items()]
+        return {kind.name: kind for kind in kinds}, {"runner": "the group runner needs nbformat"}
+
+    def called(*arguments, **results):
+        monkeypatch.setattr(Fake, "results", {name.replace("_", "/"): result for name, result in results.items()})
+        status = run.main(arguments)
+        return status, *capsys.readouterr()
+
+    monkeypatch.setattr(fork_server, "load", load)
+    monkeypatch.setattr(fork_server, "ForkServer", Fake)
+    return called
+
+
+def test_so_many_faults_take_place_and_json_has_what_the_page_says(soak):
+    status, out, _ = soak("--faults", "30", "--seed", "3", "--json", finetune_e={"skipped": "no room"})
+    told = json.loads(out)
+    assert status == 0
+    assert set(told) == {*COUNTED, "seconds", "seed", "kinds", "failures", "not_played", "why_not_reached"}
+    assert told["injected"] == told["survived"] == 30
+    assert told["not_played"] == {"the group runner needs nbformat": ["runner"], "no room": ["finetune/e"]}
+    page = run.PAGE.read_text(encoding="utf-8")
+    assert [name for name in told if f"`{name}`" not in page] == []
+
+
+def test_a_failure_says_how_it_is_run_again(soak):
+    bad = {"way": "a way", "wrong": "two\nlines", "left": {"orphans": ["process 7"], "leaked_folders": ["x", "y"]}}
+    status, out, errors = soak("--only", "world/a", "--case", "17", "--seed", "3", "--json", world_a=bad)
+    told = json.loads(out)
+    assert status == 1
+    due = {"injected": 1, "failed": 1, "wrong": 1, "orphans": 1, "leaked_folders": 2}
+    assert {name: told[name] for name in COUNTED} == dict.fromkeys(COUNTED, 0) | due
+    (failure,) = told["failures"]
+    assert failure["reasons"] == "two lines; left behind: process 7; left behind: x; left behind: y"
+    assert failure["again"] == "python tests/soak/run.py --only world/a --case 17 --seed 3"
+    assert says(errors, "FAILED", "world/a", "17", "a way", failure["reasons"], failure["again"])
+
+
+def test_another_case_is_drawn_in_place_of_one_whose_fault_did_not_take_place(soak):
+    missed = {"not_reached": "it was quicker"}
+    status, out, _ = soak("--faults", "20", "--json", world_b=missed)
+    told = json.loads(out)
+    assert (status, told["injected"], told["not_reached"]) == (0, 20, run.MISSES), "a kind is given up"
+    assert told["why_not_reached"] == {"it was quicker": ["world/b"]}
+    status, out, _ = soak("--only", "world/b", "--faults", "3", world_b=missed)
+    assert status == 1
+    lines = out.splitlines()
+    assert f"0 injected, 0 survived, {run.MISSES} not reached, 0 failed, " in lines[-2]
+    assert says(lines[-1], "0", "3", "10")
+    assert max(map(len, lines[:2])) < 100, "the table fits a terminal"
+    assert soak("--only", "world/b", "--case", "3", world_b=missed)[0] == 1
+    assert soak("--faults", "0")[0] == 1, "no case at all is no success"
+
+
+def test_what_a_skipped_case_leaves_is_a_failure(soak):
+    left = {"skipped": "no rights", "left": {"orphans": ["process 7"]}}
+    assert soak("--only", "world/a", "--case", "0", world_a=left)[0] == 1
+
+
+def test_it_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("soak.report.EVERY_S", 0.0)
+    report = Report(1, sys.stdout)
+    for wrong in ("", "bad", ""):
+        report.add(Result("world/a", 0, wrong=wrong))
+    assert says(capsys.readouterr().out.splitlines()[-1], "3 injected", "2 survived", "0 not reached", "1 failed")
 
 
 @pytest.mark.parametrize(
-    ("does", "told"),
-    [(lambda case: 1, "no error, but a result: [1, 1]"), (lambda case: 1 / 0, "ZeroDivisionError")],
+    ("arguments", "told"),
+    [
+        (["--minutes", "0"], "--minutes must be a number above 0, not 0"),
+        (["--minutes", "nan"], "--minutes must be a number above 0, not nan"),
+        (["--minutes", "1", "--faults", "3"], "--faults the number of faults: give one of them"),
+        (["--faults", "-1"], "--faults must be 0 or more, not -1"),
+        (["--case", "1"], "--case needs --only, which says of which kind"),
+        (["--only", "world", "--case", "-1"], "--case must be 0 or more, not -1"),
+        (["--only", "warp"], "--only: no kind 'warp'; there are world, ranks, cluster"),
+        (["--only", "world/z"], "--only: no kind 'world/z'; there are world/a, world/b"),
+    ],
 )
-def test_a_fault_that_is_not_named_is_a_failure(own, monkeypatch, does, told):
-    fault = Fault("raises", does, ("",), ("",), "the words that it should have", {}, False)
-    monkeypatch.setitem(FAULTS, "raises", fault)
-    found = run_fault(own, of_two("raises"), limit_s=60)
-    assert found.status == "failed"
-    assert told in found.told
+def test_bad_input_is_one_line(soak, arguments, told):
+    status, _, error = soak(*arguments)
+    assert status == 2
+    assert told in error
+    assert len(error.splitlines()) == 1
 
 
-def test_what_is_no_number_is_the_worst_whatever_comes_behind_it():
-    comparison = Comparison(draw("zero1", 0, 1))
-    comparison.losses([float("nan"), 1.0, 2.0], [1.0, 1.0, 1.0])
-    assert comparison.worst == float("inf")
-    assert comparison.what == "loss of step 0"
+def test_the_command_runs_it_from_a_checkout_alone(monkeypatch, tmp_path, capsys):
+    command = [sys.executable, "-m", "pardemo", "soak", "--minutes", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "soak: --minutes must be a number above 0, not 0\n")
+    monkeypatch.setattr(project, "PACKAGE", tmp_path / "pardemo")
+    assert cli.main(["soak", "--minutes", "5"]) == 2
+    assert says(capsys.readouterr().err, "pardemo soak: ", "checkout", project.REPOSITORY)
+
+
+def test_the_page_is_of_the_committed_run():
+    committed, text = json.loads(run.SUMMARY.read_text(encoding="utf-8")), run.PAGE.read_text(encoding="utf-8")
+    assert run.page(text, committed) == text, "its table is the run's: run.py --write makes both"
+    assert set(COUNTED) <= set(committed)
+    assert set(run.GROUPS) <= {kind.partition("/")[0] for kind in committed["kinds"]}
+    assert committed["injected"] >= 1000
+    words = " ".join((text.partition(run.BEGIN)[0] + text.partition(run.END)[2]).split())
+    found = [f"`{each['kind']}`, seed {committed['seed']}, case {each['case']}" for each in committed["failures"]]
+    assert [each for each in found if each not in words] == [], "the page does not say what was done about it"

@@ -79,11 +79,6 @@ class Hosts:
         return lines[-1] if lines else "the keeper of the hosts ended at once"
 
     @property
-    def keeper_pid(self) -> int:
-        """The process that made the hosts and keeps them."""
-        return self._process.pid
-
-    @property
     def ended(self) -> int | None:
         """None while the keeper runs; else its exit code. The links between the hosts go with it."""
         return self._process.poll()

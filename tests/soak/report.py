@@ -1,0 +1,146 @@
+"""What became of the cases: a line for each failure, one every ten seconds, a table and JSON at the end."""
+
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from pardemo.tables import text_table
+from soak.leftovers import COUNTERS
+
+EVERY_S = 10.0
+#: What is counted, in all and of each kind.
+COUNTED = ("injected", "survived", "not_reached", "failed", "wrong", "lost_work", "hangs", *COUNTERS, "skipped")
+#: Those of them that the table has a column for: what was wrong with a failure stands in its own line.
+COLUMNS = ("injected", "survived", "not_reached", "failed", "skipped")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a case ended.
+
+    ``told``: what its error said; ``wrong``: what it did in place of the right error or result; ``lost``: the work that
+    it lost; ``hang``: it was not over within its limit; ``not_reached``: why its fault did not take place; ``skipped``:
+    why this machine cannot run it; ``left``: by counter, a line for each thing that it left; ``seconds``: what it took.
+    """
+
+    kind: str
+    number: int
+    way: str = ""
+    told: str = ""
+    wrong: str = ""
+    lost: str = ""
+    hang: bool = False
+    not_reached: str = ""
+    skipped: str = ""
+    left: Mapping[str, list[str]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def reached(self) -> bool:
+        return not (self.skipped or self.not_reached)
+
+    @property
+    def reasons(self) -> str:
+        """What is wrong, in one line; empty where nothing is."""
+        parts = ["it was not over within its limit"] * self.hang + [self.wrong] * bool(self.wrong)
+        parts += [f"lost: {self.lost}"] * bool(self.lost)
+        parts += [f"left behind: {line}" for lines in self.left.values() for line in lines]
+        return " ".join("; ".join(parts).split())
+
+    def counts(self) -> dict[str, int]:
+        """How much the case adds to each of ``COUNTED``."""
+        failed = bool(self.reasons)
+        counts = {
+            "injected": self.reached, "survived": self.reached and not failed, "not_reached": bool(self.not_reached),
+            "failed": failed, "wrong": bool(self.wrong), "lost_work": bool(self.lost), "hangs": self.hang,
+            "skipped": bool(self.skipped), **{name: len(self.left.get(name, ())) for name in COUNTERS},
+        }  # fmt: skip
+        return {name: int(counts[name]) for name in COUNTED}
+
+
+@dataclass
+class Report:
+    """All results of a run; :meth:`add` prints to ``out`` as they come. ``missing``: why a group cannot be run."""
+
+    seed: int
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    begin: float = field(default_factory=time.monotonic)
+    said: float = field(default_factory=time.monotonic)
+
+    def add(self, result: Result) -> None:
+        """Counts a result; prints it where it is a failure, and every ten seconds how far the run is."""
+        self.results.append(result)
+        if result.reasons:
+            way = f" ({result.way})" * bool(result.way)
+            print(f"FAILED {result.kind}, case {result.number}{way}: {result.reasons}", file=self.out)
+            print(f"       {self.again(result)}", file=self.out, flush=True)
+        if (now := time.monotonic()) - self.said >= EVERY_S:
+            self.said, counts = now, summed(self.results)
+            told = ", ".join(f"{counts[name]} {_words(name)}" for name in COLUMNS[:4])
+            print(f"{now - self.begin:6.0f} s: {told}", file=self.out, flush=True)
+
+    def again(self, result: Result) -> str:
+        """The command that runs a case again, alone."""
+        only = f"--only {shlex.quote(result.kind)} --case {result.number} --seed {self.seed}"
+        return f"python tests/soak/run.py {only}"
+
+    def as_text(self) -> str:
+        """The table by kind, the reasons of what was skipped or not reached, and the sum of everything counted."""
+        rows = [[kind, *(str(counts[n]) for n in COLUMNS), f"{s:.2f}"] for kind, counts, s in self._by_kind()]
+        lines = [text_table([["kind", *map(_words, COLUMNS), "seconds each"], *rows])]
+        for what, reasons in (("skipped", self._skipped()), ("not reached", self._why("not_reached"))):
+            lines += [f"{what} {', '.join(kinds)}: {reason}" for reason, kinds in reasons.items()]
+        counts = ", ".join(f"{count} {_words(name)}" for name, count in summed(self.results).items())
+        return "\n".join([*lines, f"{counts}; {time.monotonic() - self.begin:.0f} s, seed {self.seed}"])
+
+    def as_json(self) -> dict[str, Any]:
+        """One object: the counts in all and by kind, ``seconds``, ``seed``, and each failure with its command.
+
+        ``not_played`` and ``why_not_reached``: the reasons, and the kinds that each holds for.
+        """
+        failures = [
+            {"kind": each.kind, "case": each.number, "way": each.way, "reasons": each.reasons, "told": each.told,
+             "again": self.again(each)}
+            for each in self.results if each.reasons
+        ]  # fmt: skip
+        kinds = {kind: counts | {"seconds_each": round(s, 3)} for kind, counts, s in self._by_kind()}
+        return {
+            **summed(self.results), "seconds": round(time.monotonic() - self.begin, 1), "seed": self.seed,
+            "kinds": kinds, "not_played": self._skipped(), "why_not_reached": self._why("not_reached"),
+            "failures": failures,
+        }  # fmt: skip
+
+    def _by_kind(self) -> list[tuple[str, dict[str, int], float]]:
+        groups: dict[str, list[Result]] = {}
+        for each in self.results:
+            groups.setdefault(each.kind, []).append(each)
+        return [(kind, summed(own), sum(e.seconds for e in own) / len(own)) for kind, own in sorted(groups.items())]
+
+    def _skipped(self) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = {}
+        for group, reason in self.missing.items():
+            groups.setdefault(reason, []).append(group)
+        return groups | self._why("skipped")
+
+    def _why(self, name: str) -> dict[str, list[str]]:
+        """What a field of the results says, and of which kinds."""
+        reasons: dict[str, set[str]] = {}
+        for each in self.results:
+            if reason := getattr(each, name):
+                reasons.setdefault(reason, set()).add(each.kind)
+        return {reason: sorted(kinds) for reason, kinds in reasons.items()}
+
+
+def summed(results: Iterable[Result]) -> dict[str, int]:
+    """Each of ``COUNTED``, over all results."""
+    counts = [each.counts() for each in results]
+    return {name: sum(each[name] for each in counts) for name in COUNTED}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
