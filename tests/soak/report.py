@@ -63,11 +63,10 @@ class Result:
 
 @dataclass
 class Report:
-    """All results of a run; :meth:`add` prints to ``out`` as they come. ``missing``: why a group cannot be run."""
+    """All results of a run; :meth:`add` prints to ``out`` as they come."""
 
     seed: int
     out: TextIO = field(default_factory=lambda: sys.stdout)
-    missing: Mapping[str, str] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     begin: float = field(default_factory=time.monotonic)
     said: float = field(default_factory=time.monotonic)
@@ -91,12 +90,16 @@ class Report:
 
     def as_text(self) -> str:
         """The table by kind, the reasons of what was skipped or not reached, and the sum of everything counted."""
-        rows = [[kind, *(str(counts[n]) for n in COLUMNS), f"{s:.2f}"] for kind, counts, s in self._by_kind()]
+        run = self.as_json()
+        rows = [
+            [kind, *(str(of[name]) for name in COLUMNS), f"{of['seconds_each']:.2f}"]
+            for kind, of in run["kinds"].items()
+        ]
         lines = [text_table([["kind", *map(_words, COLUMNS), "seconds each"], *rows])]
-        for what, reasons in (("skipped", self._skipped()), ("not reached", self._why("not_reached"))):
+        for what, reasons in (("skipped", run["not_played"]), ("not reached", run["why_not_reached"])):
             lines += [f"{what} {', '.join(kinds)}: {reason}" for reason, kinds in reasons.items()]
-        counts = ", ".join(f"{count} {_words(name)}" for name, count in summed(self.results).items())
-        return "\n".join([*lines, f"{counts}; {time.monotonic() - self.begin:.0f} s, seed {self.seed}"])
+        counts = ", ".join(f"{run[name]} {_words(name)}" for name in COUNTED)
+        return "\n".join([*lines, f"{counts}; {run['seconds']:.0f} s, seed {self.seed}"])
 
     def as_json(self) -> dict[str, Any]:
         """One object: the counts in all and by kind, ``seconds``, ``seed``, and each failure with its command.
@@ -108,24 +111,15 @@ class Report:
              "again": self.again(each)}
             for each in self.results if each.reasons
         ]  # fmt: skip
-        kinds = {kind: counts | {"seconds_each": round(s, 3)} for kind, counts, s in self._by_kind()}
+        kinds = {}
+        for kind in sorted({each.kind for each in self.results}):
+            own = [each for each in self.results if each.kind == kind]
+            kinds[kind] = {**summed(own), "seconds_each": round(sum(each.seconds for each in own) / len(own), 3)}
         return {
             **summed(self.results), "seconds": round(time.monotonic() - self.begin, 1), "seed": self.seed,
-            "kinds": kinds, "not_played": self._skipped(), "why_not_reached": self._why("not_reached"),
+            "kinds": kinds, "not_played": self._why("skipped"), "why_not_reached": self._why("not_reached"),
             "failures": failures,
         }  # fmt: skip
-
-    def _by_kind(self) -> list[tuple[str, dict[str, int], float]]:
-        groups: dict[str, list[Result]] = {}
-        for each in self.results:
-            groups.setdefault(each.kind, []).append(each)
-        return [(kind, summed(own), sum(e.seconds for e in own) / len(own)) for kind, own in sorted(groups.items())]
-
-    def _skipped(self) -> dict[str, list[str]]:
-        groups: dict[str, list[str]] = {}
-        for group, reason in self.missing.items():
-            groups.setdefault(reason, []).append(group)
-        return groups | self._why("skipped")
 
     def _why(self, name: str) -> dict[str, list[str]]:
         """What a field of the results says, and of which kinds."""

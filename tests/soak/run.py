@@ -80,7 +80,9 @@ def _run(asked: argparse.Namespace) -> int:
     if asked.list:
         print(json.dumps(sorted(weights)) if asked.json else "\n".join(sorted(weights)))
         return 0
-    report = Report(asked.seed, sys.stderr if asked.json else sys.stdout, missing)
+    report = Report(asked.seed, sys.stderr if asked.json else sys.stdout)
+    for group, reason in missing.items():
+        report.add(Result(group, 0, skipped=reason))
     with ForkServer(kinds, asked.seed) as server:
         try:
             for name, number in _drawn(asked, weights, report.results):

@@ -1,14 +1,12 @@
 """Faults of a World: ranks that die, stop or stand still, interrupts, a refused connection, a clock that jumps."""
 
 import os
-import resource
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import psutil
 import torch
@@ -249,24 +247,3 @@ def _clock_jumps(case: Case) -> str:
         told = ends_in(RankTimeout, "did not finish within", run)
         _check_limit(case, begin, SHORT_S)
     return told
-
-
-@fault("world/no descriptors left")
-def _no_descriptors_left(case: Case) -> str:
-    """Too few files may be open for another World: it is refused, and what was opened for it is closed again."""
-    with working(World(2), restarts=False):
-        before = _open_files()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = sorted(set(range(soft)) - before)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free[case.rng.randrange(12)], hard))
-        try:
-            told = ends_in(RankError, "Too many open files", partial(World, case.rng.choice((4, 8))))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        more = _open_files() - before
-        case.expect(not more, f"left open: {[os.readlink(f'/proc/self/fd/{fd}') for fd in more]} ({told})")
-    return told
-
-
-def _open_files() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").exists()}
