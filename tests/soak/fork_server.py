@@ -119,7 +119,7 @@ class ForkServer:
         folder, server = case.folder.parent, os.getpid()
         pid = os.fork()
         if pid == 0:
-            _live(run, case, folder, server)
+            _child(run, case, folder, server)
         limit, due, sent, hang, seen = Deadline(limit_s, [pid]), None, None, False, 0.0
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             now = time.monotonic()
@@ -164,7 +164,7 @@ def _judged(said: dict[str, str], code: int, number: int | None, sent: Deadline 
     return {"wrong": f"the case's process ended: {exit_text(code)}"}
 
 
-def _live(run: Callable[[Case], object], case: Case, folder: Path, server: int) -> NoReturn:
+def _child(run: Callable[[Case], object], case: Case, folder: Path, server: int) -> NoReturn:
     """The forked process: runs the case, writes what became of it, and ends without a word to the libraries."""
     said: dict[str, Any] = {}
     try:
