@@ -35,7 +35,7 @@ nightly: env
 	$(BIN)/python .ci/nightly.py $(PARTS)
 
 soak: env
-	$(BIN)/python tests/soak/run.py
+	$(BIN)/pardemo soak
 
 newest:
 	$(PYTHON) .ci/newest.py tests

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 from conftest import few, says
-from soak import fork_server, run
+from soak import command as soak_command
+from soak import fork_server
 from soak.case import Kind
 from soak.report import COUNTED, Report, Result
 
 from pardemo import cli, project
 
-SOAK = Path(run.__file__).parent
+SOAK = Path(soak_command.__file__).parent
 
 #: Kinds and groups of which a case is run, in a process each, and the seed and cases; the gate has the first row. The
 #: last rows are what runs once found: docs/soak.md says what was done about it.
 RUN = [
     (["world", "ranks/raises", "ranks/sleeps"], 1, [0]),
-    *(([group], 1, [0, 1]) for group in run.GROUPS if group != "world"),
+    *(([group], 1, [0, 1]) for group in soak_command.GROUPS if group != "world"),
     (["world/refused port"], 1, [3, 4, 7]),
     (["finetune/damaged"], 1, [2]),
     (["ranks/no_sync"], 1, [100]),
@@ -33,8 +34,9 @@ RUN = [
 @pytest.mark.parametrize(("only", "seed", "cases"), few(RUN))
 def test_cases_end_as_they_should(only, seed, cases):
     """They are the same each time, but for when exactly a signal arrives."""
-    command = [SOAK / "run.py", "--only", *only, "--case", *map(str, cases), "--seed", str(seed), "--json"]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    command = ["--only", *only, "--case", *map(str, cases), "--seed", str(seed), "--json"]
+    done = subprocess.run([sys.executable, "-m", "pardemo", "soak", *command], capture_output=True, text=True)
+    assert done.stdout, done.stderr
     told = json.loads(done.stdout)
     assert told["failures"] == [], done.stderr
     assert told["injected"] + told["not_reached"] + told["skipped"] == len(told["kinds"]) * len(cases)
@@ -97,7 +99,7 @@ WEIGHTS = {"world/a": 1, "world/b": 3, "finetune/e": 1}
 
 
 def test_each_round_has_every_kind_as_often_as_its_weight_says():
-    first, again, other = (list(islice(run.endless(WEIGHTS, seed), 50)) for seed in (1, 1, 2))
+    first, again, other = (list(islice(soak_command.endless(WEIGHTS, seed), 50)) for seed in (1, 1, 2))
     assert first == again != other
     for start in range(0, 50, 5):
         assert Counter(kind for kind, _ in first[start : start + 5]) == WEIGHTS
@@ -134,7 +136,7 @@ def soak(monkeypatch, capsys):
 
     def called(*arguments, **results):
         monkeypatch.setattr(Fake, "results", {name.replace("_", "/"): result for name, result in results.items()})
-        status = run.main(arguments)
+        status = cli.main(["soak", *arguments])
         return status, *capsys.readouterr()
 
     monkeypatch.setattr(fork_server, "load", load)
@@ -149,7 +151,7 @@ def test_so_many_faults_take_place_and_json_has_what_the_page_says(soak):
     assert set(told) == {*COUNTED, "seconds", "seed", "kinds", "failures", "not_played", "why_not_reached"}
     assert told["injected"] == told["survived"] == 30
     assert told["not_played"] == {"the group runner needs nbformat": ["runner"], "no room": ["finetune/e"]}
-    page = run.PAGE.read_text(encoding="utf-8")
+    page = (project.root() / "docs" / "soak.md").read_text(encoding="utf-8")
     assert [name for name in told if f"`{name}`" not in page] == []
 
 
@@ -162,7 +164,7 @@ def test_a_failure_says_how_it_is_run_again(soak):
     assert {name: told[name] for name in COUNTED} == dict.fromkeys(COUNTED, 0) | due
     (failure,) = told["failures"]
     assert failure["reasons"] == "two lines; left behind: process 7; left behind: x; left behind: y"
-    assert failure["again"] == "python tests/soak/run.py --only world/a --case 17 --seed 3"
+    assert failure["again"] == "pardemo soak --only world/a --case 17 --seed 3"
     assert says(errors, "FAILED", "world/a", "17", "a way", failure["reasons"], failure["again"])
 
 
@@ -170,12 +172,12 @@ def test_another_case_is_drawn_in_place_of_one_whose_fault_did_not_take_place(so
     missed = {"not_reached": "it was quicker"}
     status, out, _ = soak("--faults", "20", "--json", world_b=missed)
     told = json.loads(out)
-    assert (status, told["injected"], told["not_reached"]) == (0, 20, run.MISSES), "a kind is given up"
+    assert (status, told["injected"], told["not_reached"]) == (0, 20, soak_command.MISSES), "a kind is given up"
     assert told["why_not_reached"] == {"it was quicker": ["world/b"]}
     status, out, _ = soak("--only", "world/b", "--faults", "3", world_b=missed)
     assert status == 1
     lines = out.splitlines()
-    assert f"0 injected, 0 survived, {run.MISSES} not reached, 0 failed, " in lines[-2]
+    assert f"0 injected, 0 survived, {soak_command.MISSES} not reached, 0 failed, " in lines[-2]
     assert says(lines[-1], "0", "3", "10")
     assert max(map(len, lines[:2])) < 100, "the table fits a terminal"
     assert soak("--only", "world/b", "--case", "3", world_b=missed)[0] == 1
@@ -215,21 +217,13 @@ def test_bad_input_is_one_line(soak, arguments, told):
     assert len(error.splitlines()) == 1
 
 
-def test_the_command_runs_it_from_a_checkout_alone(monkeypatch, tmp_path, capsys):
-    command = [sys.executable, "-m", "pardemo", "soak", "--minutes", "0"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "soak: --minutes must be a number above 0, not 0\n")
-    monkeypatch.setattr(project, "PACKAGE", tmp_path / "pardemo")
-    assert cli.main(["soak", "--minutes", "5"]) == 2
-    assert says(capsys.readouterr().err, "pardemo soak: ", "checkout", project.REPOSITORY)
-
-
 def test_the_page_is_of_the_committed_run():
-    committed, text = json.loads(run.SUMMARY.read_text(encoding="utf-8")), run.PAGE.read_text(encoding="utf-8")
-    assert run.page(text, committed) == text, "its table is the run's: run.py --write makes both"
+    committed = json.loads(soak_command.SUMMARY.read_text(encoding="utf-8"))
+    text = soak_command.PAGE.read_text(encoding="utf-8")
+    assert soak_command.page(text, committed) == text, "its table is the run's: pardemo soak --write makes both"
     assert set(COUNTED) <= set(committed)
-    assert set(run.GROUPS) <= {kind.partition("/")[0] for kind in committed["kinds"]}
+    assert set(soak_command.GROUPS) <= {kind.partition("/")[0] for kind in committed["kinds"]}
     assert committed["injected"] >= 1000
-    words = " ".join((text.partition(run.BEGIN)[0] + text.partition(run.END)[2]).split())
+    words = " ".join((text.partition(soak_command.BEGIN)[0] + text.partition(soak_command.END)[2]).split())
     found = [f"`{each['kind']}`, seed {committed['seed']}, case {each['case']}" for each in committed["failures"]]
     assert [each for each in found if each not in words] == [], "the page does not say what was done about it"

@@ -1,1 +1,1 @@
-"""Faults injected at random into the project's own work, and what is left of them: ``python tests/soak/run.py``."""
+"""Faults injected at random into the project's own work, and what is left of them: ``pardemo soak``."""

@@ -10,14 +10,14 @@ import shutil
 from pathlib import Path
 
 import torch
+from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.finetune.training import checkpoint_seal
+from pardemo.finetune.training.launch import launch
 
 from pardemo import RankError, headlines
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
 from pardemo.finetune.recipes import recipe
-from pardemo.finetune.recipes.recipe_schema import Recipe
 from pardemo.finetune.tiny import train_tokenizer
-from pardemo.finetune.training import checkpoint_seal
-from pardemo.finetune.training.launch import launch
 from pardemo.world import nursery
 from soak.case import Case, Lost, fault
 from soak.common import damaged, small_disk

@@ -4,6 +4,7 @@ What a rank gives that the others do not take (another tensor, model, setting or
 time, and has tests of its own.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -58,13 +59,11 @@ class Replicated:
     def step(self, step: int, at: At, backwards: int = 1, synchronised: bool = True) -> None:
         _happen(at, "before")
         for _ in range(max(1, backwards)):
-            loss = self.engine(_batch(step, dist.get_rank())).square().mean()
-            _happen(at, "between")
-            if not synchronised:
-                with self.engine.no_sync():
+            with contextlib.nullcontext() if synchronised else self.engine.no_sync():
+                loss = self.engine(_batch(step, dist.get_rank())).square().mean()
+                _happen(at, "between")
+                if backwards:
                     loss.backward()
-            elif backwards:
-                loss.backward()
         (self._optimizer or self.engine).step()
         if self._optimizer is not None:
             self._optimizer.zero_grad()
@@ -194,7 +193,7 @@ def _sleeps(case: Case) -> str:
 @fault("ranks/backward", _ways(("skipped", "twice"), ("naive", "bucketed", "zero2", "zero3")))
 def _backward(case: Case) -> str:
     """A rank leaves a backward pass out, or makes one more."""
-    return _told(case, _other_backwards, "backward|differ", at_limit="")
+    return _told(case, _other_backwards, "backward|forward pass|differ", at_limit="")
 
 
 def _other_backwards(drawn: Drawn) -> None:
@@ -220,7 +219,7 @@ def _fewer(drawn: Drawn) -> None:
 def _no_sync(case: Case) -> str:
     """A rank leaves the exchange of one step out, and so is ahead of the others."""
     # it ends first: its neighbours see that in what they await, or in what they send
-    lost = r"(closed the connection|cannot send to rank \d of the group: .*), in .* backward \d"
+    lost = r"(closed the connection|cannot send to rank \d of the group: .*), in .* of forward pass \d"
     return _told(case, _one_without_sync, f"no_sync|differ|{lost}", at_limit="")
 
 

@@ -86,7 +86,7 @@ class Report:
     def again(self, result: Result) -> str:
         """The command that runs a case again, alone."""
         only = f"--only {shlex.quote(result.kind)} --case {result.number} --seed {self.seed}"
-        return f"python tests/soak/run.py {only}"
+        return f"pardemo soak {only}"
 
     def as_text(self) -> str:
         """The table by kind, the reasons of what was skipped or not reached, and the sum of everything counted."""

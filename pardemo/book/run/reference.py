@@ -24,7 +24,7 @@ from pardemo.book.run.report import command as report_command
 
 #: What other commands write there, which a run does not make anew: pardemo.planner.cuda_truth on a GPU, world_sizes,
 #: and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and tests/found/run.py;
-#: tests/soak/run.py, of faults at random.
+#: of `pardemo soak` tests/soak/command.py.
 KEPT = (
     "plan_cuda.json", world_sizes.TABLE.name, "zoo.json", "releases.json", "right_layouts.json", "searched.json",
     "soak.json",

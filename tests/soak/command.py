@@ -1,9 +1,9 @@
 """Injects faults at random into the project's own work, and says what does not survive them.
 
-    python tests/soak/run.py --minutes 30 --seed 7                          # also: pardemo soak --minutes 30 --seed 7
-    python tests/soak/run.py --faults 1000 --json > soak.json
-    python tests/soak/run.py --only world/killed --case 17 --seed 7         # one case, again
-    python tests/soak/run.py --faults 1000 --write     # outputs/reference/soak.json, and the table of docs/records/soak.md
+    pardemo soak --minutes 30 --seed 7
+    pardemo soak --faults 1000 --json > soak.json
+    pardemo soak --only world/killed --case 17 --seed 7         # one case, again
+    pardemo soak --faults 1000 --write     # outputs/reference/soak.json, and the table of docs/records/soak.md
 
 A case is a piece of work with one fault, drawn from the seed: a rank that is killed or stopped, an interrupt, a link
 that goes away, a file that is cut off, a full disk. docs/soak.md says what is checked. Exit status 1 where anything
@@ -13,7 +13,6 @@ was wrong, or fewer faults took place than were asked for; 2 for bad input.
 import argparse
 import json
 import math
-import signal
 import sys
 import time
 from collections import Counter
@@ -22,24 +21,28 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from pardemo import options
+from pardemo.termination import ends_in_order
+from soak.report import Report, Result
+
 ROOT = Path(__file__).resolve().parents[2]
-if __name__ == "__main__":
-    sys.path[:1] = [str(ROOT / "tests"), str(ROOT)]
-
-from pardemo import options  # noqa: E402
-from soak.report import Report, Result  # noqa: E402
-
 GROUPS = ("world", "ranks", "cluster", "checkpoints", "runner", "finetune", "measure")
 MINUTES = 5.0
 #: A kind whose fault did not take place so many times in a row is not drawn any more.
 MISSES = 10
 SUMMARY, PAGE = ROOT / "outputs" / "reference" / "soak.json", ROOT / "docs" / "records" / "soak.md"
-BEGIN, END = "<!-- made by tests/soak/run.py -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!-- made by pardemo soak --write -->\n", "<!-- end of the table -->\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The command line; returns the exit status.
+
+    Raises:
+        ValueError: an option's value is none.
+    """
+    parser = argparse.ArgumentParser(
+        prog="pardemo soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, metavar="M", help="so long (5)")
     parser.add_argument("--faults", type=int, metavar="N", help="in place of minutes: so many faults")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="all cases are drawn from it (1)")
@@ -49,11 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one object; failures and progress go to stderr")
     parser.add_argument("--write", action="store_true", help="write the results to the committed run and its page")
     asked = parser.parse_args(arguments)
-    try:
+    with ends_in_order("soak"):
         return _run(asked)
-    except ValueError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 2
 
 
 def _run(asked: argparse.Namespace) -> int:
@@ -146,8 +146,3 @@ def page(text: str, run: Mapping[str, Any]) -> str:
     lines += [f"- failed: `{each['again']}`: {each['reasons']}" for each in run["failures"]]
     before, _, rest = text.partition(BEGIN)
     return before + BEGIN + "\n".join(lines).rstrip() + "\n" + END + rest.partition(END)[2]
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
