@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from importlib import import_module
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,7 @@ import pytest
 from costs import Costs
 
 from pardemo import project
+from pardemo.book.chapters import CHAPTERS
 from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.testing import warm_world
 from pardemo.testing.worlds import PRELOAD
@@ -180,6 +182,15 @@ def _alive(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:  # also between the two lines of /proc that psutil reads
         return False
+
+
+def exercises_of_the_book():
+    """Every exercise, by ``chapter.name``, in the chapters' order."""
+    return {
+        f"{chapter}.{name}": exercise
+        for chapter in CHAPTERS
+        for name, exercise in import_module(f"pardemo.book.chapters.{chapter}.exercises").EXERCISES.items()
+    }
 
 
 def says(text, *values):

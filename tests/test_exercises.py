@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import says
+from conftest import exercises_of_the_book, says
 from torch.nn import functional as F
 
 from pardemo import World
@@ -39,7 +39,7 @@ from pardemo.book.chapters.which_layout.solutions import my_headroom, my_reason
 from pardemo.book.chapters.your_machine.solutions import my_bus_bandwidth, my_neighbour
 from pardemo.book.chapters.zero_memory.solutions import my_stage
 from pardemo.book.page import solutions
-from pardemo.book.page.exercises import catalogue, judge
+from pardemo.book.page.exercises import judge
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.formulas import memory
 from pardemo.groups import ParallelDims
@@ -48,7 +48,7 @@ from pardemo.pipeline_parallel import Backward, Forward, gpipe, one_f_one_b
 from pardemo.small_models import gpt
 from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
 
-EXERCISES = catalogue()
+EXERCISES = exercises_of_the_book()
 
 
 @pytest.fixture(scope="module")

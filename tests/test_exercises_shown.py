@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
-from conftest import says
+from conftest import exercises_of_the_book, says
 from IPython.core.formatters import DisplayFormatter
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_code_cell, new_notebook, new_output
@@ -20,10 +20,10 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from pardemo import project
 from pardemo.book.page import solutions
 from pardemo.book.page.exercise_shown import is_stub
-from pardemo.book.page.exercises import catalogue, check, judge
+from pardemo.book.page.exercises import check, judge
 from pardemo.book.run.report import pages
 
-EXERCISES = catalogue()
+EXERCISES = exercises_of_the_book()
 QUIET = "Not attempted yet: write my_order above, then run this cell again."
 
 

@@ -3,7 +3,7 @@
     pardemo soak --minutes 30 --seed 7
     pardemo soak --faults 1000 --json > soak.json
     pardemo soak --only world/killed --case 17 --seed 7         # one case, again
-    pardemo soak --faults 1000 --write     # outputs/reference/soak.json, and the table of docs/records/soak.md
+    pardemo soak --faults 1000 --write     # outputs/reference/soak.json, and the table of docs/records/soak-run.md
 
 A case is a piece of work with one fault, drawn from the seed: a rank that is killed or stopped, an interrupt, a link
 that goes away, a file that is cut off, a full disk. docs/soak.md says what is checked. Exit status 1 where anything
@@ -30,7 +30,7 @@ GROUPS = ("world", "ranks", "cluster", "checkpoints", "runner", "finetune", "mea
 MINUTES = 5.0
 #: A kind whose fault did not take place so many times in a row is not drawn any more.
 MISSES = 10
-SUMMARY, PAGE = ROOT / "outputs" / "reference" / "soak.json", ROOT / "docs" / "records" / "soak.md"
+SUMMARY, PAGE = ROOT / "outputs" / "reference" / "soak.json", ROOT / "docs" / "records" / "soak-run.md"
 BEGIN, END = "<!-- made by pardemo soak --write -->\n", "<!-- end of the table -->\n"
 
 

@@ -29,15 +29,6 @@ class Exercise(NamedTuple):
     hint: str
 
 
-def catalogue() -> dict[str, Exercise]:
-    """Every exercise of the book, by ``chapter.name``, in the chapters' order."""
-    return {
-        f"{chapter}.{name}": exercise
-        for chapter in CHAPTERS
-        for name, exercise in import_module(f"pardemo.book.chapters.{chapter}.exercises").EXERCISES.items()
-    }
-
-
 def exercise_of(id: str) -> Exercise:
     """The exercise ``chapter.name``.
 

@@ -25,7 +25,7 @@ DOCUMENTS = {f"docs/{name}.md": f"{name.rpartition('/')[2]}.html" for name in (
     "light-core", "commands", "measure", "prove", "testing", "soak", "in-your-code", "plan", "cost-model",
     "fine-tune", "course", "glossary", "troubleshooting", "cloud", "architecture", "adding-a-chapter", "security",
     "records/measured", "records/speed", "records/planner-error", "records/found", "records/silent-bugs",
-    "records/broken-releases", "records/published-scripts", "records/resumed", "records/soak",
+    "records/broken-releases", "records/published-scripts", "records/resumed", "records/soak-run",
 )} | {"docs/plan.md": "planning.html"}  # fmt: skip
 
 
