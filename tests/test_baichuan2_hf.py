@@ -93,27 +93,6 @@ def test_eager_attention_equals_the_fused_one_gradients_too(position):
 
 
 @BOTH
-@pytest.mark.parametrize("labels", [False, True])
-@pytest.mark.parametrize("by", ["argument", "configuration"])
-def test_a_tuple_has_what_the_dictionary_has(position, labels, by):
-    found, ids = model(position), numbers(ROWS, LENGTH)
-    more = {"output_hidden_states": True, "output_attentions": True, "use_cache": True}
-    more |= {"labels": ids} if labels else {}
-    with torch.no_grad():
-        whole = found(ids, **more)
-        if by == "configuration":
-            found.config.return_dict = False
-            plain = found(ids, **more)
-        else:
-            plain = found(ids, return_dict=False, **more)
-    assert isinstance(plain, tuple)
-    assert list(whole) == ["loss" if labels else "logits", "past_key_values", "hidden_states", "attentions"]
-    assert torch.equal(plain[0], whole[0])
-    assert all(torch.equal(one, other) for one, other in zip(plain[2], whole.hidden_states, strict=True))
-    assert isinstance(found.model(ids, return_dict=False), tuple)
-
-
-@BOTH
 def test_a_cache_is_made_as_the_configuration_says_but_not_in_training(position):
     found, ids = model(position), numbers(ROWS, LENGTH)
     with torch.no_grad():
@@ -155,35 +134,6 @@ def test_one_kind_of_input_and_not_both():
 
 
 # --- generation
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "how", [{}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}]
-)
-def test_generation_returns_what_it_was_asked_for(position, how):
-    ids, mask = padded()
-    found, wanted = model(position), 4
-    beams = how.get("num_beams", 1)
-    out = found.generate(
-        ids, attention_mask=mask, max_new_tokens=wanted, min_new_tokens=wanted, return_dict_in_generate=True,
-        output_scores=True, output_logits=True, output_hidden_states=True, output_attentions=True, **how,
-    )  # fmt: skip
-    assert out.sequences.shape == (ROWS, LENGTH + wanted)
-    assert [s.shape for s in out.scores] == [s.shape for s in out.logits] == [(ROWS * beams, VOCABULARY)] * wanted
-    assert len(out.hidden_states) == len(out.attentions) == wanted
-    for step, (hidden, attentions) in enumerate(zip(out.hidden_states, out.attentions, strict=True)):
-        queries, keys = (LENGTH, LENGTH) if step == 0 else (1, LENGTH + step)
-        assert [h.shape for h in hidden] == [(ROWS * beams, queries, HIDDEN)] * (LAYERS + 1)
-        assert [a.shape for a in attentions] == [(ROWS * beams, HEADS, queries, keys)] * LAYERS
-    if not how:  # greedy: each is the best after what the one pass over all says
-        mask = F.pad(mask, (0, wanted), value=1)
-        positions = (mask.cumsum(1) - 1).clamp_min(0)
-        with torch.no_grad():
-            logits = found(out.sequences, attention_mask=mask, position_ids=positions).logits[:, LENGTH - 1 : -1]
-        close(torch.stack(out.logits, 1), logits, 1e-4)
-        logits[:, :, 2] = -torch.inf  # min_new_tokens: no end before
-        assert torch.equal(logits.argmax(-1), out.sequences[:, LENGTH:])
 
 
 @BOTH

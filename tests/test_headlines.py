@@ -3,11 +3,9 @@
 import gzip
 import hashlib
 import json
-import random
 import re
 import subprocess
 import sys
-import tracemalloc
 from collections import Counter
 
 import pytest
@@ -24,20 +22,6 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 147
 
 def row(number, **changes):
     return {"instruction": "题", "input": f"正文{number}", "output": f"标题{number}", "source": "x"} | changes
-
-
-def lcs(a, b):
-    last = [0] * (len(b) + 1)
-    for x in a:
-        now = [0]
-        for j, y in enumerate(b):
-            now.append(last[j] + 1 if x == y else max(last[j + 1], now[j]))
-        last = now
-    return last[-1]
-
-
-def rouge_l(prediction, reference):
-    return 200 * lcs(prediction, reference) / (len(prediction) + len(reference))
 
 
 # ---------------------------------------------------------------- the generated news
@@ -58,109 +42,27 @@ def test_twenty_thousand_distinct_pairs_and_none_in_both(corpus):
     assert Counter(r["source"] for r in test) == {"generated/seen": 500, "generated/unseen": 500}
 
 
-def test_lengths_and_sentences(corpus):
-    for r in corpus[0][:5000] + corpus[1]:
+def test_what_rows_are_made_of(corpus):
+    train, test = corpus
+    for r in train[:5000] + test:
         assert 60 <= len(r["input"]) <= 140
         assert 10 <= len(r["output"]) <= 22
         assert 2 <= r["input"].count("。") <= 4
         assert not re.search(r"[{}()|@「」『』]", r["input"] + r["output"]), "no mark of the grammar is left"
-
-
-def test_a_headline_condenses_the_body_in_its_own_words(corpus):
-    train, test = corpus
-    for r in train[:5000] + test:
-        for part in r["output"].split("，"):
-            assert lcs(part, r["input"]) == len(part), "every part is there, in order, with something left out"
-        assert not re.search(r"月\d+日|获悉|消息|通报", r["output"]), "no date, no source"
         assert r["input"].split("。")[0] != r["output"]
-    whole = sum(r["output"] in r["input"] for r in train) / len(train)
-    assert whole < 0.4, "most headlines cannot be copied in one piece"
-
-
-def test_the_first_sentence_is_a_poor_headline(corpus):
-    """The lead baseline, ROUGE-L over characters, which a perfect condenser would bring to 100."""
-    for kind in grammar.KINDS:
-        chosen = [r for r in corpus[1] if r["source"] == f"generated/{kind}"]
-        lead = sum(rouge_l(r["input"].split("。")[0] + "。", r["output"]) for r in chosen) / len(chosen)
-        assert 30 < lead < 50
-        scene = sum(lcs(r["input"].split("。")[0], r["output"]) < len(r["output"]) / 2 for r in chosen) / len(chosen)
-        assert scene > 0.2, "the news is often in the second sentence"
-
-
-def test_unseen_events_and_patterns_are_in_no_training_row(corpus):
-    train, test = corpus
-    content = grammar.load()
-    kinds = {kind: [e for e in content.events if e.kind == kind] for kind in grammar.KINDS}
-    assert len(kinds["seen"]) >= 16
-    assert len(kinds["unseen"]) >= 8
-    assert not {n for e in kinds["seen"] for n in e.news} & {n for e in kinds["unseen"] for n in e.news}
-    assert not set(content.frames["seen"]) & set(content.frames["unseen"])
-    # By the texts themselves: what an unseen headline says happened is in no headline of training, plain verbs apart.
-    spans = [span for e in kinds["unseen"] for sentence in e.news for span in re.findall("「([^」]*)」", sentence)]
-    actions = {a for span in spans if len(a := re.sub(r"\{.*$", "", re.sub(r"^\{.*\}", "", span))) >= 2}
-    assert len(actions) > 30
-    told = "\n".join(r["output"] for r in train)
-    assert {a for a in actions if a in told} == {"吸引", "发生", "发现", "成立", "增长", "下降"}
     for r in test:
-        unseen = r["source"].endswith("/unseen")
         framed = re.search(r"负责人\w+介绍说，|举行的发布会上，|。上述消息由|本报\w+电，", r["input"])
-        assert bool(framed) == unseen
-
-
-def test_every_event_has_several_patterns_and_rules():
-    for event in grammar.load().events:
-        assert len(event.news) >= 3, event.name
-        assert len(event.details) >= 3, event.name
-        assert len(event.scenes) >= 2, event.name
-        assert len({grammar.headline_of(sentence) for sentence in event.news}) >= 2, event.name
-        for sentence in event.news:
-            assert sentence.count("@") <= 1
-            assert re.fullmatch("(「」|『』)+", re.sub("[^「」『』]", "", sentence)), sentence
-
-
-def test_slots_are_known_and_do_not_shadow_the_common_ones():
-    content = grammar.load()
-    for event in content.events:
-        assert set(event.slots) & set(content.slots) <= {"company"}, "background would draw from the event's range"
-        texts = [event.office, *event.slots.values(), *event.news, *event.details, *event.scenes]
-        used = {m[1] for text in texts for m in re.finditer(r"\{(\w+?)\d*\}", text)}
-        assert used - {"office"} <= set(event.slots) | set(content.slots), event.name
-        assert set(event.slots) <= used, f"{event.name} has a slot that nothing uses"
-
-
-def test_unseen_rows_are_written_in_characters_that_training_has(corpus):
-    train, test = corpus
-    known = Counter("".join(r["input"] + r["output"] for r in train))
-    assert sorted(c for r in test for c in r["input"] + r["output"] if known[c] < 20) == []
+        assert bool(framed) == r["source"].endswith("/unseen"), "sentence patterns that training does not have"
+    events = {kind: [e for e in grammar.load().events if e.kind == kind] for kind in grammar.KINDS}
+    assert not {n for e in events["seen"] for n in e.news} & {n for e in events["unseen"] for n in e.news}
+    assert {e.section for e in events["unseen"]} < {e.section for e in events["seen"]}
 
 
 def test_the_corpus_is_the_same_everywhere():
-    """The digest is what any machine and Python must give; it changes with the grammar, and then data/ is rebuilt."""
-    code = (
-        "import hashlib, json; from pardemo import headlines;"
-        "print(hashlib.sha256(json.dumps(headlines.corpus(300, 100, 7)).encode()).hexdigest())"
-    )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(project.PACKAGE.parent)},
-            capture_output=True, text=True, check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
+    """What any machine and Python must give; it changes with the grammar, and then data/ is rebuilt."""
     ours = hashlib.sha256(json.dumps(headlines.corpus(300, 100, 7)).encode()).hexdigest()
-    assert digests == {ours + "\n"}
+    assert ours == "1bf1fc60c71c16d7802469a6249c787be10fbda65f95a792479b55471c8e9d98"
     assert headlines.corpus(20, 10, 1) != headlines.corpus(20, 10, 2)
-
-
-def test_only_random_is_drawn_from():
-    """``Random.random`` is the one method whose sequence Python promises to keep."""
-
-    class Only(random.Random):
-        def getrandbits(self, k):
-            raise AssertionError("another method than random()")
-
-    story = grammar.Story(grammar.load().events[0], Only(1))
-    assert story.fill("{project}{date}{m}(甲|乙)")
 
 
 def test_fewer_rows_are_the_first_of_more(corpus):
@@ -178,6 +80,7 @@ def test_fewer_rows_are_the_first_of_more(corpus):
         (lambda: headlines.corpus(1, -1), "0 or more, not 1 and -1 and 1"),
         (lambda: headlines.corpus(1, 1, -1), "0 or more, not 1 and 1 and -1"),
         (lambda: headlines.corpus(1, 1, 1, "loud"), "styles are plain and section, not loud"),
+        (lambda: headlines.build(["generated"], "nowhere", seed=0), "seed 0 made the news that the tiny model was"),
     ],
 )
 def test_what_generate_refuses(call, told):
@@ -200,13 +103,6 @@ def test_a_column_headline_is_the_plain_one_turned_round():
     assert 0.4 < turned / 400 < 0.9, "some headlines have no further figure"
 
 
-def test_columns_are_shared_so_that_new_kinds_of_event_have_one_that_training_has():
-    sections = {kind: Counter(e.section for e in grammar.load().events if e.kind == kind) for kind in grammar.KINDS}
-    assert set(sections["unseen"]) < set(sections["seen"])
-    assert len(sections["seen"]) >= 8
-    assert max(sections["unseen"].values()) <= 2, "no section is right for most"
-
-
 def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
     from itertools import islice
 
@@ -223,12 +119,6 @@ def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
     sections = {e.section for e in grammar.load().events}
     assert not any(f"《{section}》" in pages for section in sections)
     assert not any(instruction in pages for instruction in grammar.INSTRUCTIONS.values())
-
-
-def test_generated_files_are_never_of_the_pretrainings_seed(tmp_path, capsys):
-    assert cli.main(["data", "build", "--out", str(tmp_path / "a"), "--seed", "0"]) == 2
-    assert says(capsys.readouterr().err, "0", "pretrained")
-    assert not (tmp_path / "a").exists()
 
 
 def test_the_part_in_data_is_what_the_command_builds(tmp_path, capsys):
@@ -269,6 +159,10 @@ def write_lines(path, records):
     content = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
+
+
+def lcsts(folder):
+    write_lines(folder / "train.jsonl", numbered(LCSTS, "text", 3))
 
 
 @pytest.fixture
@@ -366,24 +260,17 @@ def test_bad_rows_are_counted_by_reason_with_file_and_line(tmp_path, capsys):
     }
     folder = tmp_path / "in"
     folder.mkdir()
-    (folder / "train.jsonl").write_bytes(b"\n".join([good[0], *bad.values(), *good[1:]]) + b"\n")
+    (folder / "train.jsonl").write_bytes(b"\n".join([good[0], *bad.values(), *good[1:], *[b"{"] * 99]) + b"\n")
     assert (
         cli.main(["data", "build", "--from", str(folder), "--out", str(tmp_path), "--train", "5", "--test", "1"]) == 0
     )
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     told = {entry["reason"]: (entry["file"], entry["count"], entry["first_lines"]) for entry in manifest["left_out"]}
-    assert told == {reason: ("in/train.jsonl", 1, [line]) for line, reason in enumerate(bad, start=2)}
+    expected = {reason: ("in/train.jsonl", 1, [line]) for line, reason in enumerate(bad, start=2)}
+    expected["broken JSON"] = ("in/train.jsonl", 100, [2, *range(15, 14 + LINES_TOLD)])
+    assert told == expected, "all are counted, the first are told"
     assert says(capsys.readouterr().err, "in/train.jsonl", "1", "UTF-8", "3")
-    assert manifest["inputs"][0]["rows"] == 14
-
-
-def test_many_bad_rows_are_all_counted_and_the_first_told(tmp_path):
-    (tmp_path / "in").mkdir()
-    lines = [json.dumps(r) for r in numbered(LCSTS, "text", 3)] + ["{"] * 500
-    (tmp_path / "in/train.jsonl").write_text("\n".join(lines))
-    (entry,) = headlines.build([str(tmp_path / "in")], tmp_path / "out", train=2, test=1)["left_out"]
-    assert entry["count"] == 500
-    assert entry["first_lines"] == list(range(4, 4 + LINES_TOLD))
+    assert manifest["inputs"][0]["rows"] == 113
 
 
 def test_csl_without_keywords_is_bad_for_that_task_alone(tmp_path):
@@ -416,46 +303,27 @@ def test_a_truncated_download_is_said(downloads, tmp_path, keep, capsys):
         headlines.build([str(file.parent)], tmp_path / "a")
 
 
-@pytest.mark.parametrize("name", ["csl.jsonl.gz", "train.jsonl"])
-def test_a_git_lfs_pointer_is_recognised(tmp_path, name):
-    (tmp_path / name).write_text(POINTER)
-    with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer, not the data: run `git lfs pull`"):
-        headlines.build([str(tmp_path)], tmp_path / "a")
-
-
 @pytest.mark.parametrize(
-    ("prepare", "told"),
+    ("prepare", "options", "told"),
     [
-        (lambda f: None, "neither a folder nor one of generated, neuclir/csl"),
-        (lambda f: f.mkdir(), "no .jsonl or .jsonl.gz file in"),
-        (lambda f: write_lines(f / "train.jsonl", [{"a": 1}]), "of none of the sources csl, lcsts.*: it has a"),
-        (
-            lambda f: write_lines(f / "french_train.jsonl", [XLSUM]),
-            "neither chinese_simplified nor english by its name",
-        ),
-        (lambda f: write_lines(f / "train.jsonl", ["text"]), "no row among the first hundred"),
+        (None, {}, "neither a folder nor one of generated, neuclir/csl"),
+        (lambda f: f.mkdir(), {}, "no .jsonl or .jsonl.gz file in"),
+        (lambda f: write_lines(f / "train.jsonl", [{"a": 1}]), {}, "of none of the sources csl, lcsts.*: it has a"),
+        (lambda f: write_lines(f / "french_train.jsonl", [XLSUM]), {}, "neither chinese_simplified nor english by its"),
+        (lambda f: write_lines(f / "train.jsonl", ["text"]), {}, "no row among the first hundred"),
+        (lambda f: f.write_text(POINTER), {}, "in is a git-lfs pointer, not the data: run `git lfs pull`"),
+        (lcsts, {"tasks": ["titel"]}, "no task named titel; there are: title, keywords, category"),
+        (lcsts, {"wanted": ["cls"]}, "no source named cls; there are: csl"),
+        (lcsts, {"wanted": []}, "no source named at all"),
+        (lcsts, {"train": 0}, "at least one row each"),
+        (lcsts, {"wanted": ["csl"]}, "holds lcsts, nothing of csl"),
     ],
 )
-def test_a_folder_that_holds_no_source(tmp_path, prepare, told):
-    prepare(tmp_path / "in")
+def test_what_build_refuses(tmp_path, prepare, options, told):
+    if prepare is not None:
+        prepare(tmp_path / "in")
     with pytest.raises(ValueError, match=told):
-        headlines.build([str(tmp_path / "in")], tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"tasks": ["titel"]}, "no task named titel; there are: title, keywords, category"),
-        ({"wanted": ["cls"]}, "no source named cls; there are: csl"),
-        ({"wanted": []}, "no source named at all"),
-        ({"train": 0}, "at least one row each"),
-        ({"wanted": ["csl"]}, "holds lcsts, nothing of csl"),
-    ],
-)
-def test_what_build_refuses(tmp_path, options, told):
-    write_lines(tmp_path / "train.jsonl", numbered(LCSTS, "text", 3))
-    with pytest.raises(ValueError, match=told):
-        headlines.build([str(tmp_path)], tmp_path / "out", **options)
+        headlines.build([str(tmp_path / "in")], tmp_path / "out", **options)
 
 
 def test_generated_rows_have_no_tasks_and_are_not_mixed(tmp_path, capsys):
@@ -499,28 +367,6 @@ def test_no_network_is_one_line(tmp_path, monkeypatch, capsys):
     assert says(told, "neuclir/csl")
     assert told.splitlines()[0] == "reading neuclir/csl …"
     assert len(told.splitlines()) == 2
-
-
-@pytest.mark.nightly
-def test_memory_does_not_grow_with_the_source(tmp_path):
-    """Ten times the rows, the same choice: the peak stays, within a tenth for the file's buffers and odd long lines."""
-
-    def peak(count):
-        file = tmp_path / f"{count}" / "train.jsonl"
-        file.parent.mkdir()
-        with file.open("w") as out:
-            for k in range(count):
-                out.write(f'{{"text": "{k} a line of news that is long enough", "summary": "{k} a line"}}\n')
-        tracemalloc.start()
-        headlines.build([str(file.parent)], tmp_path / "out", train=900, test=100)
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most
-
-    peak(2000)  # imports and fonts
-    small, large = peak(5000), peak(50_000)
-    assert large < 1.1 * small
-    assert small < 1000 * (300 + 300) + 4e6
 
 
 @given(st.lists(st.text(max_size=8), max_size=60), st.integers(1, 20), st.randoms())
@@ -641,12 +487,6 @@ def test_faults_between_the_rows(tmp_path, text, line, reason):
     assert (first.line, first.reason[: len(reason)]) == (line, reason)
 
 
-def test_after_a_broken_row_on_a_line_of_many_the_others_are_read(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps([row(k) for k in range(5)]).replace('"source"', "source", 1))
-    report = headlines.check(tmp_path / "a.json")
-    assert (report.rows, len(report.problems)) == (5, 1)
-
-
 UNCLOSED, UNQUOTED, NO_UTF_8 = (b'"}', b'"'), (b'"source"', b"source"), (b"input", b"inp\xffut")
 
 
@@ -706,19 +546,6 @@ def test_a_file_without_rows(tmp_path, capsys, content, told):
     (tmp_path / "a.json").write_bytes(content)
     assert cli.main(["data", "check", str(tmp_path / "a.json")]) == 2
     assert told in capsys.readouterr().err
-
-
-def test_a_file_that_is_not_there(tmp_path, capsys):
-    assert cli.main(["data", "check", str(tmp_path / "none.json")]) == 2
-    assert "No such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", [["data"], ["data", "build"], ["data", "check"]])
-def test_help(command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*command, "--help"])
-    assert ended.value.code == 0
-    assert "usage: pardemo data" in capsys.readouterr().out
 
 
 def test_the_package_loads_neither_torch_nor_matplotlib():

@@ -94,7 +94,7 @@ def test_what_the_article_does_not_print_is_marked_as_inferred(article):
     for key, value in INFERRED.items():
         assert at(article, key) == value, key
     printed = {key for _, _, key in COMMAND}
-    named_here = {"model.init", "model.loss_head", "model.attention", "data.test", "world.device", "train.bf16"}
+    named_here = {"model.loss_head", "model.attention", "data.test", "world.device", "train.bf16"}
     for key in leaves({k: v for k, v in article.items() if k != "deepspeed"}):
         assert key in printed or key in INFERRED or key in named_here, key
     text = recipes.source(ARTICLE)
@@ -196,12 +196,10 @@ WRONG = [
     ("train.qqqqq=1", "train has no key 'qqqqq'; there are learning_rate, lr_scheduler_type"),
     *((f"{old}=1", f"has no key {old.partition('.')[2]!r}; it is {new} now") for old, new in recipes.RENAMED.items()),
     ("train.learning_rate=fast", "train.learning_rate must be a valid number, not 'fast'"),
-    ("train.learning_rate=true", "train.learning_rate must be a valid number, not True"),
     ("train.learning_rate=0", "train.learning_rate must be greater than 0, not 0"),
     ("train.learning_rate=.inf", "train.learning_rate must be a finite number, not inf"),
     ("train.num_train_epochs=null", "train: num_train_epochs or max_steps has to be given"),
     ("train.per_device_train_batch_size=8.5", "must be a valid integer, not 8.5"),
-    ("train.per_device_train_batch_size=true", "must be a valid integer, not True"),
     ("train.lr_scheduler_type=cosin", "train.lr_scheduler_type must be 'linear', 'cosine'"),
     ("train.seed=-1", "train.seed must be greater than or equal to 0, not -1"),
     ("train.activation_checkpointing=1", "train.activation_checkpointing must be a valid boolean, not 1"),
@@ -214,17 +212,14 @@ WRONG = [
     ("lora.target_modules=W_pack", "lora.target_modules must be a valid list, not 'W_pack'"),
     ("lora.target_modules=[]", "lora.target_modules must have at least 1 item, not []"),
     ("lora.target_modules=[a", "expected ',' or ']'"),
-    ("lora.lora_dropout=1", "lora.lora_dropout must be less than 1, not 1"),
     ("predict.top_p=1.5", "predict.top_p must be less than or equal to 1, not 1.5"),
     ("deepspeed=3", "deepspeed must be a section of keys, not 3"),
     ("deepspeed.gradient_clipping=2", "deepspeed.gradient_clipping is 2, but train's max_grad_norm is 1.0: make it"),
     ("deepspeed.train_batch_size=99", "but train's samples of a step is 16"),
-    ("deepspeed.optimizer.params.lr=1", "deepspeed.optimizer.params.lr is 1, but train's learning_rate is 0.003"),
     ("deepspeed.fp16.enabled=true", "deepspeed.fp16.enabled is True, but train's fp16 is False"),
     ("deepspeed.scheduler.type=WarmupLR", "deepspeed.scheduler would replace train.lr_scheduler_type"),
     ("deepspeed={}", "deepspeed.gradient_clipping has to be given"),
     ("nothing", "--set takes KEY=VALUE"),
-    ("=1", "--set takes KEY=VALUE"),
 ]
 
 

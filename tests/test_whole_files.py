@@ -53,6 +53,7 @@ def test_a_key_has_its_name_when_it_is_whole(own_key, monkeypatch):
     assert len(seals._key()) == seals.KEY_BYTES
     assert before == [(seals.KEY_BYTES, False)]
     assert seals._key() == own_key.read_bytes(), "and stays"
+    assert own_key.stat().st_mode & 0o077 == 0, "the user's alone"
 
 
 class Saves:

@@ -48,8 +48,12 @@ def load_checkpoint(
     dtype = dtype or config.dtype or torch.bfloat16
     model = _without_memory(config, folder)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    shards = find_shards(folder)
-    _check_index(folder, set(shapes))
+    shards, listed = _shards_and_names(folder)
+    # what the index promises, before gigabytes are read for nothing
+    for names, problem in ((listed - set(shapes), "lists what the model has not"), (set(shapes) - listed, "lacks")):
+        if listed and names:
+            more = f" and {len(names) - 1} more" * (len(names) > 1)
+            raise ValueError(f"{folder.name}: the index {problem}: {min(names)}{more}")
     remaining = dict(shapes)
     for path in shards:
         for name, tensor in _tensors(path):
@@ -110,17 +114,22 @@ def find_shards(folder: str | Path) -> list[Path]:
     Raises:
         FileNotFoundError: none, or not all that the index names. ValueError: a git-lfs pointer, an unreadable index.
     """
-    folder = Path(folder)
+    return _shards_and_names(Path(folder))[0]
+
+
+def _shards_and_names(folder: Path) -> tuple[list[Path], set[str]]:
+    """The files of :func:`find_shards`, and the parameters that an index lists; without one, none."""
     for single in SINGLE:
         index = folder / (single + INDEX)
         if index.is_file():
-            names = sorted(set(_weight_map(index).values()))
+            weight_map = _weight_map(index)
+            names = sorted(set(weight_map.values()))
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:
                 raise FileNotFoundError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[0]}")
-            return [_checked_shard(folder / name) for name in names]
+            return [_checked_shard(folder / name) for name in names], set(weight_map)
         if (folder / single).is_file():
-            return [_checked_shard(folder / single)]
+            return [_checked_shard(folder / single)], set()
     raise FileNotFoundError(f"{folder} holds no weights: no {' and no '.join(SINGLE)}, and no index of several")
 
 
@@ -170,20 +179,6 @@ def save_into(model: Baichuan2ForCausalLM, tokenizer, folder: Path, shard_bytes:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-def _check_index(folder: Path, wanted: set[str]) -> None:
-    """What the index promises, before gigabytes are read for nothing."""
-    for single in SINGLE:
-        index = folder / (single + INDEX)
-        if index.is_file():
-            listed = set(_weight_map(index))
-            for names, problem in ((listed - wanted, "lists what the model has not"), (wanted - listed, "lacks")):
-                if names:
-                    raise ValueError(
-                        f"{index.name} {problem}: {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1)
-                    )
-            return
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -292,7 +292,7 @@ def _weights(job: Recipe) -> str:
     """Which base model it is: its configuration and, of each shard, the size and both ends: never 27 GB read whole."""
     folder, end = locate(job.model.path), 1 << 20
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in find_shards(folder) if job.model.init == "pretrained" else ():
+    for path in find_shards(folder):
         size = path.stat().st_size
         with open(path, "rb") as file:
             digest.update(f"{size}".encode() + file.read(end))

@@ -62,8 +62,7 @@ def check(job: Recipe, resume: bool = False, overwrite: bool = False, allow: Seq
                          ", or use a launcher for several hosts")  # fmt: skip
     folder, run = recipe.locate(job.model.path), recipe.locate(job.output_dir)
     read_config(folder)
-    if job.model.init == "pretrained":
-        find_shards(folder)
+    find_shards(folder)
     load_tokenizer(folder)
     for path in filter(None, (job.data.train, job.data.valid)):
         if not recipe.locate(path).is_file():

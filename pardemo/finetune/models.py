@@ -38,18 +38,8 @@ def base(recipe: Recipe, device: torch.device | str = "cpu") -> tuple[Baichuan2F
     """
     bf16.through_fp32_where_slow()  # a prediction runs in the command's own process
     folder, dtype = locate(recipe.model.path), DTYPES[recipe.train.precision]
-    changes = {"loss_head": recipe.model.loss_head, "attention": recipe.model.attention}
-    if recipe.model.init == "pretrained":
-        model = load_checkpoint(folder, dtype, device, **changes)
-    else:
-        torch.manual_seed(recipe.train.seed)
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)  # never a copy in fp32 first
-        try:
-            with torch.device(device):
-                model = Baichuan2ForCausalLM(read_config(folder, **changes)).eval()
-        finally:
-            torch.set_default_dtype(before)
+    settings = recipe.model
+    model = load_checkpoint(folder, dtype, device, loss_head=settings.loss_head, attention=settings.attention)
     return model.requires_grad_(False), load_tokenizer(folder)
 
 
@@ -104,13 +94,10 @@ def export(
 
     Raises:
         FileNotFoundError: no adapter, no base, no tokenizer.
-        ValueError: the base is random; ``out`` is not empty, or the base or the adapter themselves; weights that are
-            not whole.
+        ValueError: ``out`` is not empty, or the base or the adapter themselves; weights that are not whole.
         OSError: ``out`` cannot be written; what was there before is there still.
     """
     folder, out = locate(recipe.model.path), Path(out)
-    if recipe.model.init != "pretrained":
-        raise ValueError("model.init is random: there is no checkpoint to merge the adapter into")
     check_adapter(adapter)
     for source in (folder, Path(adapter)):
         if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:

@@ -101,8 +101,7 @@ def check(recipe: Recipe, adapter: str | Path | None) -> Baichuan2Tokenizer:
     """Raises, before any rank starts, for folders that are not there or not whole; returns the tokenizer."""
     folder = locate(recipe.model.path)
     _room(read_config(folder).model_max_length, recipe.predict)
-    if recipe.model.init == "pretrained":
-        find_shards(folder)
+    find_shards(folder)
     if adapter is not None:
         models.check_adapter(adapter)
     return load_tokenizer(folder)

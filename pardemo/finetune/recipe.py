@@ -50,14 +50,13 @@ RENAMED = {
 
 @section
 class Model:
-    """The base model: a checkpoint folder; ``init: random`` reads only its configuration, for benches.
+    """The base model: a checkpoint folder.
 
     ``loss_head: labels`` computes logits only where there is a label, and ``attention: blocks`` on a CPU only those
     scores that are seen: the same loss and gradients to rounding.
     """
 
     path: Text
-    init: Literal["pretrained", "random"] = "pretrained"
     loss_head: Literal["labels", "full"] = "labels"
     attention: Literal["blocks", "whole"] = "blocks"
 

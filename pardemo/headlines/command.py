@@ -4,32 +4,24 @@ import argparse
 import json
 import sys
 from dataclasses import fields
+from typing import Any
 
 from pardemo import options
 from pardemo.closed_pipe import work_goes_on
+from pardemo.headlines.build import GENERATED, Limits
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add(commands: Any) -> None:
     """Adds ``data`` to the command line."""
     data = commands.add_parser("data", help="build and check the headline data: train.json and test.json")
     actions = data.add_subparsers(dest="data_command", required=True, metavar="build|check")
-    _add_build(actions)
-    check = actions.add_parser(
-        "check", help="name every bad row of a file by line and reason; status 1 if there is one"
-    )
-    check.add_argument("file", metavar="FILE", help="a JSON array of rows, or JSON lines")
-    check.add_argument("--json", action="store_true", help="print the file's rows and bad rows as JSON")
-    check.set_defaults(action=_check)
-
-
-def _add_build(actions: argparse._SubParsersAction) -> None:
     build = actions.add_parser(
         "build",
         help="choose rows by a seed and write train.json, test.json, manifest.json and lengths.png",
         description="Writes rows of the form (instruction, input, output, source), none twice and none in both files.",
     )
     build.add_argument(
-        "--from", nargs="+", dest="origins", default=["generated"], metavar="FOLDER|NAME",
+        "--from", nargs="+", dest="origins", default=[GENERATED], metavar="FOLDER|NAME",
         help="generated (the default: the project's own made-up news), folders with csl.jsonl.gz, LCSTS's or XL-Sum's"
         " *.jsonl, or neuclir/csl, hugcyp/LCSTS, csebuetnlp/xlsum, which are then fetched",
     )  # fmt: skip
@@ -39,17 +31,21 @@ def _add_build(actions: argparse._SubParsersAction) -> None:
     build.add_argument("--seed", type=int, metavar="N", help="chooses the rows (0; 1 of generated rows)")
     real = build.add_argument_group("of real sources only")
     real.add_argument("--tasks", type=_names, metavar="A,B", help="what csl is for (title,keywords,category)")
-    real.add_argument("--sources", type=_names, metavar="A,B", help="which to take (csl,lcsts,xlsum-zh,xlsum-en)")
-    for end, side, default in (
-        ("min", "input", 20),
-        ("max", "input", 4000),
-        ("min", "output", 2),
-        ("max", "output", 200),
-    ):
-        most = "fewest" if end == "min" else "most"
-        real.add_argument(f"--{end}-{side}", type=int, metavar="N", help=f"{most} characters of the {side} ({default})")
+    real.add_argument(
+        "--sources", type=_names, dest="wanted", metavar="A,B", help="which to take (csl,lcsts,xlsum-zh,xlsum-en)"
+    )
+    for limit in fields(Limits):
+        end, side = limit.name.split("_")
+        most = f"{'fewest' if end == 'min' else 'most'} characters of the {side} ({limit.default})"
+        real.add_argument(f"--{end}-{side}", type=int, metavar="N", help=most)
     build.add_argument("--json", action="store_true", help="print the manifest")
     build.set_defaults(action=_build)
+    check = actions.add_parser(
+        "check", help="name every bad row of a file by line and reason; status 1 if there is one"
+    )
+    check.add_argument("file", metavar="FILE", help="a JSON array of rows, or JSON lines")
+    check.add_argument("--json", action="store_true", help="print the file's rows and bad rows as JSON")
+    check.set_defaults(action=_check)
 
 
 def _names(text: str) -> list[str]:
@@ -58,44 +54,31 @@ def _names(text: str) -> list[str]:
 
 @work_goes_on()
 def _build(arguments: argparse.Namespace) -> int:
-    options.at_least(arguments, 0, "train", "test", "min_input", "max_input", "min_output", "max_output")
-    from pardemo.headlines.build import GENERATED, Limits, build
+    limits = {limit.name: getattr(arguments, limit.name) for limit in fields(Limits)}
+    options.at_least(arguments, 0, "train", "test", *limits)
+    from pardemo.headlines.build import build
+    from pardemo.tables import text_table
 
-    lengths = {f.name: getattr(arguments, f.name) for f in fields(Limits) if getattr(arguments, f.name) is not None}
-    choices = {"tasks": arguments.tasks, "wanted": arguments.sources, "limits": Limits(**lengths) if lengths else None}
-    chosen = {name: value for name, value in choices.items() if value is not None}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    chosen: dict[str, Any] = {"limits": Limits(**limits)} if limits else {}
+    chosen |= {name: getattr(arguments, name) for name in ("tasks", "wanted") if getattr(arguments, name) is not None}
     if chosen and arguments.origins == [GENERATED]:
         raise ValueError("tasks, sources and lengths choose among real sources: generated rows have none of them")
-    manifest = build(
-        arguments.origins,
-        arguments.out,
-        train=arguments.train,
-        test=arguments.test,
-        seed=arguments.seed,
-        on_read=lambda name: print(f"reading {name} …", file=sys.stderr, flush=True),
-        **chosen,
-    )
+    sizes = {name: getattr(arguments, name) for name in ("train", "test", "seed")}
+    manifest = build(arguments.origins, arguments.out, **sizes, **chosen, on_read=_print_name)
     if arguments.json:
         print(json.dumps(manifest, indent=1, ensure_ascii=False))
         return 0
-    _print_left_out(manifest.get("left_out", []))
-    _print_files(manifest["files"])
+    for entry in manifest.get("left_out", []):
+        lines = ", ".join(map(str, entry["first_lines"])) + ", …" * (entry["count"] > len(entry["first_lines"]))
+        print(f"{entry['file']}: {entry['count']:,} left out, {entry['reason']} (lines {lines})", file=sys.stderr)
+    counts = [(name, *row) for name, file in manifest["files"].items() for row in file["by_source"].items()]
+    print(text_table([("file", "source", "rows"), *((name, source, f"{n:,}") for name, source, n in counts)]))
     return 0
 
 
-def _print_files(files: dict) -> None:
-    from pardemo.tables import text_table
-
-    rows = [(name, source, f"{count:,}") for name, file in files.items() for source, count in file["by_source"].items()]
-    print(text_table([("file", "source", "rows"), *rows]))
-
-
-def _print_left_out(left_out: list[dict]) -> None:
-    for entry in left_out:
-        lines = ", ".join(map(str, entry["first_lines"]))
-        more = ", …" if entry["count"] > len(entry["first_lines"]) else ""
-        line = f"{entry['file']}: {entry['count']:,} left out, {entry['reason']} (lines {lines}{more})"
-        print(line, file=sys.stderr)
+def _print_name(name: str) -> None:
+    print(f"reading {name} …", file=sys.stderr, flush=True)
 
 
 def _check(arguments: argparse.Namespace) -> int:
