@@ -3,9 +3,7 @@
 import random
 from itertools import islice
 
-import pytest
 import torch
-from conftest import says
 
 from pardemo import headlines, project
 from pardemo.baichuan2 import load_checkpoint, load_tokenizer
@@ -72,9 +70,3 @@ def test_the_one_in_data():
     labels = torch.tensor([[-100] * (len(line) + 2) + line[1:]])
     copied = model(torch.tensor([[*line, *tokenizer.text_ids("\n"), *line]]), labels=labels).loss.item()
     assert copied < 1.0, "it copies what it never saw"
-
-
-def test_a_number_of_steps_that_is_none(capsys):
-    with pytest.raises(SystemExit):
-        tiny.main(["--out", "x", "--steps", "0"])
-    assert says(capsys.readouterr().err, "--steps", "1")

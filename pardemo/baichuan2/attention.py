@@ -1,8 +1,8 @@
 """Which keys a query sees, and how far each counts: causal, ALiBi, padding and packing as one pattern per batch."""
 
 import math
-from collections.abc import Callable
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,11 @@ class Pattern:
     ):
         self.slopes, self.queries, self.keys, self.device = slopes, queries, keys, device
         self.past = keys - queries if past is None else past
-        is_pattern = padding is not None and padding.dim() == 4
-        self.whole_pattern = _visible(padding) if is_pattern else None
-        self.padding = None if padding is None or is_pattern else _as_long(padding.bool(), keys)
+        self.whole_pattern = self.padding = None
+        if padding is not None and padding.dim() == 4:
+            self.whole_pattern = _visible(padding)
+        elif padding is not None:
+            self.padding = _as_long(padding.bool(), keys)
         self.segments = segments
 
     def attend(
@@ -158,7 +160,7 @@ def _as_long(padding: torch.Tensor, keys: int) -> torch.Tensor:
 
 
 @lru_cache
-def _flex_attention(compiled: bool) -> Callable:
+def _flex_attention(compiled: bool) -> Any:
     return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 

@@ -153,8 +153,9 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
         past, keys = 0, x.shape[1]
         if past_key_values is not None:
             past, keys = int(past_key_values.get_seq_length()), past_key_values.get_mask_sizes(x.shape[1], 0)[0]
-        packed = position_ids is not None and attention_mask is None and not past and keys == x.shape[1]
-        segments = (position_ids == 0).cumsum(1) if packed else None
+        segments = None
+        if position_ids is not None and attention_mask is None and not past and keys == x.shape[1]:
+            segments = position_ids.eq(0).cumsum(1)
         pattern = Pattern(self._slopes(x.device), x.shape[1], keys, x.device, attention_mask, segments, past)
         angles = None
         if self.config.position_embedding == "rope":
@@ -183,7 +184,7 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
     def __init__(self, config: Baichuan2Config):
         super().__init__(config)
         self.model = Baichuan2Model(config)
-        self.lm_head = NormHead(config.hidden_size, config.vocab_size, config.normalize_head)
+        self.lm_head: nn.Module = NormHead(config.hidden_size, config.vocab_size, bool(config.normalize_head))
         self.post_init()
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
@@ -196,7 +197,7 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
         if not isinstance(old_lm_head, NormHead):
             return resized
         old_lm_head.weight, old_lm_head.out_features = resized.weight, resized.out_features
-        old_lm_head._is_hf_initialized = True  # a later post_init leaves it as it is
+        old_lm_head._is_hf_initialized = True  # type: ignore[assignment] # a later post_init leaves it as it is
         return old_lm_head
 
     @can_return_tuple

@@ -103,7 +103,8 @@ class Baichuan2Tokenizer(SentencePieceBackend):
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """Pieces to text; bytes of a character that the vocabulary lacks are put together again."""
-        text, pieces = "", []
+        text = ""
+        pieces: list[str] = []
         for token in tokens:
             if token in self.all_special_tokens:
                 text += self.sp_model.decode_pieces(pieces) + token

@@ -5,7 +5,6 @@ DeepSpeed's universal form.
 """
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import os
@@ -24,7 +23,7 @@ import torch.distributed as dist
 
 from pardemo import project, seals
 from pardemo.baichuan2.checkpoints import find_shards
-from pardemo.finetune.recipe import RENAMED, Recipe, locate
+from pardemo.finetune.recipe import RENAMED, Recipe, locate, to_dict
 from pardemo.tables import amount
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ def folders(run: Path) -> list[Path]:
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that may be read, and a line for each newer one that may not."""
-    notes = []
+    notes: list[str] = []
     for folder in folders(run):
         reason = seals.fault(folder)
         if reason is None:
@@ -76,7 +75,7 @@ def keep(run: Path, limit: int | None) -> None:
 
 def fingerprint(job: Recipe) -> dict[str, Any]:
     """What decides which samples a step sees and what it makes of them: it has to be the same before and after."""
-    data, train, engine = job.data, dataclasses.asdict(job.train), job.deepspeed
+    data, train, engine = job.data, to_dict(job.train), job.deepspeed
     if job.train.max_steps:
         train["num_train_epochs"] = None  # max_steps ends the run and its schedule
     with open(locate(data.train), "rb") as file:
@@ -86,7 +85,7 @@ def fingerprint(job: Recipe) -> dict[str, Any]:
         "data.train": rows,
         **{f"data.{name}": getattr(data, name) for name in ("max_samples", "cutoff_len", "packing", "group_by_length")},
         "the base model": _weights(job),
-        **{f"lora.{name}": value for name, value in dataclasses.asdict(job.lora).items()},
+        **{f"lora.{name}": value for name, value in to_dict(job.lora).items()},
         **{f"train.{name}": value for name, value in train.items() if name not in FREE},
         "DeepSpeed's stage": None if engine is None else job.zero_stage,
         "deepspeed.optimizer": None if engine is None else engine.get("optimizer"),

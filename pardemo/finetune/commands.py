@@ -294,7 +294,7 @@ def _lines() -> Iterator[str]:
 
         prompt = "> "
     else:
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     while True:
         try:
             yield input(prompt)

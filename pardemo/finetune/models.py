@@ -1,7 +1,6 @@
 """The models of a recipe: the base as it is in its folder, with a new adapter, or a trained one, or merged with it."""
 
 import contextlib
-import dataclasses
 import os
 import warnings
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from pardemo.baichuan2 import (
     save_checkpoint,
 )
 from pardemo.finetune import lora
-from pardemo.finetune.recipe import Recipe, locate
+from pardemo.finetune.recipe import Recipe, locate, to_dict
 from pardemo.world import bf16
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -51,7 +50,7 @@ def with_new_adapter(model: Baichuan2ForCausalLM, recipe: Recipe) -> PeftModel:
     Raises:
         ValueError: no module of the model has such a name.
     """
-    config = lora.config(model, **dataclasses.asdict(recipe.lora))
+    config = lora.config(model, **to_dict(recipe.lora))
     torch.manual_seed(recipe.train.seed)
     with _peft():
         return get_peft_model(model, config)

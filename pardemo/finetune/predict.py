@@ -273,7 +273,8 @@ def chat(
     room = model.config.model_max_length - settings.max_new_tokens
     if room < 3:  # the pieces of user and assistant, and something between them
         raise ValueError(f"predict.max_new_tokens is {settings.max_new_tokens}, which leaves no room for a message")
-    draw, messages = np.random.default_rng(seed), []
+    draw = np.random.default_rng(seed)
+    messages: list[dict[str, str]] = []
     for line in lines:
         text = line.strip()
         if text == "/quit":

@@ -296,8 +296,8 @@ def save(recipe: Recipe, path: str | Path) -> None:
     project.write_atomically(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Plain mappings, lists and values: what YAML and JSON can hold."""
+def to_dict(recipe: Any) -> dict[str, Any]:
+    """A recipe, or a section of one, as plain mappings, lists and values: what YAML and JSON can hold."""
     return dataclasses.asdict(recipe)
 
 
@@ -336,7 +336,7 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None) -> Steps:
     train = recipe.train
     batches = math.ceil(math.ceil(count / train.per_device_train_batch_size) / ranks)
     per_epoch = math.ceil(batches / train.gradient_accumulation_steps)
-    return Steps(per_epoch, train.max_steps or math.ceil(train.num_train_epochs * per_epoch))
+    return Steps(per_epoch, train.max_steps or math.ceil((train.num_train_epochs or 0) * per_epoch))
 
 
 def preflight(recipe: Recipe, on_cpu: bool) -> None:
@@ -398,10 +398,10 @@ def _suggestion(key: str) -> str:
     if key in RENAMED:
         return f"; it is {RENAMED[key]} now"
     room, _, last = key.rpartition(".")
-    sections = {name: kind for name, kind in get_type_hints(Recipe).items() if dataclasses.is_dataclass(kind)}
-    fields = {name: [field.name for field in dataclasses.fields(kind)] for name, kind in sections.items()}
-    elsewhere = [f"{name}.{last}" for name in fields if last in fields[name]]
-    return _nearest(last, fields.get(room, [field.name for field in dataclasses.fields(Recipe)]), elsewhere)
+    hints = get_type_hints(Recipe)
+    keys = {name: list(get_type_hints(kind)) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    elsewhere = [f"{name}.{last}" for name in keys if last in keys[name]]
+    return _nearest(last, keys.get(room, list(hints)), elsewhere)
 
 
 def _nearest(text: str, candidates: Sequence[str], otherwise: Sequence[str] = ()) -> str:

@@ -192,11 +192,11 @@ class Order(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
         shuffled = torch.randperm(self._count, generator=generator).tolist()
-        if self._lengths is None:
+        if (lengths := self._lengths) is None:
             return iter(shuffled)
         steps, size = [], self._step * self.WINDOW
         for at in range(0, self._count, size):
-            window = sorted(shuffled[at : at + size], key=lambda i: -self._lengths[i])
+            window = sorted(shuffled[at : at + size], key=lambda i: -lengths[i])
             steps += [window[i : i + self._step] for i in range(0, len(window), self._step)]
         # a last step that is not full stays last: steps of whole batches would begin in the middle of another
         last = [steps.pop()] if steps and len(steps[-1]) < self._step else []

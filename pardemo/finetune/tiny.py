@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pardemo import extras, headlines, options
+from pardemo import extras, headlines
 from pardemo.headlines import grammar
 
 if TYPE_CHECKING:  # the command reads its options before it loads torch and Transformers
@@ -195,15 +195,8 @@ def _rate(step: int, steps: int) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pardemo.finetune.tiny", description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument(
-        "--steps", type=int, default=4000, metavar="N", help="of the first round, of 4,096 tokens each (4000)"
-    )
     arguments = parser.parse_args(argv)
-    try:
-        options.at_least(arguments, 1, "steps")
-    except ValueError as error:
-        parser.error(str(error))
-    print(f"loss {build(arguments.out, steps=arguments.steps):.4f}; written to {arguments.out}")
+    print(f"loss {build(arguments.out):.4f}; written to {arguments.out}")
     return 0
 
 

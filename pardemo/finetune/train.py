@@ -5,7 +5,6 @@ DeepSpeed's or Accelerate's launcher.
 """
 
 import copy
-import dataclasses
 import logging
 import os
 import shutil
@@ -26,6 +25,7 @@ with extras.needed_by(__name__):
 
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from pardemo.baichuan2 import Baichuan2Tokenizer
 from pardemo.finetune import checkpoints, models, recipe
 from pardemo.finetune.logs import Progress, TokenCount, draw_loss
 from pardemo.finetune.recipe import Recipe
@@ -89,12 +89,8 @@ def _train(
 ) -> TrainingResult:
     # under ZeRO-3 no rank's GPU may hold the whole model; otherwise no host needs to hold it once per rank
     model, tokenizer = models.base(job, "cpu" if job.zero_stage == 3 else device())
-    data = Samples.read(recipe.locate(job.data.train), tokenizer, job.data.cutoff_len, job.data.max_samples)
-    valid = None
-    if job.data.valid is not None:
-        valid = Samples.read(recipe.locate(job.data.valid), tokenizer, job.data.cutoff_len)
-    if job.data.packing:
-        data, valid = (part and pack(part, job.data.cutoff_len) for part in (data, valid))
+    data = _samples(job, job.data.train, tokenizer, job.data.max_samples)
+    valid = None if job.data.valid is None else _samples(job, job.data.valid, tokenizer)
     trainer = _Trainer(
         job=job,
         run=run,
@@ -137,6 +133,11 @@ def _train(
         resumed_from=None if start is None else start.name.lstrip(".").partition(checkpoints.UNIVERSAL)[0],
         notes=notes,
     )
+
+
+def _samples(job: Recipe, path: str, tokenizer: Baichuan2Tokenizer, limit: int | None = None) -> Samples:
+    samples = Samples.read(recipe.locate(path), tokenizer, job.data.cutoff_len, limit)
+    return pack(samples, job.data.cutoff_len) if job.data.packing else samples
 
 
 class _Trainer(Trainer):
@@ -186,7 +187,7 @@ class _Trainer(Trainer):
 
 def arguments_of(job: Recipe, run: Path, start: Path | None = None) -> TrainingArguments:
     """The recipe's own, and what goes with this package's samples, log and checkpoints."""
-    train = {name: value for name, value in dataclasses.asdict(job.train).items() if value is not None}
+    train = {name: value for name, value in recipe.to_dict(job.train).items() if value is not None}
     train.pop("save_total_limit", None)  # the Trainer's own rotation would count checkpoints that cannot be read
     patient = train.pop("early_stopping_patience", None) is not None
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def _chosen(
     def task_of(text: str) -> str:
         return tasks[selection.hash_of(text) % len(tasks)]  # low bits: the choice goes by the high ones
 
-    read, left_out = [], {}
+    read: list[dict[str, Any]] = []
+    left_out: dict[tuple[str, str], dict[str, Any]] = {}
     for item in inputs:
         on_read(item.name)
         count = 0
@@ -185,7 +187,7 @@ def _written(out: Path, chosen: dict[str, list[bytes]], manifest: dict[str, Any]
     manifest["files"] = {}
     for name, lines in chosen.items():
         content = b"[\n" + b",\n".join(lines) + b"\n]\n"  # one row a line, so that rows have line numbers
-        project.write_atomically(out / f"{name}.json", lambda path, content=content: path.write_bytes(content))
+        project.write_atomically(out / f"{name}.json", partial(Path.write_bytes, data=content))
         counts = Counter(json.loads(line)["source"] for line in lines)
         manifest["files"][f"{name}.json"] = {
             "rows": len(lines),

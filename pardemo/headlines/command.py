@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from pardemo import options
@@ -86,13 +86,13 @@ def _check(arguments: argparse.Namespace) -> int:
     from pardemo.tables import text_table
 
     report = check(arguments.file)
-    bad = [{"line": problem.line, "reason": problem.reason} for problem in report.problems]
     if arguments.json:
+        bad = [asdict(problem) for problem in report.problems]
         found = {"file": arguments.file, "rows": report.rows, "forms": dict(report.forms), "bad": bad}
         print(json.dumps(found, indent=1, ensure_ascii=False))
     else:
-        if bad:
-            print(text_table([("line", "reason"), *((str(row["line"]), row["reason"]) for row in bad)]))
+        if report.problems:
+            print(text_table([("line", "reason"), *((str(bad.line), bad.reason) for bad in report.problems)]))
         of = ", ".join(f"{count:,} of the form {form}" for form, count in report.forms.most_common())
-        print(f"{arguments.file}: {report.rows:,} rows, {len(bad):,} bad" + (f"; {of}" if of else ""))
-    return 1 if bad else 0
+        print(f"{arguments.file}: {report.rows:,} rows, {len(report.problems):,} bad" + (f"; {of}" if of else ""))
+    return 1 if report.problems else 0

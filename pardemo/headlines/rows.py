@@ -253,7 +253,8 @@ def scan(path: Path) -> Iterator[Piece]:
     end = counted = int(is_array)
     due: str | None = ""  # what stands before the next value; None behind a broken one, whose end is not known
     while True:
-        begin = _BETWEEN.match(text, end).end()
+        between = _BETWEEN.match(text, end)
+        begin = between.end() if between else end
         at_end, marks = begin == len(text), "".join(text[end:begin].split())
         line, counted = line + text.count("\n", counted, begin), begin
         if at_end and due is not None:

@@ -185,7 +185,7 @@ def _source_of(path: Path) -> str:
         return "csl"
     if {"text", "title", "url"} <= fields:
         for language, source in DATASETS["csebuetnlp/xlsum"].items():
-            if any(part.startswith(language) for part in path.parts[-2:]):
+            if any(part.startswith(str(language)) for part in path.parts[-2:]):
                 return source
         raise ValueError(f"{path} is XL-Sum's, but neither chinese_simplified nor english by its name: move it away")
     if {"text", "summary"} <= fields:
