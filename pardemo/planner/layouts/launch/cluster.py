@@ -35,7 +35,7 @@ def slurm(
     file: str = SLURM,
     whole_hosts: bool = False,
 ) -> str:
-    """A batch script that runs ``command`` once on each host, with what is given to ``sbatch`` behind the script.
+    """A batch script that runs ``command`` once on each host; ``"$@"`` in it is what follows the script's name.
 
     Args:
         each: GPUs of a host. name: of the job. notes: comments. environment: paths from where it is submitted.
