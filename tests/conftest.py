@@ -44,7 +44,7 @@ LONGEST = (
     "notebooks/test_collection.py", "test_finetune.py", "notebooks/test_lab.py",
     "test_cluster.py", "test_plan_memory.py", "test_world.py", "test_drawings.py", "test_runner.py",
     "test_site.py", "test_accelerate.py", "test_drawings_content.py", "test_launched.py",
-    "test_zero.py", "test_plan_truth.py", "test_plan.py", "test_plan_profile.py", "test_exercises.py",
+    "test_zero.py", "test_plan_measured_peak.py", "test_plan.py", "test_plan_profile.py", "test_exercises.py",
     "test_plan_arithmetic.py", "test_plan_peaks.py", "test_prove_stop.py",
 )  # fmt: skip
 

@@ -203,7 +203,7 @@ def test_ranks_go_that_way_where_the_processor_is_slow():
         import torch
         from pardemo import World
         from pardemo.book.run import doctor
-        from pardemo.planner import truth
+        from pardemo.planner import measured_peak
         from pardemo.world import bf16
 
         def on_rank():
@@ -212,16 +212,16 @@ def test_ranks_go_that_way_where_the_processor_is_slow():
 
         def step(mark):
             layer, x = torch.nn.Linear(64, 256).bfloat16(), torch.ones(128, 64).bfloat16()
-            with mark(truth.MARK):
+            with mark(measured_peak.MARK):
                 layer(x).backward(torch.ones(128, 256).bfloat16())
 
         if __name__ == "__main__":
             assert bf16.slow()
             with World(1) as world:
                 print(*world.run(on_rank)[0])
-            by_the_loop = truth.peak(step)
+            by_the_loop = measured_peak.peak(step)
             bf16.through_fp32()
-            assert truth.peak(step) == by_the_loop > 0
+            assert measured_peak.peak(step) == by_the_loop > 0
             assert bf16.multiplied() == 2
             print(next(row["found"] for row in doctor.examine() if row["what"] == "bf16"))
     """

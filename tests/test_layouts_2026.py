@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from calibration import known_ratios
 from conftest import says
 from transformers import CONFIG_MAPPING
 
@@ -228,9 +229,9 @@ def test_activations_on_the_host_take_no_memory_and_some_time():
 
 def test_four_of_five_kept_back_runs_lie_in_their_interval():
     """Of the runs that no constant was fitted to, half tell the intervals of the other half."""
-    kept, _ = intervals.kept_back()
+    kept, _ = known_ratios.kept_back()
     told, judged = kept[::2], kept[1::2]
-    known = intervals.ratios(told)["seconds"]
+    known = known_ratios.ratios(told)["seconds"]
     inside = defaultdict(list)
     for one in judged:
         names = intervals.kinds(one.run.job, one.run.layout)
@@ -245,9 +246,9 @@ def test_four_of_five_kept_back_runs_lie_in_their_interval():
 
 
 def test_the_table_of_ratios_is_what_the_runs_say():
-    found = intervals.of_all()
+    found = known_ratios.of_all()
     stored = json.loads(intervals.RATIOS.read_text(encoding="utf-8"))
-    assert stored == found, "python -m pardemo.planner.layouts.choice.intervals"
+    assert stored == found, "python tests/calibration/known_ratios.py"
 
 
 def test_where_nothing_is_known_an_interval_is_wider_and_says_so():

@@ -9,6 +9,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from calibration import fit
 from conftest import says
 
 from pardemo.planner import hardware, models
@@ -24,7 +25,7 @@ from pardemo.planner.layouts.model.shape import Shape
 from pardemo.planner.layouts.price.memory import memory
 from pardemo.planner.layouts.price.step import stages, step
 from pardemo.planner.layouts.price.work import layer
-from pardemo.planner.layouts.published import against, fit, halves, published, runs
+from pardemo.planner.layouts.published import against, halves, published, runs
 from pardemo.planner.layouts.share.kept import kept, kept_bytes
 from pardemo.planner.layouts.share.rank_parameters import owned_params
 

@@ -296,7 +296,7 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
 
 def test_deepspeed_loads_what_is_written(found):
     base = recipe.load("tiny-cpu")
-    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"], timeout_s=120) as world:
+    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"], timeout_s=120) as world:
         for row in found.rows:
             if row.stage is not None and row.offload == "none" and row.batch == 8:
                 asked = {"train_batch_size": 16, "bf16": {"enabled": False}}

@@ -9,7 +9,7 @@ from conftest import few
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import World
-from pardemo.planner import engines, examples, fake, memory, truth
+from pardemo.planner import engines, examples, fake, measured_peak, memory
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES
 from pardemo.planner.job import Adapter, RankJob
@@ -24,7 +24,9 @@ def world_of():
 
     def get(n):
         if n not in worlds:
-            worlds[n] = World(n, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"], timeout_s=120)
+            worlds[n] = World(
+                n, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"], timeout_s=120
+            )
         return worlds[n]
 
     yield get
@@ -90,9 +92,9 @@ def test_flops_are_torchs_own_count():
     job = examples.job("llama", "plain", 1, False, False)
     found = dry_run(job)
     module = engines.materialize(engines.outline(job), "cpu")
-    truth.fill(module)
+    measured_peak.fill(module)
     running = engines.start(job, module)
-    ids, labels = truth.batch(job)
+    ids, labels = measured_peak.batch(job)
     with FlopCounterMode(display=False) as counter:
         running.forward(ids, labels).backward()
     attention = sum(
@@ -124,16 +126,6 @@ def test_the_same_events_happen_whatever_the_micro_batch(engine):
     """Else each row of a plan would be a dry run of its own, which takes minutes."""
     job = examples.job("baichuan2", engine, 4, True, True).but(accumulation=2, zero={})
     assert memory.Curve(job).affine
-
-
-def test_largest_batch_is_the_largest():
-    curve = memory.Curve(examples.job("llama", "zero-1", 2, False, True))
-    room = curve.estimate(13).peak_bytes
-    most = curve.largest_batch(room)
-    assert 13 <= most < 20  # the allocator gives back what it can
-    fits, more = (curve.estimate(batch, room=room).peak_bytes for batch in (most, most + 1))
-    assert fits <= room < more
-    assert curve.largest_batch(1e6) == 0
 
 
 def test_offload_leaves_the_states_to_the_host():
@@ -176,16 +168,17 @@ def test_tensor_parallelism_cuts_states_and_part_of_the_activations():
 
 
 def test_the_allocator_keeps_its_segments():
-    found = dry_run(examples.job("llama", "plain", 1, False, True))
-    reserved = memory.reserved_of(found)
+    job = examples.job("llama", "plain", 1, False, True)
+    tensors = memory.run(job).peak_bytes
+    reserved = tensors + memory.Curve.at_one(job).estimate(job.batch).lines["allocator"]
     assert reserved % (2 << 20) == 0
-    assert found.peak_bytes <= reserved < 2 * found.peak_bytes
+    assert tensors <= reserved < 2 * tensors
 
 
 def test_13b_needs_no_memory_to_speak_of():
-    from pardemo.planner import cuda_truth
+    from pardemo.planner import cuda_peak
 
-    found = dry_run(cuda_truth.job())
+    found = dry_run(cuda_peak.job())
     assert found.trained_params == 6_553_600
     assert found.params - found.trained_params == 13_896_668_160
     # all logits of 8 × 1023 positions in fp32: 4.1 GB, and their gradient again

@@ -4,9 +4,7 @@ Every tensor of a step has a size that is affine in the micro-batch, and the sam
 dry runs give the events of any other batch: its peak, and what the allocator reserves.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
@@ -113,21 +111,6 @@ class Curve:
             self._shares[how] = shares(base, self.job.ranks, *how)
         return self._shares[how]
 
-    def largest_batch(self, room: float, limit: int = 4096, **how) -> int:
-        """The most samples whose peak stays within ``room`` bytes; 0 where one does not."""
-        low, high = 0, 1
-        while high <= limit and self.estimate(high, room=room, **how).peak_bytes <= room:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.estimate(middle, room=room, **how).peak_bytes <= room else (low, middle)
-        return low
-
-
-def reserved_of(footprint: Footprint) -> int:
-    """What the allocator reserves in a dry run's own step."""
-    return _reserved(footprint.changes[:, 0], footprint.changes[:, 1], footprint.first_event)
-
 
 def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = math.inf) -> int:
     """What the allocator reserves in the step that begins at event ``first``."""
@@ -162,19 +145,9 @@ _WAITING = ThreadPoolExecutor(1)  # a process takes seconds to start
 
 
 def _run_apart(job: RankJob) -> Footprint:
-    with side_by_side(2) as spread:  # the second process does not start
-        return next(iter(spread(run, [job])))
-
-
-@contextlib.contextmanager
-def side_by_side(processes: int) -> Iterator[Callable[..., Iterable]]:
-    """``map``, by so many processes of their own; a few seconds go into starting."""
-    if processes < 2:
-        yield map
-        return
     context, parent = worker.server()
-    with ProcessPoolExecutor(processes, context, initializer=worker.begin, initargs=(parent,)) as pool:
-        yield pool.map
+    with ProcessPoolExecutor(1, context, initializer=worker.begin, initargs=(parent,)) as pool:
+        return pool.submit(run, job).result()
 
 
 def _bounded(job: RankJob) -> RankJob:

@@ -45,11 +45,6 @@ class Life:
     death_call: int = -1
     death_phase: str = ""
 
-    def again(self) -> "Life":
-        """A copy, in a fifth of the time that ``copy`` takes."""
-        (copy := object.__new__(Life)).__dict__ |= self.__dict__
-        return copy
-
 
 @dataclass(eq=False)
 class Recorder(MemoryMeter):

@@ -155,16 +155,16 @@ def here(profile: Any = None) -> list[Check]:
 
 def seconds_of(job: RankJob) -> float:
     """On a rank: the median time of a step."""
-    from pardemo.planner import engines, truth
+    from pardemo.planner import engines, measured_peak
 
     module = engines.materialize(engines.outline(job), "cpu")
-    truth.fill(module)
+    measured_peak.fill(module)
     running = engines.start(job, module)
-    ids, labels = truth.batch(job)
+    ids, labels = measured_peak.batch(job)
     times = []
     for _ in range(ROUNDS + 1):
         begin = time.perf_counter()
-        engines.one_step(job, running, ids, labels, truth.no_phase)
+        engines.one_step(job, running, ids, labels, measured_peak.no_phase)
         times.append(time.perf_counter() - begin)
     return median(times[1:])
 
@@ -191,7 +191,7 @@ def peaks() -> list[Check]:
     for case in MEMORY:
         name, engine, ranks, lora, checkpointing, *prefetching = case
         job = examples.job(name, engine, ranks, lora, checkpointing, *prefetching)
-        with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"]) as world:
+        with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"]) as world:
             comparison = examples.compare(world, [job])[0]
         measured = comparison.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"

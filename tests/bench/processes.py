@@ -188,9 +188,9 @@ DRY_RUN = f"""{PEAK_MIB}
 import json
 import torch
 torch.set_num_threads(2)
-from pardemo.planner import cuda_truth
+from pardemo.planner import cuda_peak
 from pardemo.planner.dryrun import dry_run
-print(json.dumps([dry_run(cuda_truth.job()).seconds, peak_mib()]))
+print(json.dumps([dry_run(cuda_peak.job()).seconds, peak_mib()]))
 """
 TENSORS = """
 import json

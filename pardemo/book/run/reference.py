@@ -22,7 +22,7 @@ from pardemo import project
 from pardemo.book.run import world_sizes
 from pardemo.book.run.report import command as report_command
 
-#: What other commands write there, which a run does not make anew: pardemo.planner.cuda_truth on a GPU, world_sizes,
+#: What other commands write there, which a run does not make anew: pardemo.planner.cuda_peak on a GPU, world_sizes,
 #: and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and tests/found/run.py;
 #: of `pardemo soak` tests/soak/command.py.
 KEPT = (

@@ -5,24 +5,18 @@ over predicted, and of these ratios the ⌊(n+1)·10 %⌋-th and the ⌈(n+1)·9
 them with a probability of at least 80 %, as long as it is drawn like the others. That is the assumption. (Which terms
 the model has was decided with all rows in view: no constant has seen these runs, their author has.)
 
-``python -m pardemo.planner.layouts.choice.intervals`` writes the ratios of each kind, ``known_ratios.json``, anew.
+The ratios of each kind stand in ``known_ratios.json``, which ``tests/calibration/known_ratios.py`` writes.
 """
 
 import functools
 import json
 import math
-import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import Layout
-
-if TYPE_CHECKING:
-    from pardemo.planner.layouts.published.against import ComparedRun
 
 RATIOS = Path(__file__).with_name("known_ratios.json")
 COVERAGE = 0.8
@@ -134,47 +128,3 @@ def between(ratios: Sequence[float], centred: bool = False) -> tuple[float, floa
 @functools.cache
 def _ratios() -> dict[str, dict[str, list[float]]]:
     return json.loads(RATIOS.read_text(encoding="utf-8"))
-
-
-def ratios(timed: Iterable["ComparedRun"], held: Iterable["ComparedRun"] = ()) -> dict[str, dict[str, list[float]]]:
-    """Known over predicted by the narrowest kind: seconds of the runs ``timed``, bytes of those that ``held`` them."""
-    found: dict[str, dict[str, list[float]]] = {"seconds": defaultdict(list), "bytes": defaultdict(list)}
-    for what, outcomes in (("seconds", timed), ("bytes", held)):
-        for outcome in outcomes:
-            error = outcome.error if what == "seconds" else outcome.memory_error
-            if error is not None:
-                found[what][kinds(outcome.run.job, outcome.run.layout)[0]].append(round(1 / (1 + error), 3))
-    return {what: {name: sorted(values) for name, values in sorted(of.items())} for what, of in found.items()}
-
-
-def kept_back() -> tuple[list["ComparedRun"], list["ComparedRun"]]:
-    """The runs of the published tables that no constant was fitted to: those with a time, those with their memory."""
-    from pardemo.planner.layouts.published import halves
-
-    files = sorted(path.name for path in halves.FOLDER.glob("*.csv"))
-    timed, held = ([one for file in files for one in half(file)[1]] for half in (halves.of_time, halves.of_memory))
-    return timed, held
-
-
-def of_all() -> dict[str, dict[str, list[float]]]:
-    """The ratios of all kinds of runs that no constant was fitted to, layouts' and fine-tunes'."""
-    from pardemo.planner.layouts.published import finetune_runs
-
-    found = ratios(*kept_back())
-    judged = finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]
-    for what, errors in (("seconds", [one.time_error for one in judged]), ("bytes", [one.error for one in judged])):
-        found[what][FINE_TUNES] = sorted(round(1 / (1 + error), 3) for error in errors if error is not None)
-    return found
-
-
-def write() -> None:
-    """Writes :data:`RATIOS` from the published runs."""
-    from pardemo import project
-
-    text = json.dumps(of_all(), indent=0) + "\n"
-    project.write_atomically(RATIOS, lambda target: target.write_text(text, encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    write()
-    sys.exit(0)

@@ -7,10 +7,11 @@ from pardemo.planner.layouts.job.stacks import Stack
 from pardemo.planner.layouts.model.shape import Shape
 from pardemo.planner.layouts.model.tuning import FULL, Tuning
 
-#: Transformers' models under the Trainer (``finetune_fit``). Norms, rotations and activations are operations of their
-#: own, through memory one by one: ``whole`` and ``cut`` by LLaMA-7B in full on A800s. PEFT's adapters go through it 2.5
-#: times as often as ones of 16 bits without dropout: they cast, drop and add in fp32. DeepSpeed's stages 1 to 3 handle
-#: each gradient in Python (a hook, a copy to its bucket): Qwen's full runs take as long at 256 tokens as at 2,048.
+#: Transformers' models under the Trainer, fitted by ``tests/calibration/finetune_fit.py``. Norms, rotations and
+#: activations are operations of their own, through memory one by one: ``whole`` and ``cut`` by LLaMA-7B in full on
+#: A800s. PEFT's adapters go through it 2.5 times as often as ones of 16 bits without dropout: they cast, drop and
+#: add in fp32. DeepSpeed's stages 1 to 3 handle each gradient in Python (a hook, a copy to its bucket): Qwen's full
+#: runs take as long at 256 tokens as at 2,048.
 TRANSFORMERS = Stack(
     "transformers", products=0.85, small=200, whole=120, cut=120, launch_s=4e-3, gradient_s=0.6e-3,
     adapters=2.5, about="Qwen's table of fine-tunes on A100, and LLaMA-7B on A800s", can=frozenset({"lora"}),

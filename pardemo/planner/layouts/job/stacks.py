@@ -1,6 +1,6 @@
 """What a training program adds to the arithmetic: constants with a physical meaning, fitted to its published runs.
 
-``python -m pardemo.planner.layouts.published.fit`` fits those of each program to ``data/published_runs`` again and
+``python tests/calibration/fit.py`` fits those of each program to ``data/published_runs`` again and
 prints them beside these, which are its results rounded. Of Megatron-core it fits eleven; its products, small, whole,
 cut, start, hides_tensor, hides_experts, hidden and launch_s, and how much of its rate a Blackwell sustains, were set by
 hand before that, and which terms the model has was decided with all rows in view.

@@ -1,6 +1,5 @@
 """Runs whose outcome is known, one in each row of a CSV file: a published table's, or your own."""
 
-import csv
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,13 +170,3 @@ def _shape(value: Cells) -> Shape:
         value.whole("middle") if value.has("middle") else 4 * hidden, value.whole("vocabulary"),
         value.one_of("gated", TRUTH), value.one_of("tied", TRUTH), name=value.text("model"),
     )  # fmt: skip
-
-
-def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Rows by column name into a file that :func:`read` takes; columns that no row has are left out."""
-    rows = list(rows)
-    names = [name for name in (*NEEDED, *OPTIONAL) if any(name in row for row in rows)]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

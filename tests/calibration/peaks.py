@@ -1,15 +1,11 @@
-"""Published peaks of full fine-tuning beside the planner's: ``python -m pardemo.planner.peaks``; minutes, no GPU.
+"""Published peaks of full fine-tuning beside the planner's: ``python tests/calibration/peaks.py``; minutes, no GPU.
 
 torchtitan reports what torch has reserved, the gist what is allocated; the planner's figure is the same of the two.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pardemo import extras
-
-with extras.needed_by(__name__):
-    from transformers import LlamaConfig
+from transformers import LlamaConfig
 
 from pardemo.planner import memory
 from pardemo.planner.footprint import LINES
@@ -48,21 +44,20 @@ def published() -> list[Peak]:
     return rows
 
 
-def compare() -> Iterator[str]:
-    for peak in published():
-        footprint = memory.run(peak.job)
-        nbytes = footprint.peak_bytes if peak.counted == "allocated" else memory.reserved_of(footprint)
-        lines = ", ".join(
-            f"{name} {footprint.lines[name] / 2**30:.1f}" for name in LINES if footprint.lines[name] >= 5e7
-        )
-        job, planned = peak.job, nbytes / 2**30
-        yield (
-            f"{job.engine}, checkpointing {'on' if job.checkpointing else 'off'}, {job.batch} × {job.sequence}: "
-            f"planned {planned:.1f} GiB {peak.counted}, published {peak.gib} "
-            f"({100 * (planned / peak.gib - 1):+.0f} %); {lines}; {peak.source}"
-        )
+def planned(peak: Peak) -> float:
+    """Bytes of tensors at the peak, and where it is what torch reserved, what its allocator holds beside them."""
+    lines = memory.Curve.at_one(peak.job).estimate(peak.job.batch).lines
+    tensors = sum(lines[name] for name in LINES)
+    return tensors if peak.counted == "allocated" else tensors + lines["allocator"]
 
 
 if __name__ == "__main__":
-    for line in compare():
-        print(line, flush=True)
+    for peak in published():
+        job, gib, held = peak.job, planned(peak) / 2**30, memory.run(peak.job).lines
+        lines = ", ".join(f"{name} {held[name] / 2**30:.1f}" for name in LINES if held[name] >= 5e7)
+        print(
+            f"{job.engine}, checkpointing {'on' if job.checkpointing else 'off'}, {job.batch} × {job.sequence}: "
+            f"planned {gib:.1f} GiB {peak.counted}, published {peak.gib} ({100 * (gib / peak.gib - 1):+.0f} %); "
+            f"{lines}; {peak.source}",
+            flush=True,
+        )

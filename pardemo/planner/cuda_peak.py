@@ -1,6 +1,6 @@
 """13B LoRA at the article's settings on one GPU of 80 GB or more: CUDA's peak against the dry run's.
 
-``python -m pardemo.planner.cuda_truth [--out FILE]`` writes a row to ``outputs/reference/plan_cuda.json``. The weights
+``python -m pardemo.planner.cuda_peak [--out FILE]`` writes a row to ``outputs/reference/plan_cuda.json``. The weights
 are random: what a step takes does not depend on them.
 """
 
@@ -35,16 +35,16 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        print("cuda_truth: no GPU here: not measured", file=sys.stderr)
+        print("cuda_peak: no GPU here: not measured", file=sys.stderr)
         return 2
     name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
     if memory < NEEDED_BYTES:
-        print(f"cuda_truth: {name} has {memory / 1e9:.0f} GB; 80 GB are needed", file=sys.stderr)
+        print(f"cuda_peak: {name} has {memory / 1e9:.0f} GB; 80 GB are needed", file=sys.stderr)
         return 2
-    from pardemo.planner import dryrun, truth
+    from pardemo.planner import dryrun, measured_peak
 
     predicted = dryrun.dry_run(job()).peak_bytes
-    measured = truth.measure(job())
+    measured = measured_peak.measure(job())
     error = predicted / measured - 1
     row = {
         "gpu": name,

@@ -8,7 +8,7 @@ from conftest import few
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MixtralConfig
 
 from pardemo import World
-from pardemo.planner import examples, truth
+from pardemo.planner import examples, measured_peak
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
 
@@ -28,7 +28,7 @@ B, S = 4, 128
 
 @pytest.fixture(scope="module")
 def world():
-    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"], timeout_s=240) as ranks:
+    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"], timeout_s=240) as ranks:
         yield ranks
 
 
@@ -66,7 +66,7 @@ def _measured(name, engine, lora, checkpointing, micro_batches, zero):
         )
         ids = torch.randint(1, SIZES["vocab_size"], (B, S))
         for number in range(2):
-            with mark(truth.MARK) if number else contextlib.nullcontext():
+            with mark(measured_peak.MARK) if number else contextlib.nullcontext():
                 for _ in range(micro_batches):
                     loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
                     backward(loss)
@@ -74,7 +74,7 @@ def _measured(name, engine, lora, checkpointing, micro_batches, zero):
                 step()
         close()
 
-    return truth.peak(run)
+    return measured_peak.peak(run)
 
 
 def _model(name, engine, lora, checkpointing):

@@ -1,4 +1,4 @@
-"""``python -m pardemo.planner.layouts.published.fit``: the constants of :mod:`.stacks` again, from the published runs.
+"""``python tests/calibration/fit.py``: the constants of :mod:`pardemo.planner.layouts.job.stacks` from published runs.
 
 A handful of constants for each program, each within what its meaning allows, at which every second run's step time
 (and memory, where it is known) is missed least; the rest of the runs are not looked at. (Of few runs all are fitted,
@@ -74,7 +74,7 @@ FITTED_MEMORY: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the fitted constants beside those of :mod:`.stacks`; changes nothing."""
+    """Prints the fitted constants beside those of the package; changes nothing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", choices=FITTED, help="only this one")
     arguments = parser.parse_args(argv)
