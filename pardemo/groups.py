@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 
+from pardemo import options
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -49,9 +51,7 @@ class ParallelDims:
 
     def __post_init__(self) -> None:
         for axis in AXES:
-            size = getattr(self, axis)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{axis} must be a whole number of at least 1, not {size!r}")
+            options.whole(getattr(self, axis), axis)
         named, needed = self.order.split("-"), {axis for axis in AXES if getattr(self, axis) > 1}
         if len(set(named)) < len(named) or not needed <= set(named) <= set(AXES):
             raise ValueError(

@@ -1,6 +1,7 @@
-"""Numbers of the command line: what is impossible is refused before a command imports what it works with."""
+"""Numbers that people give: what is impossible is refused in one line, before anything else is done with it."""
 
 import argparse
+from typing import Any
 
 
 def at_least(arguments: argparse.Namespace, least: int, *names: str) -> None:
@@ -14,3 +15,29 @@ def at_least(arguments: argparse.Namespace, least: int, *names: str) -> None:
         if value is not None and not value >= least:  # not a number is too small, too
             limit = "0 or more" if least == 0 else f"at least {least}"
             raise ValueError(f"--{name.replace('_', '-')} must be {limit}, not {value}")
+
+
+def whole(value: Any, name: str, least: int = 1) -> int:
+    """The value, a whole number of at least ``least``.
+
+    Raises:
+        ValueError: it is something else; True and 2.0 are.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def seconds(value: Any, name: str) -> float:
+    """A time limit, as a number or its text.
+
+    Raises:
+        ValueError: it is no number above 0.
+    """
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{name} is a number of seconds above 0, not {value!r}")
+    return number

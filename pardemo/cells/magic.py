@@ -9,6 +9,7 @@ from pardemo.cells.cell import CellResult, parse
 from pardemo.cells.meters import METERS, print_alike
 from pardemo.cells.run import run_cell
 from pardemo.cluster import Cluster
+from pardemo.options import seconds
 from pardemo.world import World
 from pardemo.world.errors import RankError
 
@@ -148,8 +149,10 @@ def _parse(line: str) -> argparse.Namespace:
     parser.add_argument("--cluster", metavar="NAME")
     for name in METERS:
         parser.add_argument(f"--{name}", nargs="?", const=name, type=_name, metavar="NAME")
-    parser.add_argument("--timeout", type=_seconds)
+    parser.add_argument("--timeout")
     options = parser.parse_args(shlex.split(line))
+    if options.timeout is not None:
+        options.timeout = seconds(options.timeout, "--timeout")
     variables = [*options.get, *(getattr(options, meter) for meter in METERS if getattr(options, meter))]
     for name in variables:
         if variables.count(name) > 1:
@@ -167,13 +170,3 @@ def _name(text: str) -> str:
     if not text.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
     return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"seconds are a number above 0, not {text}")
-    return seconds

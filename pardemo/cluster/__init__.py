@@ -11,6 +11,7 @@ The kernel keeps the limits, on each connection that ranks open, whoever opens i
 
 from dataclasses import dataclass
 
+from pardemo import options
 from pardemo.cluster import latency as latencies
 from pardemo.cluster.bandwidth import bytes_per_second, told
 from pardemo.cluster.loopback import checked
@@ -45,9 +46,7 @@ class Cluster:
 
     def __post_init__(self):
         for name in ("hosts", "ranks_per_host"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"Cluster: {name} is a whole number from 1 on, not {value!r}")
+            options.whole(getattr(self, name), f"Cluster: {name}")
         if self.tier not in (None, "namespaces", "pacing", "none"):
             raise ValueError(f"Cluster: tier is 'namespaces', 'pacing', 'none' or None, not {self.tier!r}")
         if self.latency is not None:

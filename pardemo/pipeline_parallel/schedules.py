@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from pardemo import options
 from pardemo.pipeline_parallel.instructions import Backward, BackwardInput, BackwardWeight, Compute, Forward
 
 Order = Callable[..., Iterator[Compute]]
@@ -122,9 +123,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("ranks", "micro_batches", "chunks"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+            options.whole(getattr(self, name), name)
 
     @property
     def stages(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pardemo import options
 from pardemo.planner.layouts.price.engine_rules import stage_of
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ class RankJob:
 
     def __post_init__(self):
         for name in ("batch", "sequence", "ranks", "accumulation"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+            options.whole(getattr(self, name), name)
         if self.engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
         if self.precision not in ("bf16", "fp16", "fp32") or (self.precision == "fp32" and self.engine != "plain"):

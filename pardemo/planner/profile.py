@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pardemo import options
 from pardemo.planner import hardware
 from pardemo.planner.hardware import Gpu
 
@@ -108,6 +109,9 @@ def _profile(values: Any) -> GpuProfile:
     sustained = _number(values | {"sustained": values.get("sustained", 1.0)}, "sustained", "a share of it", 0.01, 1)
     links = {name: _link(values, name) for name in LINKS}
     inside, between = links["inside"], links["between"]
+    host_gpus = values.get("host_gpus")
+    if host_gpus is not None:
+        options.whole(host_gpus, "host_gpus")
     gpu = Gpu(
         values["name"], number["memory_gib"] * 2**30, number["peak_tflops"] * 1e12, number["memory_gb_per_s"] * 1e9,
         inside["gb_per_s"] * 1e9 if inside else 1.0, str(values.get("source", "measured")),
@@ -116,7 +120,7 @@ def _profile(values: Any) -> GpuProfile:
     return GpuProfile(
         gpu, inside is not None,
         inside["latency_us"] * 1e-6 if inside else None, between["latency_us"] * 1e-6 if between else None,
-        between["gb_per_s"] * 1e9 if between else None, _host_gpus(values),
+        between["gb_per_s"] * 1e9 if between else None, host_gpus,
     )  # fmt: skip
 
 
@@ -181,13 +185,6 @@ def _number(values: Mapping[str, Any], name: str, unit: str, least: float, most:
 def _truth(values: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value := values.get(name, True), bool):
         raise ValueError(f"{name} must be true or false, not {value!r}")
-    return value
-
-
-def _host_gpus(values: Mapping[str, Any]) -> int | None:
-    value = values.get("host_gpus")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"host_gpus must be a whole number of at least 1, not {value!r}")
     return value
 
 

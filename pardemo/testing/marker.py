@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pardemo import options as numbers
 from pardemo.cluster import Cluster
 from pardemo.world import MAX_RANKS
 
@@ -36,7 +37,7 @@ def places(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s: floa
     """
     if unknown := [name for name in options if name not in OPTIONS]:
         raise ValueError(f"ranks has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
-    limit = seconds(options.get("timeout", timeout_s), "timeout")
+    limit = numbers.seconds(options.get("timeout", timeout_s), "timeout")
     for size in arguments:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
             raise ValueError(
@@ -55,17 +56,6 @@ def places(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s: floa
     if cluster.size > MAX_RANKS:
         raise ValueError(f"the cluster has {cluster.size} ranks; {MAX_RANKS} is the limit")
     return [Place(cluster.size, cluster, limit)]
-
-
-def seconds(value: Any, what: str) -> float:
-    """A time limit, from a marker or an ini file. ValueError for what is none."""
-    try:
-        number = float("nan" if isinstance(value, bool) else value)
-    except (TypeError, ValueError):
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{what} is a number of seconds above 0, not {value!r}")
-    return number
 
 
 def unfit(function: Callable) -> str | None:

@@ -67,7 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("ranks")
     if marker is None:
         return
-    from pardemo.testing.marker import places, seconds, unfit
+    from pardemo.options import seconds
+    from pardemo.testing.marker import places, unfit
 
     try:
         default = seconds(metafunc.config.getini("ranks_timeout"), "ranks_timeout")

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pardemo import compat
+from pardemo import compat, options
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 
 _TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
@@ -147,13 +147,6 @@ def _known(section: str) -> set[str]:
     return keys | ({key.removeprefix("fsdp_") for key in keys} if section == "fsdp_config" else set())
 
 
-def _whole(config: Mapping[str, Any], key: str, least: int, default: int | None = None) -> int:
-    value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{key} must be a whole number of at least {least}, not {value!r}")
-    return value
-
-
 def _one_of(key: str, value: Any, names: Mapping[str, Any]) -> None:
     if not isinstance(value, str) or value not in names:
         quotes = " (YAML reads a bare no as that: put it in quotes)" if value is False else ""
@@ -172,18 +165,18 @@ def _check_precision(config: Mapping[str, Any]) -> None:
 def _check_processes(config: Mapping[str, Any], kind: str) -> None:
     import torch
 
-    processes = _whole(config, "num_processes", 1, default=1 if kind == "NO" else None)
-    machines = _whole(config, "num_machines", 1, default=1)
+    processes = options.whole(config.get("num_processes", 1 if kind == "NO" else None), "num_processes")
+    machines = options.whole(config.get("num_machines", 1), "num_machines")
     if kind == "NO" and processes != 1:
         raise ValueError(f"distributed_type NO is one process, num_processes is {processes}")
     if processes < _TYPES[kind]:
         raise ValueError(f"distributed_type {kind} needs num_processes of at least {_TYPES[kind]}, not {processes}")
     if processes % machines:
         raise ValueError(f"num_processes {processes} does not divide among num_machines {machines}")
-    if _whole(config, "machine_rank", 0, default=0) >= machines:
+    if options.whole(config.get("machine_rank", 0), "machine_rank", 0) >= machines:
         raise ValueError(f"machine_rank {config['machine_rank']} is not one of the {machines} machines from 0")
     if config.get("main_process_port") is not None:
-        _whole(config, "main_process_port", 0)
+        options.whole(config.get("main_process_port"), "main_process_port", 0)
     if machines > 1:
         for key in ("main_process_ip", "main_process_port"):
             if not config.get(key):
@@ -203,7 +196,8 @@ def _check_parallelism(config: Mapping[str, Any]) -> None:
         return
     deepspeed_settings.refuse_unknown(section, _known("parallelism_config"), "parallelism_config")
     names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    sizes = {name: _whole(section, f"parallelism_config_{name}_size", 1, default=1) for name in names}
+    keys = {name: f"parallelism_config_{name}_size" for name in names}
+    sizes = {name: options.whole(section.get(key, 1), key) for name, key in keys.items()}
     if math.prod(sizes.values()) != config.get("num_processes"):
         degrees = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
         raise ValueError(f"parallelism_config is {degrees}: not num_processes {config.get('num_processes')}")
@@ -258,6 +252,7 @@ def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:
 
 def _check_megatron(config: Mapping[str, Any]) -> None:
     section = config.get("megatron_lm_config", {})
-    tp, pp = (_whole(section, f"megatron_lm_{axis}_degree", 1, default=1) for axis in ("tp", "pp"))
+    keys = ("megatron_lm_tp_degree", "megatron_lm_pp_degree")
+    tp, pp = (options.whole(section.get(key, 1), key) for key in keys)
     if config["num_processes"] % (tp * pp):
         raise ValueError(f"num_processes {config['num_processes']} does not divide into copies of tp {tp} × pp {pp}")

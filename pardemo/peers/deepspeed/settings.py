@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from pardemo import compat, extras
+from pardemo import compat, extras, options
 
 with extras.needed_by(__name__):
     from pydantic import BaseModel, ValidationError
@@ -188,8 +188,8 @@ def _check_batch(settings: Mapping[str, Any], world_size: int) -> None:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     whole, micro, steps = (settings.get(name) for name in names)
     for name, value in zip(names, (whole, micro, steps), strict=True):
-        if value not in (None, "auto") and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if value not in (None, "auto"):
+            options.whole(value, name)
     numbers = [value for value in (whole, micro) if isinstance(value, int)]
     if not numbers and "auto" not in (whole, micro):
         raise ValueError("train_batch_size or train_micro_batch_size_per_gpu has to be given")

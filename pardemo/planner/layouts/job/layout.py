@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from pardemo import options
 from pardemo.planner.layouts.model.recomputed import MODULES, missing
 from pardemo.planner.layouts.model.shape import Shape
 
@@ -62,10 +63,8 @@ class Layout:
         counts = [getattr(self, name) for name in COUNTS]
         if set(map(type, counts)) != {int} or min(counts) < 1:  # a search makes a hundred thousand layouts
             for name, value in zip(COUNTS, counts, strict=True):
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if not isinstance(self.offload, int) or isinstance(self.offload, bool) or self.offload < 0:
-            raise ValueError(f"offload is a whole number of layers, not {self.offload!r}")
+                options.whole(value, name)
+        options.whole(self.offload, "offload", 0)
         for name, allowed in (
             ("sharding", SHARDING),
             ("recompute", RECOMPUTE),
