@@ -12,8 +12,8 @@ from pardemo.script.compare import causes, gradients
 from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
 from pardemo.script.compare.layouts import Layout, distinct_digits
 from pardemo.script.compare.parameter_map import Part, map_parameters
-from pardemo.script.compare.reference import Facts, Finding, PartedOutput, compare_pair
-from pardemo.script.record.records import Clip, LossCall, Piece, Step
+from pardemo.script.compare.reference import ComparedOutput, Facts, Finding, compare_pair
+from pardemo.script.record.records import LossCall, Piece, Step
 
 TOLERANCE = 1e-9
 
@@ -89,7 +89,7 @@ def test_part_of_tied():
 def test_clipped_apart():
     parts = [drawn(6, 4, seed=seed) for seed in (1, 2)]
     wrong = of(drawn(6, 4, seed=3), parts[0], versions=kept_apart(parts))
-    clipped = [Step(clips=[Clip(norm, 1.0, "")]) for norm in (2.0, 5.0)]
+    clipped = [Step(clips=[norm]) for norm in (2.0, 5.0)]
     together = {wrong.name}
     assert "norms from 2 to 5" in says(gradients.clipped_apart, wrong, ours=clipped, together=together)
     assert says(gradients.clipped_apart, wrong, together=together) is None, "nothing is clipped"
@@ -181,9 +181,9 @@ def test_clipped_by_another_norm():
     assert "by another norm" in says(own_norm, of(clipped, 0.7 * clipped), norms=[1.0, 1.0])
     assert says(own_norm, of(G, 0.7 * G), norms=[float(G.norm()), 3.0]) is None, "nothing says that it is clipped"
     assert says(own_norm, of(clipped, 0.25 * clipped), norms=[1.0, 1.0]) is None, "a quarter on four ranks"
-    three = [Step(clips=[Clip(norm, 1.0, "") for norm in (3.0, 2.0, 1.5)])]
+    three = [Step(clips=[3.0, 2.0, 1.5])]
     assert "3 times in a step" in says(own_norm, of(G, drawn(6, 4, seed=8)), ours=three)
-    parts = [Step(clips=[Clip(3.0, 1.0, "")] * 3)]
+    parts = [Step(clips=[3.0] * 3)]
     assert says(own_norm, of(G, drawn(6, 4, seed=8)), ours=parts) is None, "each part once, by the norm of all"
 
 
@@ -304,7 +304,7 @@ def test_what_is_no_clip():
 
 
 def counted(targets, loss):
-    call = LossCall("cross_entropy", targets, 0, "mean", loss, "train.py:1", 0)
+    call = LossCall(targets, 0, 0)
     return Step(losses=[loss], loss_calls=[call])
 
 
@@ -382,8 +382,7 @@ def test_a_layout_in_which_that_number_is_1_has_to_be_right():
 
 
 def parted(difference, reference, kind="Linear", rank=0, inputs=None):
-    rows = torch.zeros(len(difference), dtype=torch.bool)
-    return PartedOutput(rank, "layers.0", kind, 0, True, difference, reference, inputs, rows)
+    return ComparedOutput(rank, "layers.0", kind, 0, True, difference, reference, inputs)
 
 
 def outputs_of(*wrong, **layout):

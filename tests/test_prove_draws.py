@@ -9,13 +9,13 @@ from pardemo.script.record.records import Mask, MicroBatch, Step
 
 
 def mask(input, dropped, module="layers.0.drop", elements=64, repeated=False):
-    return Mask(module, "train.py:7", 0.1, input, dropped, elements, repeated)
+    return Mask(module, "train.py:7", input, dropped, elements, repeated)
 
 
 def told(*ranks, samples=("a", "a", "a", "a")):
     """Causes of what these ranks have drawn, and ``samples`` which they had."""
     records = [
-        SimpleNamespace(steps=[Step(micro_batches=[MicroBatch([had], "", [])], masks=list(masks))])
+        SimpleNamespace(steps=[Step(micro_batches=[MicroBatch([had], [])], masks=list(masks))])
         for masks, had in zip(ranks, samples, strict=False)
     ]
     run = SimpleNamespace(records=records, layout=SimpleNamespace(name="ranks=2"))

@@ -17,7 +17,7 @@ from pardemo import cli
 from pardemo.script.compare import compare, reference, runs
 from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.reference import Finding, PartedOutput
+from pardemo.script.compare.reference import ComparedOutput, Finding
 from pardemo.script.record.records import ModuleCall, Piece, RankRecord, Step
 from pardemo.script.report import verdict_page
 from pardemo.script.report.verdict import Proof
@@ -51,7 +51,7 @@ def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 ba
     layouts = [layout("ranks=1 batch=8", "train.py"), layout(name, "train.py", "--batch", "2")]
     of_map = ModelMap(1, tuple(rows), {"forward": (3, 4), "gradient": (2, 2), "update": (2, 2)})
     return Proof(
-        layouts, list(findings), failed or {}, {}, list(notes), 3, 5, [], 1e-9, {name: of_map}, kept or {}
+        layouts, list(findings), failed or {}, {}, list(notes), 3, 5, 1e-9, {name: of_map}, kept or {}
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def reference_of(parameters, modules, kinds=None):
     """As much of a reference as a map is made of: parameters with gradients, modules in the order in which they end."""
     calls = [ModuleCall(name, (kinds or {}).get(name, "Linear"), 0, 0, "", ()) for name in modules]
     pieces = [Piece(name, (6, 4)) for name in parameters]
-    record = RankRecord(0, "", [Step(calls=calls, pieces=pieces)], [], [], [], [], optimizer="SGD")
+    record = RankRecord(0, "", [Step(calls=calls, pieces=pieces)], [], [], [], optimizer="SGD")
     whole = SimpleNamespace(before=dict.fromkeys(parameters, G), gradients=dict.fromkeys(parameters, G))
     return SimpleNamespace(
         run=SimpleNamespace(records=[record]), order=[{name: at for at, name in enumerate(modules)}], whole=[whole]
@@ -79,7 +79,7 @@ def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", 
     made = facts(*(of(G, ours, name) for name, ours in gradients.items()))
     made.order = truth.order[0]
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
-    made.parted = [PartedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None, torch.ones(6)) for name in parted]
+    made.parted = [ComparedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None) for name in parted]
     made.optimizer, made.steps, made.reference_step = "SGD", [Step()], truth.run.records[0].steps[0]
     drawn_map = compare.step_map(made, truth, set(alike))
     return {row.module: row.cells for row in drawn_map.rows}, drawn_map
@@ -239,7 +239,7 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
 def test_outputs_of_what_nobody_explains_are_kept():
     made = facts()
     made.parted = [
-        PartedOutput(rank, name, "Linear", 0, True, G[:, :3], 2 * G[:, :3], None, torch.ones(6))
+        ComparedOutput(rank, name, "Linear", 0, True, G[:, :3], 2 * G[:, :3], None)
         for rank, name in ((0, "up"), (0, "up"), (1, "up"), (0, "down"))
     ]
     unknown = replace(finding("", (), "up"), what="forward")

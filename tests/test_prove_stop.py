@@ -229,7 +229,7 @@ def test_a_run_that_ends_otherwise_than_by_its_stop_is_not_judged():
     stop, other = (stops.Stop(kind, 3, "step", (0, 1)) for kind in ("all", "term"))
     layout = layouts.Layout(2, {}, ("train.py",))
     steps = [Step() for _ in range(8)]
-    whole = runs.Run(layout, [RankRecord(rank, "end", steps, [], [], [], []) for rank in range(2)])
+    whole = runs.Run(layout, [RankRecord(rank, "end", steps, [], [], []) for rank in range(2)])
     ended = runs.Run(layout, [], "train.py: rank 0 raised OSError: address in use")
     assert trials._not_stopped(stop, ended, True, whole) == ""
     assert trials._not_stopped(stop, ended, False, whole) == f"before the stop, {ended.error}"
@@ -271,7 +271,7 @@ def test_the_stream_of_samples():
 def test_samples_that_other_ranks_have_or_that_come_in_another_order():
     def run(*ranks):
         records = [
-            RankRecord(rank, "end", [Step([MicroBatch(list(samples), "", [])]) for samples in steps], [], [], [], [])
+            RankRecord(rank, "end", [Step([MicroBatch(list(samples), [])]) for samples in steps], [], [], [])
             for rank, steps in enumerate(ranks)
         ]
         return runs.Run(layouts.Layout(2, {}, ("train.py",)), records)
@@ -287,9 +287,9 @@ def test_samples_that_other_ranks_have_or_that_come_in_another_order():
 def test_activations_are_no_samples():
     first, later = Step([MicroBatch(["a", "b"], "", [])]), Step([MicroBatch(["c", "d"], "", [], activations=True)])
     layout = layouts.Layout(2, {}, ("train.py",))
-    records = [RankRecord(rank, "end", [step], [], [], [], []) for rank, step in enumerate((first, later))]
+    records = [RankRecord(rank, "end", [step], [], [], []) for rank, step in enumerate((first, later))]
     assert judge.samples_by_step(runs.Run(layout, records)) == [Counter("ab")]
-    wanted = [RankRecord(rank, "end", [later], [], [], [], []) for rank in range(2)]
+    wanted = [RankRecord(rank, "end", [later], [], [], []) for rank in range(2)]
     assert judge.samples_by_step(runs.Run(layout, wanted)) == [Counter("ccdd")], (
         "samples of which a script wants gradients"
     )

@@ -9,7 +9,7 @@ import torch
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
 from pardemo.script.compare.parameter_map import ParameterMap, Part
-from pardemo.script.compare.reference import Facts, Finding, Pair, PartedOutput
+from pardemo.script.compare.reference import ComparedOutput, Facts, Finding, Pair
 from pardemo.script.compare.runs import Run
 from pardemo.world.errors import ranks_text
 
@@ -109,7 +109,7 @@ def _same_on_ranks(name: str, own: list[dict[str, torch.Tensor]]) -> bool:
 _BATCH = ("BatchNorm", "SyncBatchNorm")
 
 
-def output_finding(facts: Facts, parted: list[PartedOutput]) -> Finding:
+def output_finding(facts: Facts, parted: list[ComparedOutput]) -> Finding:
     """What is to be said of outputs that are not the reference's; the first module is where they part."""
     first = parted[0]
     if facts.moved:
@@ -124,7 +124,7 @@ def output_finding(facts: Facts, parted: list[PartedOutput]) -> Finding:
     )  # fmt: skip
 
 
-def _loaded_elsewhere(facts: Facts, first: PartedOutput) -> Finding:
+def _loaded_elsewhere(facts: Facts, first: ComparedOutput) -> Finding:
     """Weights that were loaded into others: the first of their modules is where the layout parts."""
     names = sorted(facts.moved, key=lambda name: (facts.place(name.rpartition(".")[0]), name))
     return Finding(
@@ -135,7 +135,7 @@ def _loaded_elsewhere(facts: Facts, first: PartedOutput) -> Finding:
     )  # fmt: skip
 
 
-def _output_cause(facts: Facts, first: PartedOutput, all_ranks: list[PartedOutput]) -> tuple[str, str]:
+def _output_cause(facts: Facts, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
     if first.kind.startswith(_BATCH):
         return "buffers", "it normalises by the samples of its own rank, which are fewer: choose SyncBatchNorm"
     if first.whole_inputs is False and "Embedding" in first.kind:
@@ -156,7 +156,7 @@ def _output_cause(facts: Facts, first: PartedOutput, all_ranks: list[PartedOutpu
     return "", ""
 
 
-def _some_tokens_right(facts: Facts, wrong: list[PartedOutput]) -> bool:
+def _some_tokens_right(facts: Facts, wrong: list[ComparedOutput]) -> bool:
     """Whether some tokens' outputs are the reference's: a fault of the layer itself would change all of them.
 
     They are right on a rank that is not among those where the module is wrong; each stage has it on as many ranks.
@@ -177,7 +177,7 @@ def _is_constant(difference: torch.Tensor) -> bool:
     return bool((two - two.mean(0)).abs().max() <= 1e-6 * two.abs().max())
 
 
-def _is_rotation(first: PartedOutput) -> bool:
+def _is_rotation(first: ComparedOutput) -> bool:
     """Whether all vectors have the reference's norm, and not its directions."""
     norms, scale = first.difference[:, 2].abs().max(), first.reference[:, 2].abs().max()
     own = first.reference[:, 2]

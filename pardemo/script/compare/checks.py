@@ -2,15 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from pardemo.script.compare.layouts import distinct_digits, size_text
-from pardemo.script.compare.reference import Finding, PartedOutput, Reference, norm_of
+from pardemo.script.compare.reference import ComparedOutput, Finding, Reference, norm_of
 from pardemo.script.compare.runs import Run
 from pardemo.script.compare.samples import RowPosition, StepSamples
-from pardemo.script.record.records import Clip, Mask, ModuleCall
+from pardemo.script.record.records import Mask, ModuleCall
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.world.errors import ranks_text
 
@@ -52,6 +52,8 @@ class StepOutputs:
             for number, micro in enumerate(self.record.micro_batches)
         ]
         self.by_name = {(c.module, c.micro_batch, c.number): c for c in self.record.calls}
+        #: of each module and the number of its call when it first ended
+        self.order = {(c.module, c.number): at for at, c in reversed([*enumerate(self.record.calls)])}
 
     def cells(self, call: ModuleCall) -> dict[str, torch.Tensor]:
         """The output as rows, in each way in which it can be seen."""
@@ -75,12 +77,12 @@ def parted_outputs(
     reference: Run,
     other: Run,
     step: int,
-    data: StepSamples,
+    samples: StepSamples,
     renamed: dict[int, dict[str, str]],
     cut: dict[int, set[str]],
     missing: dict[int, set[str]],
     tolerance: float,
-) -> tuple[list[PartedOutput], set[str]]:
+) -> tuple[list[ComparedOutput], set[str]]:
     """Modules whose outputs are not the reference's, by the order in which they ran, and the names of those whose are.
 
     What was compared and is in neither is a part of an output, as the sum of one rank's share is.
@@ -91,22 +93,27 @@ def parted_outputs(
         missing: of each rank the reference's parameters of which it has nothing: what they are in is no whole module.
     """
     truth = StepOutputs(reference, step, 0)
-    found: list[PartedOutput] = []
+    parted: list[ComparedOutput] = []
     equal: dict[str, bool] = {}
     for rank in range(other.layout.ranks):
         ours = StepOutputs(other, step, rank)
-        own, absent = renamed.get(rank, {}), missing.get(rank, set())
-        names = {call.key: _reference_name(call.module, own) for call in ours.record.calls}
-        seen = [
-            one
-            for call in ours.record.calls
-            if _is_whole(names[call.key], call.kind, absent)
-            if (one := _compare_call(ours, truth, call, rank, data, names[call.key], tolerance)) is not None
-        ]
-        for one in seen:
-            equal[one.name] = one.equal and equal.get(one.name, True)
-        found += _that_stay_apart(list(_with_equality(seen, ours, truth, rank, cut)))
-    return sorted(found, key=lambda one: one.order), {name for name, always in equal.items() if always}
+        compared = []
+        for call in ours.record.calls:
+            name = _reference_name(call.module, renamed.get(rank, {}))
+            if not _is_whole(name, call.kind, missing.get(rank, set())):
+                continue
+            rows = range(len(ours.record.micro_batches[call.micro_batch].samples))
+            places = [samples.places.get((rank, call.micro_batch, row)) for row in rows]
+            known = [place for place in places if place is not None]
+            output = _compare_call(ours, truth, call, known, name, tolerance) if len(known) == len(places) else None
+            if output is not None:
+                inside = "" if call.module == ROOT else f"{call.module}."
+                strict = not any(part == call.module or part.startswith(inside) for part in cut.get(rank, set()))
+                compared.append(replace(output, rank=rank, strict=strict))
+        for output in compared:
+            equal[output.module] = output.equal and equal.get(output.module, True)
+        parted += _that_stay_apart(compared)
+    return sorted(parted, key=lambda output: output.order), {name for name, always in equal.items() if always}
 
 
 def _reference_name(module: str, renamed: dict[str, str]) -> str:
@@ -126,47 +133,32 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
     return not any(model or one.startswith(f"{name}.") for one in missing)
 
 
-class _ComparedCall:
-    """A module's call, compared: ``equal``, and by how much not."""
-
-    def __init__(self, call: ModuleCall, name: str, difference: torch.Tensor, reference: torch.Tensor, equal: bool,
-                 inputs: bool | None, rows_equal: torch.Tensor):  # fmt: skip
-        self.call, self.name, self.difference, self.reference = call, name, difference, reference
-        self.equal, self.inputs, self.rows_equal = equal, inputs, rows_equal
-
-
 def _compare_call(
-    ours: StepOutputs,
-    truth: StepOutputs,
-    call: ModuleCall,
-    rank: int,
-    data: StepSamples,
-    name: str,
-    tolerance: float,
-) -> _ComparedCall | None:
-    """A call beside those of the reference's module ``name``; None where they cannot be compared: it has none such."""
-    micro = ours.record.micro_batches[call.micro_batch]
-    places = [data.places.get((rank, call.micro_batch, row)) for row in range(len(micro.samples))]
-    if not places or any(place is None for place in places):
-        return None
-    best: _ComparedCall | None = None
-    for way, own in ours.cells(call).items():
-        wanted = _reference_rows(truth, name, call, [place for place in places if place], way, own.shape[1:], False)
+    ours: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
+) -> ComparedOutput | None:
+    """A call beside those of the reference's module ``name``; None where they cannot be compared: it has none such.
+
+    ``places``: where the call's rows are in the reference.
+    """
+    best: ComparedOutput | None = None
+    for way, own in ours.cells(call).items() if places else ():
+        wanted = _reference_rows(truth, name, call, places, way, own.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
         difference = own - wanted
         scale = wanted.abs().max().item() or 1.0
         off = difference.abs().amax(dim=tuple(range(1, difference.dim()))) > tolerance * scale * 10
-        inputs = None
-        if (whole := ours.whole(call).get(way)) is not None:
-            theirs = _reference_rows(truth, name, call, [p for p in places if p], way, whole.shape[1:], True)
-            inputs = None if theirs is None else bool(torch.equal(whole, theirs))
-        seen = _ComparedCall(call, name, difference, wanted, not bool(off.any()), inputs, ~off)
-        dispatched = way in (FLAT, FLAT_BY_TOKENS) and not seen.equal
+        equal = not bool(off.any())
+        dispatched = way in (FLAT, FLAT_BY_TOKENS) and not equal
         if dispatched and _all_rows_present(own, truth.all_of(name, call.shape[-1]), scale, tolerance):
             continue
-        if best is None or seen.equal:
-            best = seen
+        inputs = None
+        if (whole := ours.whole(call).get(way)) is not None:
+            theirs = _reference_rows(truth, name, call, places, way, whole.shape[1:], True)
+            inputs = None if theirs is None else bool(torch.equal(whole, theirs))
+        if best is None or equal:
+            rows = [tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted)]
+            best = ComparedOutput(-1, name, call.kind, truth.order[name, call.number], False, *rows, inputs, equal)
     return best
 
 
@@ -204,39 +196,16 @@ def _reference_rows(
     return torch.stack(found)
 
 
-def _with_equality(
-    seen: list[_ComparedCall], ours: StepOutputs, truth: StepOutputs, rank: int, cut: dict[int, set[str]]
-) -> Iterator[tuple[bool, PartedOutput]]:
-    for one in seen:
-        name = one.call.module
-        inside = "" if name == "(root)" else name + "."
-        strict = not any(module == name or module.startswith(inside) for module in cut.get(rank, set()))
-        order = truth.record.calls.index(truth.by_name[one.name, _micro_batch_of(truth, one), one.call.number])
-        yield one.equal, PartedOutput(
-            rank, one.name, one.call.kind, order, strict, one.difference.reshape(-1, one.difference.shape[-1]),
-            one.reference.reshape(-1, one.reference.shape[-1]), one.inputs, one.rows_equal,
-        )  # fmt: skip
-
-
-def _micro_batch_of(truth: StepOutputs, one: _ComparedCall) -> int:
-    return next(m for (name, m, number) in truth.by_name if name == one.name and number == one.call.number)
-
-
-def _that_stay_apart(judged: list[tuple[bool, PartedOutput]]) -> list[PartedOutput]:
+def _that_stay_apart(compared: list[ComparedOutput]) -> list[ComparedOutput]:
     """What does not come right again later: a partial sum of a module that is cut does."""
-    if all(equal for equal, _ in judged):
+    apart = [place for place, output in enumerate(compared) if not output.equal]
+    strict = [place for place in apart if compared[place].strict]
+    last = max((place for place, output in enumerate(compared) if output.equal), default=-1)
+    after = [place for place in apart if place > last]
+    if not strict and len(compared) - 1 not in after:
         return []
-    strict = [place for place, (equal, one) in enumerate(judged) if not equal and one.strict]
-    last = max((place for place, (equal, _) in enumerate(judged) if equal), default=-1)
-    after = [place for place in range(last + 1, len(judged)) if not judged[place][0]]
-    first = min([*strict, *after], default=None)
-    if first is None:
-        return []
-    if not strict and len(judged) - 1 not in after:
-        return []
-    return [
-        one for place, (equal, one) in enumerate(judged) if not equal and (place == first or one.strict or place > last)
-    ]
+    first = min([*strict, *after])
+    return [compared[place] for place in apart if place == first or compared[place].strict or place > last]
 
 
 #: A mask of fewer elements may be the same by chance.
@@ -370,9 +339,9 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Findi
         own = record.steps[step]
         if truth.clips and own.clips:
             wanted, found = truth.clips[-1], own.clips[-1]
-            if not math.isclose(wanted.norm, found.norm, rel_tol=reference.tolerance * 10) and not made:
+            if not math.isclose(wanted, found, rel_tol=reference.tolerance * 10) and not made:
                 why = _explain_norm(reference, other, step, rank, wanted, found)
-                ratio = found.norm / wanted.norm
+                ratio = found / wanted
                 made.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, ratio))
         rates = sorted(set(truth.learning_rates)), sorted(set(own.learning_rates))
         if rates[0] and rates[1] and not all(
@@ -405,15 +374,15 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, fo
     )
 
 
-def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: Clip, found: Clip) -> str:
-    told = distinct_digits(found.norm, wanted.norm)
+def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, found: float) -> str:
+    told = distinct_digits(found, wanted)
     why = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"
-    if math.isclose(norm_of(other.tensors(step, rank, "gradient")), found.norm, rel_tol=reference.tolerance * 10):
+    if math.isclose(norm_of(other.tensors(step, rank, "gradient")), found, rel_tol=reference.tolerance * 10):
         return f"{why}: that is the norm of what rank {rank} holds, and not of the whole model"
-    if found.norm <= wanted.norm:
+    if found <= wanted:
         return f"{why}: parts of it are missing"
     why += ": parts of it are counted more than once"
-    surplus = found.norm**2 - wanted.norm**2
+    surplus = found**2 - wanted**2
     for name, gradient in reference.whole[step].gradients.items():
         if math.isclose(norm_of({name: gradient}) ** 2, surplus, rel_tol=1e-4):
             why += f", {name}'s twice"

@@ -148,7 +148,7 @@ def _has_bits(pair: Pair, bits: int, facts: Facts) -> bool:
 def own_norm(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Clipped more often than the reference; or all have one factor, where the reference's norm is always the limit."""
     times = max(len(step.clips) for step in facts.steps)
-    norms = [clip.norm for step in facts.steps for clip in step.clips]  # one for all: each part of them is clipped once
+    norms = [clip for step in facts.steps for clip in step.clips]  # one for all: each part of them is clipped once
     if times > max(len(facts.reference_step.clips), 1) and not math.isclose(min(norms), max(norms), rel_tol=1e-6):
         return f"gradients are clipped {times} times in a step, each time what is there by then"
     wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
@@ -287,7 +287,7 @@ def _is_sum_of_uses(pair: Pair, facts: Facts) -> bool:
 def clipped_apart(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Each rank clips its own gradients, and they are averaged after that."""
     if all(pair.apart and pair.name in facts.together for pair in pairs) and any(step.clips for step in facts.steps):
-        norms = [step.clips[-1].norm for step in facts.steps if step.clips]
+        norms = [step.clips[-1] for step in facts.steps if step.clips]
         return (
             f"each rank clips its own gradients, by norms from {min(norms):.4g} to {max(norms):.4g}, and they are "
             "summed after that"

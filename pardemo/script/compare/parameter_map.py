@@ -177,13 +177,12 @@ class Part:
     """Where a rank's piece lies in the reference's parameter.
 
     ``name``: the reference's. ``index``: of each axis the places, or None for all of it; ``flat``: first element of a
-    range instead. ``sure``: whether the values at the begin say so, or the framework.
+    range instead.
     """
 
     name: str
     index: tuple[torch.Tensor | None, ...] = ()
     flat: int | None = None
-    sure: bool = True
 
     def key(self) -> tuple:
         """Equal for pieces that hold the same elements."""
@@ -346,7 +345,7 @@ def _stated_part(
     if whole is not None and whole.shape == value.shape:
         if not constant or not bool((whole == whole.reshape(-1)[0]).all()):
             made.different.add(name or "")
-        return Part(name or "", (None,) * whole.dim(), sure=False) if not constant else None
+        return Part(name or "", (None,) * whole.dim()) if not constant else None
     return None
 
 

@@ -116,7 +116,6 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         truth.noise = noise_between(truth, rounded)
     made = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
     made.parameters = len(truth.whole[0].before)
-    made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
     made.rounded = short
     made.notes += reference.records[0].notes
     if options.sketched:

@@ -39,8 +39,8 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class PartedOutput:
-    """A module whose output is not the reference's, at one rank. ``strict``: none of its parameters is cut.
+class ComparedOutput:
+    """A module's output on one rank beside the reference's. ``strict``: none of its parameters is cut.
 
     ``difference``: of the two projections, where a constant is added everywhere it is the same in all. [cells, 3]
     ``whole_inputs``: whether numbers that went in, as positions do, are the reference's; None where none did.
@@ -54,7 +54,7 @@ class PartedOutput:
     difference: torch.Tensor
     reference: torch.Tensor
     whole_inputs: bool | None
-    rows_equal: torch.Tensor
+    equal: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Facts:
     gradients: dict[str, Pair] = field(default_factory=dict)
     updates: dict[str, Pair] = field(default_factory=dict)
     earlier: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    parted: list[PartedOutput] = field(default_factory=list)
+    parted: list[ComparedOutput] = field(default_factory=list)
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     holders: dict[str, int] = field(default_factory=dict)

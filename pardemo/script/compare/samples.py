@@ -31,12 +31,10 @@ class RowPosition:
 class StepSamples:
     """A step's samples in a layout beside the reference's.
 
-    ``places``: of rank, micro-batch and row. ``unmatched``: ranks none of whose rows the reference has, as a pipeline's
-    later stages, which get activations.
+    ``places``: of rank, micro-batch and row. None are those of a pipeline's later stages, which get activations.
     """
 
     places: dict[tuple[int, int, int], RowPosition] = field(default_factory=dict)
-    unmatched: list[int] = field(default_factory=list)
     finding: Finding | None = None
     error: str = ""
     note: str = ""
@@ -99,10 +97,8 @@ def _match(reference: Run, other: Run, step: int) -> StepSamples:
                     made.places[rank, number, row] = at[sample]
     if not wanted:
         return made
-    matched = [rank for rank, own in found.items() if any(sample in wanted for sample in own)]
-    if not matched:
+    if not any(sample in wanted for own in found.values() for sample in own):
         return _match_without_padding(reference, other, step) or _match_parts(reference, other, step, made)
-    made.unmatched = [rank for rank in found if rank not in matched]
     times = sum(total.values()) / sum(wanted.values())
     if times < 1 and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
         made.error = _unequal_batches(reference, other, sum(total.values()), sum(wanted.values()))
@@ -111,7 +107,6 @@ def _match(reference: Run, other: Run, step: int) -> StepSamples:
         return made  # ranks of one tensor-parallel group have the same samples
     if (padded := _match_without_padding(reference, other, step)) is not None:
         return padded
-    made.unmatched = []
     _describe_mismatch(reference, other, step, wanted, sum(found.values(), Counter()), found, made)
     return made
 

@@ -38,7 +38,8 @@ def dropout_noted(places: CallSites, note: Callable[[Mask], None], notes: list[s
             if not training or p <= 0 or inside[0]:
                 return function(input, p, training, inplace)
             inside[0] = True
-            with torch.no_grad(), _told_once(notes, "dropout → its masks are drawn and compared, and not applied"):
+            _note_once(notes, "dropout → its masks are drawn and compared, and not applied")
+            with torch.no_grad():
                 plain = compat.local_tensor(input) if hasattr(input, "placements") else input
                 try:
                     dropped = function(torch.ones_like(plain), p, True) == 0
@@ -47,7 +48,7 @@ def dropout_noted(places: CallSites, note: Callable[[Mask], None], notes: list[s
             place = places.here()
             note(
                 Mask(
-                    place.module, place.line, p, records.digest(plain), records.digest(dropped), plain.numel(),
+                    place.module, place.line, records.digest(plain), records.digest(dropped), plain.numel(),
                     place.repeated,
                 )
             )  # fmt: skip
@@ -61,13 +62,11 @@ def dropout_noted(places: CallSites, note: Callable[[Mask], None], notes: list[s
         given = list(args)
         dropped = given[1] if len(given) > 1 else options.get("dropout_p", 0.0)
         if dropped:
-            with _told_once(
-                notes, "dropout within scaled_dot_product_attention → left out: its mask is not to be seen"
-            ):
-                if len(given) > 1:
-                    given[1] = 0.0
-                else:
-                    options["dropout_p"] = 0.0
+            _note_once(notes, "dropout within scaled_dot_product_attention → left out: its mask is not to be seen")
+            if len(given) > 1:
+                given[1] = 0.0
+            else:
+                options["dropout_p"] = 0.0
         return attend(query, key, value, *given, **options)
 
     changed = [(getattr(functional, name), noted(getattr(functional, name))) for name in _DROPOUT]
@@ -75,11 +74,9 @@ def dropout_noted(places: CallSites, note: Callable[[Mask], None], notes: list[s
         yield
 
 
-@contextlib.contextmanager
-def _told_once(notes: list[str], line: str) -> Iterator[None]:
+def _note_once(notes: list[str], line: str) -> None:
     if line not in notes:
         notes.append(line)
-    yield
 
 
 def as_in_a_new_process() -> None:

@@ -136,7 +136,7 @@ class Outputs(Hooks):
         number = len(self.now.micro_batches)
         found = input_tensors(inputs, self._given)
         if not found:
-            self.now.micro_batches.append(MicroBatch([], "", [], unseen_inputs(inputs, self._given)))
+            self.now.micro_batches.append(MicroBatch([], [], unseen_inputs(inputs, self._given)))
             return
         name, batch = found[0]
         tokens = records.token_hashes(batch)
@@ -148,7 +148,7 @@ class Outputs(Hooks):
             )
         samples = [records.digest(row) for row in tokens]
         names = [other for other, _ in found]
-        self.now.micro_batches.append(MicroBatch(samples, key, names, activations=batch.requires_grad))
+        self.now.micro_batches.append(MicroBatch(samples, names, activations=batch.requires_grad))
 
     def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if threading.get_ident() != self._thread or compat.graph_task() != -1:

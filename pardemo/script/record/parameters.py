@@ -15,7 +15,7 @@ import torch
 from pardemo import compat
 from pardemo.script.record import records
 from pardemo.script.record.outputs import Outputs
-from pardemo.script.record.records import Clip, Piece
+from pardemo.script.record.records import Piece
 from pardemo.script.runtime.call_sites import CallSites, without_wrappers
 
 
@@ -52,7 +52,7 @@ def _engine_gradients(engine: Any) -> dict[int, torch.Tensor]:
 
 
 def around_engine_steps(
-    engine: type, before: Callable[[], None], after: Callable[[list[float], list[Clip]], None]
+    engine: type, before: Callable[[], None], after: Callable[[list[float], list[float]], None]
 ) -> AbstractContextManager[None]:
     """Within the block ``before`` is called before each step of an engine's, and ``after`` behind it.
 
@@ -65,7 +65,7 @@ def around_engine_steps(
             return step(self, closure)  # which comes here again, without it
         before()
         norm = step(self)
-        clips = [Clip(float(norm), float(self.max_norm), "")] if norm is not None else []
+        clips = [float(norm)] if norm is not None else []
         after([float(group["lr"]) for group in self.optimizer.param_groups], clips)
         return norm
 
@@ -139,7 +139,7 @@ def _pieces_at_hand_of(root: torch.nn.Module) -> Iterator[HeldPiece]:
         if gradient is not None and gradient.is_sparse:
             gradient = None
         value = (compat.local_tensor(parameter) if _is_dtensor(parameter) else parameter).detach()
-        piece = Piece(names[0], tuple(value.shape), tied=names[1:], trained=parameter.requires_grad)
+        piece = Piece(names[0], tuple(value.shape), tied=names[1:])
         yield HeldPiece(piece, value, None if gradient is None else gradient.detach())
 
 
@@ -194,7 +194,7 @@ def _plain_piece(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> HeldP
             gradient = compat.local_tensor(gradient)
     if gradient is not None and gradient.is_sparse:
         gradient = gradient.to_dense()
-    piece = Piece(names[0], tuple(value.shape), whole, start, None, names[1:], parameter.requires_grad)
+    piece = Piece(names[0], tuple(value.shape), whole, start, None, names[1:])
     return HeldPiece(piece, value, None if gradient is None else gradient.detach())
 
 
@@ -235,7 +235,7 @@ def _deepspeed_pieces(
         if value is None:
             with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):  # frozen, and cut at stage 3
                 value = parameter.detach().clone()
-        piece = Piece(names[0], tuple(value.shape), tuple(value.shape), None, None, names[1:], trained)
+        piece = Piece(names[0], tuple(value.shape), tuple(value.shape), None, None, names[1:])
         yield HeldPiece(piece, value, gradient)
 
 
@@ -249,7 +249,7 @@ def _zero_pieces(
             continue
         value, gradient = kept[id(parameter)]
         shape = tuple(value.shape)
-        yield HeldPiece(Piece(names[0], shape, shape, None, None, names[1:], parameter.requires_grad), value, gradient)
+        yield HeldPiece(Piece(names[0], shape, shape, None, None, names[1:]), value, gradient)
 
 
 #: Elements of a buffer up to which it is compared.
@@ -289,10 +289,10 @@ class Parameters(Outputs):
 
     def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters of all optimizers, by their places there."""
-        living = [optimizer for known in self._all_optimizers if (optimizer := known()) is not None]
+        optimizers = living(self._all_optimizers)
         return [
-            (f"optimizer.{number}.{group}.{place}" if len(living) > 1 else f"optimizer.{group}.{place}", parameter)
-            for number, optimizer in enumerate(living)
+            (f"optimizer.{number}.{group}.{place}" if len(optimizers) > 1 else f"optimizer.{group}.{place}", parameter)
+            for number, optimizer in enumerate(optimizers)
             for group, one in enumerate(optimizer.param_groups)
             for place, parameter in enumerate(one["params"])
         ]
@@ -337,8 +337,6 @@ class Parameters(Outputs):
                     self._dtypes[name] = one.value.dtype
                     if one.gradient is not None:
                         self._tensors[f"gradient/{name}"] = self._taken(name, one.gradient)
-                    elif one.piece.trained:
-                        self.now.no_gradient.append(name)
 
     def _taken(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a parameter's tensor, or its sketch."""
@@ -414,3 +412,21 @@ class Parameters(Outputs):
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().contiguous()
+
+
+def noting_optimizers(
+    begin: Callable[..., None], noted: list[weakref.ref[torch.optim.Optimizer]]
+) -> Callable[..., None]:
+    """``Optimizer.__init__`` or ``__setstate__``, which notes its optimizer as well, each once."""
+
+    def begin_and_note(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        begin(optimizer, *args, **kwargs)
+        if not any(known() is optimizer for known in noted):
+            noted.append(weakref.ref(optimizer))
+
+    return begin_and_note
+
+
+def living(noted: list[weakref.ref[torch.optim.Optimizer]]) -> list[torch.optim.Optimizer]:
+    """Those of the noted optimizers that somebody still holds, in the order in which they were made."""
+    return [optimizer for known in noted if (optimizer := known()) is not None]

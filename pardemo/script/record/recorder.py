@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -25,15 +24,12 @@ from pardemo.script.record.numbers import (
     unseeded_noted,
 )
 from pardemo.script.record.outputs import is_shape_inference
-from pardemo.script.record.parameters import Parameters, Wanted
-from pardemo.script.record.records import Clip, LossCall, Mask, RankRecord, Step
+from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
+from pardemo.script.record.records import LossCall, Mask, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Enough, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step.collectives import Calls
-from pardemo.script.step.layers import READERS
-from pardemo.script.step.parallelisms import recognised
-from pardemo.script.step.shapes import Shapes
 from pardemo.zero import gradient_norm
 
 
@@ -52,7 +48,6 @@ class Recorder(Parameters):
         self._summed = False  # gradients were written down when they were clipped,
         self._clipped_after = 0  # and after how many backward passes
         self._optimizer = ""
-        self._looked: Callable[[], None] = lambda: None
         self._engines: set[type] = set()
         self._rounding = Rounding() if wanted.rounded else None
         self._in_engine = False
@@ -62,17 +57,13 @@ class Recorder(Parameters):
         """Whether all steps that were wanted are over."""
         return len(self.steps) > self._wanted.steps
 
-    def on_first_step(self, call: Callable[[], None]) -> None:
-        """``call`` is called once, at the first step: the model is there, and whole."""
-        self._looked = call
-
     def __enter__(self) -> Self:
         super().__enter__()
         self.following.enter_context(casts_noted(self.computed_in, self._rounding is not None))
         if self._rounding:
             self.following.enter_context(self._rounding)
         module, optimizer, autocast = torch.nn.Module, torch.optim.Optimizer, torch.amp.autocast_mode.autocast
-        enter, make = autocast.__enter__, optimizer.__init__
+        enter = autocast.__enter__
 
         def begin(context: Any) -> Any:
             made = enter(context)
@@ -80,14 +71,10 @@ class Recorder(Parameters):
                 self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
             return made
 
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            make(optimizer, *args, **kwargs)
-            self._all_optimizers.append(weakref.ref(optimizer))
-
         for owner, name, function in (
             (module, "__call__", self._called(module.__call__)),
             (autocast, "__enter__", begin),
-            (optimizer, "__init__", init),
+            (optimizer, "__init__", noting_optimizers(optimizer.__init__, self._all_optimizers)),
             (optimizer, "zero_grad", self._clears(optimizer.zero_grad)),
             (module, "zero_grad", self._clears(module.zero_grad)),
         ):
@@ -99,19 +86,17 @@ class Recorder(Parameters):
     def mask(self, mask: Mask) -> None:
         self.now.masks.append(mask)
 
-    def loss_call(self, function: str, targets: int, ignored: int, reduction: str, value: float | None) -> None:
-        if is_shape_inference():
-            return
-        number = max(len(self.now.micro_batches) - 1, 0)
-        line = self._places.here().line
-        self.now.loss_calls.append(LossCall(function, targets, ignored, reduction, value, line, number))
+    def loss_call(self, targets: int, ignored: int) -> None:
+        """A loss function was called with so many targets, of which it ignores some."""
+        if not is_shape_inference():
+            self.now.loss_calls.append(LossCall(targets, ignored, max(len(self.now.micro_batches) - 1, 0)))
 
     def printed(self, value: float) -> None:
         self.steps[-2 if len(self.steps) > 1 and not self.now.micro_batches else -1].printed.append(value)
 
-    def clipped(self, norm: Any, limit: float) -> None:
-        value = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.now.clips.append(Clip(float(value), float(limit), self._places.here().line))
+    def clipped(self, norm: Any) -> None:
+        """Gradients were clipped by this norm."""
+        self.now.clips.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
 
     def scaled(self, scale: float, step: Callable[[], Any]) -> Any:
         """Has a GradScaler step. If it skips the step, as gradients are not finite, what was recorded begins anew."""
@@ -129,7 +114,6 @@ class Recorder(Parameters):
         """Gradients as they are summed, before a function clips them; the last time in a step counts."""
         if self.now.backwards > self._clipped_after:
             self.now.pieces.clear()
-            self.now.no_gradient.clear()
             self._note_parameters("before")
             self._summed, self._clipped_after = True, self.now.backwards
 
@@ -168,9 +152,9 @@ class Recorder(Parameters):
             self.following.enter_context(compat.replaced(engine, "step", recorded))
 
     def _engine_stepped(self, engine: Any, rates: list[float]) -> None:
-        norm, limit = engine.get_global_grad_norm(), engine.gradient_clipping()
-        if norm is not None and limit:
-            self.now.clips.append(Clip(float(norm), float(limit), ""))
+        norm = engine.get_global_grad_norm()
+        if norm is not None and engine.gradient_clipping():
+            self.clipped(norm)
         self.now.learning_rates = rates
         self._finish()
 
@@ -181,11 +165,9 @@ class Recorder(Parameters):
                 self._note_parameters("before")
                 self._summed = True
             self._note_buffers()
-            self._looked()
-            self._looked = lambda: None
         self._in_engine = True
 
-    def _after_zero(self, rates: list[float], clips: list[Clip]) -> None:
+    def _after_zero(self, rates: list[float], clips: list[float]) -> None:
         self._in_engine = False
         if self.now.backwards:
             self._pending = True  # another engine of this rank may step, too
@@ -261,8 +243,6 @@ class Recorder(Parameters):
             else:
                 self._note_parameters("before")
             self._note_buffers()
-            self._looked()
-            self._looked = lambda: None
         self.now.learning_rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         if self._rounding:
             self._rounding.gradients(optimizer)
@@ -306,7 +286,7 @@ class Recorder(Parameters):
         save_file({name: tensor.contiguous() for name, tensor in self._tensors.items()}, step.file)
         self._tensors = {}
 
-    def record(self, ended: str, parallelisms: list[Any], notes: list[str], unseeded: list[str]) -> RankRecord:
+    def record(self, ended: str, notes: list[str], unseeded: list[str]) -> RankRecord:
         """All that was recorded, but tensors, which are in the steps' files."""
         roots = self._models()
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for root in roots for p in root.parameters()})
@@ -318,7 +298,7 @@ class Recorder(Parameters):
         ]
         steps = self.steps[: self._wanted.steps] if self.complete else self.steps[:-1]
         return RankRecord(
-            self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms,
+            self._rank, ended, steps, notes, unseeded, dtypes, self._optimizer, norms,
             computed_in=sorted(self.computed_in),
         )  # fmt: skip
 
@@ -350,12 +330,9 @@ def record_script(asked: Recording) -> RankRecord:
         places = CallSites(job.own_folder(asked.launch) if asked.function is None else os.getcwd())
         recorder = (asked.follow or Recorder)(places, rank, asked.wanted)
         unseeded: list[str] = []
-        parallelisms: list[Any] = []
-        shapes = Shapes(places, lambda: len(recorder.steps) - 1, READERS)
-        recorder.on_first_step(lambda: parallelisms.extend(_recognised(places, shapes)))
         calls = Calls(places, lambda: len(recorder.steps) - 1, os.path.join(asked.wanted.folder, f"rank{rank}"))
         with contextlib.ExitStack() as stack:
-            for one in (places, shapes, recorder, calls, unseeded_noted(places, unseeded), _losses_printed(recorder)):
+            for one in (places, recorder, calls, unseeded_noted(places, unseeded), _losses_printed(recorder)):
                 stack.enter_context(one)
             stack.enter_context(dropout_noted(places, recorder.mask, notes))
             stack.enter_context(_clipping_noted(recorder))
@@ -364,7 +341,7 @@ def record_script(asked: Recording) -> RankRecord:
             if asked.double:
                 stack.enter_context(in_double(notes))
             ended = calls.to_the_end(lambda: _run_and_end(asked, recorder))
-        made = recorder.record(ended, parallelisms, notes, unseeded)
+        made = recorder.record(ended, notes, unseeded)
         # links of our own are none of torch's collectives: a script that imports us may have them
         made.alone = asked.function is None and not calls.list and not _imports_us(asked.launch)
         if dist.is_initialized():
@@ -380,10 +357,6 @@ def _imports_us(launch: Launch) -> bool:
         return True
     with open(launch.script, encoding="utf-8", errors="replace") as file:
         return "pardemo" in file.read()
-
-
-def _recognised(places: CallSites, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
-    return [(one.kind, one.ranks) for one in recognised(places, shapes)]
 
 
 def _run_and_end(asked: Recording, recorder: Recorder) -> str:
@@ -442,25 +415,25 @@ def _clipping_noted(recorder: Recorder) -> Iterator[None]:
             norm = clip(kept, max_norm, *args, **kwargs)
         finally:
             inside[0] = False
-        recorder.clipped(norm, max_norm)
+        recorder.clipped(norm)
         return norm
 
     def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> None:
         if not inside[0]:
             recorder.before_clipping()
-            recorder.clipped(total_norm, max_norm)
+            recorder.clipped(total_norm)
         clip_by(parameters, max_norm, total_norm, *args, **kwargs)
 
     def clip_of_fsdp(self: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         recorder.before_clipping()
         norm = of_fsdp(self, max_norm, *args, **kwargs)
-        recorder.clipped(norm, max_norm)
+        recorder.clipped(norm)
         return norm
 
     def clip_of_ours(module: torch.nn.Module, max_norm: float, **kwargs: Any) -> float:
         recorder.before_clipping()
         norm = ours(module, max_norm, **kwargs)
-        recorder.clipped(norm, max_norm)
+        recorder.clipped(norm)
         return norm
 
     with (
@@ -488,7 +461,7 @@ def _scaling_noted(recorder: Recorder) -> contextlib.AbstractContextManager[None
 
 @contextlib.contextmanager
 def _loss_calls_noted(recorder: Recorder) -> Iterator[None]:
-    """Calls of torch's loss functions: how many targets each has, how many it ignores, what it returns."""
+    """Calls of torch's loss functions: how many targets each has, and how many of them it ignores."""
     functional: Any = torch.nn.functional
     inside = [False]
 
@@ -506,10 +479,7 @@ def _loss_calls_noted(recorder: Recorder) -> Iterator[None]:
                 whole = isinstance(target, torch.Tensor) and not target.is_floating_point()
                 ignored = int((target == ignore).sum()) if whole else 0
                 count = target.numel() if isinstance(target, torch.Tensor) else 0
-                value = float(made.detach()) if isinstance(made, torch.Tensor) and made.numel() == 1 else None
-                recorder.loss_call(
-                    function.__name__, count, ignored, str(kwargs.get("reduction", "mean")), value
-                )  # fmt: skip
+                recorder.loss_call(count, ignored)
             return made
 
         return loss

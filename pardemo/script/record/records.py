@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -23,7 +22,6 @@ class Piece:
     start: tuple[int, ...] | None = None
     flat: int | None = None
     tied: tuple[str, ...] = ()
-    trained: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,10 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Mask:
-    """A draw of dropout: where, of which probability, hashes of its input and of what was dropped."""
+    """A draw of dropout: where, hashes of its input and of what was dropped."""
 
     module: str
     line: str
-    probability: float
     input: str
     dropped: str
     elements: int
@@ -53,39 +50,25 @@ class Mask:
 
 @dataclass
 class LossCall:
-    """A loss function's call: how many targets it was given, how many it ignored, by what it was reduced."""
+    """A loss function's call in a micro-batch: how many targets it was given, and how many of them it ignored."""
 
-    function: str
     targets: int
     ignored: int
-    reduction: str
-    value: float | None
-    line: str
     micro_batch: int
 
 
 @dataclass
 class MicroBatch:
-    """One forward pass of the model for training: hashes of its samples, and of each token of them in ``key``.
+    """One forward pass of the model for training: hashes of its samples, and the names of its inputs.
 
     ``unseen``: what the model was called with, where nothing of it could be hashed. ``activations``: they are no
     samples, but what an earlier stage of a pipeline has made of them, which wants a gradient back.
     """
 
     samples: list[str]
-    key: str
     names: list[str]
     unseen: list[str] = field(default_factory=list)
     activations: bool = False
-
-
-@dataclass
-class Clip:
-    """A call of a function that clips: the norm that it found, and the limit."""
-
-    norm: float
-    limit: float
-    line: str
 
 
 @dataclass
@@ -105,11 +88,10 @@ class Step:
     losses: list[float] = field(default_factory=list)
     loss_calls: list[LossCall] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
-    clips: list[Clip] = field(default_factory=list)
+    clips: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
     printed: list[float] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    no_gradient: list[str] = field(default_factory=list)
     backwards: int = 0
     file: str = ""
     scales: list[float] = field(default_factory=list)
@@ -133,7 +115,6 @@ class RankRecord:
     rank: int
     ended: str
     steps: list[Step]
-    parallelisms: list[Any]
     notes: list[str]
     unseeded: list[str]
     dtypes: list[str]
@@ -146,8 +127,6 @@ class RankRecord:
 Tensors = dict[str, torch.Tensor]
 
 
-#: Numbers kept of each cell of a module's output: two random projections, and its norm.
-PER_CELL = 3
 #: Edge of the block of which a sketch keeps one number, along each of a parameter's last two axes.
 BLOCK = 16
 

@@ -28,7 +28,6 @@ class Proof:
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     parameters: int = 0
-    modules: list[str] = field(default_factory=list)
     tolerance: float = 0.0
     maps: dict[str, ModelMap] = field(default_factory=dict)
     kept: dict[Finding, Kept] = field(default_factory=dict)

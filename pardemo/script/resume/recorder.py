@@ -1,4 +1,4 @@
-"""On a rank: what a step begins with beside parameters: the optimizer's states."""
+"""On a rank: a script that may be stopped: what each step begins with, when it saves, and the stop itself."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ import torch
 
 from pardemo import compat
 from pardemo.script.record import parameters
-from pardemo.script.record.parameters import Wanted
+from pardemo.script.record.parameters import Wanted, living, noting_optimizers
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.record.records import STATE
 from pardemo.script.resume.stops import Stop
@@ -35,37 +35,6 @@ SLOTS = {
     "step": "the optimizer's count of steps", "square_avg": "the optimizer's mean of squares",
     "sum": "the optimizer's sum of squares", KEPT: "what the script keeps beside the model",
 }  # fmt: skip
-
-
-class Optimizers:
-    """All optimizers of torch's that were made, or read from a file, since this was; in their order."""
-
-    def __init__(self) -> None:
-        self._made: list[weakref.ref[torch.optim.Optimizer]] = []
-
-    def noted(self, begin: Any) -> Any:
-        """``Optimizer.__init__`` or ``__setstate__``, which notes its optimizer."""
-
-        def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            begin(optimizer, *args, **kwargs)
-            if not any(known() is optimizer for known in self._made):
-                self._made.append(weakref.ref(optimizer))
-
-        return made
-
-    def states(self, names: Mapping[int, str]) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Of each parameter that is stepped its name, and each state: what it is called, and this rank's part.
-
-        ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
-        """
-        living = [optimizer for reference in self._made if (optimizer := reference()) is not None]
-        for number, optimizer in enumerate(living):
-            for place, group in enumerate(optimizer.param_groups):
-                for index, parameter in enumerate(group["params"]):
-                    name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
-                    for slot, value in optimizer.state.get(parameter, {}).items():
-                        if (tensor := _plain_tensor(value)) is not None:
-                            yield name, str(slot), tensor
 
 
 def _plain_tensor(value: Any) -> torch.Tensor | None:
@@ -172,7 +141,7 @@ class StoppingRecorder(Recorder):
     def __init__(self, places: CallSites, rank: int, wanted: Wanted, following: Following):
         super().__init__(places, rank, wanted)
         self._following = following
-        self._optimizers = Optimizers()
+        self._with_states: list[weakref.ref[torch.optim.Optimizer]] = []
         self._files: set[tuple[str, int, int]] = set()
         self._saving = threading.local()
         self._saves: dict[int, list[float]] = {}  # seconds of each, by how many steps were over
@@ -183,7 +152,9 @@ class StoppingRecorder(Recorder):
         super().__enter__()
         own = torch.optim.Optimizer
         for begins in ("__init__", "__setstate__"):  # made, or read from a file as it was
-            self.following.enter_context(compat.replaced(own, begins, self._optimizers.noted(getattr(own, begins))))
+            self.following.enter_context(
+                compat.replaced(own, begins, noting_optimizers(getattr(own, begins), self._with_states))
+            )
         self._files = self._present()
         if self._following.stop is not None and self._following.stop.kind == "term":
             threading.Thread(target=self._stop_with_the_first, daemon=True).start()
@@ -221,12 +192,25 @@ class StoppingRecorder(Recorder):
         if when == "before":
             self._may_stop("backward")
             names = {key: of[0] for root in self._models() for key, (_, of) in parameters.names_of(root).items()}
-            for name, slot, value in self._optimizers.states(names):
+            for name, slot, value in self._states(names):
                 self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
             with torch.no_grad():
                 for name, value in kept_beside(self._places.is_own, self._models()):
                     self._tensors[f"{STATE}{KEPT}/{name}"] = self._taken(name, value)
         super()._note_parameters(when)
+
+    def _states(self, names: Mapping[int, str]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Of each parameter that is stepped its name, and each state: what it is called, and this rank's part.
+
+        ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
+        """
+        for number, optimizer in enumerate(living(self._with_states)):
+            for place, group in enumerate(optimizer.param_groups):
+                for index, parameter in enumerate(group["params"]):
+                    name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
+                    for slot, value in optimizer.state.get(parameter, {}).items():
+                        if (tensor := _plain_tensor(value)) is not None:
+                            yield name, str(slot), tensor
 
     def _finish(self) -> None:
         self._may_stop("step")
