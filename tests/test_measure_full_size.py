@@ -283,8 +283,7 @@ def test_deepspeeds_stage_is_run_dry_at_the_scripts_own_size(script, monkeypatch
 
 
 def test_the_planner_is_loaded_for_those_who_ask():
-    code = (
-        "import sys; from pardemo.script.step import full_size, measurement; assert 'pardemo.planner.layouts' not in sys.modules"
-    )
+    code = "import sys; from pardemo.script.step import full_size, measurement"
+    code += "; assert 'pardemo.planner.layouts' not in sys.modules"
     code += "; full_size.question('llama3-8b'); assert 'transformers' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 0

@@ -119,7 +119,7 @@ def _measured(
                 print(error.details, file=sys.stderr)
             raise
         if copy:
-            measured.notes.append(copy.told())
+            measured.notes.append(copy.note)
     if pace is not None:
         from pardemo.script.step import pace as paces
 

@@ -41,48 +41,41 @@ def initial_findings(
         modules = modules or {name.rpartition(".")[0] for name in names}
         return min(modules, key=lambda module: order.get(module, len(order)), default="")
 
-    layout = other.layout.name
     own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
-    suspects = {name for of_rank in maps.unknown.values() for name in of_rank} | maps.different
-    doubtful = _unknown_names(maps) | uncovered
-    alike = [name for name in sorted(suspects | uncovered) if _same_on_ranks(name, own) and name in doubtful]
-    if alike and all(name in reference and name not in maps.different for name in alike) and not _unknown_names(maps):
-        return [
-            Finding(
-                layout, 1, "parameters", "initial-parameters",
-                "ranks hold one and the same part of them, and the other parts nobody: ranks that hold different parts "
-                "have been given one rank's values, as a wrapper does that broadcasts them from its first rank",
-                parameters=tuple(alike), module=first(alike),
-            )
-        ]  # fmt: skip
-    if alike:
-        return [
-            Finding(
-                layout, 1, "parameters", "same-random-numbers",
-                "their parts on different ranks are the same numbers: ranks that hold different parts of a parameter "
-                "have drawn from one seed", parameters=tuple(alike), module=first(alike),
-            )
-        ]  # fmt: skip
-    if replicas:
+    unknown = _unknown_names(maps)
+    names = [
+        name
+        for name in sorted(unknown | maps.different | uncovered)
+        if name in unknown | uncovered and _same_on_ranks(name, own)
+    ]
+    cause = "initial-parameters"
+    if names and not unknown and all(name in reference and name not in maps.different for name in names):
+        why = (
+            "ranks hold one and the same part of them, and the other parts nobody: ranks that hold different parts "
+            "have been given one rank's values, as a wrapper does that broadcasts them from its first rank"
+        )
+    elif names:
+        cause = "same-random-numbers"
+        why = (
+            "their parts on different ranks are the same numbers: ranks that hold different parts of a parameter have "
+            "drawn from one seed"
+        )
+    elif replicas:
         names = sorted(replicas)
         ranks = sorted({rank for apart in replicas.values() for _, versions in apart for rank in versions})
-        return [
-            Finding(
-                layout, 1, "parameters", "initial-parameters",
-                f"{ranks_text(ranks)} begin with different values of the same parameters: nobody broadcasts them, and "
-                "the ranks' seeds differ", parameters=tuple(names), module=first(names),
-            )
-        ]  # fmt: skip
-    if maps.different:
+        why = (
+            f"{ranks_text(ranks)} begin with different values of the same parameters: nobody broadcasts them, and the "
+            "ranks' seeds differ"
+        )
+    elif maps.different:
         names = sorted(maps.different)
-        return [
-            Finding(
-                layout, 1, "parameters", "initial-parameters",
-                "they begin with other values than the reference's: build the whole model from one seed and cut it, or "
-                "load the same weights", parameters=tuple(names), module=first(names),
-            )
-        ]  # fmt: skip
-    return []
+        why = (
+            "they begin with other values than the reference's: build the whole model from one seed and cut it, or "
+            "load the same weights"
+        )
+    else:
+        return []
+    return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=first(names))]
 
 
 def overwritten_finding(other: Run, names: list[str], order: Mapping[str, int]) -> Finding:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 
@@ -216,48 +217,33 @@ def mask_findings(other: Run, step: int, data: StepSamples) -> list[Finding]:
     """What is wrong with a step's masks."""
     by_rank = {rank: record.steps[step].masks for rank, record in enumerate(other.records)}
     samples = [[micro.samples for micro in record.steps[step].micro_batches] for record in other.records]
-    made = []
-    for masks in by_rank.values():
-        if finding := _recomputed_finding(other, step, masks):
-            made.append(finding)
-            break
+    made = list(filter(None, (_recomputed_finding(other, step, masks) for masks in by_rank.values())))[:1]
     forward = {rank: _forward_masks(masks) for rank, masks in by_rank.items()}
-    alike: list[set[int]] = []
-    unlike: list[set[int]] = []
+    ranks: dict[str, list[set[int]]] = {}
     first: dict[str, Mask] = {}
-    for rank, own in forward.items():
-        for other_rank, its in forward.items():
-            if other_rank <= rank:
+    for rank, other_rank in combinations(forward, 2):
+        for place, a in forward[rank].items():
+            b = forward[other_rank].get(place, a)
+            if a.elements < LEAST or a.elements != b.elements:
                 continue
-            for place, a in own.items():
-                b = its.get(place, a)
-                if a.elements < LEAST or a.elements != b.elements:
-                    continue
-                if a.input != b.input and a.dropped == b.dropped:
-                    _merge_group(alike, {rank, other_rank})
-                    first.setdefault("alike", a)
-                elif a.input == b.input and a.dropped != b.dropped and samples[rank] == samples[other_rank]:
-                    # replicas may have one input by chance, as memory that a pipeline's first call has not written
-                    _merge_group(unlike, {rank, other_rank})
-                    first.setdefault("unlike", a)
-    if alike:
-        made.append(
-            Finding(
-                other.layout.name, step + 1, "random numbers", "same-random-numbers",
-                f"{_groups_text(alike)} draw the same dropout mask for different inputs, at "
-                f"{first['alike'].line}: seed each rank by its own number where its part is its own",
-                module=first["alike"].module,
-            )
-        )  # fmt: skip
-    if unlike:
-        made.append(
-            Finding(
-                other.layout.name, step + 1, "random numbers", "different-random-numbers",
-                f"{_groups_text(unlike)} draw different dropout masks for the same input, at "
-                f"{first['unlike'].line}: what they hold alike has to be drawn alike",
-                module=first["unlike"].module,
-            )
-        )  # fmt: skip
+            if a.input != b.input and a.dropped == b.dropped:
+                cause = "same-random-numbers"
+            elif a.input == b.input and a.dropped != b.dropped and samples[rank] == samples[other_rank]:
+                # replicas may have one input by chance, as memory that nobody has written yet
+                cause = "different-random-numbers"
+            else:
+                continue
+            _merge_group(ranks.setdefault(cause, []), {rank, other_rank})
+            first.setdefault(cause, a)
+    why = {
+        "same-random-numbers": "draw the same dropout mask for different inputs, at {}: seed each rank by its own "
+        "number where its part is its own",
+        "different-random-numbers": "draw different dropout masks for the same input, at {}: what they hold alike has "
+        "to be drawn alike",
+    }
+    for cause, mask in sorted(first.items(), reverse=True):
+        sentence = f"{_groups_text(ranks[cause])} {why[cause].format(mask.line)}"
+        made.append(Finding(other.layout.name, step + 1, "random numbers", cause, sentence, module=mask.module))
     return made
 
 

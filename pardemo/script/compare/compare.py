@@ -24,6 +24,7 @@ from pardemo.script.compare.reference import (
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import StepSamples, match_samples
 from pardemo.script.record import records
+from pardemo.script.words import count_text
 
 #: What a cell says. One that is empty has nothing to compare: a module without parameters has no gradient.
 EQUAL, DIFFERENT, NOT_COMPARED, NOTHING = "equal", "different", "not compared", ""
@@ -293,21 +294,17 @@ def _unmatched_parameters(reference: Reference, other: Run, maps: ParameterMap) 
     names = truth.before.keys() | {name for tied in truth.tied.values() for name in tied}
     for name, why in unknown.items():
         if name not in names:
-            return f"{_count_text(len(unknown))} match nowhere in the reference, as {name}: {why}", True
+            return f"{count_text(len(unknown), 'parameter')} match nowhere in the reference, as {name}: {why}", True
     if unknown:
         name = next(iter(unknown))
-        return f"{_count_text(len(unknown))} could not be compared, as {name}: {unknown[name]}", False
+        return f"{count_text(len(unknown), 'parameter')} could not be compared, as {name}: {unknown[name]}", False
     missing = [name for name in truth.before if name not in holders]
     if missing:
-        return f"{_count_text(len(missing))} of the reference are on no rank, as {missing[0]}", True
+        return f"{count_text(len(missing), 'parameter')} of the reference are on no rank, as {missing[0]}", True
     for name, whole in truth.before.items():
         if not bool(assembled(tuple(whole.shape), holders[name]).covered.all()):
             return f"{name} is on no rank in whole, and not all of its parts are on one", False
     return "", False
-
-
-def _count_text(count: int) -> str:
-    return f"{count} parameter{'s' if count > 1 else ''}"
 
 
 def _initial_findings(reference: Reference, other: Run, maps: ParameterMap) -> list[Finding]:

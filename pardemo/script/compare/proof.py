@@ -21,7 +21,8 @@ from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.report import verdict
-from pardemo.script.report.verdict import Proof, count_text
+from pardemo.script.report.verdict import Proof
+from pardemo.script.words import count_text
 
 #: Elements of the parameters that are recorded in full where a layout parts.
 IN_FULL = 50_000_000

@@ -20,6 +20,7 @@ import psutil
 from pardemo.deadline import Deadline
 from pardemo.script.hangs import journal
 from pardemo.script.hangs.journal import Log, LoggedCall, RaisedError
+from pardemo.script.words import at_line, ranks_by_text, shortened
 from pardemo.tables import text_table
 from pardemo.world import World
 from pardemo.world.errors import STOPPED, ranks_text
@@ -221,7 +222,8 @@ class Standstill:
         parts = [self.parted] if self.first else []
         parts += [self.waited] if self.waits else []
         parts += [
-            f"rank {rank} went on after {_shorten(one.text)}{_at_line(one.line)}" for rank, one in self.raised.items()
+            f"rank {rank} went on after {shortened(one.text, LONGEST)}{at_line(one.line)}"
+            for rank, one in self.raised.items()
         ]
         return "; ".join(parts)
 
@@ -237,8 +239,8 @@ class Standstill:
         }  # fmt: skip
         calls = {rank: text for rank, text in does.items() if self.first.calls[rank]}
         absent = {rank: text for rank, text in does.items() if not self.first.calls[rank]}
-        told = [f"{ranks_text(ranks)}: {text}" for text, ranks in _ranks_by_text(calls).items()]
-        told += [f"{ranks_text(ranks)} {_plural(text, ranks)}" for text, ranks in _ranks_by_text(absent).items()]
+        told = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_text(calls).items()]
+        told += [f"{ranks_text(ranks)} {_plural(text, ranks)}" for text, ranks in ranks_by_text(absent).items()]
         return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(told)
 
     @property
@@ -285,10 +287,10 @@ class Standstill:
         if self.first is not None:
             call = self.first.calls.get(rank)
             inside = f" ({call.module})" if call and call.module else ""
-            cells = [f"{_named_call(call)}{_tensor_text(call)}{_at_line(call.line)}{inside}" if call else "–"]
+            cells = [f"{_named_call(call)}{_tensor_text(call)}{at_line(call.line)}{inside}" if call else "–"]
         here = bool(own) and self.first is not None and own[0].call is self.first.calls.get(rank)
         here = here and self.does[rank].startswith("it is in ")
-        cells.append("is in it" if here else _shorten(self.does[rank].removeprefix("it "), 90))
+        cells.append("is in it" if here else shortened(self.does[rank].removeprefix("it "), 90))
         cells.append(", ".join(map(str, own[0].waits_for)) if own else "–")
         return tuple(cells)
 
@@ -319,7 +321,7 @@ def call_text(call: LoggedCall) -> str:
     """A call in words: what, in which group, how much, from which line."""
     if call.message or call.kind == "new_group":
         size = f", {call.nbytes:,} bytes" if call.message else ""
-        return f"{_named_call(call)}{size}{_at_line(call.line)}" + (f" ({call.module})" if call.module else "")
+        return f"{_named_call(call)}{size}{at_line(call.line)}" + (f" ({call.module})" if call.module else "")
     place = call.line or "no line"
     return f"{_named_call(call)} of {ranks_text(list(call.ranks))}, {call.nbytes:,} bytes, at {place}" + (
         f" ({call.module})" if call.module else ""
@@ -343,7 +345,7 @@ def _activity(log: Log, line: str) -> str:
     if log.why is not None:
         if log.ended == "died":
             return f"it died: {log.why.text}"
-        return f"it raised {_shorten(log.why.text)}{_at_line(log.why.line)}"
+        return f"it raised {shortened(log.why.text, LONGEST)}{at_line(log.why.line)}"
     if log.ended:
         return "it has done the steps asked for" if log.ended == "enough" else "its script has ended"
     stopped = line == STOPPED
@@ -364,13 +366,6 @@ def _named_call(call: LoggedCall) -> str:
     return f"{call.kind} {call.number + 1}"
 
 
-def _ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    ranks: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks.setdefault(text, []).append(rank)
-    return ranks
-
-
 def _plural(text: str, ranks: Sequence[int]) -> str:
     """``does not come: it is …`` of several ranks."""
     if len(ranks) == 1:
@@ -387,14 +382,6 @@ def _plural(text: str, ranks: Sequence[int]) -> str:
 def _tensor_text(call: LoggedCall) -> str:
     """Its dtype and shape, where a call has them: ``, float32 [8, 16]``."""
     return f", {call.dtype} {list(call.shape)}" if call.dtype and call.shape else ""
-
-
-def _shorten(text: str, longest: int = LONGEST) -> str:
-    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
-
-
-def _at_line(line: str) -> str:
-    return f", at {line}" if line else ""
 
 
 #: Seconds for which nothing may happen on ranks that wait for one another, before they are given up.

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
 from pardemo.script.step.summary import Finding, Paced, Row, Summary, Times
+from pardemo.script.words import first_of
 from pardemo.tables import amount, text_table
 from pardemo.world.errors import ranks_text
 
@@ -155,7 +156,7 @@ def model(measured: Summary) -> list[str]:
     if of["tied"]:
         lines.append(f"tied: {'; '.join(of['tied'][:3])}")
     if of["recomputed"]:
-        lines.append(f"recomputed in the backward pass: {_first_names(of['recomputed'])}")
+        lines.append(f"recomputed in the backward pass: {first_of(of['recomputed'], 4)}")
     if of["computed_in"]:
         lines.append(f"autocast computes in {', '.join(of['computed_in'])}")
     return lines
@@ -177,7 +178,7 @@ def parallelisms_text(measured: Summary) -> list[str]:
         if len(some_ranks) > 1:
             sizes = sorted({len(ranks) for ranks in some_ranks})
             over = f"{len(some_ranks)} groups of {' or '.join(map(str, sizes))} ranks"
-        lines.append(f"{kind} over {over}: {_first_names(wraps)}" + (f"; {amount(size)}" if size else ""))
+        lines.append(f"{kind} over {over}: {first_of(wraps, 4)}" + (f"; {amount(size)}" if size else ""))
     return lines or [_by_hand(measured) or "no parallelism recognised"]
 
 
@@ -200,18 +201,9 @@ def _running(measured: Summary) -> str:
     return "\n".join(lines)
 
 
-def _first_names(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def _shorten(name: str) -> str:
     """A module's name with its middle left out, where it is long."""
     return name if len(name) <= NAME else f"{name[: NAME // 2 - 1]}…{name[-NAME // 2 :]}"
-
-
-def _groups_cell(groups: list[str]) -> str:
-    return " | ".join(groups[:4]) + (f" and {len(groups) - 4} more" if len(groups) > 4 else "")
 
 
 def sent(measured: Summary) -> str:
@@ -270,7 +262,7 @@ def collectives(measured: Summary) -> list[tuple[str, ...]]:
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
         rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, _row_note(row)
         together.setdefault(rest, []).append(ranks)
-    return [(kind, _groups_cell(some), *rest) for (kind, *rest), some in together.items()]
+    return [(kind, first_of(some, 4, " | "), *rest) for (kind, *rest), some in together.items()]
 
 
 def _row_note(row: Row) -> str:

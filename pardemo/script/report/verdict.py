@@ -9,6 +9,7 @@ from pardemo.script.compare.compare import ModelMap
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.reference import Finding, Kept
 from pardemo.script.resume.stops import Stop
+from pardemo.script.words import count_text, first_of
 
 
 @dataclass
@@ -66,11 +67,6 @@ def json_row(row: dict[str, Any]) -> dict[str, Any]:
         key: None if isinstance(value, float) and not math.isfinite(value) else list(value) if isinstance(value, tuple)
         else value for key, value in row.items()
     }  # fmt: skip
-
-
-def count_text(count: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass
@@ -214,9 +210,7 @@ def finding_why(finding: Finding) -> str:
 
 def parameters_text(finding: Finding) -> str:
     """How many, and the first of them."""
-    some = finding.parameters
-    more = f" and {len(some) - 4} more" if len(some) > 4 else ""
-    return f"{len(some)} parameter{'s' if len(some) > 1 else ''}: {', '.join(some[:4])}{more}"
+    return f"{count_text(len(finding.parameters), 'parameter')}: {first_of(finding.parameters, 4)}"
 
 
 def indented(text: str, by: int = 3) -> list[str]:

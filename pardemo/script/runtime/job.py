@@ -8,7 +8,6 @@ import re
 import runpy
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,8 +20,9 @@ from pardemo.cluster import loopback
 from pardemo.script.runtime import libraries, stand_ins
 from pardemo.script.runtime.call_sites import Enough
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.runtime.libraries import is_script
+from pardemo.script.runtime.libraries import is_script, script_line
 from pardemo.script.runtime.without_gpu import teach_dtensor, without_gpu
+from pardemo.script.words import at_line
 
 
 def set_environment(launch: Launch, rank: int, size: int, port: int) -> None:
@@ -148,12 +148,10 @@ def processes_noted(commands: list[str]) -> Iterator[None]:
 
 def exit_error(exit_: SystemExit) -> Exited:
     """What ``sys.exit()`` says of a failure, and where; a text is printed, as Python does it."""
-    own = [frame for frame in traceback.extract_tb(exit_.__traceback__) if is_script(frame.filename)]
-    where = f", at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
-    if isinstance(exit_.code, int):
-        return Exited(f"exit status {exit_.code}{where}")
-    print(exit_.code, file=sys.stderr)
-    return Exited(f"sys.exit: {exit_.code}{where}")
+    status = f"exit status {exit_.code}" if isinstance(exit_.code, int) else f"sys.exit: {exit_.code}"
+    if not isinstance(exit_.code, int):
+        print(exit_.code, file=sys.stderr)
+    return Exited(f"{status}{at_line(script_line(exit_))}")
 
 
 def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], Any]) -> Any:

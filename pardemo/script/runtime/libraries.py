@@ -262,19 +262,21 @@ class _RefusingFinder:
 def _advice(error: BaseException) -> str | None:
     """What to say of an error, by its text or that of one that led to it; None of an error of another kind."""
     cause: BaseException | None = error
+    where = f" ({line})" if (line := script_line(error)) else ""
     while cause is not None:
         if isinstance(cause, NeedsGpu):
             return str(cause)
         if isinstance(cause, ModuleNotFoundError) and cause.name in GPU_ONLY:
-            return f"{cause.name} runs on GPUs only: choose {GPU_ONLY[cause.name]}{_at_script_line(error)}"
-        for pattern, line in ERRORS:
+            return f"{cause.name} runs on GPUs only: choose {GPU_ONLY[cause.name]}{where}"
+        for pattern, advice in ERRORS:
             if re.search(pattern, str(cause)):
                 first = " ".join(str(cause).split())[:120]
-                return f"{line}{_at_script_line(error)}: {first}"
+                return f"{advice}{where}: {first}"
         cause = cause.__cause__ or cause.__context__
     return None
 
 
-def _at_script_line(error: BaseException) -> str:
-    lines = [f for f in traceback.extract_tb(error.__traceback__) if is_script(f.filename)]
-    return f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno})" if lines else ""
+def script_line(error: BaseException) -> str:
+    """``train.py:7``: the innermost line of the script that an exception came through; empty where there is none."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_script(frame.filename)]
+    return f"{os.path.basename(lines[-1].filename)}:{lines[-1].lineno}" if lines else ""

@@ -19,6 +19,7 @@ from pardemo.script.hangs.journal import Log
 from pardemo.script.hangs.standstill import DeadlockWatch, Standstill
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.libraries import is_script
+from pardemo.script.words import at_line, first_of, ranks_by_text, shortened
 from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
 
 #: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
@@ -42,10 +43,6 @@ class ScriptError(ValueError):
         super().__init__(message)
         self.details, self.standstill = details, still
         self.timed_out = False
-
-
-def _name(path: str) -> str:
-    return os.path.basename(path)
 
 
 def script_text(launch: Launch, folder: str) -> tuple[Launch, str]:
@@ -118,7 +115,7 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
         line = f"{ranks_text(list(error.deaths))} ended by os._exit(0), which leaves no report"
     elif isinstance(error, RankDied):
         then = still.line if parted else still.waited
-        line = _shorten(str(error).partition("\n")[0]) + (f"; {then}" if then else "")
+        line = _as_one_line(str(error).partition("\n")[0]) + (f"; {then}" if then else "")
     elif parted or (isinstance(error, RankTimeout) and still.stuck):
         line = still.line
     elif isinstance(error, RankFailed):
@@ -128,7 +125,7 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
             filter(None, (f"not over after {error.timeout_s:g} s: {_waiting_text(error, logs)}", error.busy))
         )
     else:
-        line = _shorten(str(error))
+        line = _as_one_line(str(error))
     return ScriptError(f"{name}: {line}", str(error), still)
 
 
@@ -137,57 +134,52 @@ def _raised_text(name: str, error: RankFailed, still: Standstill) -> str:
     if failure.type == "Exited":
         ranks = [one for one, other in error.failures.items() if other.message == failure.message]
         alone = f" (on {ranks_text(ranks)})" if error.stopped or len(ranks) < len(error.failures) else ""
-        return f"{name} ended by {_shorten(failure.message)}; what it printed says why{alone}"
+        return f"{name} ended by {_as_one_line(failure.message)}; what it printed says why{alone}"
     if failure.type == "OwnProcesses":
         return f"{name}: {failure.message}"
     asks = "EOF when reading a line" in failure.headline  # as input() says it
     hint = ": ranks have no standard input, so a script cannot ask" if asks else ""
-    where = _at_script_line(failure.traceback)
+    where = at_line("".join(_script_lines(failure.traceback)[-1:]))
     waited = f"; {still.waited}" if still.waits else ""
-    return f"{name}: rank {rank} raised {_shorten(failure.headline)}{where}{hint}{waited}"
+    return f"{name}: rank {rank} raised {_as_one_line(failure.headline)}{where}{hint}{waited}"
 
 
-def _shorten(text: str) -> str:
-    """A message of any length as a part of a line: its begin and its end."""
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+def _as_one_line(text: str) -> str:
+    """A message of any length as a part of a line."""
+    return shortened(" ".join(text.split()), LONGEST)
 
 
 def _waiting_text(error: RankTimeout, logs: dict[int, Log]) -> str:
     """What each rank is in: a collective, or a line after one; ranks that are in the same share a part."""
-    alike: dict[str, list[int]] = {"finished": error.finished}
+    where: dict[int, str] = {}
     for rank, stack in sorted(error.stacks.items()):
         calls = logs[rank].calls if rank in logs else []
-        here = _script_line(stack)
+        line = _script_line(stack)
         if stack.startswith(STOPPED):
-            what = STOPPED
+            where[rank] = STOPPED
         elif not calls:
-            what = f"at {here or 'a line that is not known'}, before any collective"
-        elif here in ("", calls[-1].line):
-            what = f"in {standstill.call_text(calls[-1])}"
+            where[rank] = f"at {line or 'a line that is not known'}, before any collective"
+        elif line in ("", calls[-1].line):
+            where[rank] = f"in {standstill.call_text(calls[-1])}"
         else:
-            what = f"at {here}, after {standstill.call_text(calls[-1])}"
-        alike.setdefault(what, []).append(rank)
-    done = alike.pop("finished")
-    parts = [f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} {what}" for what, ranks in alike.items()]
-    return "; ".join([*parts, *([f"the script has ended on {ranks_text(done)}"] if done else [])])
+            where[rank] = f"at {line}, after {standstill.call_text(calls[-1])}"
+    parts = [
+        f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}"
+        for text, ranks in ranks_by_text(where).items()
+    ]
+    return "; ".join([*parts, *([f"the script has ended on {ranks_text(error.finished)}"] if error.finished else [])])
 
 
 def _script_line(stack: str) -> str:
     """The reader's line in a stack, of its main thread, which stands last."""
-    own = _own_frames(stack.rpartition("most recent call first")[2])
-    return f"{_name(own[0][0])}:{own[0][1]}" if own else ""
+    lines = _script_lines(stack.rpartition("most recent call first")[2])
+    return lines[0] if lines else ""
 
 
-def _at_script_line(traceback: str) -> str:
-    """Where in the reader's files an exception came from."""
-    own = _own_frames(traceback)
-    return f", at {_name(own[-1][0])}:{own[-1][1]}" if own else ""
-
-
-def _own_frames(frames: str) -> list[tuple[str, str]]:
-    """File and line of those frames that are no library's, Python's or pardemo's."""
-    return [frame for frame in re.findall(r'File "([^<>"]+)", line (\d+)', frames) if is_script(frame[0])]
+def _script_lines(frames: str) -> list[str]:
+    """``train.py:7`` of those frames that are no library's, Python's or pardemo's."""
+    named = re.findall(r'File "([^<>"]+)", line (\d+)', frames)
+    return [f"{os.path.basename(file)}:{line}" for file, line in named if is_script(file)]
 
 
 #: Folders that a scratch copy leaves out: environments, histories, caches.
@@ -205,13 +197,11 @@ class Scratch:
     folder: str
     before: dict[str, int]
 
-    def told(self) -> str:
+    @property
+    def note(self) -> str:
         """Which files the script wrote."""
         wrote = [name for name, when in _files_of(self.folder).items() if self.before.get(name) != when]
-        some = ", ".join(sorted(wrote)[:5]) + (f" and {len(wrote) - 5} more" if len(wrote) > 5 else "")
-        return f"it ran in a scratch copy, which is removed; it wrote {some}" if wrote else (
-            "it ran in a scratch copy, which is removed; it wrote no files"
-        )  # fmt: skip
+        return f"it ran in a scratch copy, which is removed; it wrote {first_of(sorted(wrote), 5) or 'no files'}"
 
 
 @contextlib.contextmanager

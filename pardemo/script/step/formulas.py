@@ -9,6 +9,7 @@ from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
 from pardemo.script.step.layers import REPLICATED
 from pardemo.script.step.parallelisms import PARAMETERS, Parallelism
 from pardemo.script.step.summary import Finding, Row, Summary
+from pardemo.script.words import first_of
 from pardemo.tables import amount
 
 #: Bytes up to which a message's time is its latency's, whatever the link.
@@ -84,7 +85,7 @@ def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
         ))  # fmt: skip
     if unused := parallelism.options["unused"]:
         nbytes = sum(parallelism.unit_bytes.get(name, 0) for name in unused)
-        names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+        names = first_of(unused, 3)
         found.append(Finding(
             f"in the last step no gradient reached {names}, and zeros were summed: if that is always so, freeze them",
             line, formulas.ring_all_reduce(nbytes, n).sent,
@@ -92,11 +93,10 @@ def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
     return found
 
 
-def _buckets_text(buckets: list[list[str]], most: int = 3) -> str:
+def _buckets_text(buckets: list[list[str]]) -> str:
     """Which parameters a bucket has: the first that it waits for, the last, and how many; of the first buckets."""
-    some = [f"{one[0]} to {one[-1]} ({len(one)})" if len(one) > 1 else one[0] for one in buckets[:most]]
-    more = f" and {len(buckets) - most} more buckets" if len(buckets) > most else ""
-    return f": {', '.join(some)}{more}" if some else ""
+    some = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
+    return f": {first_of(some, 3, more=' and {} more buckets')}" if some else ""
 
 
 def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
@@ -175,7 +175,7 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
             if len(shape) > 1 and any(list(one) == shape for one in row.shapes)
         ]
         if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
-            some = " or ".join(alike[:2]) + (f", or {len(alike) - 2} more" if len(alike) > 2 else "")
+            some = first_of(alike, 2, " or ", ", or {} more")
             row.why = (
                 f"of the shape of {some}: a sharded weight that is used outside of its module is gathered by itself"
             )
@@ -316,7 +316,7 @@ def _shared_inputs(terms: list[Term], rows: list[Row], whole: float, sent: float
         if row.module in same:
             row.why += f": {same[row.module]} takes the same, and each does it for itself"
     layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
-    some = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
+    some = first_of(layers, 3)
     each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
     return [Finding(
         f"{some} share inputs, and each {each} for itself, {amount(sent)} a step where once for an input would be "

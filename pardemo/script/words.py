@@ -1,0 +1,32 @@
+"""Parts of sentences: lists and texts that are cut short, numbers of things, ranks of which the same is told."""
+
+from collections.abc import Iterable, Mapping
+
+
+def first_of(names: Iterable[str], most: int, joined: str = ", ", more: str = " and {} more") -> str:
+    """So many names, and how many more there are: ``embed, head and 3 more``."""
+    names = list(names)
+    return joined.join(names[:most]) + (more.format(len(names) - most) if len(names) > most else "")
+
+
+def count_text(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def shortened(text: str, longest: int) -> str:
+    """A text's begin and its end, where it is longer."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+
+
+def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks of which the same is told, in the order of the first of each."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks.setdefault(text, []).append(rank)
+    return ranks
+
+
+def at_line(line: str) -> str:
+    """``, at train.py:7``; empty where no line is known."""
+    return f", at {line}" if line else ""
