@@ -16,7 +16,7 @@ from pardemo.planner.layouts.model.shape import Shape
 from pardemo.planner.layouts.price import work
 from pardemo.script.runtime.call_sites import CallSite, CallSites
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.step import measurement, pace, pace_option
+from pardemo.script.step import measurement, pace
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.operations import Exchange, Operation, OperationRecorder
 from pardemo.script.step.pace import replay
@@ -248,17 +248,17 @@ def test_layers_that_take_a_given_time(tmp_path):
 
 def test_layers_that_compute_longer_than_they_are_to_take_are_refused(tmp_path):
     measured, seen = recorded(tmp_path, LLAMA, 2, 128, 4, 2, 344, 500, 2, 64, layer_s=1e-6)
-    asked = pace_option.read("1us", None, None, None)
+    asked = measurement.read_pace("1us", None, None, None)
     with pytest.raises(ValueError, match=r"0\.001.*layers"):
         pace.add_pace(asked, measured, seen)
 
 
 def test_what_pace_can_be():
-    assert pace_option.read("20ms", None, None, None).layer_s == 0.02
-    assert pace_option.read("rtx4090", None, None, None).gpu == "4090"
-    far = pace_option.read("H100", "2x8", "infiniband-400g", None)
+    assert measurement.read_pace("20ms", None, None, None).layer_s == 0.02
+    assert measurement.read_pace("rtx4090", None, None, None).gpu == "4090"
+    far = measurement.read_pace("H100", "2x8", "infiniband-400g", None)
     assert (far.cluster.size, far.between, far.cluster.between_rate) == (16, 50e9, None)
-    limited = pace_option.read("20 ms", "2x2", "1 Gbit/s", None)
+    limited = measurement.read_pace("20 ms", "2x2", "1 Gbit/s", None)
     assert limited.cluster.between_rate == 125e6
 
 
@@ -275,4 +275,4 @@ def test_what_pace_can_be():
 )
 def test_bad_paces(given, message):
     with pytest.raises(ValueError, match=message):
-        pace_option.read(*given)
+        measurement.read_pace(*given)

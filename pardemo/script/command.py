@@ -56,9 +56,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
     from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    pace = _pace(arguments)
+    pace, cluster = _pace_and_cluster(arguments)
     full = full_size.question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
-    cluster = pace.cluster if pace else _cluster(arguments)
     asked = cluster.size if cluster else arguments.ranks
     with ends_in_order("measure"):
         out = page.folder(arguments.out) if arguments.out is not None else None
@@ -136,33 +135,21 @@ def _hosts(hosts: int, ranks: int) -> Any:
     return Cluster(hosts, ranks // hosts, tier="none")
 
 
-def _cluster(arguments: argparse.Namespace) -> Any:
-    if arguments.cluster is None:
-        for name in ("between", "inside"):
-            if getattr(arguments, name) is not None:
-                raise ValueError(f"--{name} limits the links of a cluster: say which, as --cluster 2x2")
-        return None
-    from pardemo.script.step import pace_option
+def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """What ``--pace`` asks for, and the cluster of the run; None where there is none."""
+    from pardemo.script.step.measurement import cluster_of, read_pace
 
-    return _of_size(pace_option.cluster_of(arguments.cluster, arguments.between, arguments.inside), arguments)
-
-
-def _pace(arguments: argparse.Namespace) -> Any:
-    if arguments.pace is None:
-        return None
-    from pardemo.script.step import pace_option
-
-    pace = pace_option.read(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
-    if pace.cluster is not None:
-        _of_size(pace.cluster, arguments)
-    return pace
-
-
-def _of_size(cluster: Any, arguments: argparse.Namespace) -> Any:
-    """The cluster, where --ranks says nothing else."""
-    if arguments.ranks is not None and arguments.ranks != cluster.size:
+    pace = cluster = None
+    if arguments.pace is not None:
+        pace = read_pace(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+        cluster = pace.cluster
+    elif arguments.cluster is not None:
+        cluster = cluster_of(arguments.cluster, arguments.between, arguments.inside)
+    elif limited := [name for name in ("between", "inside") if getattr(arguments, name) is not None]:
+        raise ValueError(f"--{limited[0]} limits the links of a cluster: say which, as --cluster 2x2")
+    if cluster is not None and arguments.ranks not in (None, cluster.size):
         raise ValueError(f"--ranks {arguments.ranks} is not the {cluster.size} of --cluster {arguments.cluster}")
-    return cluster
+    return pace, cluster
 
 
 def add_prove(commands: Any) -> None:

@@ -13,8 +13,8 @@ from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
 from pardemo.planner.layouts.job.machines import ATTENTION, Machine
 from pardemo.planner.layouts.job.stacks import Stack
 from pardemo.script.step.collectives import Call
+from pardemo.script.step.measurement import Pace
 from pardemo.script.step.operations import BACKWARD, Exchange, Operation
-from pardemo.script.step.pace_option import Pace
 from pardemo.script.step.rank import WARM, Seen
 from pardemo.script.step.summary import Paced, Summary, Times
 
