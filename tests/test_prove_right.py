@@ -1,15 +1,21 @@
-"""Right layouts, drawn at random over engines and frameworks, are not accused; one that is made wrong is."""
+"""Right scripts and right layouts: none is accused, and what looks like a fault of theirs is told as what it is."""
 
 import importlib.util
 import json
+import re
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from conftest import few
+from conftest import few, says
 
+from pardemo import prove
+from pardemo.script.compare import checks
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import ProveError
+from pardemo.script.record.records import Step
 from pardemo.script.report.verdict import Proof
 
 RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
@@ -98,3 +104,155 @@ def test_the_count_that_is_kept_has_no_false_alarm():
     assert not kept.alarms
     told = run.TOLD.findall(run.PAGE.read_text(encoding="utf-8"))
     assert told == [f"{kept.layouts:,}"], "tests/zoo/right/run.py --write says so"
+
+
+# --- right scripts in the forms that people write: none is accused, in fp64 or in its own precision, and none is deaf
+
+
+SCRIPT = Path(__file__).resolve().parent / "right_forms" / "train.py"
+FORMS = (
+    "plain", "padded", "padded-left", "closure", "lbfgs", "sharpness", "average", "teacher", "reference-model",
+    "two-optimizers", "frozen", "checkpointed", "checkpointed-reentrant", "beside", "layers", "bare",
+)  # fmt: skip
+BY_HAND = ("layers", "bare")  # nobody can wrap what is no module, or called in parts
+#: DTensors beside plain parameters, in one optimizer or average, are refused by torch itself.
+SHARDED = ("plain", "padded", "closure", "teacher", "frozen", "checkpointed")
+LAYOUTS = ["ranks=1 accumulate=1", "ranks=2 accumulate=2"]
+OWN = ("double", "fp32", "autocast")
+RIGHT_FORMS = [
+    *((form, "hand", precision) for form in FORMS for precision in OWN),
+    *((form, "ddp", precision) for form in FORMS if form not in BY_HAND for precision in OWN),
+    *((form, "fsdp2", precision) for form in SHARDED for precision in ("double", "fp32", "policy")),
+    *((form, wrapper, "fp8") for form in SHARDED for wrapper in ("hand", "ddp", "fsdp2")),
+]
+IN_GATE = [
+    ("padded", "ddp", "autocast"), ("closure", "ddp", "double"), ("average", "ddp", "autocast"),
+    ("layers", "hand", "double"), ("bare", "hand", "fp32"), ("checkpointed", "fsdp2", "policy"),
+    ("padded", "ddp", "fp8"),
+]  # fmt: skip
+
+
+def proof_of_form(form, wrapper, precision, fault=0, steps=2):
+    own = "fp32" if precision == "double" else precision
+    line = [str(SCRIPT), "--form", form, "--wrapper", wrapper, "--precision", own, "--fault", str(fault)]
+    return prove.script([*line, "--accumulate", "{accumulate}"], LAYOUTS, double=precision == "double", steps=steps)
+
+
+def test_there_are_a_hundred():
+    assert len(set(RIGHT_FORMS)) == len(RIGHT_FORMS) > 100
+
+
+@pytest.mark.parametrize(("form", "wrapper", "precision"), few(RIGHT_FORMS, *map(RIGHT_FORMS.index, IN_GATE)))
+def test_a_right_script_is_not_accused(form, wrapper, precision):
+    made = proof_of_form(form, wrapper, precision)
+    assert made.equal, str(made)
+    # FSDP2 gathers what a step has made in the next forward pass, so that the last step is not seen
+    assert made.steps >= (1 if wrapper == "fsdp2" else 2)
+    assert made.parameters >= 3
+
+
+@pytest.mark.parametrize(
+    ("form", "precision"),
+    few(
+        [(form, precision) for form in FORMS for precision in ("double", "autocast", "fp8")],
+        2,
+        FORMS.index("bare") * 3 + 1,
+    ),
+)
+def test_a_gradient_that_is_not_averaged_is_found_in_each_form(form, precision):
+    made = proof_of_form(form, "hand", precision, fault=1, steps=1)
+    assert made.findings, str(made)
+    if form not in ("lbfgs", "sharpness"):  # which have stepped within the step, each rank by itself
+        assert made.findings[0].what == "gradients", str(made)
+
+
+# --- ways to train that are right, and that ``prove`` accused once, could not follow, or might take for wrong ones
+
+
+SCRIPTS = Path(__file__).resolve().parent / "not_accused"
+#: Of each script, the layouts that train alike.
+NOT_ACCUSED = {
+    "partial_sum_is_last": ["ranks=1 tp=1", "ranks=2 tp=2"],
+    "renumbered_stage": ["ranks=1 pp=1", "ranks=2 pp=2"],
+    "pipeline_module": ["ranks=1 pp=1", "ranks=2 pp=2"],
+    "backward_by_the_engine": ["ranks=1 engine=0", "ranks=1 engine=1"],
+    "gradients_in_shards": ["ranks=1", "ranks=2"],
+    "tiles": ["ranks=1 tiles=1", "ranks=1 tiles=3"],
+    "called_more_often": ["ranks=1 pp=1", "ranks=2 pp=2"],
+    "scaled": ["ranks=1 scale=3e38 apart=no", "ranks=2 scale=3e38 apart=no"],
+    "clipped": [
+        "ranks=1 accumulate=1 groups=1 divide=1",
+        "ranks=1 accumulate=1 groups=2 divide=1",
+        "ranks=1 accumulate=2 groups=2 divide=1",
+    ],
+}
+
+
+def proof_of(name, layouts):
+    keys = [word.partition("=")[0] for word in layouts[0].split()[1:]]
+    line = [str(SCRIPTS / f"{name}.py"), *(word for key in keys for word in (f"--{key}", f"{{{key}}}"))]
+    return prove.script(line, layouts, double=name not in ("pipeline_module", "clipped", "scaled"))
+
+
+@pytest.mark.parametrize("name", NOT_ACCUSED)
+def test_what_trains_alike_is_not_accused(name):
+    made = proof_of(name, NOT_ACCUSED[name])
+    assert made.equal, str(made)
+
+
+def test_one_step_is_enough_where_ranks_gather_late():
+    assert prove.script([str(SCRIPTS / "gradients_in_shards.py")], ["ranks=1", "ranks=2"], double=True, steps=1).equal
+
+
+def test_each_script_is_proven():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == {*NOT_ACCUSED, "experts"}
+
+
+def test_a_reference_whose_ranks_hold_other_experts_is_refused():
+    with pytest.raises(ProveError, match=r"expert\.\w+.*1"):
+        proof_of("experts", ["ranks=2 way=one", "ranks=2 way=other"])
+
+
+def test_gradients_that_only_clipping_makes_right_are_not_called_right():
+    made = proof_of("clipped", ["ranks=1 accumulate=1 groups=1 divide=1", "ranks=1 accumulate=2 groups=2 divide=0"])
+    assert [(one.what, one.cause) for one in made.findings] == [("gradients", "accumulation-not-divided")], str(made)
+    assert made.findings[0].factor == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "step", "says"),
+    [
+        ("ranks=2 scale=3e38 apart=no", 1, r"before it \d steps are skipped, and 0 in the reference: .* scale of \d"),
+        ("ranks=2 scale=65536 apart=scale", 1, "ranks scale their losses by 32768 to 65536"),
+    ],
+)
+def test_losses_that_are_scaled_otherwise(layout, step, says):
+    made = proof_of("scaled", ["ranks=1 scale=65536 apart=no", layout])
+    assert [(one.what, one.cause, one.step) for one in made.findings] == [("loss scale", "loss-scale", step)], str(made)
+    assert re.search(says, made.findings[0].why), made.findings[0].why
+
+
+def test_a_rank_that_skips_a_step_is_told_within_seconds():
+    """It waits in the step that others have left behind: the line says so, long before the limit of ten minutes."""
+    began = time.monotonic()
+    made = proof_of("scaled", ["ranks=1 scale=65536 apart=no", "ranks=2 scale=65536 apart=inf"])
+    assert time.monotonic() - began < 60
+    (said,) = made.failed.values()
+    assert says(said, "step", "3", "1")
+    assert says(said, "1", "waited", "0")
+
+
+def test_steps_that_some_ranks_skip():
+    def run(*skipped):
+        records = [SimpleNamespace(steps=[Step(scales=[8.0], skipped=one)]) for one in skipped]
+        return SimpleNamespace(records=records, layout=SimpleNamespace(name="ranks=2"))
+
+    assert says(checks.scale_findings(run(0), run(0, 1), 0)[0].why, "1", "others", "0")
+    assert checks.scale_findings(run(1), run(1, 1), 0) == []
+
+
+def test_steps_that_are_skipped_are_skipped_in_the_example():
+    """3e38 is above what fp32 holds, once it is multiplied by a gradient: the proof above has something to skip."""
+    line = [str(SCRIPTS / "scaled.py"), "--scale", "{scale}"]
+    kept = prove.script(line, ["ranks=1 scale=65536", "ranks=1 scale=3e38"])
+    assert "0 in the reference" in kept.findings[0].why

@@ -340,7 +340,7 @@ def record_script(asked: Recording) -> RankRecord:
             stack.enter_context(_scaling_noted(recorder))
             if asked.double:
                 stack.enter_context(in_double(notes))
-            ended = calls.to_the_end(lambda: _run_and_end(asked, recorder))
+            ended = calls.to_the_end(lambda: _run_script(asked, recorder))
         made = recorder.record(ended, notes, unseeded)
         # links of our own are none of torch's collectives: a script that imports us may have them
         made.alone = asked.function is None and not calls.list and not _imports_us(asked.launch)
@@ -359,27 +359,24 @@ def _imports_us(launch: Launch) -> bool:
         return "pardemo" in file.read()
 
 
-def _run_and_end(asked: Recording, recorder: Recorder) -> str:
-    """The script to its end, or to the end of the steps that are recorded: how it ended."""
-    ended = _run_script(asked, recorder)
-    recorder.end()
-    return ended
-
-
 def _run_script(asked: Recording, recorder: Recorder) -> str:
+    """The script to its end, or to the end of the steps that are recorded: how it ended."""
     try:
+        ended = "end"
         if asked.function is None:
-            return job.as_main(asked.launch)
-        asked.function()
-        return "end"
+            ended = job.as_main(asked.launch)
+        else:
+            asked.function()
     except Enough:
-        return "enough"
+        ended = "enough"
     except (RuntimeError, ConnectionError, job.Exited):
         with contextlib.suppress(Exception):  # the groups that hold a step's parameters may be gone already
             recorder.end()
-        if recorder.complete:  # it waited for a rank that had all its steps, too
-            return "enough"
-        raise
+        if not recorder.complete:
+            raise
+        ended = "enough"  # it waited for a rank that had all its steps, too
+    recorder.end()
+    return ended
 
 
 @contextlib.contextmanager

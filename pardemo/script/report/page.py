@@ -38,7 +38,8 @@ def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
         _time(measured, seen),
         _paced(measured),
     ]
-    sections += [_notes(measured), _files_section()]
+    notes = page_parts.bullets(map(_t, measured.notes)) if measured.notes else ""
+    sections += [Section("notes", "What ran in another way", notes), _files_section()]
     head = f"<p>{_t(text.head(measured, name))}.</p>"
     return page_parts.document(f"{name}, measured", head, sections)
 
@@ -157,12 +158,6 @@ def _times(times: Sequence[Times], other: str = "other") -> str:
     return drawings.time_by_rank(times) + page_parts.key("", key | hidden) + table
 
 
-def _notes(measured: Summary) -> Section:
-    return Section(
-        "notes", "What ran in another way", page_parts.bullets(map(_t, measured.notes)) if measured.notes else ""
-    )
-
-
 def _files_section() -> Section:
     files = {
         "summary.json": "all of this",
@@ -217,7 +212,7 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
         "trace.json": json.dumps({"traceEvents": events(seen)}),
     }
     for name, content in texts.items():
-        project.write_atomically(folder / name, functools.partial(_text, content))
+        project.write_atomically(folder / name, functools.partial(Path.write_text, data=content, encoding="utf-8"))
 
     made = {folder / f"memory_rank{one.rank}.pickle": one.memory.blocks for one in seen}
     for path, blocks in made.items():
@@ -286,10 +281,6 @@ def _rows(spans: Sequence[tuple[float, float]]) -> list[int]:
         ends[free:] = [end, *ends[free + 1 :]]
         rows[place] = free + 1
     return rows
-
-
-def _text(text: str, temporary: Path) -> None:
-    temporary.write_text(text, "utf-8")
 
 
 def _event(

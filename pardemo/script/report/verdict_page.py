@@ -39,7 +39,10 @@ def page(made: Proof, script: str) -> str:
     """
     sections = [
         Section("verdict", "Verdict", _verdict(made)),
-        *(_section(made, number, one) for number, one in enumerate(made.layouts[1:], 1)),
+        *(
+            Section(f"layout-{number}", f"{_sign(made, layout)[0]} {layout.name}", _layout(made, layout))
+            for number, layout in enumerate(made.layouts[1:], 1)
+        ),
         Section("notes", "Notes", page_parts.bullets(map(_t, made.notes)) if made.notes else ""),
         Section("files", "Beside this page", _files(made)),
     ]
@@ -71,10 +74,6 @@ def _verdict(made: Proof) -> str:
         link = f'<a href="#layout-{number}">{_t(one.name)}</a>'
         items.append(f'<b class="{colour}">{sign}</b> {link}: {_t(said)}')
     return page_parts.bullets(items)
-
-
-def _section(made: Proof, number: int, layout: Layout) -> Section:
-    return Section(f"layout-{number}", f"{_sign(made, layout)[0]} {layout.name}", _layout(made, layout))
 
 
 def _layout(made: Proof, layout: Layout) -> str:

@@ -286,13 +286,15 @@ def judge_same_layout(beside: ResumedRun, parameters_of: int | None) -> None:
         samples, since = ranks_difference(beside.reference, beside.resumed, beside.begins)
         if samples:
             beside.add(since + 1, "data", "data", samples)
-    _rates(beside)
+    if (rates := rates_difference(beside.reference, beside.resumed, beside.begins)) is not None:
+        beside.add(rates[1] + 1, "learning rate", "learning-rate", rates[0])
     _scales(beside)
     _compare_states_of_ranks(beside)
     _random(beside)
     if not beside.findings:
         _numbers(beside)
-    _length(beside)
+    if length := length_difference(beside.reference, beside.resumed, beside.begins):
+        beside.add(beside.reference.steps, "length", "ends-elsewhere", length)
 
 
 def _parameters(beside: ResumedRun) -> None:
@@ -317,11 +319,6 @@ def _parameters(beside: ResumedRun) -> None:
     else:
         beside.add(beside.begins + 1, "parameters", "not-restored",
                    "they are those of no step of the undisturbed run", apart)  # fmt: skip
-
-
-def _rates(beside: ResumedRun) -> None:
-    if (told := rates_difference(beside.reference, beside.resumed, beside.begins)) is not None:
-        beside.add(told[1] + 1, "learning rate", "learning-rate", told[0])
 
 
 def _scales(beside: ResumedRun) -> None:
@@ -419,11 +416,6 @@ def _losses(beside: ResumedRun) -> bool:
             beside.add(beside.begins + 1, "loss", "random-state" if names else "", why)
             return True
     return False
-
-
-def _length(beside: ResumedRun) -> None:
-    if told := length_difference(beside.reference, beside.resumed, beside.begins):
-        beside.add(beside.reference.steps, "length", "ends-elsewhere", told)
 
 
 @dataclass

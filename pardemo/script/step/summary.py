@@ -167,6 +167,7 @@ def summarize(seen: Sequence[Seen]) -> Summary:
     if last <= WARM:
         raise ValueError(_too_few(seen, last))
     steps = range(WARM, last)
+    begun = last_begun(seen)
     fullest = max(seen, key=lambda one: one.memory.peak_bytes)
     return Summary(
         ranks=len(seen),
@@ -184,7 +185,7 @@ def summarize(seen: Sequence[Seen]) -> Summary:
             "rank": fullest.rank, "peak_bytes": fullest.memory.peak_bytes, "kinds": fullest.memory.kinds,
             "line": fullest.memory.line, "largest": [vars(one) for one in fullest.memory.largest],
         },
-        time=_times(seen, steps),
+        time=[_times_of(one, steps, begun) for one in seen],
         notes=sorted({note for one in seen for note in one.notes}),
         closures=max(1, round(statistics.median(seen[0].cuts[step].closures for step in steps))),
     )  # fmt: skip
@@ -261,11 +262,6 @@ def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
         made = Row(kind, ranks, number or len(calls) / len(steps), medians[most], place, dtype, shapes)
         rows.append(replace(made, rank=uneven))
     return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
-
-
-def _times(seen: Sequence[Seen], steps: range) -> list[Times]:
-    begun = last_begun(seen)
-    return [_times_of(one, steps, begun) for one in seen]
 
 
 def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], float]:
