@@ -107,8 +107,8 @@ def output_finding(facts: Facts, parted: list[ComparedOutput]) -> Finding:
     first = parted[0]
     if facts.moved:
         return _loaded_elsewhere(facts, first)
-    ranks = sorted({one.rank for one in parted if one.module == first.module})
-    cause, why = _output_cause(facts, first, [one for one in parted if one.module == first.module])
+    ranks = sorted({output.rank for output in parted if output.module == first.module})
+    cause, why = _output_cause(facts, first, [output for output in parted if output.module == first.module])
     where = f"the output of {first.module} ({first.kind}) is not the reference's on {ranks_text(ranks)}"
     size = float(first.reference.norm()) or 1.0
     return Finding(
@@ -154,11 +154,11 @@ def _some_tokens_right(facts: Facts, wrong: list[ComparedOutput]) -> bool:
 
     They are right on a rank that is not among those where the module is wrong; each stage has it on as many ranks.
     """
-    if len({one.rank for one in wrong}) < facts.layout.ranks // facts.layout.size("pp"):
+    if len({output.rank for output in wrong}) < facts.layout.ranks // facts.layout.size("pp"):
         return True
     return any(
-        bool((one.difference.abs().amax(1) <= facts.tolerance * (one.reference.abs().max() or 1.0) * 10).any())
-        for one in wrong
+        bool((output.difference.abs().amax(1) <= facts.tolerance * (output.reference.abs().max() or 1.0) * 10).any())
+        for output in wrong
     )
 
 
@@ -229,7 +229,7 @@ class UnexplainedGradients:
 
 def unexplained_gradients(findings: Sequence[Finding], facts: Facts) -> UnexplainedGradients | None:
     """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
-    some = [one for one in findings if one.what == "gradients" and one.cause in _OPEN]
+    some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
     if len(some) != 1 or any(facts.gradients[name].apart for name in some[0].parameters if name in facts.gradients):
         return None
     pairs = tuple(facts.gradients[name] for name in some[0].parameters if name in facts.gradients)

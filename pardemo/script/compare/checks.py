@@ -69,8 +69,8 @@ class StepOutputs:
 
     def all_of(self, module: str, width: int) -> torch.Tensor:
         """All rows that a module has given in this step, in no order. [rows, 3]"""
-        some = [self._tensors[one.key.removeprefix("output/")] for one in self.record.calls
-                if one.module == module and one.shape[-1:] == (width,)]  # fmt: skip
+        some = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
+                if call.module == module and call.shape[-1:] == (width,)]  # fmt: skip
         return torch.cat([one.reshape(-1, one.shape[-1]) for one in some])
 
 

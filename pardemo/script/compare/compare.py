@@ -72,7 +72,7 @@ def step_map(facts: Facts, reference: Reference, alike: set[str]) -> ModelMap:
     Args:
         alike: modules whose outputs are the reference's.
     """
-    parted = {one.module for one in facts.parted}
+    parted = {output.module for output in facts.parted}
     outputs = dict.fromkeys(facts.order, NOT_COMPARED)
     outputs |= dict.fromkeys(alike, EQUAL) | dict.fromkeys(parted, DIFFERENT)
     truth = reference.whole[facts.step]
@@ -251,15 +251,17 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
 def _merged_findings(findings: list[Finding]) -> Iterator[Finding]:
     """Each finding once; those that say the same of other parameters as one."""
     seen: dict[tuple[str, str, str], Finding] = {}
-    for one in findings:
-        key = one.what, one.cause, one.why
+    for finding in findings:
+        key = finding.what, finding.cause, finding.why
         known = seen.get(key)
         if known is None:
-            seen[key] = one
-        elif set(one.parameters) - set(known.parameters):
-            names = tuple(sorted({*known.parameters, *one.parameters}))
-            rest = max((value for value in (known.rest, one.rest) if value is not None), default=None)
-            alike = known.factor is not None and one.factor is not None and math.isclose(known.factor, one.factor)
+            seen[key] = finding
+        elif set(finding.parameters) - set(known.parameters):
+            names = tuple(sorted({*known.parameters, *finding.parameters}))
+            rest = max((value for value in (known.rest, finding.rest) if value is not None), default=None)
+            alike = (
+                known.factor is not None and finding.factor is not None and math.isclose(known.factor, finding.factor)
+            )
             seen[key] = replace(known, parameters=names, rest=rest, factor=known.factor if alike else None)
     yield from seen.values()
 
@@ -479,10 +481,10 @@ def _is_one_step_behind(reference: Reference, other: Run, step: int, maps: Param
     wanted = reference.whole[step].after
     return all(
         bool(
-            (assembled(tuple(wanted[one.name].shape), holders[one.name]).value - wanted[one.name])
-            .abs().max() <= reference.tolerance * 10 * wanted[one.name].abs().max()
+            (assembled(tuple(wanted[pair.name].shape), holders[pair.name]).value - wanted[pair.name])
+            .abs().max() <= reference.tolerance * 10 * wanted[pair.name].abs().max()
         )
-        for one in pairs
+        for pair in pairs
     )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def own_norm(pairs: Sequence[Pair], facts: Facts) -> str | None:
         return None
     if len(pairs) < len(facts.gradients) or layout_factor(facts.layout, pairs[0].factor, 1e-4):
         return None
-    often = len(facts.norms) > 1 and all(math.isclose(one, wanted, rel_tol=1e-6) for one in facts.norms)
+    often = len(facts.norms) > 1 and all(math.isclose(norm, wanted, rel_tol=1e-6) for norm in facts.norms)
     if not often and not _is_limit(wanted, facts):
         return None  # nothing says that the reference is clipped
     ours_told, wanted_told = distinct_digits(found, wanted)

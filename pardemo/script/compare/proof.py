@@ -448,7 +448,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
-        return [tensor for one in batch for tensor in _tensors(one)]
+        return [tensor for item in batch for tensor in _tensors(item)]
     return [batch] if isinstance(batch, torch.Tensor) else []
 
 

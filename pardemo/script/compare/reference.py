@@ -370,11 +370,11 @@ def _gradient_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Ten
 def _output_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tensors]]:
     """Of each call of the first module whose output is wrong, on each rank where it is."""
     numbers: dict[int, int] = {}
-    for one in facts.parted:
-        if one.module == finding.module:
-            number = numbers[one.rank] = numbers.get(one.rank, -1) + 1
-            key = f"output/{one.module}/rank {one.rank}/{number}"
-            yield key, {f"{key}/reference": one.reference, f"{key}/layout": one.reference + one.difference}
+    for output in facts.parted:
+        if output.module == finding.module:
+            number = numbers[output.rank] = numbers.get(output.rank, -1) + 1
+            key = f"output/{output.module}/rank {output.rank}/{number}"
+            yield key, {f"{key}/reference": output.reference, f"{key}/layout": output.reference + output.difference}
 
 
 def order_of(run: Run, step: int) -> dict[str, int]:

@@ -153,7 +153,11 @@ def _describe_mismatch(
     if alike and model == 1:
         parts.append(f"{ranks_text(alike)} have the same samples")
     for rank, seen in found.items():
-        again = [one for one in range(step) if Counter(chain.from_iterable(sample_hashes(other, one, rank))) == seen]
+        again = [
+            earlier
+            for earlier in range(step)
+            if Counter(chain.from_iterable(sample_hashes(other, earlier, rank))) == seen
+        ]
         if strange and seen and again:
             parts.append(f"rank {rank} has its samples of step {again[0] + 1} again: is set_epoch called there?")
     if model > 1 and strange:

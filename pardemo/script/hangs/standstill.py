@@ -247,8 +247,8 @@ class Standstill:
     def waited(self) -> str:
         """Of it the second part: who has waited for whom, and for how long."""
         by_others: dict[tuple[int, ...], list[Wait]] = defaultdict(list)
-        for one in self.waits:
-            by_others[one.waits_for].append(one)
+        for wait in self.waits:
+            by_others[wait.waits_for].append(wait)
         texts = []
         for others, some in by_others.items():
             has = "has" if len(some) == 1 else "have"
@@ -262,7 +262,7 @@ class Standstill:
         by_row: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank in sorted(self.does):
             by_row[self._row(rank)].append(rank)
-        since_s = {one.rank: one.since_s for one in self.waits}
+        since_s = {wait.rank: wait.since_s for wait in self.waits}
         first = [f"call {self.first.number + 1} of {ranks_text(list(self.first.ranks))}"] if self.first else []
         table = [("ranks", *first, "now", "waits for", "since")]
         for row, ranks in by_row.items():
@@ -276,13 +276,13 @@ class Standstill:
         if self.first is not None:
             calls = {str(rank): asdict(call) if call else None for rank, call in self.first.calls.items()}
             first = {"number": self.first.number, "ranks": list(self.first.ranks), "calls": calls}
-        waits = [asdict(one) | {"waits_for": list(one.waits_for)} for one in self.waits]
+        waits = [asdict(wait) | {"waits_for": list(wait.waits_for)} for wait in self.waits]
         raised = {str(rank): asdict(one) for rank, one in self.raised.items()}
         return {"line": self.line, "first": first, "waits": waits, "stuck": self.stuck,
                 "now": {str(rank): text for rank, text in self.does.items()}, "raised": raised}  # fmt: skip
 
     def _row(self, rank: int) -> tuple[str, ...]:
-        own = [one for one in self.waits if one.rank == rank][:1]
+        own = [wait for wait in self.waits if wait.rank == rank][:1]
         cells = []
         if self.first is not None:
             call = self.first.calls.get(rank)
@@ -332,9 +332,11 @@ def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
     """The last exception that a rank went on after, where not all ranks have had it."""
     own = {}
     for rank, log in logs.items():
-        passed = [one for one in log.raised if log.why is None or one.text != log.why.text]
-        others = [{(one.text, one.line) for one in other.raised} for number, other in logs.items() if number != rank]
-        passed = [one for one in passed if not all((one.text, one.line) in some for some in others)]
+        passed = [error for error in log.raised if log.why is None or error.text != log.why.text]
+        others = [
+            {(error.text, error.line) for error in other.raised} for number, other in logs.items() if number != rank
+        ]
+        passed = [error for error in passed if not all((error.text, error.line) in some for some in others)]
         if passed:
             own[rank] = passed[-1]
     return own

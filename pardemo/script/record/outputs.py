@@ -66,10 +66,10 @@ def _as_tensor(value: Any) -> torch.Tensor | None:
 def _list_as_tensor(value: Any) -> torch.Tensor | None:
     if not isinstance(value, (list, tuple)) or not value:
         return None
-    if all(isinstance(one, str) for one in value):
-        digests = [hashlib.blake2b(one.encode(errors="replace"), digest_size=8).digest() for one in value]
+    if all(isinstance(item, str) for item in value):
+        digests = [hashlib.blake2b(item.encode(errors="replace"), digest_size=8).digest() for item in value]
         return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
-    if all(isinstance(one, (int, float)) for one in value):
+    if all(isinstance(item, (int, float)) for item in value):
         return torch.tensor(value)
     return None
 

@@ -119,9 +119,9 @@ def _unique_names(
         kind = type(root).__name__
         of_class[kind] += 1
         prefix = f"{kind}." if of_class[kind] == 1 else f"{kind}.{of_class[kind]}."
-        for one in of_root(root):
-            name = one.piece.name if one.piece.name not in found else prefix + one.piece.name
-            found[name] = one._replace(piece=replace(one.piece, name=name))
+        for held in of_root(root):
+            name = held.piece.name if held.piece.name not in found else prefix + held.piece.name
+            found[name] = held._replace(piece=replace(held.piece, name=name))
     return list(found.values())
 
 
@@ -329,14 +329,14 @@ class Parameters(Outputs):
         if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
             self._forget_copies()
         with torch.no_grad():
-            for one in held_pieces(self._models(), gradients=when == "before", beside=self._in_no_module()):
-                name = one.piece.name
-                self._tensors[f"{when}/{name}"] = self._taken(name, one.value)
+            for held in held_pieces(self._models(), gradients=when == "before", beside=self._in_no_module()):
+                name = held.piece.name
+                self._tensors[f"{when}/{name}"] = self._taken(name, held.value)
                 if when == "before":
-                    self.now.pieces.append(one.piece)
-                    self._dtypes[name] = one.value.dtype
-                    if one.gradient is not None:
-                        self._tensors[f"gradient/{name}"] = self._taken(name, one.gradient)
+                    self.now.pieces.append(held.piece)
+                    self._dtypes[name] = held.value.dtype
+                    if held.gradient is not None:
+                        self._tensors[f"gradient/{name}"] = self._taken(name, held.gradient)
 
     def _taken(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a parameter's tensor, or its sketch."""
@@ -353,20 +353,20 @@ class Parameters(Outputs):
     def _note_applied(self) -> None:
         """Gradients as the optimizer gets them, after they were clipped."""
         with torch.no_grad():
-            for one in held_pieces(self._models(), beside=self._in_no_module()):
-                if one.gradient is not None:
-                    self._tensors[f"applied/{one.piece.name}"] = self._taken(one.piece.name, one.gradient)
+            for held in held_pieces(self._models(), beside=self._in_no_module()):
+                if held.gradient is not None:
+                    self._tensors[f"applied/{held.piece.name}"] = self._taken(held.piece.name, held.gradient)
 
     def _note_accumulated(self) -> None:
         """The sum, over micro-batches but the last, of the gradients that were there after each."""
         if self.now.backwards == self._accumulated_after:
             return
         self._accumulated_after = self.now.backwards
-        for one in pieces_at_hand(self._models(), self._in_no_module()):
-            if one.gradient is not None:
-                key = f"accumulated/{one.piece.name}"
+        for held in pieces_at_hand(self._models(), self._in_no_module()):
+            if held.gradient is not None:
+                key = f"accumulated/{held.piece.name}"
                 before = self._tensors.get(key)
-                self._tensors[key] = _copied(one.gradient) if before is None else before + one.gradient
+                self._tensors[key] = _copied(held.gradient) if before is None else before + held.gradient
 
     def _remember_after(self) -> None:
         """What parameters are behind the optimizer's step, to be held against what the next forward pass uses."""
@@ -391,10 +391,10 @@ class Parameters(Outputs):
         Ranks that step shards of their own gather them behind the optimizer's step, or in the next forward pass.
         """
         with torch.no_grad():
-            for one in pieces_at_hand(self._models()):
-                name = one.piece.name
-                value = self._taken(name, one.value)
-                if one.value.dtype != self._dtypes.get(name, one.value.dtype):
+            for held in pieces_at_hand(self._models()):
+                name = held.piece.name
+                value = self._taken(name, held.value)
+                if held.value.dtype != self._dtypes.get(name, held.value.dtype):
                     continue  # FSDP2's policy computes with parameters that are rounded
                 if self._after.get(name, ((), ""))[0] == tuple(value.shape) and self._after[name][1] != records.digest(
                     value

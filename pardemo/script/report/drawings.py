@@ -128,9 +128,9 @@ def time_by_rank(times: Sequence[Times]) -> str:
     row = 40 if len(times) <= IN_A_LINE else 28
     label = width_of(f"rank {len(times) - 1}", TEXT) + 12
     canvas = Canvas(WIDE, row * len(times) + 4)
-    values = [f"{1e3 * one.step_s:.1f} ms" for one in times]
+    values = [f"{1e3 * rank_times.step_s:.1f} ms" for rank_times in times]
     room = WIDE - label - max(map(width_of, values)) - 14
-    longest = max(sum(getattr(one, part) for part in SPENT) for one in times) or 1.0
+    longest = max(sum(getattr(rank_times, part) for part in SPENT) for rank_times in times) or 1.0
     for number, (one, value) in enumerate(zip(times, values, strict=True)):
         y, x = 4 + row * number, label
         canvas.text(label - 10, y + row / 2 - 6, f"rank {one.rank}", size=TEXT, anchor="end")
@@ -142,9 +142,9 @@ def time_by_rank(times: Sequence[Times]) -> str:
             canvas.boxes([(label, y + row - 14, room * min(one.hidden_s / longest, 1), 6)], HIDDEN, thick=0.8)
         canvas.text(x + 8, y + row / 2 - 6, value, size=TEXT, anchor="start")
     told = "; ".join(
-        f"rank {one.rank}: {1e3 * one.compute_s:.1f} computing, {1e3 * one.exposed_s:.1f} waiting for bytes, "
-        f"{1e3 * one.idle_s:.1f} for ranks, {1e3 * one.other_s:.1f} other"
-        for one in times
+        f"rank {t.rank}: {1e3 * t.compute_s:.1f} computing, {1e3 * t.exposed_s:.1f} waiting for bytes, "
+        f"{1e3 * t.idle_s:.1f} for ranks, {1e3 * t.other_s:.1f} other"
+        for t in times
     )
     return canvas.svg(f"Milliseconds of the median step by rank. {told}.")
 
@@ -152,8 +152,8 @@ def time_by_rank(times: Sequence[Times]) -> str:
 def timeline(seen: Sequence[Seen]) -> str:
     """One step on each rank: when a collective was under way, and when it waited for the last of its ranks to begin."""
     step = _median_step(seen)
-    begin = min(one.cuts[step - 1].at_s for one in seen)
-    long = max(one.cuts[step].at_s for one in seen) - begin or 1.0
+    begin = min(trace.cuts[step - 1].at_s for trace in seen)
+    long = max(trace.cuts[step].at_s for trace in seen) - begin or 1.0
     row = 34 if len(seen) <= IN_A_LINE else 28
     label = width_of(f"rank {len(seen) - 1}", TEXT) + 12
     bottom, right = row * len(seen) + 6, WIDE - 6
@@ -210,7 +210,7 @@ def _group_runs(kind: GroupKind, host: range) -> Iterator[tuple[int, int, str]]:
 
 def _median_step(seen: Sequence[Seen]) -> int:
     """The measured step whose length on rank 0 is the median."""
-    steps = range(WARM, min(len(one.cuts) for one in seen))
+    steps = range(WARM, min(len(trace.cuts) for trace in seen))
     cuts = seen[0].cuts
     long = {step: cuts[step].at_s - cuts[step - 1].at_s for step in steps}
     return min(steps, key=lambda step: abs(long[step] - statistics.median_low(long.values())))

@@ -46,10 +46,10 @@ def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
 
 def _findings(measured: Summary) -> Section:
     items = [
-        (f"<code>{_t(one.line)}</code>: " if one.line else "")
-        + _t(one.what)
-        + (f" <b>{_t(amount(one.bytes))} a step</b>" if one.bytes else "")
-        for one in text.findings(measured)
+        (f"<code>{_t(finding.line)}</code>: " if finding.line else "")
+        + _t(finding.what)
+        + (f" <b>{_t(amount(finding.bytes))} a step</b>" if finding.bytes else "")
+        for finding in text.findings(measured)
     ]
     return Section("findings", "Findings", page_parts.bullets(items) if items else "<p>None.</p>")
 
@@ -79,8 +79,8 @@ def _bytes(measured: Summary) -> Section:
 
 def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
     fullest = measured.memory["rank"]
-    drawn = {one.rank: memory_timeline(one.memory.blocks) for one in seen}
-    lines = {one.rank: one.memory.line for one in seen}
+    drawn = {trace.rank: memory_timeline(trace.memory.blocks) for trace in seen}
+    lines = {trace.rank: trace.memory.line for trace in seen}
     body = f"<p>{_t(page_parts.sentence(text.peak(measured)))} The second step, allocation by allocation:</p>"
     body += _course(drawn[fullest], lines[fullest])
     rows = [
@@ -148,11 +148,7 @@ def _times(times: Sequence[Times], other: str = "other") -> str:
     """Seconds by rank: bars, and their figures. ``other``: what the rest of a step is called."""
     key = dict(zip(("computes", "waits for bytes", "waits for ranks", other), drawings.SPENT.values(), strict=True))
     hidden = {"hidden: bytes that travel while it computes": drawings.HIDDEN} if any(t.hidden_s for t in times) else {}
-    rows = [
-        (str(one.rank), *(f"{1e3 * s:.1f}" for s in
-         (one.step_s, one.compute_s, one.exposed_s, one.hidden_s, one.idle_s, one.other_s)))
-        for one in times
-    ]  # fmt: skip
+    rows = [(str(rank_times.rank), *(f"{1e3 * seconds:.1f}" for seconds in rank_times.figures)) for rank_times in times]
     head = ("rank", "step", "computes", "waits for bytes", "hides", "waits for ranks", other)
     table = f"<details><summary>Milliseconds</summary>{page_parts.table(head, rows)}</details>"
     return drawings.time_by_rank(times) + page_parts.key("", key | hidden) + table
@@ -214,7 +210,7 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
     for name, content in texts.items():
         project.write_atomically(folder / name, functools.partial(Path.write_text, data=content, encoding="utf-8"))
 
-    made = {folder / f"memory_rank{one.rank}.pickle": one.memory.blocks for one in seen}
+    made = {folder / f"memory_rank{trace.rank}.pickle": trace.memory.blocks for trace in seen}
     for path, blocks in made.items():
         snapshot.write(path, blocks)
     for left in {*folder.glob("memory_rank*.pickle")} - made.keys():  # of an earlier run, which had more ranks
@@ -236,12 +232,12 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     Calls of one collective on several ranks are joined by a flow, from the rank that came last to the others: what
     they waited for.
     """
-    begin = min(one.cuts[WARM - 1].at_s for one in seen)
+    begin = min(trace.cuts[WARM - 1].at_s for trace in seen)
     made: list[dict[str, Any]] = []
     together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int, int]]] = {}
-    for one in seen:
-        made.append({"ph": "M", "name": "process_name", "pid": one.rank, "args": {"name": f"rank {one.rank}"}})
-        calls = [call for call in one.calls if WARM <= call.step < len(one.cuts)]
+    for trace in seen:
+        made.append({"ph": "M", "name": "process_name", "pid": trace.rank, "args": {"name": f"rank {trace.rank}"}})
+        calls = [call for call in trace.calls if WARM <= call.step < len(trace.cuts)]
         rows = _rows([(call.begin_s, call.end_s or call.begin_s) for call in calls])
         names = [
             "steps",
@@ -249,18 +245,18 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
             *(f"collectives at the same time, {n}" for n in range(2, max(rows, default=1) + 1)),
         ]
         for tid, name in enumerate(names):
-            made.append({"ph": "M", "name": "thread_name", "pid": one.rank, "tid": tid, "args": {"name": name}})
-        for step in range(WARM, len(one.cuts)):
-            span = one.cuts[step - 1].at_s, one.cuts[step].at_s
-            made.append(_event(f"step {step - WARM}", one.rank, 0, *span, begin, {}))
+            made.append({"ph": "M", "name": "thread_name", "pid": trace.rank, "tid": tid, "args": {"name": name}})
+        for step in range(WARM, len(trace.cuts)):
+            span = trace.cuts[step - 1].at_s, trace.cuts[step].at_s
+            made.append(_event(f"step {step - WARM}", trace.rank, 0, *span, begin, {}))
         for call, row in zip(calls, rows, strict=True):
             told = {
                 "bytes": call.nbytes, "sent": call.sent, "ranks": list(call.ranks), "dtype": call.dtype,
                 "line": call.place.line, "module": call.place.module, "phase": call.place.phase,
             }  # fmt: skip
             name = f"{call.kind} {call.place.module or call.place.line}".strip()
-            made.append(_event(name, one.rank, row, call.begin_s, call.end_s or call.begin_s, begin, told))
-            together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, one.rank, row))
+            made.append(_event(name, trace.rank, row, call.begin_s, call.end_s or call.begin_s, begin, told))
+            together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, trace.rank, row))
     for flow, of_ranks in enumerate(together.values()):
         last_s, last, of_last = max(of_ranks)
         for begin_s, rank, row in of_ranks:

@@ -80,12 +80,8 @@ def pace_lines(measured: Summary) -> str:
         return ""
     if paced.layer_s:
         return f"{pace_heading(paced).upper()}  {pace_sentence(measured, paced)}"
-    table: list[tuple[str, ...]] = [
-        ("", "rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", "launches")
-    ]
-    for one in paced.time:
-        row = (one.step_s, one.compute_s, one.exposed_s, one.hidden_s, one.idle_s, one.other_s)
-        table.append(("", str(one.rank), *(f"{1e3 * seconds:.2f}" for seconds in row)))
+    table = [("", "rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", "launches")]
+    table += [("", str(times.rank), *(f"{1e3 * s:.2f}" for s in times.figures)) for times in paced.time]
     head = f"ON {paced.on}  {pace_sentence(measured, paced)}"
     return "\n".join([head, text_table(table), *(f"  assumed: {line}" for line in paced.told)])
 
@@ -97,7 +93,7 @@ def pace_heading(paced: Paced) -> str:
 
 def pace_sentence(measured: Summary, paced: Paced) -> str:
     """What a step takes so, and without communication."""
-    ran = max(one.step_s for one in measured.time)
+    ran = max(rank_times.step_s for rank_times in measured.time)
     reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (paced.step_s, paced.alone_s, ran))
     if paced.layer_s:
         return (
@@ -165,8 +161,8 @@ def model(measured: Summary) -> list[str]:
 def parallelisms_text(measured: Summary) -> list[str]:
     """A line for each parallelism: over which ranks, of what, and how large; groups that have the same share one."""
     of_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
-    for one in measured.parallelism:
-        of_group.setdefault((one.kind, one.ranks), []).append(one)
+    for parallelism in measured.parallelism:
+        of_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
     alike: dict[tuple[str, tuple[str, ...], int], list[tuple[int, ...]]] = {}
     for (kind, ranks), some in of_group.items():  # stages of a pipeline: one group has several
         wraps = tuple(dict.fromkeys(name for one in some for name in one.wraps))
@@ -280,9 +276,9 @@ def peak(measured: Summary) -> str:
 def largest(measured: Summary) -> list[tuple[str, ...]]:
     """Rows of a table: bytes, kind, shape, line, module."""
     rows: list[tuple[str, ...]] = []
-    for one in measured.memory["largest"]:
-        shape = " × ".join(map(str, one["shape"])) + f" {one['dtype']}"
-        rows.append((amount(one["bytes"]), one["kind"], shape, one["line"], one["module"]))
+    for tensor in measured.memory["largest"]:
+        shape = " × ".join(map(str, tensor["shape"])) + f" {tensor['dtype']}"
+        rows.append((amount(tensor["bytes"]), tensor["kind"], shape, tensor["line"], tensor["module"]))
     return rows
 
 
@@ -304,12 +300,12 @@ def _time(measured: Summary) -> str:
     names = ("computes", "waits for bytes", "hides", "waits for ranks", "other")
     marks = (MARKS["compute_s"], MARKS["exposed_s"], "", MARKS["idle_s"], MARKS["other_s"])
     head = ("", "rank", "step ms", *(f"{name} {mark}".strip() for name, mark in zip(names, marks, strict=True)), "")
-    longest = max(sum(getattr(one, part) for part in MARKS) for one in measured.time)
-    table: list[tuple[str, ...]] = [head]
-    for one in measured.time:
-        figures = (one.step_s, one.compute_s, one.exposed_s, one.hidden_s, one.idle_s, one.other_s)
-        table.append(("", str(one.rank), *(f"{1e3 * seconds:.1f}" for seconds in figures), _bar(one, longest)))
-    return f"TIME  {whose_time(measured)}\n{text_table(table)}"
+    longest = max(sum(getattr(times, part) for part in MARKS) for times in measured.time)
+    rows = [
+        ("", str(times.rank), *(f"{1e3 * seconds:.1f}" for seconds in times.figures), _bar(times, longest))
+        for times in measured.time
+    ]
+    return f"TIME  {whose_time(measured)}\n{text_table([head, *rows])}"
 
 
 def _bar(one: Times, longest: float) -> str:
@@ -330,7 +326,7 @@ def _findings(measured: Summary) -> str:
     if not measured.findings:
         return "FINDINGS  none"
     lines = ["FINDINGS"]
-    for one in findings(measured):
-        about = f" [{amount(one.bytes)} a step]" if one.bytes else ""
-        lines.append(f"  {one.line or '–'}: {one.what}{about}")
+    for finding in findings(measured):
+        about = f" [{amount(finding.bytes)} a step]" if finding.bytes else ""
+        lines.append(f"  {finding.line or '–'}: {finding.what}{about}")
     return "\n".join(lines)

@@ -46,12 +46,13 @@ class Proof:
 
     def as_json(self) -> dict[str, Any]:
         """As ``pardemo prove --json`` prints it."""
+        different = {finding.layout for finding in self.findings}
         return {
             "equal": self.equal,
             "layouts": [
-                {"layout": one.name, "ranks": one.ranks, "line": " ".join(one.line), "error": self.failed.get(one.name),
-                 "equal": one.name not in self.failed and not any(f.layout == one.name for f in self.findings)}
-                for one in self.layouts
+                {"layout": layout.name, "ranks": layout.ranks, "line": " ".join(layout.line),
+                 "error": self.failed.get(layout.name), "equal": layout.name not in {*self.failed, *different}}
+                for layout in self.layouts
             ],
             "findings": [
                 json_row(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings

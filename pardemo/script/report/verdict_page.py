@@ -264,7 +264,7 @@ def _runs_of_equal(modules: list[_Module], marked: frozenset[str]) -> Iterator[l
 def _look(module: _Module, marked: frozenset[str]) -> tuple:
     """Equal for modules that look the same on the map."""
     cells = tuple((cell.state, None if cell.factor is None else f"{cell.factor:.4g}") for cell in module.row.cells)
-    inside = tuple((one.name, _look(one, marked)) for one in module.inside)
+    inside = tuple((inner.name, _look(inner, marked)) for inner in module.inside)
     return module.row.kind, cells, module.row.module in marked, inside
 
 
@@ -280,7 +280,7 @@ def folder(path: str) -> Path:
         ValueError: it has other things, cannot be one, or cannot be written to; said before anything runs.
     """
     made = measured.folder(path)
-    strange = sorted(one.name for one in made.iterdir() if not _ours(one))
+    strange = sorted(entry.name for entry in made.iterdir() if not _ours(entry))
     if strange:
         raise ValueError(f"--out: {path} has other things in it, as {strange[0]}: say a folder of its own")
     return made
@@ -289,7 +289,7 @@ def folder(path: str) -> Path:
 def _ours(path: Path) -> bool:
     """Whether a proof has written this."""
     if path.name == TENSORS and path.is_dir() and not path.is_symlink():
-        return all(_TENSORS.fullmatch(one.name) for one in path.iterdir())
+        return all(_TENSORS.fullmatch(entry.name) for entry in path.iterdir())
     return path.name in (PAGE, VERDICT) or path.name.startswith(_WRITTEN)
 
 

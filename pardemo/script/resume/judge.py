@@ -461,15 +461,15 @@ def judge_reshaped(name: str, reference: Run, resumed: Run, expected: int, toler
         of_states, states_seen = _states(name, truth, own, compared, behind)
         found += of_states
     told = {one.cause for one in found}
-    for one in compared.findings:
-        if one.cause == "optimizer-state" and "optimizer-state" in told:
+    for finding in compared.findings:
+        if finding.cause == "optimizer-state" and "optimizer-state" in told:
             continue  # which state it is stands there
-        if one.cause == "data":
+        if finding.cause == "data":
             said, since = samples_difference(samples_by_step(reference), samples_by_step(resumed), behind)
-            one = replace(one, why=said, step=since + 1 - behind) if said else one
-        if one.cause == "learning-rate" and (rates := rates_difference(reference, resumed, behind)) is not None:
-            one = replace(one, why=rates[0], step=rates[1] + 1 - behind, factor=None)
-        found.append(replace(one, layout=name, step=one.step + behind))
+            finding = replace(finding, why=said, step=since + 1 - behind) if said else finding
+        if finding.cause == "learning-rate" and (rates := rates_difference(reference, resumed, behind)) is not None:
+            finding = replace(finding, why=rates[0], step=rates[1] + 1 - behind, factor=None)
+        found.append(replace(finding, layout=name, step=finding.step + behind))
     return Reshaped(begins, found, states_seen)
 
 
@@ -481,7 +481,7 @@ def _copy_of(run: Run) -> Run:
 
 def _same_parameters(compared: compare.Comparison) -> bool:
     """Whether the run begins with the parameters of the step that it was held against, whatever its samples are."""
-    begun = any(one.what == "parameters" and one.step == 1 for one in compared.findings)
+    begun = any(finding.what == "parameters" and finding.step == 1 for finding in compared.findings)
     return not compared.unmatched and not compared.maps.different and not begun
 
 

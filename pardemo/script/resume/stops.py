@@ -67,7 +67,7 @@ def draw_stops(
     Raises:
         ValueError: nothing is saved before the last two steps, so that nothing could be resumed.
     """
-    places = [done for done in range(steps - 1) if any(0 < one <= done for one in saved)]
+    places = [done for done in range(steps - 1) if any(0 < number <= done for number in saved)]
     if not places:
         first = f"the first save comes after step {min(saved)}" if saved else "nothing is written to {folder}"
         raise ValueError(f"{first}, and {steps} steps are run: raise --steps, or let the script save more often")
@@ -77,7 +77,7 @@ def draw_stops(
         done, moment = draw.choice(places), draw.choice(list(MOMENTS))
         one, share = draw.randrange(ranks), draw.random()
         if kind == "save":
-            later = [place for place in saves_s if any(0 < one < place for one in saved) and place < steps]
+            later = [place for place in saves_s if any(0 < number < place for number in saved) and place < steps]
             if not later:
                 continue
             done, moment = draw.choice(later), "forward"

@@ -232,7 +232,7 @@ def _stop_and_resume(
     if made.error:
         return None
     if not made.asynchronous and not _save_is_whole(first, made.expected, str(marker)):
-        made.in_save, made.expected = True, max((one for one in saved if 0 < one < made.expected), default=0)
+        made.in_save, made.expected = True, max((number for number in saved if 0 < number < made.expected), default=0)
         if not made.expected:
             made.error = "it cut off the only save: there is nothing to go back to"
             return None

@@ -190,7 +190,7 @@ class CallSites(Hooks):
         Its time is the step's. What an evaluation says is gone by then, but for numbers.
         """
         used = {model for _, model, outputs in self._asides if any(output() is not None for output in outputs)}
-        self._asides = [one for one in self._asides if one[1] not in used]
+        self._asides = [evaluation for evaluation in self._asides if evaluation[1] not in used]
 
     def take_aside(self) -> tuple[Evaluation, ...]:
         """When models were evaluated since the last time that this was asked."""

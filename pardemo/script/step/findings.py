@@ -159,13 +159,13 @@ def _other(measured: Summary, row: Row) -> None:
 
 def _one_unit(measured: Summary) -> None:
     """FSDP2 on the whole model alone, which has layers: nothing is gathered while something else computes."""
-    for one in measured.parallelism:
-        layers = {name.rpartition(".")[0] for name in one.options.get("shapes", {}) if "." in name}
-        if one.kind in ("FSDP2", "HSDP") and one.wraps == (ROOT,) and len(layers) > 2:
+    for parallelism in measured.parallelism:
+        layers = {name.rpartition(".")[0] for name in parallelism.options.get("shapes", {}) if "." in name}
+        if parallelism.kind in ("FSDP2", "HSDP") and parallelism.wraps == (ROOT,) and len(layers) > 2:
             measured.findings.append(Finding(
                 "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
                 "the last; call fully_shard on each layer, then on the model",
-                bytes=sum(one.unit_bytes.values()),
+                bytes=sum(parallelism.unit_bytes.values()),
             ))  # fmt: skip
 
 
@@ -174,8 +174,10 @@ def _late(measured: Summary) -> None:
     if measured.ranks < 2:
         return
     longest = max(measured.time, key=lambda one: one.compute_s)
-    others = max(one.compute_s for one in measured.time if one is not longest)  # of two slow ones neither is late
-    waited = statistics.median(one.idle_s for one in measured.time if one is not longest)
+    others = max(
+        rank_times.compute_s for rank_times in measured.time if rank_times is not longest
+    )  # of two slow ones neither is late
+    waited = statistics.median(rank_times.idle_s for rank_times in measured.time if rank_times is not longest)
     step = longest.step_s
     late = max(LATE * step, LATE_S)
     if longest.compute_s - others > late and waited > late:

@@ -240,15 +240,15 @@ def by_terms(measured: Summary) -> list[Finding]:
 
     A term is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
-    terms = [term for one in measured.parallelism for term in one.options.get("terms", [])]
+    terms = [term for parallelism in measured.parallelism for term in parallelism.options.get("terms", [])]
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
     found = []
     for some, of_rows in _together([(term, [row for row in rows if _fits(term, row)]) for term in terms]):
         found += _compare_rows(measured, some, of_rows)
-    for one in measured.parallelism:
-        _name_carried(measured, one.kind, one.ranks, one.options.get("by", ""))
+    for parallelism in measured.parallelism:
+        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.get("by", ""))
     return found
 
 

@@ -76,14 +76,14 @@ def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str
         script, ``assumed``, ``command`` of ``pardemo plan`` for what is nearest to it; ``why_not``, and no bytes, where
         the planner has no counterpart.
     """
-    fullest = next(one for one in seen if one.rank == measured.memory["rank"])
+    fullest = next(trace for trace in seen if trace.rank == measured.memory["rank"])
     answer: dict[str, Any] = {
         "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
         "measured": _beside(measured.memory["kinds"], most_by_kind(fullest.memory.blocks)), "taken_over": [],
         "assumed": [], "command": "", "why_not": "",
     }  # fmt: skip
     way: Callable[..., dict[str, Any]] = _planned_layout
-    if any(one.kind.startswith("DeepSpeed") for one in measured.parallelism):
+    if any(parallelism.kind.startswith("DeepSpeed") for parallelism in measured.parallelism):
         way = _planned_deepspeed
     try:
         told = way(asked, measured, seen, fullest)
@@ -99,8 +99,8 @@ def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str
 
 def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
     """The most bytes of each kind at one time of the followed step; others may have theirs at other times."""
-    changes = [(one.born, one.kind, one.bytes) for one in blocks]
-    changes += [(one.died, one.kind, -one.bytes) for one in blocks if one.died is not None]
+    changes = [(block.born, block.kind, block.bytes) for block in blocks]
+    changes += [(block.died, block.kind, -block.bytes) for block in blocks if block.died is not None]
     alive: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for _, kind, nbytes in sorted(changes):
@@ -139,7 +139,7 @@ def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fu
     from pardemo.planner.layouts.price.memory import memory
 
     trained = trained_of(fullest, measured)
-    own = [one for one in measured.parallelism if fullest.rank in one.ranks]
+    own = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]
     chosen, data = _degrees(own, measured, asked)
     samples, sequence = tokens(asked, seen, chosen.cp)
     chosen = chosen.but(micro_batch=samples, recompute=recomputed(trained))
@@ -222,7 +222,7 @@ def tokens(asked: Question, seen: Sequence[Seen], cp: int) -> tuple[int, int]:
     Raises:
         NoCounterpart: neither is known.
     """
-    known = next((one.model["trained"]["tokens"] for one in seen if one.model["trained"]["tokens"]), None)
+    known = next((trace.model["trained"]["tokens"] for trace in seen if trace.model["trained"]["tokens"]), None)
     if known is None and (asked.micro_batch is None or asked.sequence is None):
         raise NoCounterpart("no embedding was seen to take samples of tokens: say --micro-batch and --sequence")
     samples, length = known or (0, 0)
@@ -377,8 +377,12 @@ def _planned_deepspeed(asked: Question, measured: Summary, seen: Sequence[Seen],
 
     trained = trained_of(fullest, measured)
     settings = trained["deepspeed"]
-    (engine,) = (one for one in measured.parallelism if one.kind.startswith("DeepSpeed") and fullest.rank in one.ranks)
-    if others := sorted({one.kind for one in measured.parallelism} - {engine.kind}):
+    (engine,) = (
+        parallelism
+        for parallelism in measured.parallelism
+        if parallelism.kind.startswith("DeepSpeed") and fullest.rank in parallelism.ranks
+    )
+    if others := sorted({parallelism.kind for parallelism in measured.parallelism} - {engine.kind}):
         raise NoCounterpart(f"{engine.kind} together with {', '.join(others)} is not run dry")
     if not settings or settings["offloads"]:
         raise NoCounterpart(

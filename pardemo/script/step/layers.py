@@ -124,9 +124,9 @@ class DTensors:
         """A column-cut layer takes what is whole: the gradient of a module's around it is a sum, if it made it so."""
         for outer in self._shapes.outer():
             layouts = self._known.get(outer.module)
-            for one in layouts.inputs.values() if layouts else ():
-                if one.ranks == ranks and one.goes == WHOLE:
-                    one.summed = True
+            for taken in layouts.inputs.values() if layouts else ():
+                if taken.ranks == ranks and taken.goes == WHOLE:
+                    taken.summed = True
                     return
 
     def _replicated(self, passage: Passage, ranks: Ranks) -> None:

@@ -79,8 +79,8 @@ class ScriptMemoryMeter(MemoryMeter):
     def begin(self) -> None:
         """The peak and the count of changes begin anew, with what is alive now; what has died before is forgotten."""
         self.storages = {record: one for record, one in self.storages.items() if one.died is None}
-        for one in self.storages.values():
-            one.born = 0
+        for storage in self.storages.values():
+            storage.born = 0
         self._earlier.clear()
         self._change = 0
         self.reset_peak()
@@ -270,7 +270,7 @@ class Trained(Hooks):
             if isinstance(part, torch.nn.parallel.DistributedDataParallel)
         ]
         return {
-            "optimizers": sorted(type(one).__name__ for one in self._optimizers),
+            "optimizers": sorted(type(optimizer).__name__ for optimizer in self._optimizers),
             **_bytes_each(self._optimizers),
             "tokens": self._tokens,
             "layers": len(layer_names),

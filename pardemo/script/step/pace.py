@@ -208,9 +208,9 @@ def add_pace(asked: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
         return
     own = {
         name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
-        for one in seen
-        if one.waited
-        for name, some in one.waited.computed_s.items()
+        for trace in seen
+        if trace.waited
+        for name, some in trace.waited.computed_s.items()
     }
     if own and max(own.values()) > asked.layer_s:
         name = max(own, key=own.__getitem__)
@@ -240,17 +240,17 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
         ValueError: nothing was recorded; the GPU's rate for the script's products is not known; ranks wait for one
             another for ever, where messages wait for their receiver, as nccl's do.
     """
-    if any(one.work is None for one in seen):
+    if any(trace.work is None for trace in seen):
         raise ValueError("the script ended within its second step, which --pace follows")
-    kinds = {one.product for some in seen if some.work for one in some.work.list if isinstance(one, Operation)}
+    kinds = {event.product for some in seen if some.work for event in some.work.list if isinstance(event, Operation)}
     of_kind, told = rates(kinds, any(some.work.tf32 for some in seen if some.work), machine)
     on_gpu = operation_s(machine, of_kind)
 
     def compute_s(_: int, one: Operation) -> float:
         return on_gpu(one)
 
-    programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
-    later = [_later(one) for one in seen]
+    programs = {trace.rank: (trace.work.list, trace.calls) for trace in seen if trace.work is not None}
+    later = [_later(trace) for trace in seen]
 
     def exchange_s(call: Call) -> float | None:
         return collective_s(call, machine) if any(_call_key(call) in some for some in later) else None
@@ -261,9 +261,9 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
         f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what "
         "else the script's Python does, data and files take no time"
     )
-    if any(one.notes for one in seen if any("compile" in note for note in one.notes)):
+    if any(trace.notes for trace in seen if any("compile" in note for note in trace.notes)):
         told.append("operations one by one: torch.compile would launch fewer")
-    return Paced(machine.gpu.name, _links(machine), paced, max(one.step_s for one in alone), told)
+    return Paced(machine.gpu.name, _links(machine), paced, max(pair.step_s for pair in alone), told)
 
 
 def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
@@ -274,26 +274,26 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
     Raises:
         ValueError: the script has no layers, or ended within its second step.
     """
-    if any(one.work is None or one.waited is None for one in seen):
+    if any(trace.work is None or trace.waited is None for trace in seen):
         raise ValueError("the script ended within its second step, which --pace follows")
-    if not all(one.work.layers for one in seen if one.work):
+    if not all(trace.work.layers for trace in seen if trace.work):
         raise ValueError("the script's model has no list of equal layers that could take a given time each")
     between = cluster.between_rate or ENDLESS
     device = Gpu("layers that wait", 0.0, ENDLESS, ENDLESS, cluster.inside_rate or ENDLESS, "this machine")
     machine = Machine(device, cluster.size, cluster.ranks_per_host, between, 0.0, 0.0, link_share=1.0)
-    shares = {one.rank: _shares(one) for one in seen}
-    later = set().union(*(_later(one) for one in seen))
+    shares = {trace.rank: _shares(trace) for trace in seen}
+    later = set().union(*(_later(trace) for trace in seen))
 
     def exchange_s(call: Call) -> float | None:
         if _call_key(call) not in later:
             return None
         return collective_s(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
 
-    programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
+    programs = {trace.rank: (trace.work.list, trace.calls) for trace in seen if trace.work is not None}
     paced = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, exchange_s)
     alone = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, lambda call: None)
     layer_s = seen[0].waited.forward_s if seen[0].waited else 0.0
-    return Paced("layers that wait", _links(machine), paced, max(one.step_s for one in alone), [], layer_s)
+    return Paced("layers that wait", _links(machine), paced, max(pair.step_s for pair in alone), [], layer_s)
 
 
 def _shares(one: Seen) -> dict[int, float]:

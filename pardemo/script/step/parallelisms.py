@@ -115,7 +115,7 @@ def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
 def _optimizers() -> int:
     """How many distributed optimizers of Megatron-core's there are: each has a model's parameters gathered."""
     module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
-    return sum(type(one) is module.DistributedOptimizer for one in gc.get_objects()) if module else 0
+    return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
 def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, what: str) -> dict[str, Any]:
@@ -154,9 +154,9 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
     if pipelining is None:
         return
     by_group: dict[Ranks, list[Any]] = {}
-    for one in gc.get_objects():
-        if type(one) is pipelining.PipelineStage:
-            by_group.setdefault(ranks_of(one.group or dist.GroupMember.WORLD), []).append(one)
+    for thing in gc.get_objects():
+        if type(thing) is pipelining.PipelineStage:
+            by_group.setdefault(ranks_of(thing.group or dist.GroupMember.WORLD), []).append(thing)
     for ranks, some in by_group.items():
         names = tuple(f"stage {one.stage_index} of {one.num_stages}" for one in some)
         stages = []
@@ -442,11 +442,11 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     under DDP over different ranks), the second stands in a row of its own.
     """
     found: dict[str, dict[tuple[int, ...], None]] = {}
-    for one in parallelisms:
-        replicas = one.options.get("replicas", ())
-        found.setdefault(f"{one.kind} shards" if replicas else one.kind, {})[one.ranks] = None
+    for parallelism in parallelisms:
+        replicas = parallelism.options.get("replicas", ())
+        found.setdefault(f"{parallelism.kind} shards" if replicas else parallelism.kind, {})[parallelism.ranks] = None
         for ranks in replicas:
-            found.setdefault(f"{one.kind} replicas", {})[ranks] = None
+            found.setdefault(f"{parallelism.kind} replicas", {})[ranks] = None
     rows = [(name, row) for name, groups in found.items() for row in _disjoint_rows(sorted(groups))]
     names = _letters()
     return [

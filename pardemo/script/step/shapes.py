@@ -176,11 +176,11 @@ class Shapes(Hooks):
                 continue
             told = {
                 "kind": term.kind, "phase": term.phase, "repeated": term.repeated, "elements": term.elements,
-                "what": term.what, "calls": statistics.median(one.calls for one in seen),
-                "bytes": statistics.median(one.bytes for one in seen),
-                "again_bytes": statistics.median(one.again_bytes for one in seen),
-                "modules": sorted(set().union(*(one.modules for one in seen))),
-                "same": {name: first for one in seen for name, first in one.same.items()},
+                "what": term.what, "calls": statistics.median(trace.calls for trace in seen),
+                "bytes": statistics.median(trace.bytes for trace in seen),
+                "again_bytes": statistics.median(trace.again_bytes for trace in seen),
+                "modules": sorted(set().union(*(trace.modules for trace in seen))),
+                "same": {name: first for trace in seen for name, first in trace.same.items()},
                 "width": term.width, "ranks": term.ranks,
             }  # fmt: skip
             if not told["bytes"]:

@@ -59,6 +59,11 @@ class Times:
     idle_s: float
     other_s: float
 
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """The step, and what it consists of, in the order of the reports' columns."""
+        return self.step_s, self.compute_s, self.exposed_s, self.hidden_s, self.idle_s, self.other_s
+
 
 @dataclass(frozen=True)
 class Paced:
@@ -77,10 +82,10 @@ class Paced:
 
     @property
     def step_s(self) -> float:
-        return max(one.step_s for one in self.time)
+        return max(rank_times.step_s for rank_times in self.time)
 
     def as_json(self) -> dict[str, Any]:
-        rows = [vars(one) for one in self.time]
+        rows = [vars(rank_times) for rank_times in self.time]
         return {
             "on": self.on, "links": self.links, "reckoned": True, "step_s": self.step_s, "alone_s": self.alone_s,
             "time": rows, "assumed": self.told, "layer_s": self.layer_s or None,
@@ -149,9 +154,9 @@ class Summary:
             "wire_bytes": self.wire_bytes,
             "backend_bytes": self.gloo_bytes,
             "memory": self.memory,
-            "time": [vars(one) for one in self.time],
+            "time": [vars(rank_times) for rank_times in self.time],
             "paced": None if self.paced is None else self.paced.as_json(),
-            "findings": [vars(one) for one in self.findings],
+            "findings": [vars(finding) for finding in self.findings],
             "notes": self.notes,
         }  # fmt: skip
 
@@ -162,7 +167,7 @@ def summarize(seen: Sequence[Seen]) -> Summary:
     Raises:
         ValueError: no step is left to be measured.
     """
-    counts = [len(one.cuts) for one in seen]
+    counts = [len(trace.cuts) for trace in seen]
     last = min(counts)
     if last <= WARM:
         raise ValueError(_too_few(seen, last))
@@ -178,15 +183,15 @@ def summarize(seen: Sequence[Seen]) -> Summary:
         parallelism=_parallelisms(seen),
         model=seen[0].model,
         collectives=_rows(seen, steps),
-        sent_bytes=[_median_sum(one.calls, steps, "sent") for one in seen],
-        wire_bytes=[_sent(one, steps) for one in seen] if all(one.wire for one in seen) else None,
-        gloo_bytes=[_median_sum(one.calls, steps, "gloo_bytes") for one in seen],
+        sent_bytes=[_median_sum(trace.calls, steps, "sent") for trace in seen],
+        wire_bytes=[_sent(trace, steps) for trace in seen] if all(trace.wire for trace in seen) else None,
+        gloo_bytes=[_median_sum(trace.calls, steps, "gloo_bytes") for trace in seen],
         memory={
             "rank": fullest.rank, "peak_bytes": fullest.memory.peak_bytes, "kinds": fullest.memory.kinds,
-            "line": fullest.memory.line, "largest": [vars(one) for one in fullest.memory.largest],
+            "line": fullest.memory.line, "largest": [vars(tensor) for tensor in fullest.memory.largest],
         },
-        time=[_times_of(one, steps, begun) for one in seen],
-        notes=sorted({note for one in seen for note in one.notes}),
+        time=[_times_of(trace, steps, begun) for trace in seen],
+        notes=sorted({note for trace in seen for note in trace.notes}),
         closures=max(1, round(statistics.median(seen[0].cuts[step].closures for step in steps))),
     )  # fmt: skip
 
@@ -194,7 +199,7 @@ def summarize(seen: Sequence[Seen]) -> Summary:
 def _too_few(seen: Sequence[Seen], cuts: int) -> str:
     if cuts == 0:
         none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
-        if started := next((one.started for one in seen if one.started), ()):
+        if started := next((trace.started for trace in seen if trace.started), ()):
             none += f". It started processes of its own, which are not followed ({started[0]}): measure what they run"
         return none
     return (
@@ -205,13 +210,13 @@ def _too_few(seen: Sequence[Seen], cuts: int) -> str:
 def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
     """Each parallelism of each group once; torch's context parallelism is seen by its calls alone."""
     found: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
-    for one in seen:
-        for parallelism in one.parallelisms:
+    for trace in seen:
+        for parallelism in trace.parallelisms:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
             if (known := found.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
                 both = dict.fromkeys((*known.options["replicas"], *parallelism.options["replicas"]))
                 found[key] = replace(known, options=known.options | {"replicas": tuple(both)})
-    context = {call.ranks for one in seen for call in one.calls if call.place.use == CONTEXT}
+    context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
     there = {one.ranks for one in found.values() if one.kind == "CP"}
     cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
     return [*found.values(), *cut]
@@ -239,14 +244,14 @@ def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
     Of a gather, a reduction to one rank or an uneven all-to-all not all ranks send as much.
     """
     sent_by: dict[tuple, dict[int, float]] = defaultdict(dict)
-    for one in seen:
-        for call in one.calls:
+    for trace in seen:
+        for call in trace.calls:
             if call.kind != "receive":
-                sent_by[call.group, call.ranks, call.number][one.rank] = call.sent
+                sent_by[call.group, call.ranks, call.number][trace.rank] = call.sent
     kept: dict[tuple, list[Call]] = defaultdict(list)
-    for one in seen:
-        for call in one.calls:
-            if call.step in steps and call.kind != "receive" and call.ranks and call.ranks[0] == one.rank:
+    for trace in seen:
+        for call in trace.calls:
+            if call.step in steps and call.kind != "receive" and call.ranks and call.ranks[0] == trace.rank:
                 kept[call.kind, call.ranks, call.place, call.dtype].append(call)
     rows = []
     for (kind, ranks, place, dtype), calls in kept.items():
@@ -270,8 +275,8 @@ def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], f
     By the group, the group's ranks (of a message sender and receiver), and its number among theirs.
     """
     begun: dict[tuple[str, tuple[int, ...], int], float] = {}
-    for one in seen:
-        for call in one.calls:
+    for trace in seen:
+        for call in trace.calls:
             if call.kind != "receive":
                 key = call.group, call.ranks, call.number
                 begun[key] = max(begun.get(key, 0.0), call.begin_s)
