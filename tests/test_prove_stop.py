@@ -18,6 +18,7 @@ from conftest import few, says
 from pardemo import cli, compat
 from pardemo.script.compare import layouts, runs
 from pardemo.script.compare.runs import ProveError
+from pardemo.script.record.parameters import living, noting_optimizers
 from pardemo.script.record.records import MicroBatch, RankRecord, Step
 from pardemo.script.report import verdict
 from pardemo.script.resume import judge, recorder, stops, trials
@@ -217,11 +218,11 @@ def test_optimizers_that_are_read_from_a_file_are_known_once():
     optimizer.step()
     torch.save(optimizer, file)
     file.seek(0)
-    known, own = recorder.Optimizers(), torch.optim.Optimizer
-    with compat.replaced(own, "__setstate__", known.noted(own.__setstate__)):
+    noted, own = [], torch.optim.Optimizer
+    with compat.replaced(own, "__setstate__", noting_optimizers(own.__setstate__, noted)):
         read = torch.load(file, weights_only=False)
         read.load_state_dict(read.state_dict())
-    found = list(known.states({}))
+    found = list(recorder.optimizer_states(living(noted), {}))
     assert [name for name, slot, _ in found if slot == "exp_avg"] == ["optimizer 0.0.0", "optimizer 0.0.1"]
 
 

@@ -37,6 +37,22 @@ SLOTS = {
 }  # fmt: skip
 
 
+def optimizer_states(
+    optimizers: Iterable[torch.optim.Optimizer], names: Mapping[int, str]
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Of each parameter that is stepped its name, and each state: what it is called, and this rank's part.
+
+    ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
+    """
+    for number, optimizer in enumerate(optimizers):
+        for place, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
+                for slot, value in optimizer.state.get(parameter, {}).items():
+                    if (tensor := _plain_tensor(value)) is not None:
+                        yield name, str(slot), tensor
+
+
 def _plain_tensor(value: Any) -> torch.Tensor | None:
     """A copy of this rank's part of a state, or None of what is no number."""
     if isinstance(value, (bool, int, float)):
@@ -192,25 +208,12 @@ class StoppingRecorder(Recorder):
         if when == "before":
             self._may_stop("backward")
             names = {key: of[0] for root in self._models() for key, (_, of) in parameters.names_of(root).items()}
-            for name, slot, value in self._states(names):
+            for name, slot, value in optimizer_states(living(self._with_states), names):
                 self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
             with torch.no_grad():
                 for name, value in kept_beside(self._places.is_own, self._models()):
                     self._tensors[f"{STATE}{KEPT}/{name}"] = self._taken(name, value)
         super()._note_parameters(when)
-
-    def _states(self, names: Mapping[int, str]) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Of each parameter that is stepped its name, and each state: what it is called, and this rank's part.
-
-        ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
-        """
-        for number, optimizer in enumerate(living(self._with_states)):
-            for place, group in enumerate(optimizer.param_groups):
-                for index, parameter in enumerate(group["params"]):
-                    name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
-                    for slot, value in optimizer.state.get(parameter, {}).items():
-                        if (tensor := _plain_tensor(value)) is not None:
-                            yield name, str(slot), tensor
 
     def _finish(self) -> None:
         self._may_stop("step")
