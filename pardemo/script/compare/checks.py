@@ -158,8 +158,9 @@ def _compare_call(
             theirs = _reference_rows(truth, name, call, places, way, whole.shape[1:], True)
             inputs = None if theirs is None else bool(torch.equal(whole, theirs))
         if best is None or equal:
-            rows = [tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted)]
-            best = ComparedOutput(-1, name, call.kind, truth.order[name, call.number], False, *rows, inputs, equal)
+            apart, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted))
+            order = truth.order[name, call.number]
+            best = ComparedOutput(-1, name, call.kind, order, False, apart, rows, inputs, equal)
     return best
 
 

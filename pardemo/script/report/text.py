@@ -80,7 +80,9 @@ def pace_lines(measured: Summary) -> str:
         return ""
     if paced.layer_s:
         return f"{pace_heading(paced).upper()}  {pace_sentence(measured, paced)}"
-    table = [("", "rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", "launches")]
+    table: list[tuple[str, ...]] = [
+        ("", "rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", "launches")
+    ]
     table += [("", str(times.rank), *(f"{1e3 * s:.2f}" for s in times.figures)) for times in paced.time]
     head = f"ON {paced.on}  {pace_sentence(measured, paced)}"
     return "\n".join([head, text_table(table), *(f"  assumed: {line}" for line in paced.told)])

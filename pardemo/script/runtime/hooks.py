@@ -1,6 +1,7 @@
 """What follows a script on a rank: its modules' forward passes, its optimizers' steps, its backward passes."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -24,16 +25,17 @@ class Hooks:
         self.following = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        hooks: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-            (self._module_begins, register_module_forward_pre_hook),
-            (self._module_ends, self._register_forward_hook),
-            (self._step_begins, register_optimizer_step_pre_hook),
-            (self._step_ends, register_optimizer_step_post_hook),
-            (self._backward, self._register_backward),
-        )
-        for method, register in hooks:
-            if method.__func__ is not getattr(Hooks, method.__name__):
-                self.following.callback(register(method).remove)
+        hooks: dict[str, Callable[..., Any]] = {
+            "_module_begins": register_module_forward_pre_hook,
+            "_module_ends": functools.partial(register_module_forward_hook, always_call=self.also_raised),
+            "_step_begins": register_optimizer_step_pre_hook,
+            "_step_ends": register_optimizer_step_post_hook,
+        }
+        for name, register in hooks.items():
+            if getattr(type(self), name) is not getattr(Hooks, name):
+                self.following.callback(register(getattr(self, name)).remove)
+        if type(self)._backward is not Hooks._backward:
+            self.following.enter_context(compat.replaced(*compat.engine_replaced(self._backward)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,12 +56,3 @@ class Hooks:
     def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A backward pass, which ``run(*args, **kwargs)`` runs; those within another one, too."""
         return run(*args, **kwargs)
-
-    def _register_forward_hook(self, method: Callable[..., Any]) -> Any:
-        return register_module_forward_hook(method, always_call=self.also_raised)
-
-    def _register_backward(self, method: Callable[..., Any]) -> Any:
-        passes = contextlib.ExitStack()
-        passes.enter_context(compat.replaced(*compat.engine_replaced(method)))
-        passes.remove = passes.close  # type: ignore[attr-defined]
-        return passes
