@@ -298,9 +298,9 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
     return elements >= _LEAST
 
 
-def _loss_is_right(one: UnexplainedGradients) -> bool:
-    wanted, mean, total = one.losses
-    return any(math.isclose(wanted, made, rel_tol=one.tolerance * 10) for made in (mean, total))
+def _loss_is_right(left: UnexplainedGradients) -> bool:
+    wanted, mean, total = left.losses
+    return any(math.isclose(wanted, made, rel_tol=left.tolerance * 10) for made in (mean, total))
 
 
 def _losses_agree(some: Sequence[tuple[Layout, UnexplainedGradients]], shares: Sequence[float]) -> bool:
@@ -345,24 +345,24 @@ def gradient_findings(facts: Facts) -> list[Finding]:
     if facts.parted:
         return [output_finding(facts, facts.parted)]
     wrong = _wrong_pairs(facts)
-    made: list[Finding] = []
+    findings: list[Finding] = []
     missing = _pairs_without_gradient(facts)
     if missing:
-        made.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
+        findings.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     wrong = [pair for pair in wrong if pair.name not in {one.name for one in missing}]
     for cause in BY_PARAMETER:
         alone = {pair.name: cause.explains([pair], facts) for pair in wrong}
         some = [pair for pair in wrong if alone[pair.name]]
         if some and (why := cause.explains(some, facts)):
-            made.append(_finding(facts, some, cause.name, why))
+            findings.append(_finding(facts, some, cause.name, why))
         elif some:  # each for itself, and not all alike
-            made += [
+            findings += [
                 _finding(facts, [pair for pair in some if alone[pair.name] == why], cause.name, why)
                 for why in dict.fromkeys(alone[pair.name] or "" for pair in some)
             ]
         wrong = [pair for pair in wrong if not alone[pair.name]]
-    made += _findings_by_factor(facts, wrong)
-    return [_as_consequence(facts, one, made) for one in made]
+    findings += _findings_by_factor(facts, wrong)
+    return [_as_consequence(facts, one, findings) for one in findings]
 
 
 def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -> Finding:
@@ -442,11 +442,11 @@ def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
     return made
 
 
-def _explain_together(facts: Facts, some: list[Pair]) -> Finding:
+def _explain_together(facts: Facts, pairs: list[Pair]) -> Finding:
     for cause in TOGETHER:
-        if why := cause.explains(some, facts):
-            return _finding(facts, some, cause.name, why)
-    return _finding(facts, some, "", "nobody here knows why")
+        if why := cause.explains(pairs, facts):
+            return _finding(facts, pairs, cause.name, why)
+    return _finding(facts, pairs, "", "nobody here knows why")
 
 
 def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:

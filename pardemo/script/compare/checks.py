@@ -321,22 +321,22 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
 def clipping_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
     """Norms and learning rates that are not the reference's."""
     truth = reference.run.records[0].steps[step]
-    made: list[Finding] = []
+    findings: list[Finding] = []
     for rank, record in enumerate(other.records):
         own = record.steps[step]
         if truth.clips and own.clips:
             wanted, found = truth.clips[-1], own.clips[-1]
-            if not math.isclose(wanted, found, rel_tol=reference.tolerance * 10) and not made:
+            if not math.isclose(wanted, found, rel_tol=reference.tolerance * 10) and not findings:
                 why = _explain_norm(reference, other, step, rank, wanted, found)
                 ratio = found / wanted
-                made.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, ratio))
+                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, ratio))
         rates = sorted(set(truth.learning_rates)), sorted(set(own.learning_rates))
         if rates[0] and rates[1] and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):  # fmt: skip
-            made.append(_rate_finding(reference, other, step, rates[0][-1], rates[1][-1]))
+            findings.append(_rate_finding(reference, other, step, rates[0][-1], rates[1][-1]))
             break
-    return made
+    return findings
 
 
 def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, found: float) -> Finding:

@@ -218,34 +218,34 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
     Raises:
         ProveError: the layouts have other global batches, or models with other parameters.
     """
-    made = Comparison()
-    maps = made.maps = _map_pieces(reference, other, made)
-    made.unmatched, made.strange = _unmatched_parameters(reference, other, maps)
+    comparison = Comparison()
+    maps = comparison.maps = _map_pieces(reference, other, comparison)
+    comparison.unmatched, comparison.strange = _unmatched_parameters(reference, other, maps)
     for step in range(min(reference.run.steps, other.steps)):
         if scaled := checks.scale_findings(reference.run, other, step):
-            made.findings += scaled
-            made.model, made.steps = empty_map(reference, step), step + 1
+            comparison.findings += scaled
+            comparison.model, comparison.steps = empty_map(reference, step), step + 1
             break  # its samples are of another step
         found = match_samples(reference.run, other, step)
         if found.error:
             raise ProveError(found.error)
-        if found.note and found.note not in made.notes:
-            made.notes.append(found.note)
+        if found.note and found.note not in comparison.notes:
+            comparison.notes.append(found.note)
         findings = [found.finding] if found.finding else []
         if step == 0 and not findings:
             findings += _initial_findings(reference, other, maps)
-            made.strange &= not findings
+            comparison.strange &= not findings
         findings += checks.mask_findings(other, step, found)
         if not any(finding.what in ("data", "parameters") for finding in findings):
-            findings += _number_findings(reference, other, step, maps, found, made)
+            findings += _number_findings(reference, other, step, maps, found, comparison)
         else:
-            made.model = empty_map(reference, step)
-        made.findings += findings
-        made.steps = step + 1
+            comparison.model = empty_map(reference, step)
+        comparison.findings += findings
+        comparison.steps = step + 1
         if any(finding.what not in ("random numbers", "printed") for finding in findings):
             break  # what follows in later steps is of this
-    made.findings = list(_merged_findings(made.findings))
-    return made
+    comparison.findings = list(_merged_findings(comparison.findings))
+    return comparison
 
 
 def _merged_findings(findings: list[Finding]) -> Iterator[Finding]:
@@ -266,7 +266,7 @@ def _merged_findings(findings: list[Finding]) -> Iterator[Finding]:
     yield from seen.values()
 
 
-def _map_pieces(reference: Reference, other: Run, made: Comparison) -> ParameterMap:
+def _map_pieces(reference: Reference, other: Run, comparison: Comparison) -> ParameterMap:
     """Which part of the reference each piece is, by the values before the first step."""
     truth = reference.whole[0]
     names = {other_name: name for name, others in truth.tied.items() for other_name in others}
@@ -285,7 +285,7 @@ def _map_pieces(reference: Reference, other: Run, made: Comparison) -> Parameter
     other.cut(found.strips)
     for rank in found.parts:
         found.leave_out_unused(rank, other.tensors(0, rank, "gradient"))
-    made.parameters = len({part.name for own in found.parts.values() for part in own.values()})
+    comparison.parameters = len({part.name for own in found.parts.values() for part in own.values()})
     return found
 
 
@@ -403,23 +403,23 @@ def _epsilon(tolerance: float) -> float:
 
 
 def _number_findings(
-    reference: Reference, other: Run, step: int, maps: ParameterMap, samples: StepSamples, made: Comparison
+    reference: Reference, other: Run, step: int, maps: ParameterMap, samples: StepSamples, comparison: Comparison
 ) -> list[Finding]:
     """Outputs, gradients, clipping, learning rates, parameters after the step."""
     facts, alike = _facts(reference, other, step, maps, samples)
     if _all_gradients_right(facts, reference):
         facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
-    made.model = step_map(facts, reference, alike)
+    comparison.model = step_map(facts, reference, alike)
     findings = buffers = checks.buffer_findings(reference, other, step)
     if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
         findings = causes.gradient_findings(facts)
-    made.left_open = causes.unexplained_gradients(findings, facts)
+    comparison.left_open = causes.unexplained_gradients(findings, facts)
     findings = findings or checks.clipping_findings(reference, other, step)
     findings = findings or causes.update_findings(
         facts, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs)
     )
     findings = findings or buffers
-    made.kept |= kept_tensors(findings, facts, reference.run)
+    comparison.kept |= kept_tensors(findings, facts, reference.run)
     return findings or causes.printed_findings(facts)
 
 

@@ -260,14 +260,14 @@ def map_parameters(
         pieces: of each rank what it holds, with its values before the first step.
         tolerance: relative, up to which values are the same: frameworks may have kept them in another type.
     """
-    made = ParameterMap()
+    maps = ParameterMap()
     by_row, in_strips = _RowIndex(reference), Strips(reference, tolerance)
     for rank, of_rank in pieces.items():
-        found = made.parts.setdefault(rank, {})
-        cut = made.strips.setdefault(rank, {})
+        found = maps.parts.setdefault(rank, {})
+        cut = maps.strips.setdefault(rank, {})
         left = []
         for piece, value in of_rank:
-            part = _stated_part(reference, tied, piece, value, by_row, tolerance, made)
+            part = _stated_part(reference, tied, piece, value, by_row, tolerance, maps)
             if part is None:
                 left.append((piece, value))
             else:
@@ -280,11 +280,11 @@ def map_parameters(
                 continue
             part = _part_by_sibling(reference, found, piece, value)
             if part is None:
-                where = made.unknown.setdefault(rank, {})
+                where = maps.unknown.setdefault(rank, {})
                 where[piece.name] = f"shape {list(piece.shape)}, and no part of the reference has its values"
             else:
                 found[piece.name] = part
-    return made
+    return maps
 
 
 def _strips(found: Strips, cut: Mapping[str, list[Strip]], piece: Piece, value: torch.Tensor) -> list[Strip]:
@@ -315,14 +315,14 @@ def _stated_part(
     value: torch.Tensor,
     rows: "_RowIndex",
     tolerance: float,
-    made: ParameterMap,
+    maps: ParameterMap,
 ) -> Part | None:
     """By the framework's own word, by equal values, or by name and shape, in this order."""
     names = [tied.get(name, name) for name in (piece.name, *piece.tied)]
     name = next((one for one in names if one in reference), None)
     whole = reference.get(name) if name else None
     if whole is not None and piece.flat is not None and piece.whole == tuple(whole.shape):
-        return _checked_part(Part(name or "", flat=piece.flat), whole, value, tolerance, made)
+        return _checked_part(Part(name or "", flat=piece.flat), whole, value, tolerance, maps)
     if whole is not None and piece.start is not None and piece.whole == tuple(whole.shape):
         index = tuple(
             None if size == of else torch.arange(begin, begin + size)
@@ -340,11 +340,11 @@ def _stated_part(
             said = whole is not None and piece.start is not None and piece.whole == tuple(whole.shape)
             # a stage's layer 0 may well be the reference's layer 2
             if said and _last_names(found.name) not in [_last_names(one) for one in names]:
-                made.moved.setdefault(name or "", found.name)
+                maps.moved.setdefault(name or "", found.name)
             return found
     if whole is not None and whole.shape == value.shape:
         if not constant or not bool((whole == whole.reshape(-1)[0]).all()):
-            made.different.add(name or "")
+            maps.different.add(name or "")
         return Part(name or "", (None,) * whole.dim()) if not constant else None
     return None
 
@@ -354,9 +354,9 @@ def _last_names(name: str) -> list[str]:
     return name.split(".")[-2:]
 
 
-def _checked_part(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, made: ParameterMap) -> Part:
+def _checked_part(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, maps: ParameterMap) -> Part:
     if not _is_same(part.of(whole, tuple(value.shape)), value, tolerance):
-        made.different.add(part.name)
+        maps.different.add(part.name)
     return part
 
 

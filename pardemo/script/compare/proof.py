@@ -115,41 +115,41 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         rounded = runs.run_layout(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
         runs.require_steps(rounded)
         truth.noise = noise_between(truth, rounded)
-    made = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
-    made.parameters = len(truth.whole[0].before)
-    made.rounded = short
-    made.notes += reference.records[0].notes
+    proof = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
+    proof.parameters = len(truth.whole[0].before)
+    proof.rounded = short
+    proof.notes += reference.records[0].notes
     if options.sketched:
-        made.notes.append(f"{runs.elements(reference):,} elements: parameters are compared by sketches")
+        proof.notes.append(f"{runs.elements(reference):,} elements: parameters are compared by sketches")
     left_open: dict[str, causes.UnexplainedGradients] = {}
     for number, layout in enumerate(layouts[1:], 1):
         place = Path(folder, str(number))
         try:
             compared = _compare_one(truth, runs.run_layout(layout, options, place), options, place)
         except ProveError as error:
-            made.failed[layout.name], made.details[layout.name] = str(error), error.details
+            proof.failed[layout.name], proof.details[layout.name] = str(error), error.details
             continue
         finally:
             runs.remove_folder(str(place))
         if compared.unmatched and (compared.strange or not compared.findings):
-            made.failed[layout.name] = compared.unmatched
+            proof.failed[layout.name] = compared.unmatched
             continue
         if compared.in_part and not compared.findings:
-            made.failed[layout.name] = compared.in_part
+            proof.failed[layout.name] = compared.in_part
         if compared.unmatched:
-            made.notes.append(f"{layout.name}: {compared.unmatched}")
-        made.findings += compared.findings
-        made.kept |= compared.kept
+            proof.notes.append(f"{layout.name}: {compared.unmatched}")
+        proof.findings += compared.findings
+        proof.kept |= compared.kept
         if compared.model is not None:
-            made.maps[layout.name] = compared.model
+            proof.maps[layout.name] = compared.model
         if compared.left_open:
             left_open[layout.name] = compared.left_open
-        made.notes += [note for note in compared.notes if note not in made.notes]
-    made.findings = causes.explain_across(made.findings, left_open, layouts[1:], tuple(made.failed))
-    made.kept = {
-        finding: kept for finding, kept in made.kept.items() if finding in made.findings
+        proof.notes += [note for note in compared.notes if note not in proof.notes]
+    proof.findings = causes.explain_across(proof.findings, left_open, layouts[1:], tuple(proof.failed))
+    proof.kept = {
+        finding: kept for finding, kept in proof.kept.items() if finding in proof.findings
     }  # others have a cause
-    return made
+    return proof
 
 
 def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:

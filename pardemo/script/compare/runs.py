@@ -138,10 +138,10 @@ def run_layout(layout: Layout, options: Options, folder: Path) -> Run:
         )
     except ScriptError as error:
         return Run(layout, [], str(error), error.details, timed_out=error.timed_out)
-    made = Run(layout, records, wanted=options.steps)
-    if 1 < len(records[0].steps) <= options.steps and made.gathers_late():
-        made.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it
-    return made
+    run = Run(layout, records, wanted=options.steps)
+    if 1 < len(records[0].steps) <= options.steps and run.gathers_late():
+        run.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it
+    return run
 
 
 def launch_of(layout: Layout) -> tuple[Launch, str]:

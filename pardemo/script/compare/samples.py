@@ -51,7 +51,7 @@ def sample_hashes(run: Run, step: int, rank: int) -> list[list[str]]:
     return [[] if begins and micro.activations else micro.samples for micro in micros]
 
 
-def _place_later_modules(reference: Run, other: Run, step: int, made: "StepSamples") -> None:
+def _place_later_modules(reference: Run, other: Run, step: int, samples: "StepSamples") -> None:
     """Rows of modules that ranks run behind others: those of the module that got the samples, where it had as many."""
     truth = reference.records[0].steps[step].micro_batches
     for rank, record in enumerate(other.records):
@@ -61,10 +61,10 @@ def _place_later_modules(reference: Run, other: Run, step: int, made: "StepSampl
                 begin = number
             elif begin >= 0:
                 for row in range(len(micro.samples)):
-                    first = made.places.get((rank, begin, row))
+                    first = samples.places.get((rank, begin, row))
                     at = first.micro_batch + number - begin if first else len(truth)
                     if first and at < len(truth) and truth[at].activations and first.row < len(truth[at].samples):
-                        made.places.setdefault((rank, number, row), replace(first, micro_batch=at))
+                        samples.places.setdefault((rank, number, row), replace(first, micro_batch=at))
 
 
 def match_samples(reference: Run, other: Run, step: int) -> StepSamples:
@@ -85,7 +85,7 @@ def _match(reference: Run, other: Run, step: int) -> StepSamples:
                 at.setdefault(sample, RowPosition(number, row))
     found: dict[int, Counter[str]] = {}
     total: Counter[str] = Counter()
-    made = StepSamples()
+    samples = StepSamples()
     for rank in range(other.layout.ranks):
         own = sample_hashes(other, step, rank)
         found[rank] = Counter(sample for micro in own for sample in micro)
@@ -94,21 +94,21 @@ def _match(reference: Run, other: Run, step: int) -> StepSamples:
         for number, micro in enumerate(own):
             for row, sample in enumerate(micro):
                 if sample in at:
-                    made.places[rank, number, row] = at[sample]
+                    samples.places[rank, number, row] = at[sample]
     if not wanted:
-        return made
+        return samples
     if not any(sample in wanted for own in found.values() for sample in own):
-        return _match_without_padding(reference, other, step) or _match_parts(reference, other, step, made)
+        return _match_without_padding(reference, other, step) or _match_parts(reference, other, step, samples)
     times = sum(total.values()) / sum(wanted.values())
     if times < 1 and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
-        made.error = _unequal_batches(reference, other, sum(total.values()), sum(wanted.values()))
-        return made
+        samples.error = _unequal_batches(reference, other, sum(total.values()), sum(wanted.values()))
+        return samples
     if total == Counter({sample: round(count * times) for sample, count in wanted.items()}):
-        return made  # ranks of one tensor-parallel group have the same samples
+        return samples  # ranks of one tensor-parallel group have the same samples
     if (padded := _match_without_padding(reference, other, step)) is not None:
         return padded
-    _describe_mismatch(reference, other, step, wanted, sum(found.values(), Counter()), found, made)
-    return made
+    _describe_mismatch(reference, other, step, wanted, sum(found.values(), Counter()), found, samples)
+    return samples
 
 
 def _describe_mismatch(
@@ -118,7 +118,7 @@ def _describe_mismatch(
     wanted: Counter[str],
     total: Counter[str],
     found: dict[int, Counter[str]],
-    made: StepSamples,
+    samples: StepSamples,
 ) -> None:
     layout = other.layout
     share = sum(wanted.values())
@@ -129,7 +129,7 @@ def _describe_mismatch(
     missing = sum(1 for sample in wanted if sample not in total)
     strange = sum(1 for sample in total if sample not in wanted)
     if own != share and not missing and step == 0 and strange:
-        made.error = _unequal_batches(reference, other, own, share)
+        samples.error = _unequal_batches(reference, other, own, share)
         return
     if (
         own != share
@@ -138,7 +138,7 @@ def _describe_mismatch(
         and missing == share - len(total)
         and len(total) == sum(total.values())
     ):
-        made.error = _unequal_batches(reference, other, own, share)
+        samples.error = _unequal_batches(reference, other, own, share)
         return
     least = min((total[sample] for sample in total if sample in wanted), default=1)
     twice = sum(1 for sample, count in total.items() if count > max(least, model))
@@ -162,7 +162,7 @@ def _describe_mismatch(
             parts.append(f"rank {rank} has its samples of step {again[0] + 1} again: is set_epoch called there?")
     if model > 1 and strange:
         parts.append(f"ranks of a group of {model} that share a model have to have the same samples")
-    made.finding = Finding(layout.name, step + 1, "data", "data", "; ".join(parts) or "the samples are others")
+    samples.finding = Finding(layout.name, step + 1, "data", "data", "; ".join(parts) or "the samples are others")
 
 
 def _unequal_batches(reference: Run, other: Run, own: int, share: int) -> str:
@@ -181,7 +181,7 @@ def _ranks_with_equal_samples(found: dict[int, Counter[str]]) -> list[int]:
     return []
 
 
-def _match_parts(reference: Run, other: Run, step: int, made: StepSamples) -> StepSamples:
+def _match_parts(reference: Run, other: Run, step: int, samples: StepSamples) -> StepSamples:
     """Rows that are a part of the reference's rows, as under context parallelism: found by their tokens."""
     layout = other.layout.name
     wholes: list[tuple[RowPosition, torch.Tensor]] = []
@@ -190,7 +190,7 @@ def _match_parts(reference: Run, other: Run, step: int, made: StepSamples) -> St
             wholes += [(RowPosition(number, row), own) for row, own in enumerate(tokens)]
     length = len(wholes[0][1]) if wholes else 0
     if any(len(own) != length for _, own in wholes):
-        return made
+        return samples
     table = torch.stack([own for _, own in wholes])  # [rows, s]
     covered = torch.zeros_like(table)
     complete = True
@@ -203,16 +203,16 @@ def _match_parts(reference: Run, other: Run, step: int, made: StepSamples) -> St
             continue
         for (number, row, _), (whole, tokens) in zip(own, places, strict=True):
             at = wholes[whole][0]
-            made.places[rank, number, row] = RowPosition(at.micro_batch, at.row, tokens, length)
+            samples.places[rank, number, row] = RowPosition(at.micro_batch, at.row, tokens, length)
             covered[whole, tokens] += 1
-    if made.places and (not complete or len(covered.unique()) != 1):
-        made.finding = Finding(
+    if samples.places and (not complete or len(covered.unique()) != 1):
+        samples.finding = Finding(
             layout, step + 1, "data", "data",
             "the ranks' parts of the samples do not make the reference's samples: tokens are missing or come twice",
         )  # fmt: skip
-    elif not made.places and any(any(sample_hashes(other, step, rank)) for rank in range(other.layout.ranks)):
-        made.finding = Finding(layout, step + 1, "data", "data", "no sample is one of the reference's in this step")
-    return made
+    elif not samples.places and any(any(sample_hashes(other, step, rank)) for rank in range(other.layout.ranks)):
+        samples.finding = Finding(layout, step + 1, "data", "data", "no sample is one of the reference's in this step")
+    return samples
 
 
 def _match_without_padding(reference: Run, other: Run, step: int) -> StepSamples | None:
@@ -232,15 +232,15 @@ def _match_without_padding(reference: Run, other: Run, step: int) -> StepSamples
             if found != Counter({tokens: round(count * times) for tokens, count in wanted.items()}):
                 continue
             where = dict(zip(bare[0], theirs, strict=True))
-            made = StepSamples(note=f"samples are compared without their padding, {value} at the {side} of rows")
+            samples = StepSamples(note=f"samples are compared without their padding, {value} at the {side} of rows")
             for row, tokens in zip(own, bare[1], strict=True):
                 its = where[tokens]
                 least, length = min(len(row.tokens), len(its.tokens)), len(its.tokens)
                 seen = torch.arange(least) if side == "end" else torch.arange(length - least, length)
-                made.places[row.rank, row.micro_batch, row.number] = RowPosition(
+                samples.places[row.rank, row.micro_batch, row.number] = RowPosition(
                     its.micro_batch, its.number, seen, length
                 )
-            return made
+            return samples
     return None
 
 

@@ -113,16 +113,16 @@ def _unique_names(
     roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module], Iterable[HeldPiece]]
 ) -> list[HeldPiece]:
     """The parameters of several models, each with a name of its own."""
-    found: dict[str, HeldPiece] = {}
+    pieces: dict[str, HeldPiece] = {}
     of_class: Counter[str] = Counter()
     for root in roots:
         kind = type(root).__name__
         of_class[kind] += 1
         prefix = f"{kind}." if of_class[kind] == 1 else f"{kind}.{of_class[kind]}."
         for held in of_root(root):
-            name = held.piece.name if held.piece.name not in found else prefix + held.piece.name
-            found[name] = held._replace(piece=replace(held.piece, name=name))
-    return list(found.values())
+            name = held.piece.name if held.piece.name not in pieces else prefix + held.piece.name
+            pieces[name] = held._replace(piece=replace(held.piece, name=name))
+    return list(pieces.values())
 
 
 def _pieces_at_hand_of(root: torch.nn.Module) -> Iterator[HeldPiece]:
@@ -211,14 +211,14 @@ def _box_start(parameter: Any) -> tuple[int, ...]:
 def _fsdp1_pieces(root: torch.nn.Module) -> list[HeldPiece]:
     """The parameters of FSDP1's units as ranges of their elements, as far as this rank has them."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    found: list[HeldPiece] = []
+    pieces: list[HeldPiece] = []
     for name, part in root.named_modules() if fsdp is not None else ():
         if not isinstance(part, fsdp.FullyShardedDataParallel):
             continue
         for own, whole, begin, value, gradient in compat.fsdp1_ranges(part):
             full = without_wrappers(f"{name}.{own}" if name else own)
-            found.append(HeldPiece(Piece(full, tuple(value.shape), tuple(whole), None, begin), value, gradient))
-    return found
+            pieces.append(HeldPiece(Piece(full, tuple(value.shape), tuple(whole), None, begin), value, gradient))
+    return pieces
 
 
 def _deepspeed_pieces(

@@ -310,11 +310,11 @@ def _time(measured: Summary) -> str:
     return f"TIME  {whose_time(measured)}\n{text_table([head, *rows])}"
 
 
-def _bar(one: Times, longest: float) -> str:
+def _bar(times: Times, longest: float) -> str:
     """A rank's step as characters, :data:`BAR` for the longest; each part ends where its seconds do."""
     bar, until = "", 0.0
     for part, mark in MARKS.items():
-        until += getattr(one, part)
+        until += getattr(times, part)
         bar += mark * (round(BAR * until / longest) - len(bar)) if longest else ""
     return bar
 

@@ -219,26 +219,26 @@ def indented(text: str, by: int = 3) -> list[str]:
     return textwrap.wrap(text, WIDTH, break_on_hyphens=False, initial_indent=" " * by, subsequent_indent=" " * by)
 
 
-def stops_screen(made: StopVerdict) -> str:
+def stops_screen(verdict: StopVerdict) -> str:
     """Each stop with what was lost, and the verdict."""
-    steps = [str(number) for number in made.saved if number]
+    steps = [str(number) for number in verdict.saved if number]
     saves = f"saved after step{'s' * (len(steps) != 1)} {', '.join(steps)}"
-    lines = [f"undisturbed  {made.layout.name}: {made.steps} steps, {saves}"]
-    for trial in made.trials:
+    lines = [f"undisturbed  {verdict.layout.name}: {verdict.steps} steps, {saves}"]
+    for trial in verdict.trials:
         lines += _trial(trial)
-    for note in made.notes:
+    for note in verdict.notes:
         lines += textwrap.wrap(f"note: {note}", WIDTH)
-    lines.append(stops_verdict(made))
+    lines.append(stops_verdict(verdict))
     return "\n".join(lines)
 
 
-def stops_verdict(made: StopVerdict) -> str:
+def stops_verdict(verdict: StopVerdict) -> str:
     """Of all stops."""
-    if made.findings:
+    if verdict.findings:
         return "something is lost"
-    if any(trial.error for trial in made.trials):
+    if any(trial.error for trial in verdict.trials):
         return "not compared: a run could not be compared"
-    return "nothing is lost" + (", to the last bit" if all(trial.exact for trial in made.trials) else "")
+    return "nothing is lost" + (", to the last bit" if all(trial.exact for trial in verdict.trials) else "")
 
 
 def _trial(trial: Trial) -> list[str]:
@@ -262,13 +262,13 @@ def _trial(trial: Trial) -> list[str]:
     return lines
 
 
-def stops_json(made: StopVerdict) -> dict[str, Any]:
+def stops_json(verdict: StopVerdict) -> dict[str, Any]:
     """As ``pardemo prove --stop --json`` prints it."""
     return {
-        "equal": made.equal,
-        "layout": made.layout.name,
-        "steps": made.steps,
-        "saved": made.saved,
+        "equal": verdict.equal,
+        "layout": verdict.layout.name,
+        "steps": verdict.steps,
+        "saved": verdict.saved,
         "trials": [
             {
                 "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
@@ -277,8 +277,8 @@ def stops_json(made: StopVerdict) -> dict[str, Any]:
                 "states_compared": trial.states, "error": trial.error or None,
                 "findings": [json_row(asdict(finding)) for finding in trial.findings],
             }
-            for trial in made.trials
+            for trial in verdict.trials
         ],
-        "findings": [json_row(asdict(finding)) for finding in made.findings],
-        "notes": made.notes,
+        "findings": [json_row(asdict(finding)) for finding in verdict.findings],
+        "notes": verdict.notes,
     }  # fmt: skip

@@ -31,42 +31,42 @@ STYLE = """
 _EQUAL, _DIFFERENT, _FAILED = ("✓", "ok"), ("✗", "failed"), ("?", "not")
 
 
-def page(made: Proof, script: str) -> str:
+def page(proof: Proof, script: str) -> str:
     """The page: what is said of all layouts first, then each of them with its map.
 
     Args:
         script: its name.
     """
     sections = [
-        Section("verdict", "Verdict", _verdict(made)),
+        Section("verdict", "Verdict", _verdict(proof)),
         *(
-            Section(f"layout-{number}", f"{_sign(made, layout)[0]} {layout.name}", _layout(made, layout))
-            for number, layout in enumerate(made.layouts[1:], 1)
+            Section(f"layout-{number}", f"{_sign(proof, layout)[0]} {layout.name}", _layout(proof, layout))
+            for number, layout in enumerate(proof.layouts[1:], 1)
         ),
-        Section("notes", "Notes", page_parts.bullets(map(_t, made.notes)) if made.notes else ""),
-        Section("files", "Beside this page", _files(made)),
+        Section("notes", "Notes", page_parts.bullets(map(_t, proof.notes)) if proof.notes else ""),
+        Section("files", "Beside this page", _files(proof)),
     ]
-    said = page_parts.sentence(verdict.proof_verdict(made))
-    head = f"<p>{_t(said)} The reference is {_t(verdict.reference_text(made))}.</p>"
-    return page_parts.document(f"{script} in {len(made.layouts)} layouts", head, sections, MAP_STYLE + STYLE)
+    said = page_parts.sentence(verdict.proof_verdict(proof))
+    head = f"<p>{_t(said)} The reference is {_t(verdict.reference_text(proof))}.</p>"
+    return page_parts.document(f"{script} in {len(proof.layouts)} layouts", head, sections, MAP_STYLE + STYLE)
 
 
-def _findings_of(made: Proof, layout: Layout) -> list[Finding]:
-    return [finding for finding in made.findings if finding.layout == layout.name]
+def _findings_of(proof: Proof, layout: Layout) -> list[Finding]:
+    return [finding for finding in proof.findings if finding.layout == layout.name]
 
 
-def _sign(made: Proof, layout: Layout) -> tuple[str, str]:
-    return _FAILED if layout.name in made.failed else _DIFFERENT if _findings_of(made, layout) else _EQUAL
+def _sign(proof: Proof, layout: Layout) -> tuple[str, str]:
+    return _FAILED if layout.name in proof.failed else _DIFFERENT if _findings_of(proof, layout) else _EQUAL
 
 
-def _verdict(made: Proof) -> str:
+def _verdict(proof: Proof) -> str:
     items = []
-    for number, one in enumerate(made.layouts[1:], 1):
-        sign, colour = _sign(made, one)
-        found = _findings_of(made, one)
+    for number, one in enumerate(proof.layouts[1:], 1):
+        sign, colour = _sign(proof, one)
+        found = _findings_of(proof, one)
         said = (
             "could not be compared"
-            if one.name in made.failed
+            if one.name in proof.failed
             else verdict.finding_head(found[0])
             if found
             else verdict.EQUAL
@@ -76,29 +76,29 @@ def _verdict(made: Proof) -> str:
     return page_parts.bullets(items)
 
 
-def _layout(made: Proof, layout: Layout) -> str:
+def _layout(proof: Proof, layout: Layout) -> str:
     body = f'<p class="line"><code>{_t(" ".join(layout.line))}</code></p>' if layout.line else ""
-    if layout.name in made.failed:
-        return f"{body}<p>{_t(page_parts.sentence(made.failed[layout.name]))}</p>"
-    found = _findings_of(made, layout)
+    if layout.name in proof.failed:
+        return f"{body}<p>{_t(page_parts.sentence(proof.failed[layout.name]))}</p>"
+    found = _findings_of(proof, layout)
     if found:
-        items = "".join(f"<li>{_finding_html(made, finding)}</li>\n" for finding in found)
+        items = "".join(f"<li>{_finding_html(proof, finding)}</li>\n" for finding in found)
         body += f'<ol class="findings">{items}</ol>'
     else:
         body += f"<p>{_t(page_parts.sentence(verdict.EQUAL))}</p>"
-    of = made.maps.get(layout.name)
+    of = proof.maps.get(layout.name)
     if of is None:
         return body
     drawn = map_drawing(of, [finding.module for finding in found if finding.module])
     return f"{body}<h3>The model in step {of.step}</h3><p>{_t(_compared(of, found))}</p>{drawn}"
 
 
-def _finding_html(made: Proof, finding: Finding) -> str:
+def _finding_html(proof: Proof, finding: Finding) -> str:
     parts = [f"<b>{_t(verdict.finding_head(finding))}</b>", _t(verdict.finding_why(finding))]
     if finding.parameters:
         parts.append(_t(verdict.parameters_text(finding)))
-    if finding in made.files:
-        kept, name = made.kept[finding], made.files[finding]
+    if finding in proof.files:
+        kept, name = proof.kept[finding], proof.files[finding]
         size = sum(tensor.nbytes for tensor in kept.tensors.values())
         said = f'<a href="{_t(name)}">{_t(name)}</a>, {_t(amount(size))}'
         if kept.sketches:
@@ -121,9 +121,9 @@ def _compared(of: ModelMap, found: list[Finding]) -> str:
     return f"{said} Steps behind the first one that differs are not compared." if found else said
 
 
-def _files(made: Proof) -> str:
+def _files(proof: Proof) -> str:
     files = ["<code>prove.json</code> the same for programs, with all parameters of each finding"]
-    if made.files:
+    if proof.files:
         files.append(
             "<code>tensors</code> the reference's and the layout's tensors of findings that nobody explains, up to "
             f"{_t(amount(MOST_BYTES))} of each"
@@ -293,22 +293,22 @@ def _ours(path: Path) -> bool:
     return path.name in (PAGE, VERDICT) or path.name.startswith(_WRITTEN)
 
 
-def write(folder: Path, made: Proof, script: str) -> None:
+def write(folder: Path, proof: Proof, script: str) -> None:
     """Writes all into a folder inside this one, and moves it out when it is whole, the page last.
 
     The page and the verdict of an earlier proof go first: where a page is, all that it names is of the same proof.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {finding: number for number, finding in enumerate(made.findings, 1)}
-    made.files = {finding: f"{TENSORS}/finding{numbers[finding]}.safetensors" for finding in made.kept}
+    numbers = {finding: number for number, finding in enumerate(proof.findings, 1)}
+    proof.files = {finding: f"{TENSORS}/finding{numbers[finding]}.safetensors" for finding in proof.kept}
     for left in folder.glob(f"{_WRITTEN}*"):  # by a proof that was killed while it wrote
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_WRITTEN) as temporary:
         whole = Path(temporary)
-        for finding, kept in made.kept.items():
-            _save(whole / made.files[finding], kept)
-        (whole / VERDICT).write_text(json.dumps(made.as_json(), indent=1), "utf-8")
-        (whole / PAGE).write_text(page(made, script), "utf-8")
+        for finding, kept in proof.kept.items():
+            _save(whole / proof.files[finding], kept)
+        (whole / VERDICT).write_text(json.dumps(proof.as_json(), indent=1), "utf-8")
+        (whole / PAGE).write_text(page(proof, script), "utf-8")
         (folder / PAGE).unlink(missing_ok=True)
         (folder / VERDICT).unlink(missing_ok=True)
         shutil.rmtree(folder / TENSORS, ignore_errors=True)

@@ -187,9 +187,10 @@ class ResumedRun:
     noise: Noise = field(default_factory=dict)
     repeats: bool = False
 
-    def add(self, step: int, what: str, cause: str, why: str, names: Iterable[str] = (), factor: float | None = None):
-        """A finding; ``step`` counts those of the undisturbed run, from 1."""
-        self.findings.append(Finding(self.name, step, what, cause, why, factor, None, tuple(names)))
+    def add(self, what: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
+        """A finding; ``step`` counts those of the undisturbed run, from 1: the first that is made once more by default."""
+        step = self.begins + 1 if step is None else step
+        self.findings.append(Finding(self.name, step, what, cause, why, None, None, tuple(names)))
 
     @property
     def ranks(self) -> range:
@@ -281,20 +282,20 @@ def judge_same_layout(beside: ResumedRun, parameters_of: int | None) -> None:
     if samples:
         names = moved_generators(beside.reference, beside.resumed, since, beside.begins)
         strange = names and STRANGE in samples  # made, or changed, by random numbers
-        beside.add(since + 1, "data", "data", f"{samples}; {generators_text(names)}" if strange else samples)
+        beside.add("data", "data", f"{samples}; {generators_text(names)}" if strange else samples, step=since + 1)
     elif beside.repeats:
         samples, since = ranks_difference(beside.reference, beside.resumed, beside.begins)
         if samples:
-            beside.add(since + 1, "data", "data", samples)
+            beside.add("data", "data", samples, step=since + 1)
     if (rates := rates_difference(beside.reference, beside.resumed, beside.begins)) is not None:
-        beside.add(rates[1] + 1, "learning rate", "learning-rate", rates[0])
+        beside.add("learning rate", "learning-rate", rates[0], step=rates[1] + 1)
     _scales(beside)
     _compare_states_of_ranks(beside)
     _random(beside)
     if not beside.findings:
         _numbers(beside)
     if length := length_difference(beside.reference, beside.resumed, beside.begins):
-        beside.add(beside.reference.steps, "length", "ends-elsewhere", length)
+        beside.add("length", "ends-elsewhere", length, step=beside.reference.steps)
 
 
 def _parameters(beside: ResumedRun) -> None:
@@ -306,31 +307,21 @@ def _parameters(beside: ResumedRun) -> None:
     new = [name for name, (rank, _, ours) in apart.items() if torch.equal(ours, first[rank][name])]
     rounded = [name for name, (_, theirs, ours) in apart.items() if is_rounded_to_bf16(theirs, ours)]
     if new and beside.begins:
-        beside.add(
-            beside.begins + 1,
-            "parameters",
-            "not-restored",
-            "they are what a new run begins with: they are not in the checkpoint, or are not loaded",
-            new,
-        )
+        why = "they are what a new run begins with: they are not in the checkpoint, or are not loaded"
+        beside.add("parameters", "not-restored", why, new)
     elif len(rounded) == len(apart):
-        beside.add(beside.begins + 1, "parameters", "precision",
-                   "they come back rounded to bf16: the checkpoint has fewer bits than the run", rounded)  # fmt: skip
+        why = "they come back rounded to bf16: the checkpoint has fewer bits than the run"
+        beside.add("parameters", "precision", why, rounded)
     else:
-        beside.add(beside.begins + 1, "parameters", "not-restored",
-                   "they are those of no step of the undisturbed run", apart)  # fmt: skip
+        beside.add("parameters", "not-restored", "they are those of no step of the undisturbed run", apart)
 
 
 def _scales(beside: ResumedRun) -> None:
     theirs = beside.reference.records[0].steps[beside.begins].scales
     ours = beside.resumed.records[0].steps[0].scales
     if theirs and ours and theirs[-1] != ours[-1]:
-        beside.add(
-            beside.begins + 1,
-            "loss scale",
-            "loss-scale",
-            f"the GradScaler begins at {ours[-1]:g} in place of {theirs[-1]:g}: its state is not restored",
-        )
+        why = f"the GradScaler begins at {ours[-1]:g} in place of {theirs[-1]:g}: its state is not restored"
+        beside.add("loss scale", "loss-scale", why)
 
 
 def _compare_states_of_ranks(beside: ResumedRun) -> None:
@@ -355,9 +346,9 @@ def _compare_states_of_ranks(beside: ResumedRun) -> None:
         beside.exact = beside.exact and exact
         for why, names in told.items():
             if kind == STATE + KEPT:
-                beside.add(beside.begins + 1, "beside the model", "not-restored", why, names)
+                beside.add("beside the model", "not-restored", why, names)
             else:
-                beside.add(beside.begins + 1, "optimizer", "optimizer-state", why, names)
+                beside.add("optimizer", "optimizer-state", why, names)
 
 
 def _random(beside: ResumedRun) -> None:
@@ -369,12 +360,8 @@ def _random(beside: ResumedRun) -> None:
             ours = beside.resumed.records[rank].steps[step].masks
             same_inputs = [a.input for a in theirs] == [b.input for b in ours]
             if theirs and same_inputs and [a.dropped for a in theirs] != [b.dropped for b in ours]:
-                beside.add(
-                    beside.begins + step + 1,
-                    "random numbers",
-                    "random-state",
-                    "dropout draws other masks than without the stop: where the generator was is not restored",
-                )
+                why = "dropout draws other masks than without the stop: where the generator was is not restored"
+                beside.add("random numbers", "random-state", why, step=beside.begins + step + 1)
                 return
 
 
@@ -394,9 +381,9 @@ def _numbers(beside: ResumedRun) -> None:
             }[kind]  # fmt: skip
             names = moved_generators(beside.reference, beside.resumed, beside.begins, beside.begins)
             if kind == "gradient" and names:
-                beside.add(beside.begins + 1, what, "random-state", f"{why}; {generators_text(names)}", apart)
+                beside.add(what, "random-state", f"{why}; {generators_text(names)}", apart)
             else:
-                beside.add(beside.begins + 1, what, "not-restored" if kind == "buffer" else "", why, apart)
+                beside.add(what, "not-restored" if kind == "buffer" else "", why, apart)
             return
 
 
@@ -413,7 +400,7 @@ def _losses(beside: ResumedRun) -> bool:
             why = f"the samples and the parameters are right, and the loss is {own:.6g} in place of {wanted:.6g}"
             names = moved_generators(beside.reference, beside.resumed, beside.begins, beside.begins)
             why = f"{why}; {generators_text(names)}" if names else why
-            beside.add(beside.begins + 1, "loss", "random-state" if names else "", why)
+            beside.add("loss", "random-state" if names else "", why)
             return True
     return False
 
@@ -453,14 +440,14 @@ def judge_reshaped(name: str, reference: Run, resumed: Run, expected: int, toler
     assert compared is not None
     assert truth is not None
     behind = expected if begins is None else begins
-    found: list[Finding] = []
+    findings: list[Finding] = []
     states_seen = False
     if compared.unmatched:
-        found.append(Finding(name, behind + 1, "parameters", "not-restored", compared.unmatched))
+        findings.append(Finding(name, behind + 1, "parameters", "not-restored", compared.unmatched))
     if begins is not None:
         of_states, states_seen = _states(name, truth, own, compared, behind)
-        found += of_states
-    told = {one.cause for one in found}
+        findings += of_states
+    told = {one.cause for one in findings}
     for finding in compared.findings:
         if finding.cause == "optimizer-state" and "optimizer-state" in told:
             continue  # which state it is stands there
@@ -469,8 +456,8 @@ def judge_reshaped(name: str, reference: Run, resumed: Run, expected: int, toler
             finding = replace(finding, why=said, step=since + 1 - behind) if said else finding
         if finding.cause == "learning-rate" and (rates := rates_difference(reference, resumed, behind)) is not None:
             finding = replace(finding, why=rates[0], step=rates[1] + 1 - behind, factor=None)
-        found.append(replace(finding, layout=name, step=finding.step + behind))
-    return Reshaped(begins, found, states_seen)
+        findings.append(replace(finding, layout=name, step=finding.step + behind))
+    return Reshaped(begins, findings, states_seen)
 
 
 def _copy_of(run: Run) -> Run:

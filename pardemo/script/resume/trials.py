@@ -137,34 +137,36 @@ def _verdict(
 ) -> StopVerdict:  # fmt: skip
     first, exact, options = _undisturbed(layouts[0], options, scratch)
     masks = any(step.masks for record in first.records for step in record.steps)
-    made = StopVerdict(layouts[0], masks, first.steps)
+    verdict = StopVerdict(layouts[0], masks, first.steps)
     records = [record.steps for record in first.records]
-    made.saved, asynchronous = _saved(first)
+    verdict.saved, asynchronous = _saved(first)
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
     try:
         drawn = stops.draw_stops(
-            kinds, first.steps, made.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
+            kinds, first.steps, verdict.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
         )
     except ValueError as error:
         raise ProveError(str(error)) from None
     if "save" in kinds and not any(stop.kind == "save" for stop in drawn):
-        made.notes.append("no stop during a save: none by torch.save, safetensors or torch.distributed.checkpoint was "
-                          "seen behind a step that has an earlier save to go back to")  # fmt: skip
+        verdict.notes.append(
+            "no stop during a save: none by torch.save, safetensors or torch.distributed.checkpoint was seen behind a "
+            "step that has an earlier save to go back to"
+        )
     if not drawn:
-        raise ProveError(f"{made.notes[-1]}: there is nothing to stop; say other --stops")
+        raise ProveError(f"{verdict.notes[-1]}: there is nothing to stop; say other --stops")
     drawn = [replace(stop, grace_s=grace_s) for stop in drawn]
-    made.notes += first.records[0].notes
+    verdict.notes += first.records[0].notes
     if options.sketched:
-        made.notes.append(f"{runs.elements(first):,} elements: parameters are compared by sketches")
+        verdict.notes.append(f"{runs.elements(first):,} elements: parameters are compared by sketches")
     pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
     others = zip(layouts[1:], resumed[1:], strict=True)
     pairs += [(drawn[number % len(drawn)], own, layout) for number, (own, layout) in enumerate(others)]
     tolerance = compare.tolerance_of(first, options.double)
     for number, (stop, own, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
-        expected = max(one for one in made.saved if 0 < one < stop.done + (stop.kind != "save"))
+        expected = max(one for one in verdict.saved if 0 < one < stop.done + (stop.kind != "save"))
         trial = Trial(stop, layout, expected, asynchronous, stop.kind == "save")
-        resumed_run = _stop_and_resume(trial, layouts[0], first, options, place, made.saved)
+        resumed_run = _stop_and_resume(trial, layouts[0], first, options, place, verdict.saved)
         if resumed_run is not None:
             try:
                 if own is layouts[0]:
@@ -173,9 +175,9 @@ def _verdict(
                     _judge_reshaped(trial, first, resumed_run, tolerance, own, options, place)
             except ProveError as error:
                 trial.error = str(error)
-        made.trials.append(trial)
+        verdict.trials.append(trial)
         runs.remove_folder(str(place))
-    return made
+    return verdict
 
 
 def _saved(first: Run) -> tuple[list[int], bool]:
@@ -218,38 +220,41 @@ def _recorded(
 
 
 def _stop_and_resume(
-    made: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]
+    trial: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]
 ) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
-    stop, saves, marker = made.stop, place / "saves", place / "stopped" / "stop"
+    stop, saves, marker = trial.stop, place / "saves", place / "stopped" / "stop"
     if stop.kind == "launcher":
         marker = place / "stop"
-        made.error = run_and_kill(begun, options, place, stop, saves)
+        trial.error = run_and_kill(begun, options, place, stop, saves)
     else:
         stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
-        made.error = _not_stopped(stop, stopped, marker.exists(), first)
-        made.overdue = stop.kind == "term" and "killed by SIGALRM" in stopped.error
-    if made.error:
+        trial.error = _not_stopped(stop, stopped, marker.exists(), first)
+        trial.overdue = stop.kind == "term" and "killed by SIGALRM" in stopped.error
+    if trial.error:
         return None
-    if not made.asynchronous and not _save_is_whole(first, made.expected, str(marker)):
-        made.in_save, made.expected = True, max((number for number in saved if 0 < number < made.expected), default=0)
-        if not made.expected:
-            made.error = "it cut off the only save: there is nothing to go back to"
+    if not trial.asynchronous and not _save_is_whole(first, trial.expected, str(marker)):
+        trial.in_save, trial.expected = (
+            True,
+            max((number for number in saved if 0 < number < trial.expected), default=0),
+        )
+        if not trial.expected:
+            trial.error = "it cut off the only save: there is nothing to go back to"
             return None
-    expected = made.expected
+    expected = trial.expected
     length = len(first.records[0].steps)
     more = length - expected + (first.records[0].ended == "end")
-    resumed = _recorded(made.layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
+    resumed = _recorded(trial.layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
     if resumed.timed_out:
-        made.error = f"the run that goes on: {resumed.error}"
+        trial.error = f"the run that goes on: {resumed.error}"
         return None
     if resumed.error:
-        why = "after a stop within a save, the script cannot go on" if made.in_save else "it cannot go on"
-        made.findings.append(Finding(made.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
+        why = "after a stop within a save, the script cannot go on" if trial.in_save else "it cannot go on"
+        trial.findings.append(Finding(trial.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
         return None
     if not resumed.steps:
         why = f"it takes no step, and the undisturbed run takes {length - expected} more"
-        made.findings.append(Finding(made.name, expected + 1, "length", "ends-elsewhere", why))
+        trial.findings.append(Finding(trial.name, expected + 1, "length", "ends-elsewhere", why))
         return None
     return resumed
 
@@ -273,29 +278,29 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
     return NEVER if not stopped.error and stop.kind != "term" else ""
 
 
-def _judge(made: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
+def _judge(trial: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
     """A run that goes on in the layout in which it was stopped. ``exact``: whether the undisturbed one repeats itself
     to the last bit."""
-    made.begins = judge.resumed_after(first, resumed, made.expected)
-    if made.begins is None and not exact:
-        made.begins = judge.resumed_near(first, resumed, made.expected, tolerance, {})
-    made.exact = _judge_beside(made, first, resumed, tolerance, {}, exact) and exact and not made.findings
+    trial.begins = judge.resumed_after(first, resumed, trial.expected)
+    if trial.begins is None and not exact:
+        trial.begins = judge.resumed_near(first, resumed, trial.expected, tolerance, {})
+    trial.exact = _judge_beside(trial, first, resumed, tolerance, {}, exact) and exact and not trial.findings
 
 
 def _judge_beside(
-    made: Trial, undisturbed: Run, resumed: Run, tolerance: float, noise: judge.Noise, repeats: bool = False
+    trial: Trial, undisturbed: Run, resumed: Run, tolerance: float, noise: judge.Noise, repeats: bool = False
 ) -> bool:
     """Adds what differs, rank by rank, from an undisturbed run in the same layout; whether nothing does, bit by bit."""
-    begins = made.expected if made.begins is None else made.begins
-    beside = judge.ResumedRun(made.name, undisturbed, resumed, begins, tolerance, noise=noise, repeats=repeats)
-    if not _resumes_elsewhere(made):
-        judge.judge_same_layout(beside, made.begins)
-    made.findings += beside.findings
+    begins = trial.expected if trial.begins is None else trial.begins
+    beside = judge.ResumedRun(trial.name, undisturbed, resumed, begins, tolerance, noise=noise, repeats=repeats)
+    if not _resumes_elsewhere(trial):
+        judge.judge_same_layout(beside, trial.begins)
+    trial.findings += beside.findings
     return beside.exact
 
 
 def _judge_reshaped(
-    made: Trial, first: Run, resumed: Run, tolerance: float, own: Layout, options: Options, place: Path
+    trial: Trial, first: Run, resumed: Run, tolerance: float, layout: Layout, options: Options, place: Path
 ) -> None:
     """A run that goes on in another layout.
 
@@ -305,54 +310,40 @@ def _judge_reshaped(
     try:
         Reference(first, tolerance)
     except ProveError:
-        undisturbed = _recorded(own, options, place / "own")
+        undisturbed = _recorded(layout, options, place / "own")
         runs.require_steps(undisturbed)
         noise, rounded = judge.rounding_only(undisturbed), max(ROUNDED, tolerance)
-        made.begins = judge.resumed_near(undisturbed, resumed, made.expected, rounded, noise)
-        _judge_beside(made, undisturbed, resumed, rounded, noise)
+        trial.begins = judge.resumed_near(undisturbed, resumed, trial.expected, rounded, noise)
+        _judge_beside(trial, undisturbed, resumed, rounded, noise)
         return
-    found = judge.judge_reshaped(made.name, first, resumed, made.expected, tolerance)
-    made.begins, made.states = found.begins, found.states
-    if _resumes_elsewhere(made):
+    found = judge.judge_reshaped(trial.name, first, resumed, trial.expected, tolerance)
+    trial.begins, trial.states = found.begins, found.states
+    if _resumes_elsewhere(trial):
         return
-    made.findings += found.findings
-    behind = made.expected if made.begins is None else made.begins
+    trial.findings += found.findings
+    behind = trial.expected if trial.begins is None else trial.begins
     if judge.length_difference(first, resumed, behind):  # other ranks may fill up, or leave out, an epoch's last batch
-        undisturbed = _recorded(own, options, place / "own")
+        undisturbed = _recorded(layout, options, place / "own")
         runs.require_steps(undisturbed)
         if told := judge.length_difference(undisturbed, resumed, behind):
-            made.findings.append(Finding(made.name, first.steps, "length", "ends-elsewhere", told))
+            trial.findings.append(Finding(trial.name, first.steps, "length", "ends-elsewhere", told))
 
 
-def _resumes_elsewhere(made: Trial) -> bool:
+def _resumes_elsewhere(trial: Trial) -> bool:
     """Whether the run begins anew, of which all else follows; adds that, and that it goes on behind an older save."""
-    if made.begins is None or made.begins >= made.expected or (made.begins and made.asynchronous):
+    if trial.begins is None or trial.begins >= trial.expected or (trial.begins and trial.asynchronous):
         return False
-    if made.asynchronous:
-        made.error = "it begins anew, and saves are made by another thread: perhaps none was whole at the stop"
+    if trial.asynchronous:
+        trial.error = "it begins anew, and saves are made by another thread: perhaps none was whole at the stop"
         return True
-    if made.begins == 0:
-        made.findings.append(
-            Finding(
-                made.name,
-                1,
-                "resume",
-                "begins-anew",
-                f"it begins anew: nothing of the save after step {made.expected} is used",
-            )
-        )
-        return True
-    if made.stop.kind != "save":
-        made.findings.append(
-            Finding(
-                made.name,
-                made.begins + 1,
-                "resume",
-                "older-save",
-                f"it continues after step {made.begins}, and the last whole save is the one after step {made.expected}",
-            )
-        )
-    return False
+    saved = f"the save after step {trial.expected}"
+    if trial.begins == 0:
+        why = f"it begins anew: nothing of {saved} is used"
+        trial.findings.append(Finding(trial.name, 1, "resume", "begins-anew", why))
+    elif trial.stop.kind != "save":
+        why = f"it continues after step {trial.begins}, and the last whole save is the one after step {trial.expected}"
+        trial.findings.append(Finding(trial.name, trial.begins + 1, "resume", "older-save", why))
+    return trial.begins == 0
 
 
 def stopped(

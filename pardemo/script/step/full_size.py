@@ -251,12 +251,14 @@ def recomputed(trained: dict[str, Any]) -> str:
     return "full" if again else "none"
 
 
-def _degrees(own: list[Parallelism], measured: Summary, asked: Question) -> tuple["Layout", Parallelism | None]:
+def _degrees(
+    parallelisms: list[Parallelism], measured: Summary, asked: Question
+) -> tuple["Layout", Parallelism | None]:
     """The script's degrees; data-parallel ranks grow to the GPUs that are asked for."""
     from pardemo.planner.layouts import Layout
 
     by: dict[str, list[Parallelism]] = {}
-    for one in own:
+    for one in parallelisms:
         if one.options.get("by") == "Megatron-core":
             raise NoCounterpart(
                 "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "

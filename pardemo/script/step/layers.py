@@ -59,25 +59,25 @@ class DTensors:
             if position < len(args) and isinstance(args[position], torch.Tensor):
                 self._input(passage, one, args[position])
 
-    def _input(self, passage: Passage, one: Input, raw: torch.Tensor) -> None:
+    def _input(self, passage: Passage, taken: Input, raw: torch.Tensor) -> None:
         """What has to travel before, and after, a module's input is used: known since it was called before."""
-        if one.goes != WHOLE:
+        if taken.goes != WHOLE:
             return
-        elements, name = raw.numel() * one.ratio, self._shapes.name(passage.module)
+        elements, name = raw.numel() * taken.ratio, self._shapes.name(passage.module)
         again = next((first for ref, first in self._taken if ref() is raw), "")
-        if not again and (one.comes == SHARD or one.summed):
+        if not again and (taken.comes == SHARD or taken.summed):
             self._taken.append((weakref.ref(raw), name))
         told: dict[str, Any] = {"passage": passage, "again": again, "module": name}
-        if one.comes == SHARD:
-            self._shapes.add("TP", one.ranks, "all-gather", "forward", elements, one.itemsize, GATHERED, **told)
-        if one.summed and raw.requires_grad:
-            if one.comes == SHARD:
+        if taken.comes == SHARD:
+            self._shapes.add("TP", taken.ranks, "all-gather", "forward", elements, taken.itemsize, GATHERED, **told)
+        if taken.summed and raw.requires_grad:
+            if taken.comes == SHARD:
                 kind = "reduce-scatter"
             elif not isinstance(raw, DTensor):
                 kind = "all-reduce"
             else:  # it stays a sum, and the module that made it a DTensor sums it
                 return
-            self._shapes.add("TP", one.ranks, kind, "backward", elements, one.itemsize, GRADIENTS, **told)
+            self._shapes.add("TP", taken.ranks, kind, "backward", elements, taken.itemsize, GRADIENTS, **told)
 
     def ends(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         """A module's forward has returned; its own hooks have not run yet. ``args`` are those that reached it."""
@@ -110,14 +110,14 @@ class DTensors:
         layout, numel = passage.begun[position]
         ratio = max(arg.numel() // max(numel, 1), 1)
         comes = layout if layout != WHOLE or ratio == 1 else SHARD if ratio == len(ranks) else UNKNOWN
-        one = Input(ranks, comes, _layout(arg), ratio, arg.element_size(), _column(passage.module))
+        taken = Input(ranks, comes, _layout(arg), ratio, arg.element_size(), _column(passage.module))
         before = known.inputs.get(position)
         if before is not None and before.summed:
-            one.summed = True
-        known.inputs[position] = one
-        if one.summed and isinstance(arg, DTensor) and layout == WHOLE and ratio == 1:
+            taken.summed = True
+        known.inputs[position] = taken
+        if taken.summed and isinstance(arg, DTensor) and layout == WHOLE and ratio == 1:
             self._around(ranks)
-        if one.goes == SHARD and arg.requires_grad and passage.backward:
+        if taken.goes == SHARD and arg.requires_grad and passage.backward:
             self._replicated(passage, ranks)
 
     def _around(self, ranks: Ranks) -> None:

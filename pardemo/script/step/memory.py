@@ -118,25 +118,25 @@ class ScriptMemoryMeter(MemoryMeter):
         lives = (*self._earlier, *self.storages.items())
         return sorted(((self._kind(record.kind, one), one) for record, one in lives), key=lambda item: item[1].born)
 
-    def _kind(self, kind: str, one: Storage) -> str:
-        if kind == "parameters" and one.use == "gathered" and one.born:
+    def _kind(self, kind: str, storage: Storage) -> str:
+        if kind == "parameters" and storage.use == "gathered" and storage.born:
             return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
         if (
             kind == "gradients"
-            and one.place.use == "communication buffers"
-            and one.nbytes > 2 * self.live["parameters"]
+            and storage.place.use == "communication buffers"
+            and storage.nbytes > 2 * self.live["parameters"]
         ):
             return "communication buffers"  # DeepSpeed's bucket, in which it puts gradients one after the other
         if kind != "activations":
             return kind
-        if one.use:
-            return one.use
-        if one.born == 0 and one.died is None:
+        if storage.use:
+            return storage.use
+        if storage.born == 0 and storage.died is None:
             return "held between steps"
         widths = self.vocabularies - self._widths
-        if one.shape and one.shape[-1] in widths and len(one.shape) > 1 and "float" in one.dtype:
+        if storage.shape and storage.shape[-1] in widths and len(storage.shape) > 1 and "float" in storage.dtype:
             return "logits"
-        return "temporaries" if one.short else "activations"
+        return "temporaries" if storage.short else "activations"
 
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """What an optimizer is about to use as gradients: FSDP sets them, and no hook of theirs says so."""

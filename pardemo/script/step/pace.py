@@ -246,8 +246,8 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
     of_kind, told = rates(kinds, any(some.work.tf32 for some in seen if some.work), machine)
     on_gpu = operation_s(machine, of_kind)
 
-    def compute_s(_: int, one: Operation) -> float:
-        return on_gpu(one)
+    def compute_s(_: int, operation: Operation) -> float:
+        return on_gpu(operation)
 
     programs = {trace.rank: (trace.work.list, trace.calls) for trace in seen if trace.work is not None}
     later = [_later(trace) for trace in seen]
@@ -296,22 +296,22 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
     return Paced("layers that wait", _links(machine), paced, max(pair.step_s for pair in alone), [], layer_s)
 
 
-def _shares(one: Seen) -> dict[int, float]:
+def _shares(trace: Seen) -> dict[int, float]:
     """Seconds of each operation of a layer: of what its pass takes, in proportion to what a GPU would take for it."""
-    assert one.work is not None
-    assert one.waited is not None
+    assert trace.work is not None
+    assert trace.waited is not None
     machine = Machine(gpu("A100-80GB"))
     passes: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
-    for event in one.work.list:
+    for event in trace.work.list:
         if isinstance(event, Operation):
-            layer = next((name for name in one.work.layers if f"{event.module}.".startswith(f"{name}.")), "")
+            layer = next((name for name in trace.work.layers if f"{event.module}.".startswith(f"{name}.")), "")
             if layer and event.phase in ("forward", "backward", "recomputed"):
                 weight = event.bytes / machine.memory_bytes_per_s + event.flops / machine.matrix_flops
                 passes[layer, event.phase].append((id(event), weight))
     shares: dict[int, float] = {}
     for (_, phase), events in passes.items():
         whole = sum(weight for _, weight in events) or 1.0
-        seconds = one.waited.forward_s * (BACKWARD if phase == "backward" else 1) * one.cuts[1].backwards
+        seconds = trace.waited.forward_s * (BACKWARD if phase == "backward" else 1) * trace.cuts[1].backwards
         shares |= {event: seconds * weight / whole for event, weight in events}
     return shares
 
@@ -342,12 +342,12 @@ def collective_s(call: Call, machine: Machine) -> float:
 def operation_s(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Operation], float]:
     """Seconds of an operation as the planner reckons them: a product's by its sizes and rate, the rest by its bytes."""
 
-    def seconds(one: Operation) -> float:
-        moving = one.bytes / machine.memory_bytes_per_s
-        if not one.product:
+    def seconds(operation: Operation) -> float:
+        moving = operation.bytes / machine.memory_bytes_per_s
+        if not operation.product:
             return moving
-        lost = math.prod(1 + SMALL / size for size in one.sizes)
-        return max(moving, one.flops * lost / of_kind[one.product])
+        lost = math.prod(1 + SMALL / size for size in operation.sizes)
+        return max(moving, operation.flops * lost / of_kind[operation.product])
 
     return seconds
 
@@ -377,8 +377,8 @@ def rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[st
     return of_kind, told
 
 
-def _later(one: Seen) -> set[tuple]:
-    return {_call_key(call) for call in one.calls if call.step >= WARM} or {_call_key(call) for call in one.calls}
+def _later(trace: Seen) -> set[tuple]:
+    return {_call_key(call) for call in trace.calls if call.step >= WARM} or {_call_key(call) for call in trace.calls}
 
 
 def _call_key(call: Call) -> tuple:

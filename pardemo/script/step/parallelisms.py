@@ -216,14 +216,14 @@ def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularie
 def recognised(places: CallSites, shapes: Shapes) -> list[Parallelism]:
     """The parallelisms of the models that have run, and of the pipelines and groups that are there."""
     roots = _outermost(places.roots)
-    found: list[Parallelism] = []
+    parallelisms: list[Parallelism] = []
     for root in roots:
-        found += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
-    found = _trained_ones(_models_together(found))
+        parallelisms += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
+    parallelisms = _trained_ones(_models_together(parallelisms))
     for root in roots:
-        found += dtensors(root, found)
-    found += megatron(roots, shapes)
-    return [*found, *deepspeeds(roots, shapes), *pipelines(shapes)]
+        parallelisms += dtensors(root, parallelisms)
+    parallelisms += megatron(roots, shapes)
+    return [*parallelisms, *deepspeeds(roots, shapes), *pipelines(shapes)]
 
 
 def describe_model(places: CallSites) -> dict[str, Any]:

@@ -222,8 +222,8 @@ def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
     return [*found.values(), *cut]
 
 
-def _sent(one: Seen, steps: Iterable[int]) -> float:
-    return typical([one.cuts[step].sent_bytes - one.cuts[step - 1].sent_bytes for step in steps])
+def _sent(trace: Seen, steps: Iterable[int]) -> float:
+    return typical([trace.cuts[step].sent_bytes - trace.cuts[step - 1].sent_bytes for step in steps])
 
 
 def _median_sum(calls: Iterable[Call], steps: Iterable[int], what: str) -> float:
@@ -283,26 +283,28 @@ def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], f
     return begun
 
 
-def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], int], float]) -> Times:
+def _times_of(trace: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], int], float]) -> Times:
     rows = []
     for step in steps:
-        before, cut = one.cuts[step - 1], one.cuts[step]
+        before, cut = trace.cuts[step - 1], trace.cuts[step]
         evaluated = [(aside.begin_s, aside.end_s) for aside in cut.aside]
         wall = cut.at_s - before.at_s - sum(end - begin for begin, end in evaluated)
-        paced = [wait for wait in one.waited.waits if before.at_s <= wait[0] < cut.at_s] if one.waited else []
+        paced = [wait for wait in trace.waited.waits if before.at_s <= wait[0] < cut.at_s] if trace.waited else []
         compute = cut.cpu_s - before.cpu_s - sum(aside.cpu_s for aside in cut.aside)
         compute += sum(end - begin for begin, end in paced)
         compute = min(max(compute, 0.0), wall)
-        calls = [call for call in one.calls if call.step == step and not _is_within(call.begin_s, evaluated)]
+        calls = [call for call in trace.calls if call.step == step and not _is_within(call.begin_s, evaluated)]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
-        stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s and not _is_within(wait[0], evaluated)]
+        stood = [
+            wait for wait in trace.waits if before.at_s <= wait[0] < cut.at_s and not _is_within(wait[0], evaluated)
+        ]
         waits = waiting_spans(calls, stood, begun)
-        communication, late = (covered_s(_spans(one.rank, some)) for some in ([*flights, *stood], waits))
+        communication, late = (covered_s(_spans(trace.rank, some)) for some in ([*flights, *stood], waits))
         blocked = wall - compute
         idle = min(late, blocked)
         exposed = min(blocked - idle, max(communication - late, 0.0))
         rows.append((wall, compute, exposed, max(communication - exposed - idle, 0.0), idle, blocked - idle - exposed))
-    return Times(one.rank, *sorted(rows)[(len(rows) - 1) // 2])  # of one step, so that its parts add up to it
+    return Times(trace.rank, *sorted(rows)[(len(rows) - 1) // 2])  # of one step, so that its parts add up to it
 
 
 def _is_within(at_s: float, spans: Iterable[tuple[float, float]]) -> bool:
