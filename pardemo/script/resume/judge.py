@@ -188,7 +188,7 @@ class ResumedRun:
     repeats: bool = False
 
     def add(self, what: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
-        """A finding; ``step`` counts those of the undisturbed run, from 1: the first that is made once more by default."""
+        """A finding; ``step`` is one of the undisturbed run, from 1; by default the first that is made once more."""
         step = self.begins + 1 if step is None else step
         self.findings.append(Finding(self.name, step, what, cause, why, None, None, tuple(names)))
 
