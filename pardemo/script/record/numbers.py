@@ -25,7 +25,7 @@ _DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "
 
 
 @contextlib.contextmanager
-def dropout_noted(places: CallSites, note: Callable[[Mask], None], notes: list[str]) -> Iterator[None]:
+def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[str]) -> Iterator[None]:
     """Within the block dropout draws its mask, has it noted, and leaves its input as it is.
 
     So layouts that cannot draw the same masks can be compared all the same, and their masks by themselves.
@@ -45,7 +45,7 @@ def dropout_noted(places: CallSites, note: Callable[[Mask], None], notes: list[s
                     dropped = function(torch.ones_like(plain), p, True) == 0
                 finally:
                     inside[0] = False
-            place = places.here()
+            place = sites.here()
             note(
                 Mask(
                     place.module, place.line, records.digest(plain), records.digest(dropped), plain.numel(),
@@ -87,7 +87,7 @@ def as_in_a_new_process() -> None:
 
 
 @contextlib.contextmanager
-def unseeded_noted(places: CallSites, lines: list[str]) -> Iterator[None]:
+def unseeded_noted(sites: CallSites, lines: list[str]) -> Iterator[None]:
     """Within the block the script's lines are noted that draw from a generator which nobody has seeded.
 
     Of Python's ``random`` and NumPy's functions, of ``numpy.random.default_rng()`` without a seed, and of
@@ -97,7 +97,7 @@ def unseeded_noted(places: CallSites, lines: list[str]) -> Iterator[None]:
 
     def note(what: str) -> None:
         if is_script(sys._getframe(2).f_code.co_filename):
-            line = f"{places.here().line} ({what})"
+            line = f"{sites.here().line} ({what})"
             if line not in lines:
                 lines.append(line)
 

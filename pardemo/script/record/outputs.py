@@ -84,10 +84,10 @@ class Outputs(Hooks):
     Attributes: ``steps`` (the last is the one that runs), ``_tensors`` (of that one, by kind and name).
     """
 
-    def __init__(self, places: CallSites):
+    def __init__(self, sites: CallSites):
         super().__init__()
         self.steps: list[Step] = [Step()]
-        self._places = places
+        self._sites = sites
         self._tensors: Tensors = {}
         self._thread = threading.get_ident()
         self._numbers: dict[tuple[int, str], int] = {}  # of micro-batch and module, how often it ran
@@ -120,7 +120,7 @@ class Outputs(Hooks):
         return call
 
     def _is_root(self, module: torch.nn.Module) -> bool:
-        return module in self._places.roots and next(module.parameters(), None) is not None
+        return module in self._sites.roots and next(module.parameters(), None) is not None
 
     def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
@@ -157,11 +157,11 @@ class Outputs(Hooks):
             return
         if not self.now.micro_batches or self._aside:
             return
-        name = self._places.name(module) if module in self._places.roots or self._known(module) else ""
+        name = self._sites.name(module) if module in self._sites.roots or self._known(module) else ""
         first = next((t for t in _leaves(output) if t.is_floating_point()), None)
         if first is not None:
             self.computed_in.add(str(first.dtype).removeprefix("torch."))
-        if first is None or (not name and module not in self._places.roots):
+        if first is None or (not name and module not in self._sites.roots):
             return
         if hasattr(first, "placements"):
             return  # a DTensor's part: what it is part of, its module's next says
@@ -180,7 +180,7 @@ class Outputs(Hooks):
         self.now.calls.append(ModuleCall(name or ROOT, kind, number, times, key, tuple(first.shape)))
 
     def _known(self, module: torch.nn.Module) -> bool:
-        return self._places.name(module) != type(module).__name__
+        return self._sites.name(module) != type(module).__name__
 
 
 def is_shape_inference() -> bool:

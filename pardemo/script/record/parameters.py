@@ -277,8 +277,8 @@ class Parameters(Outputs):
     Attributes: ``_kept`` (the models that were met, by their ids).
     """
 
-    def __init__(self, places: CallSites, wanted: Wanted):
-        super().__init__(places)
+    def __init__(self, sites: CallSites, wanted: Wanted):
+        super().__init__(sites)
         self._wanted = wanted
         self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
         self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # of parameters after the last step, shape and hash
@@ -303,7 +303,7 @@ class Parameters(Outputs):
         Of what the script calls besides, an average of the parameters or a teacher, nothing is compared. Engines, and
         models whose optimizer has shards of its own in place of parameters, are all models.
         """
-        roots = outermost(self._places.roots)
+        roots = outermost(self._sites.roots)
         optimized = {id(parameter) for _, parameter in self._optimized()}
         trained = [
             root for root in roots

@@ -40,8 +40,8 @@ class Recorder(Parameters):
     steps with others (shards of its own), when the model runs the next time.
     """
 
-    def __init__(self, places: CallSites, rank: int, wanted: Wanted):
-        super().__init__(places, wanted)
+    def __init__(self, sites: CallSites, rank: int, wanted: Wanted):
+        super().__init__(sites, wanted)
         self._rank = rank
         self._pending = False  # an optimizer has stepped, and the parameters are still to be written down
         self._stepped: set[int] = set()
@@ -197,7 +197,7 @@ class Recorder(Parameters):
             if self.now.backwards and not self._pending and not self._in_engine and not self._summed:
                 stepped = isinstance(owner, torch.optim.Optimizer)
                 some = [p for group in owner.param_groups for p in group["params"]] if stepped else owner.parameters()
-                own, line = {id(p) for p in some if p.grad is not None}, self._places.here().line
+                own, line = {id(p) for p in some if p.grad is not None}, self._sites.here().line
                 for root in self._models() if own else ():
                     known = parameters.names_of(root)
                     self.now.cleared |= {known[key][1][0]: line for key in own & known.keys()}
@@ -311,7 +311,7 @@ _LOSS = re.compile(r"\bloss\b[\"']?\s*[:=]?\s*([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)"
 class Recording:
     """A script to run: what a launcher would start, its path made absolute, or a function in its place.
 
-    ``follow``: makes what records it, of places, rank and what is wanted; a :class:`Recorder` where it is None.
+    ``follow``: makes what records it, of call sites, rank and what is wanted; a :class:`Recorder` where it is None.
     """
 
     launch: Launch
@@ -327,14 +327,14 @@ def record_script(asked: Recording) -> RankRecord:
 
     def follow(rank: int, port: int, notes: list[str]) -> RankRecord:
         as_in_a_new_process()
-        places = CallSites(job.own_folder(asked.launch) if asked.function is None else os.getcwd())
-        recorder = (asked.follow or Recorder)(places, rank, asked.wanted)
+        sites = CallSites(job.own_folder(asked.launch) if asked.function is None else os.getcwd())
+        recorder = (asked.follow or Recorder)(sites, rank, asked.wanted)
         unseeded: list[str] = []
-        calls = Calls(places, lambda: len(recorder.steps) - 1, os.path.join(asked.wanted.folder, f"rank{rank}"))
+        calls = Calls(sites, lambda: len(recorder.steps) - 1, os.path.join(asked.wanted.folder, f"rank{rank}"))
         with contextlib.ExitStack() as stack:
-            for one in (places, recorder, calls, unseeded_noted(places, unseeded), _losses_printed(recorder)):
+            for one in (sites, recorder, calls, unseeded_noted(sites, unseeded), _losses_printed(recorder)):
                 stack.enter_context(one)
-            stack.enter_context(dropout_noted(places, recorder.mask, notes))
+            stack.enter_context(dropout_noted(sites, recorder.mask, notes))
             stack.enter_context(_clipping_noted(recorder))
             stack.enter_context(_loss_calls_noted(recorder))
             stack.enter_context(_scaling_noted(recorder))

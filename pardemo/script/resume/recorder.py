@@ -154,8 +154,8 @@ class Following:
 class StoppingRecorder(Recorder):
     """Writes down, beside all that prove does, states of optimizers and random numbers, and saves; and stops."""
 
-    def __init__(self, places: CallSites, rank: int, wanted: Wanted, following: Following):
-        super().__init__(places, rank, wanted)
+    def __init__(self, sites: CallSites, rank: int, wanted: Wanted, following: Following):
+        super().__init__(sites, rank, wanted)
         self._following = following
         self._with_states: list[weakref.ref[torch.optim.Optimizer]] = []
         self._files: set[tuple[str, int, int]] = set()
@@ -211,7 +211,7 @@ class StoppingRecorder(Recorder):
             for name, slot, value in optimizer_states(living(self._with_states), names):
                 self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
             with torch.no_grad():
-                for name, value in kept_beside(self._places.is_own, self._models()):
+                for name, value in kept_beside(self._sites.is_own, self._models()):
                     self._tensors[f"{STATE}{KEPT}/{name}"] = self._taken(name, value)
         super()._note_parameters(when)
 

@@ -317,7 +317,7 @@ class Steps(Hooks):
     generator's and its critic's). From cut to cut each cycle holds each part once.
 
     Args:
-        places: is told while an optimizer steps.
+        sites: is told while an optimizer steps.
         enough: the number of cuts after which the script ends, by :class:`Enough`.
         counters: the kernel's bytes sent and received so far.
         on_cut: is told the number of a cut, at its moment. on_backward: is called as a backward pass begins.
@@ -325,7 +325,7 @@ class Steps(Hooks):
 
     def __init__(
         self,
-        places: CallSites,
+        sites: CallSites,
         enough: int,
         counters: Callable[[], tuple[int, int]],
         on_cut: Callable[[int], None],
@@ -333,7 +333,7 @@ class Steps(Hooks):
     ):
         super().__init__()
         self.cuts: list[StepEnd] = []
-        self._places, self._enough, self._counters = places, enough, counters
+        self._sites, self._enough, self._counters = sites, enough, counters
         self._on_cut, self._on_backward = on_cut, on_backward
         #: is told an exception that leaves a backward pass
         self.on_raise: Callable[[BaseException], None] = lambda error: None
@@ -351,10 +351,10 @@ class Steps(Hooks):
         # a checkpoint's is within another, and autograd.grad's is no step's
         outermost = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
         if outermost:
-            self._places.learns()
+            self._sites.learns()
             self._backwards += 1
             self._since_update += 1
-            self._closures += self._places.stepping
+            self._closures += self._sites.stepping
             self._on_backward()
         try:
             return run(*args, **kwargs)
@@ -364,10 +364,10 @@ class Steps(Hooks):
             raise
 
     def _step_begins(self, *_: Any) -> None:
-        self._places.stepping = True
+        self._sites.stepping = True
 
     def _step_ends(self, optimizer: Any, *_: Any) -> None:
-        self._places.stepping = False
+        self._sites.stepping = False
         if self._since_update == 0 or threading.get_ident() != self._thread:
             return
         self._since_update, self._updates = 0, self._updates + 1
@@ -375,11 +375,11 @@ class Steps(Hooks):
             return
         self._on_cut(len(self.cuts) + 1)  # what it costs is part of the step that is over
         sent, received = self._counters()
-        aside = self._places.take_aside()
-        self._places.forget()
+        aside = self._sites.take_aside()
+        self._sites.forget()
         self.cuts.append(StepEnd(
             time.monotonic(), time.thread_time(), self._backwards, aside, sent, received,
-            self._places.take_forwards(), self._updates, self._closures,
+            self._sites.take_forwards(), self._updates, self._closures,
         ))  # fmt: skip
         self._backwards = self._updates = self._closures = 0
         if len(self.cuts) == self._enough:

@@ -84,20 +84,20 @@ class Calls:
     """Notes each collective of this rank while the block runs.
 
     Args:
-        places: where the script is. step: the number of the step that runs. journal: a file that takes a line for each
+        sites: where the script is. step: the number of the step that runs. journal: a file that takes a line for each
             call as it begins, and one as it is over: what a rank did last can be read there where it hangs.
         on_tensors: is told the tensors of each collective, and its kind.
     """
 
     def __init__(
         self,
-        places: CallSites,
+        sites: CallSites,
         step: Callable[[], int],
         journal: str,
         on_tensors: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None] | None = None,
     ):
         self.list: list[Call] = []
-        self._places, self._step, self._on_tensors = places, step, on_tensors
+        self._sites, self._step, self._on_tensors = sites, step, on_tensors
         self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
         #: messages that are not over, by the Work's id: no future tells when they are, only a ``wait``
         self._messages: dict[int, tuple[dist.Work, Call, int, int]] = {}
@@ -142,7 +142,7 @@ class Calls:
         try:
             ended = script()
         except BaseException as error:
-            self._journal.ends("raised", headline(error), self._places.raised_at(error))
+            self._journal.ends("raised", headline(error), self._sites.raised_at(error))
             raise
         self._journal.ends(ended)
         return ended
@@ -151,7 +151,7 @@ class Calls:
         """Notes an exception that left a forward or a backward pass: a script may go on after it."""
         if type(error).__module__ == "torch.utils.checkpoint":  # with which it ends what it runs again
             return
-        self._journal.raised(headline(error), self._places.raised_at(error))
+        self._journal.raised(headline(error), self._sites.raised_at(error))
 
     def _asked(self, name: str) -> Callable:
         operator = getattr(torch.ops.c10d, name).default
@@ -179,7 +179,7 @@ class Calls:
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
         tensors = {key: _tensors_in(value) for key, value in arguments.items()}
         nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
-        own, place = group.rank(), self._places.here()
+        own, place = group.rank(), self._sites.here()
         if kind == "send":
             ranks = (ranks[own], ranks[int(arguments["dst"])])
         elif kind == "receive":
@@ -226,7 +226,7 @@ class Calls:
         own = world if ranks is None else tuple(ranks)
         callers = own if alone else world
         number = self._number("new_group", callers)
-        place = self._places.here()
+        place = self._sites.here()
         call = Call(
             "new_group", callers, number, 0, 0.0, 0.0, "", place, time.monotonic(), self._step(), "new_group"
         )  # fmt: skip

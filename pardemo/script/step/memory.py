@@ -52,9 +52,9 @@ class ScriptMemoryMeter(MemoryMeter):
     steps**: data, and copies of parameters as an average has them.
     """
 
-    def __init__(self, places: CallSites):
+    def __init__(self, sites: CallSites):
         super().__init__(meets=True)
-        self._places = places
+        self._sites = sites
         self.storages: dict[Any, Storage] = {}
         self._earlier: list[tuple[Any, Storage]] = []  # lives of storages that gave their memory back, and grew again
         self.vocabularies: set[int] = set()
@@ -180,7 +180,7 @@ class ScriptMemoryMeter(MemoryMeter):
         tensor = self._tensor
         shape = tuple(tensor.shape) if tensor is not None else ()
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
-        place = self._places.here()
+        place = self._sites.here()
         made = Storage(
             record.nbytes, place, shape, dtype, self._change, self._phase, place.use if place.use in KINDS else ""
         )
@@ -245,9 +245,9 @@ def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, floa
 class Trained(Hooks):
     """Notes the optimizers that step, and the tokens that reach an embedding, while the block runs."""
 
-    def __init__(self, places: CallSites):
+    def __init__(self, sites: CallSites):
         super().__init__()
-        self._places = places
+        self._sites = sites
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._tokens: tuple[int, ...] = ()
 
@@ -261,11 +261,11 @@ class Trained(Hooks):
         ``bucket_view``: whether DDP's gradients lie in its buckets. ``deepspeed``: of its configuration what decides
         over memory.
         """
-        layer_names = equal_layers(self._places.roots, self._places.name)
-        recomputed = {name for name in layer_names if name in self._places.recomputed}
+        layer_names = equal_layers(self._sites.roots, self._sites.name)
+        recomputed = {name for name in layer_names if name in self._sites.recomputed}
         ddp = [
             part
-            for root in self._places.roots
+            for root in self._sites.roots
             for part in root.modules()
             if isinstance(part, torch.nn.parallel.DistributedDataParallel)
         ]
@@ -275,9 +275,9 @@ class Trained(Hooks):
             "tokens": self._tokens,
             "layers": len(layer_names),
             "layers_recomputed": len(recomputed),
-            "recomputed_inside": bool(self._places.recomputed - recomputed),
+            "recomputed_inside": bool(self._sites.recomputed - recomputed),
             "bucket_view": bool(ddp) and all(part.gradient_as_bucket_view for part in ddp),
-            "deepspeed": _deepspeed(self._places.roots),
+            "deepspeed": _deepspeed(self._sites.roots),
         }
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -76,13 +76,13 @@ class OperationRecorder(compat.TorchDispatchMode):
     """Notes the operations of a step, in the order in which the script launches them.
 
     Args:
-        places: where the script is. calls: the rank's collectives so far, to which each adds itself.
+        sites: where the script is. calls: the rank's collectives so far, to which each adds itself.
     """
 
-    def __init__(self, places: CallSites, calls: Callable[[], list[Call]]):
+    def __init__(self, sites: CallSites, calls: Callable[[], list[Call]]):
         super().__init__()
         self.list: list[Operation | Exchange] = []
-        self._places, self._calls = places, calls
+        self._sites, self._calls = sites, calls
         self._last: dict[int, tuple[int, int]] = {}  # storage -> (collective, operations) that wrote it last
         self._operations = self._exchanges = 0
         self.on = False
@@ -104,7 +104,7 @@ class OperationRecorder(compat.TorchDispatchMode):
         """What was noted, of a script with these models; no more is."""
         self.on = False
         return StepWork(
-            self.list, torch.get_float32_matmul_precision() != "highest", equal_layers(roots, self._places.name)
+            self.list, torch.get_float32_matmul_precision() != "highest", equal_layers(roots, self._sites.name)
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,7 +139,7 @@ class OperationRecorder(compat.TorchDispatchMode):
             for key in set(map(_key, written)) - set(map(_key, read)):  # an address may have been another storage's
                 self._last[key] = -1, self._operations
             return
-        place = self._places.here()
+        place = self._sites.here()
         self._operations += 1
         phase = "recomputed" if place.repeated else place.phase
         sizes = _sizes(read) if flops else ()

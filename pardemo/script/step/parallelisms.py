@@ -213,12 +213,12 @@ def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularie
     return told + rest
 
 
-def recognised(places: CallSites, shapes: Shapes) -> list[Parallelism]:
+def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
     """The parallelisms of the models that have run, and of the pipelines and groups that are there."""
-    roots = _outermost(places.roots)
+    roots = _outermost(sites.roots)
     parallelisms: list[Parallelism] = []
     for root in roots:
-        parallelisms += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
+        parallelisms += [*_ddp(root, sites), *_fsdp2(root, sites), *_fsdp1(root, sites), *_deepspeed(root)]
     parallelisms = _trained_ones(_models_together(parallelisms))
     for root in roots:
         parallelisms += dtensors(root, parallelisms)
@@ -226,13 +226,13 @@ def recognised(places: CallSites, shapes: Shapes) -> list[Parallelism]:
     return [*parallelisms, *deepspeeds(roots, shapes), *pipelines(shapes)]
 
 
-def describe_model(places: CallSites) -> dict[str, Any]:
+def describe_model(sites: CallSites) -> dict[str, Any]:
     """Parameters of what has run: how many, of which dtypes, how many frozen, which are one under two names."""
     count = frozen = 0
     dtypes: dict[str, int] = {}
     tied: list[str] = []
     kinds: list[str] = []
-    for root in _outermost(places.roots):
+    for root in _outermost(sites.roots):
         names: dict[int, str] = {}
         flat = [unit for part in root.modules() if _is_fsdp1(part) and (unit := compat.fsdp1_unit(part))]
         for name, parameter in root.named_parameters(remove_duplicate=False):
@@ -255,7 +255,7 @@ def describe_model(places: CallSites) -> dict[str, Any]:
             kinds.append(type(unwrapped(root)).__name__)
     return {
         "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dtypes, "tied": tied,
-        "recomputed": sorted(places.recomputed), "computed_in": sorted(places.computed_in),
+        "recomputed": sorted(sites.recomputed), "computed_in": sorted(sites.computed_in),
     }  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def _outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     return [root for root in kept if id(root) not in within]
 
 
-def _ddp(root: torch.nn.Module, places: CallSites) -> Iterator[Parallelism]:
+def _ddp(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
     for part in root.modules():
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             trained = {n: p for n, p in part.module.named_parameters() if p.requires_grad}
@@ -340,7 +340,7 @@ def _rows_used(module: torch.nn.Module) -> dict[str, Any]:
     return {"rows_used": rows}
 
 
-def _fsdp2(root: torch.nn.Module, places: CallSites) -> Iterator[Parallelism]:
+def _fsdp2(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
     units: dict[tuple[str, tuple[int, ...], tuple[int, ...]], dict[str, tuple[int, int, bool]]] = {}
     dtypes: set[str] = set()
     for name, part in root.named_modules():
@@ -382,7 +382,7 @@ def _is_fsdp1(module: torch.nn.Module) -> bool:
     return isinstance(module, FullyShardedDataParallel)
 
 
-def _fsdp1(root: torch.nn.Module, places: CallSites) -> Iterator[Parallelism]:
+def _fsdp1(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
     units = {without_wrappers(n) or ROOT: part for n, part in root.named_modules() if _is_fsdp1(part)}
     if units:
         first = next(iter(units.values()))

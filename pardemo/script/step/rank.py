@@ -103,17 +103,17 @@ class _ScriptFollower:
     def __init__(self, program: Program, own: str, rank: int, port: int):
         self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
         self._wire = kernel_counts()
-        self._places = CallSites(own)
-        self._shapes = Shapes(self._places, lambda: self._steps.number, READERS)
-        self._held = ScriptMemoryMeter(self._places)
-        self._trained = Trained(self._places)
+        self._sites = CallSites(own)
+        self._shapes = Shapes(self._sites, lambda: self._steps.number, READERS)
+        self._held = ScriptMemoryMeter(self._sites)
+        self._trained = Trained(self._sites)
         self._following = contextlib.ExitStack()
-        self._steps = Steps(self._places, self._enough, self._counters, self._on_cut, self._on_backward)
+        self._steps = Steps(self._sites, self._enough, self._counters, self._on_cut, self._on_backward)
         journal = os.path.join(program.journals, f"rank{rank}")
-        self._calls = Calls(self._places, lambda: self._steps.number, journal, self._on_tensors)
+        self._calls = Calls(self._sites, lambda: self._steps.number, journal, self._on_tensors)
         self._calls.on_wait = self._on_wait
-        self._places.on_raise = self._steps.on_raise = self._calls.raised
-        self._work = OperationRecorder(self._places, lambda: self._calls.list) if program.work else None
+        self._sites.on_raise = self._steps.on_raise = self._calls.raised
+        self._work = OperationRecorder(self._sites, lambda: self._calls.list) if program.work else None
         self._step_work: StepWork | None = None
         self._waiting = LayerPadding(program.layer_s) if program.layer_s else None
         self._memory: Memory | None = None
@@ -128,7 +128,7 @@ class _ScriptFollower:
         with (
             stores,
             job.processes_noted(started),
-            self._places,
+            self._sites,
             self._shapes,
             self._steps,
             self._calls,
@@ -156,7 +156,7 @@ class _ScriptFollower:
         elif number == MEMORY_STEP:
             self._memory = _memory(self._held)
             if self._work is not None:
-                self._step_work = self._work.step(self._places.roots)
+                self._step_work = self._work.step(self._sites.roots)
         elif number in (WARM, self._enough):  # a script that ends by itself takes its groups down before
             self._look()
 
@@ -174,8 +174,8 @@ class _ScriptFollower:
 
     def _look(self) -> None:
         """What is running, while the script still has it."""
-        self._parallelisms = recognised(self._places, self._shapes)
-        self._model = describe_model(self._places) | {
+        self._parallelisms = recognised(self._sites, self._shapes)
+        self._model = describe_model(self._sites) | {
             "vocabularies": sorted(self._held.vocabularies), "trained": self._trained.seen()
         }  # fmt: skip
         self._backend = str(dist.get_backend()) if dist.is_initialized() else ""
