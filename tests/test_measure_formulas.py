@@ -8,7 +8,7 @@ from conftest import says
 from pardemo import measure, project
 from pardemo.formulas import communication
 from pardemo.script.runtime.call_sites import CallSite
-from pardemo.script.step.formulas import by_terms
+from pardemo.script.step.findings import by_terms
 from pardemo.script.step.parallelisms import Parallelism
 from pardemo.script.step.summary import Row, Summary
 

@@ -16,8 +16,7 @@ from pardemo import compat
 from pardemo.script.record import records
 from pardemo.script.record.records import Mask
 from pardemo.script.runtime import stand_ins
-from pardemo.script.runtime.call_sites import CallSites
-from pardemo.script.runtime.hooks import Hooks
+from pardemo.script.runtime.call_sites import CallSites, Hooks
 from pardemo.script.runtime.libraries import is_script
 
 #: Dropout in its forms: torch.nn's modules call these.

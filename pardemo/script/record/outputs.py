@@ -14,8 +14,7 @@ import torch
 from pardemo import compat
 from pardemo.script.record import records
 from pardemo.script.record.records import MicroBatch, ModuleCall, Step, Tensors
-from pardemo.script.runtime.call_sites import ROOT, CallSites
-from pardemo.script.runtime.hooks import Hooks
+from pardemo.script.runtime.call_sites import ROOT, CallSites, Hooks
 
 #: Arguments that are the samples, of whatever else a model is given.
 _FIRST = ("input_ids", "inputs_embeds", "pixel_values", "tokens")

@@ -1,6 +1,8 @@
-"""Where a script is, its line and the module that runs, and which step of its optimizer."""
+"""Where a script is: hooks on its modules, optimizers and backward passes, its line and module, its steps."""
 
 import bisect
+import contextlib
+import functools
 import os
 import re
 import sys
@@ -10,14 +12,62 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
 from pardemo.meters.inside import tensors_in
-from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.runtime.libraries import library_folders
+
+
+class Hooks:
+    """Calls those of the methods below that a subclass has, while the block runs, for all modules and optimizers.
+
+    ``following``: whatever else is to end with the block. ``also_raised``: whether ``_module_ends`` is called where a
+    forward pass raises, too.
+    """
+
+    also_raised: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.following = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        hooks: dict[str, Callable[..., Any]] = {
+            "_module_begins": register_module_forward_pre_hook,
+            "_module_ends": functools.partial(register_module_forward_hook, always_call=self.also_raised),
+            "_step_begins": register_optimizer_step_pre_hook,
+            "_step_ends": register_optimizer_step_post_hook,
+        }
+        for name, register in hooks.items():
+            if getattr(type(self), name) is not getattr(Hooks, name):
+                self.following.callback(register(getattr(self, name)).remove)
+        if type(self)._backward is not Hooks._backward:
+            self.following.enter_context(compat.replaced(*compat.engine_replaced(self._backward)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.following.close()
+
+    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
+        """A module is called, with these positional arguments."""
+
+    def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        """A module's forward pass has ended; what is returned takes the output's place, unless it is None."""
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """An optimizer's ``step`` is called; what is returned takes the arguments' place, unless it is None."""
+
+    def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped."""
+
+    def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A backward pass, which ``run(*args, **kwargs)`` runs; those within another one, too."""
+        return run(*args, **kwargs)
+
 
 #: Functions of torch that send Python objects, as bytes: nobody asked for these collectives of tensors.
 _OF_OBJECTS = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?$")

@@ -1,14 +1,389 @@
-"""What a reader would change in a script, from its median step."""
+"""What the formulas of each parallelism say beside what was sent, and what a reader would change in a script."""
 
 import math
 import statistics
+from collections.abc import Iterable
 from math import prod
+from typing import Any
 
+from pardemo.formulas import communication as formulas
 from pardemo.formulas.communication import ring_all_reduce, ring_half
-from pardemo.script.runtime.call_sites import NORM, ROOT
-from pardemo.script.step import formulas
-from pardemo.script.step.formulas import SMALL, gathered_logits
+from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
+from pardemo.script.step.layers import REPLICATED
+from pardemo.script.step.parallelisms import PARAMETERS, Parallelism
 from pardemo.script.step.summary import Finding, Row, Summary
+from pardemo.script.words import first_of
+from pardemo.tables import amount
+
+#: Bytes up to which a message's time is its latency's, whatever the link.
+SMALL = 4096
+
+
+def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
+    """A group's rows of these kinds, without those of an evaluation: no formula of a step is for them."""
+    of_group = [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
+    return [row for row in of_group if row.place.phase != "evaluation"]
+
+
+def low_precision(measured: Summary) -> str:
+    """The dtype of 16 bits in which autocast computes, if one does."""
+    return next((dtype for dtype in measured.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
+
+
+def expect_together(rows: list[Row], whole: float, why: str, name: str = "", reason: str = "") -> list[Finding]:
+    """What several rows are expected to send together, told by their shares; a finding where they do not."""
+    sent = sum(row.bytes for row in rows)
+    for row in rows:
+        row.expected_bytes = whole * row.bytes / sent if sent else None
+        row.why = why
+    if not rows or not whole or abs(sent / whole - 1) < 0.05:
+        return []
+    named = f"{name or why}: the formula says {amount(whole)} a step, {amount(sent)} were sent"
+    return [Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - whole, 0.0))]
+
+
+def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
+    """2S(N−1)/N a step, once, whatever the number of micro-batches; for each evaluation of a closure."""
+    found = []
+    whole, n = sum(parallelism.unit_bytes.values()), len(parallelism.ranks)
+    once = formulas.ring_all_reduce(whole, n).sent * measured.closures
+    rows = [row for row in rows_of(measured, ["all-reduce"], parallelism.ranks) if row.place.phase == "backward"]
+    for row in rows:
+        if row.dtype == "int32":
+            row.why = "which parameters were used, for find_unused_parameters"
+    rows = [row for row in rows if row.dtype != "int32"]
+    sent = sum(row.bytes for row in rows)
+    line = rows[0].line if rows else ""
+    buckets = _buckets_text(parallelism.options.get("buckets", []))
+    for row in rows:
+        row.why = "gradients, summed in buckets" + (f" as {row.dtype}" if row.dtype != "float32" else "") + buckets
+    if parallelism.options.get("models", 1) > 1:
+        return []
+    for row in rows:
+        row.expected_bytes = once * row.bytes / sent if sent else once
+    m = measured.micro_batches
+    if m > 1 and sent > 1.5 * once:
+        found.append(Finding(
+            f"gradients are summed after each of {m} micro-batches, {amount(sent)} a step where once would be "
+            f"{amount(once)}: run all but the last forward and backward in `with model.no_sync():`", line, sent - once,
+        ))  # fmt: skip
+    low = low_precision(measured)
+    if low and any(row.dtype == "float32" for row in rows):
+        hook = "bf16_compress_hook" if low == "bfloat16" else "fp16_compress_hook"
+        found.append(Finding(
+            f"gradients travel as float32 though the forward is computed in {low}: `{hook}` would send half",
+            line, once / 2,
+        ))  # fmt: skip
+    for name, (used, rows_) in parallelism.options["rows_used"].items():
+        nbytes = parallelism.unit_bytes.get(name, 0)
+        if used < 0.5 * rows_ and nbytes > 0.1 * whole:
+            found.append(Finding(
+                f"{name} is summed whole, {nbytes / whole:.0%} of all gradients, though a step touches {used:,} of its "
+                f"{rows_:,} rows", line, formulas.ring_all_reduce(nbytes, n).sent,
+            ))  # fmt: skip
+    if parallelism.options.get("find_unused_parameters") and not parallelism.options["unused"]:
+        found.append(Finding(
+            "find_unused_parameters walks the graph after each forward, and all parameters were used: switch it off if "
+            "that is always so", line, 0.0,
+        ))  # fmt: skip
+    if unused := parallelism.options["unused"]:
+        nbytes = sum(parallelism.unit_bytes.get(name, 0) for name in unused)
+        names = first_of(unused, 3)
+        found.append(Finding(
+            f"in the last step no gradient reached {names}, and zeros were summed: if that is always so, freeze them",
+            line, formulas.ring_all_reduce(nbytes, n).sent,
+        ))  # fmt: skip
+    return found
+
+
+def _buckets_text(buckets: list[list[str]]) -> str:
+    """Which parameters a bucket has: the first that it waits for, the last, and how many; of the first buckets."""
+    some = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
+    return f": {first_of(some, 3, more=' and {} more buckets')}" if some else ""
+
+
+def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
+    """A unit of P bytes: gathered for the forward, once more for the backward where it was given back; P summed."""
+    found = []
+    n, m = len(fsdp.ranks), measured.micro_batches
+    again = fsdp.options["reshard_after_forward"]
+    gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in fsdp.unit_bytes]
+    for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
+        rows = [row for row in gathers if (row.module, row.place.phase == "backward") == (unit, backward)]
+        wanted, calls = (0.0 if backward and not again[unit] else 1.0) * m, sum(row.calls for row in rows)
+        for row in rows:
+            once = formulas.ring_half(fsdp.unit_bytes[unit], n).sent
+            row.expected_bytes = once * wanted * (row.calls / calls if calls else 1)
+            row.why = f"{unit} gathered for the {'backward' if backward else 'forward'}"
+            if row.place.phase == "between":
+                row.why = f"{unit} gathered by unshard(), outside of all modules"
+        if calls > wanted + 0.5:
+            reason = _gathered_again(fsdp, unit, backward, calls / m, m, rows)
+            found.append(Finding(
+                f"{unit} is gathered {calls / m:g} times for the {'backward' if backward else 'forward'} of a "
+                f"micro-batch where {wanted / m:g} would do{reason}", rows[0].line,
+                sum(row.bytes for row in rows) - sum(row.expected_bytes or 0 for row in rows),
+            ))  # fmt: skip
+    _explain_other_gathers(measured, fsdp)
+    scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
+    for row in scatters:
+        if row.module in fsdp.unit_bytes:
+            once = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent
+            whole = sum(other.bytes for other in scatters if other.module == row.module)
+            times = 1 if whole < 1.5 * once else m  # set_requires_gradient_sync() adds micro-batches up on the rank
+            # parts of a unit may go by themselves
+            row.expected_bytes = times * once * (row.bytes / whole if whole else 1)
+            row.why = f"gradients of {row.module}"
+    sent = sum(row.bytes for row in gathers)
+    if m > 1 and gathers:
+        found.append(Finding(
+            f"parameters are gathered anew for each of {m} micro-batches, {amount(sent)} a step: fewer, larger "
+            "micro-batches send less; set_reshard_after_backward(False) keeps them gathered until the last",
+            gathers[0].line, sent * (m - 1) / m,
+        ))  # fmt: skip
+    low = low_precision(measured)
+    if low and "float32" in fsdp.options["gathered_in"]:
+        found.append(Finding(
+            f"parameters are gathered as float32 though the forward is computed in {low}: "
+            f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", gathers[0].line if gathers else "", sent / 2,
+        ))  # fmt: skip
+    for replicas in fsdp.options["replicas"]:
+        for row in rows_of(measured, ["all-reduce"], replicas):
+            if row.place.phase == "backward" and row.module in fsdp.unit_bytes:
+                shard = fsdp.options["gradient_bytes"][row.module] / n
+                row.expected_bytes = formulas.ring_all_reduce(shard, len(replicas)).sent * m
+                row.why = f"shards of gradients of {row.module}, summed over the replicas"
+    return found
+
+
+def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
+    """Why a unit is gathered more often than once; empty where that is not known."""
+    runs = fsdp.options.get("runs", {}).get(unit, 0) / m
+    if any(row.place.phase == "between" for row in rows):
+        return ": unshard() is called for it, and it was given back before its forward, or after it"
+    if runs <= 1 or calls not in (runs, runs - 1):
+        return ""
+    if backward:
+        return f": it runs {runs:g} times in its forward, and the backward of each run gives it back"
+    advice = "set_reshard_after_forward(False) keeps it"
+    return f": it runs {runs:g} times, and is given back after each (reshard_after_forward); {advice}"
+
+
+def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
+    """Gathers of a weight's shape that are no unit's: what is used as it is sharded is gathered by torch."""
+    for row in rows_of(measured, ["all-gather"], fsdp.ranks):
+        alike = [
+            name
+            for name, shape in fsdp.options.get("shapes", {}).items()
+            if len(shape) > 1 and any(list(one) == shape for one in row.shapes)
+        ]
+        if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
+            some = first_of(alike, 2, " or ", ", or {} more")
+            row.why = (
+                f"of the shape of {some}: a sharded weight that is used outside of its module is gathered by itself"
+            )
+
+
+def fsdp1(measured: Summary, fsdp: Parallelism) -> list[Finding]:
+    """3Ψ(N−1)/N for each micro-batch: gathered for the forward and for the backward, reduced once."""
+    strategy = fsdp.options["sharding_strategy"]
+    n, m = len(fsdp.ranks), measured.micro_batches
+    half = formulas.ring_half(sum(fsdp.unit_bytes.values()), n).sent * m
+    reduced = formulas.ring_half(sum(fsdp.options["gradient_bytes"].values()), n).sent * m
+    # the root's parameters stay gathered from the forward to the backward
+    kept = formulas.ring_half(fsdp.unit_bytes.get(ROOT, 0), n).sent * m if strategy == "FULL_SHARD" else 0
+    gathers = rows_of(measured, ["all-gather"], fsdp.ranks)
+    scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
+    return [
+        *expect_together(gathers, half * (1 if strategy == "SHARD_GRAD_OP" else 2) - kept, "parameters, gathered"),
+        *expect_together(scatters, reduced, "gradients, reduced to their shards"),
+    ]
+
+
+def deepspeed(measured: Summary, zero: Parallelism) -> list[Finding]:
+    """2Ψ, 2Ψ, (m + 1)Ψ, 3mΨ, all times (N−1)/N: ZeRO's own formulas, beside what DeepSpeed does."""
+    stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
+    half = formulas.ring_half(sum(zero.unit_bytes.values()), n).sent
+    name = f"ZeRO-{stage}" if stage else "DeepSpeed"
+    summed = _deepspeed_rows(measured, zero, ("all-reduce", "reduce-scatter", "reduce"))
+    gathered = _deepspeed_rows(measured, zero, ("all-gather", "broadcast"))
+    whole = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
+    kept = "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters allows, "
+    found = expect_together(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", whole)
+    if not stage:
+        return found
+    parameters = half * (2 * m if stage == 3 else 1)
+    less = stage == 3 and sum(row.bytes for row in gathered) < parameters
+    reason = kept + "stay gathered" if less else ""
+    return found + expect_together(gathered, parameters, "parameters, gathered", f"{name}'s parameters", reason)
+
+
+def _deepspeed_rows(measured: Summary, zero: Parallelism, kinds: tuple[str, ...]) -> list[Row]:
+    rows = rows_of(measured, kinds, zero.ranks)
+    return [row for row in rows if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
+
+
+#: How far what was sent may be from a formula that is met.
+MET = 0.01
+#: What calls carry of which no formula is known, by parallelism: where, and what.
+CARRIED = {
+    "TP": (("forward", "backward"), "activations between the parts of a cut layer"),
+    "PP": (("forward", "backward", "between"), "activations, or their gradients, between stages"),
+    "CP": (("forward", "backward"), "keys and values of other parts of the sequence, or their gradients"),
+    "EP": (("forward", "backward"), "tokens on their way to experts, or back"),
+    "DP": (("forward", "backward", "between", "step"), "gradients, or shards of parameters"),
+}
+#: Of a forward that a backward pass runs again.
+RECOMPUTED = ", again: the forward is recomputed"
+Term = dict[str, Any]
+
+
+def by_terms(measured: Summary) -> list[Finding]:
+    """Gives rows what the terms of all parallelisms make together; a row of several terms their sum.
+
+    A term is met, or missed, with all rows that its shape fits: what one row is short of another may have.
+    """
+    terms = [term for parallelism in measured.parallelism for term in parallelism.options.get("terms", [])]
+    rows = [
+        row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
+    ]
+    found = []
+    for some, of_rows in _together([(term, [row for row in rows if _fits(term, row)]) for term in terms]):
+        found += _compare_rows(measured, some, of_rows)
+    for parallelism in measured.parallelism:
+        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.get("by", ""))
+    return found
+
+
+def _fits(term: Term, row: Row) -> bool:
+    """Whether a row may be a term's: the same kind of call, in its group and phase, of a tensor of its size."""
+    if row.kind != term["kind"] or row.ranks != tuple(term["ranks"]):
+        return False
+    phases = {"forward": ("forward", "between"), "backward": ("backward",)}  # a model's own hooks run after it
+    if term["phase"] and row.place.phase not in phases[term["phase"]]:
+        return False
+    if row.place.repeated and not term["repeated"] and term["phase"]:
+        return False
+    whole, n = term["elements"], len(row.ranks)
+    return not whole or any(prod(shape) in (whole, whole // n) for shape in row.shapes)
+
+
+def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list[Row]]]:
+    """Terms that share rows, with those rows; terms without any are left out."""
+    sets: list[tuple[list[Term], list[Row]]] = []
+    for term, rows in fits:
+        if not rows:
+            continue
+        ids = set(map(id, rows))
+        joined = [one for one in sets if ids & set(map(id, one[1]))]
+        sets = [one for one in sets if all(one is not other for other in joined)]
+        terms = [t for one in joined for t in one[0]] + [term]
+        unique = {id(row): row for one in joined for row in one[1]} | {id(row): row for row in rows}
+        sets.append((terms, list(unique.values())))
+    return sets
+
+
+def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
+    """Expected bytes, and the reason where they differ, for rows that belong together."""
+    whole, sent = sum(term["bytes"] for term in terms), sum(row.bytes for row in rows)
+    vocabularies, found = measured.model.get("vocabularies", []), []
+    if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
+        found.append(gathered_logits(rows[0], sent))
+    for row in rows:
+        row.expected_bytes = whole * row.bytes / sent if sent else whole / len(rows)
+        own = [term for term in terms if _fits(term, row)]
+        own = [term for term in own if term["repeated"] == row.place.repeated] or own
+        row.why = "; ".join(dict.fromkeys(f"{term['what']}{RECOMPUTED if term['repeated'] else ''}" for term in own))
+    if abs(sent - whole) > MET * whole:
+        found += _shared_inputs(terms, rows, whole, sent)
+        if not found:
+            reason = _difference(measured, terms, rows, whole, sent)
+            for row in rows:
+                row.why += f": {reason}"
+    for row in rows:
+        row.why += "; small: it costs its latency" if 0 < row.bytes <= SMALL else ""
+    return found
+
+
+def _shared_inputs(terms: list[Term], rows: list[Row], whole: float, sent: float) -> list[Finding]:
+    """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
+    again = sum(term["again_bytes"] for term in terms)
+    if not again or abs(sent - whole - again) > MET * (whole + again):
+        return []
+    same = {name: first for term in terms for name, first in term["same"].items()}
+    once = [row for row in rows if row.module not in same]
+    if abs(sum(row.bytes for row in once) - whole) <= MET * whole:
+        for row in rows:
+            row.expected_bytes = 0.0 if row.module in same else row.bytes
+    for row in rows:
+        if row.module in same:
+            row.why += f": {same[row.module]} takes the same, and each does it for itself"
+    layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
+    some = first_of(layers, 3)
+    each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
+    return [Finding(
+        f"{some} share inputs, and each {each} for itself, {amount(sent)} a step where once for an input would be "
+        f"{amount(whole)}: PrepareModuleInput on the module around them does it once", rows[0].line, sent - whole,
+    )]  # fmt: skip
+
+
+def _difference(measured: Summary, terms: list[Term], rows: list[Row], whole: float, sent: float) -> str:
+    """Why more, or less, was sent than the formula says."""
+    times, m = sent / whole if whole else 0.0, measured.micro_batches
+    if all(term["what"] == REPLICATED for term in terms) and times > 1.5 and abs(times - round(times)) < MET:
+        if all(row.place.phase == "step" for row in rows):
+            return (
+                f"{times:.0f} times, since they are sums of several ranks still when the optimizer steps, and each of "
+                "its operations that needs them sums them anew"
+            )
+        if round(times) == m > 1:
+            return f"after each of {m} micro-batches"
+    if all(term["what"] == PARAMETERS for term in terms) and abs(times - terms[0]["optimizers"]) < MET:
+        return f"{times:.0f} times, since each of the {times:.0f} chained optimizers has all of them gathered"
+    return f"the formula says {amount(whole)} for all {amount(sent)}; why it differs is not known"
+
+
+def gathered_logits(row: Row, nbytes: float) -> Finding:
+    """What there is to say of logits that are gathered whole."""
+    times = "once" if row.calls == 1 else f"{row.calls:.2g} times"
+    return Finding(
+        f"logits are gathered whole, {times} a step: a figure of them can be counted on each rank, a loss be "
+        "computed where the vocabulary is cut, and a few numbers sent", row.line, nbytes,
+    )  # fmt: skip
+
+
+def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -> None:
+    """Calls of more than a few bytes that no formula has: what they carry."""
+    if kind not in CARRIED:
+        return
+    phases, what = CARRIED[kind]
+    kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
+    for row in measured.collectives:
+        within = row.kind == "send" and kind in ("PP", "CP") and set(row.ranks) <= set(ranks)
+        if not within and (row.kind not in kinds or row.ranks != tuple(ranks)):
+            continue
+        if kind == "CP" and by == "torch" and row.place.use != CONTEXT:
+            continue
+        if row.place.phase in phases and row.bytes > SMALL and not row.why:
+            row.why = what
+
+
+def explain_parallelism(measured: Summary, parallelism: Parallelism) -> list[Finding]:
+    """Gives the rows of a parallelism what was expected of them; what differs, and what would send less, is found.
+
+    Of models that are cut over ranks, :func:`by_terms` does the same, for all groups together.
+    """
+    kind = parallelism.kind
+    if kind == "DDP":
+        return ddp(measured, parallelism)
+    if kind in ("FSDP2", "HSDP"):
+        return fsdp2(measured, parallelism)
+    if kind == "FSDP1":
+        return fsdp1(measured, parallelism)
+    if kind.startswith("DeepSpeed"):
+        return deepspeed(measured, parallelism)
+    return []
+
 
 #: Elements up to which a tensor is a metric, and no loss of each token.
 METRIC = 16
@@ -28,8 +403,8 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 def explain(measured: Summary) -> None:
     """Gives rows what was expected of them, and the summary its findings."""
     for parallelism in measured.parallelism:
-        measured.findings += formulas.explain_parallelism(measured, parallelism)
-    measured.findings += formulas.by_terms(measured)
+        measured.findings += explain_parallelism(measured, parallelism)
+    measured.findings += by_terms(measured)
     _summed_by_hand(measured)
     _sharded_by_hand(measured)
     _averaged_now_and_then(measured)

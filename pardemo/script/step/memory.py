@@ -15,8 +15,7 @@ from pardemo import compat
 from pardemo.meters.inside import innermost, plain_tensors
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.snapshot import Block
-from pardemo.script.runtime.call_sites import CallSite, CallSites
-from pardemo.script.runtime.hooks import Hooks
+from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks
 from pardemo.script.step.operations import equal_layers
 
 #: What a peak is told by. The meter's activations are told apart by what they are for.

@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 from pardemo import compat
 from pardemo.meters.inside import tensors_in
 from pardemo.planner.work import FLOPS, traffic
-from pardemo.script.runtime.call_sites import CallSites, without_wrappers
-from pardemo.script.runtime.hooks import Hooks
+from pardemo.script.runtime.call_sites import CallSites, Hooks, without_wrappers
 from pardemo.script.step.collectives import Call
 
 #: Elements of 2 bytes: a GPU's matrix units multiply them at the rate of its datasheet.

@@ -20,8 +20,7 @@ from torch.nn import functional
 
 from pardemo import compat
 from pardemo.formulas import communication as formulas
-from pardemo.script.runtime.call_sites import CallSites
-from pardemo.script.runtime.hooks import Hooks
+from pardemo.script.runtime.call_sites import CallSites, Hooks
 
 Ranks = tuple[int, ...]
 KEYS = "keys and values of the other parts of the sequence"
