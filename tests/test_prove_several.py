@@ -34,8 +34,8 @@ def put_back(reference, atlas, pieces):
     holders = {name: [] for name in reference}
     for name, value in pieces.items():
         for strip in atlas.strips[0][name]:
-            part = atlas.parts[0][strip.called(name)]
-            holders[part.name].append((0, part, strip.of(value)))
+            part = atlas.parts[0][strip.name_in(name)]
+            holders[part.name].append((0, part, strip.cut_from(value)))
     made = {name: assembled(tuple(value.shape), holders[name]) for name, value in reference.items()}
     return {name: one.value.masked_fill(~one.covered, float("nan")) for name, one in made.items()}
 
@@ -119,7 +119,7 @@ def test_columns_as_in_gpt_2():
     assert [(strip.name, strip.axis, strip.places.tolist()) for strip in strips] == [
         (f"{kind}.weight", 1, [2, 3]) for kind in "qkv"
     ]
-    assert [strip.piece(Piece("c.weight", (4, 6), tied=("d.weight",))) for strip in strips] == [
+    assert [strip.as_piece(Piece("c.weight", (4, 6), tied=("d.weight",))) for strip in strips] == [
         Piece(f"c.weight[{number}]", (4, 2), tied=(f"d.weight[{number}]",)) for number in range(3)
     ]
 

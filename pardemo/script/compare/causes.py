@@ -36,7 +36,7 @@ def initial_findings(
             for own_name, part in parts.items():
                 if part.name in names and own_name in own[rank]:
                     value = own[rank][own_name]
-                    if not torch.equal(part.of(reference[part.name], tuple(value.shape)), value):
+                    if not torch.equal(part.cut_from(reference[part.name], tuple(value.shape)), value):
                         modules.add(own_name.rpartition(".")[0])
         modules = modules or {name.rpartition(".")[0] for name in names}
         return min(modules, key=lambda module: order.get(module, len(order)), default="")
@@ -511,7 +511,7 @@ def _stale_cause(apart: list[Pair], facts: Facts) -> str:
         for part, versions in pair.apart:
             before = pair.ours  # what changed; zero where nothing did
             shape = tuple(next(iter(versions.values())).shape)
-            if not part.of(before, shape).any():
+            if not part.cut_from(before, shape).any():
                 return "stale"
     return "stale" if facts.step else "optimizer-state"
 

@@ -236,7 +236,7 @@ def _summing_way(pair: Pair, facts: Facts) -> str | None:
     answers = dict.fromkeys(("mean", "sum", "sum of groups"), True)
     for part, versions in pair.apart:
         some = torch.stack([tensor.double() for tensor in versions.values()])
-        wanted = part.of(pair.reference, tuple(some.shape[1:])).double()
+        wanted = part.cut_from(pair.reference, tuple(some.shape[1:])).double()
         made = {"mean": some.mean(0), "sum": some.sum(0), "sum of groups": _distinct(some).sum(0)}
         for how in answers:
             answers[how] &= is_near(made[how], wanted, predicate_tolerance(facts), size)
@@ -278,7 +278,7 @@ def _is_sum_of_uses(pair: Pair, facts: Facts) -> bool:
         if len(uses) < 2 or any(not is_near(one, same[0], predicate_tolerance(facts)) for same in uses for one in same):
             return False
         total = torch.stack([same[0] for same in uses]).sum(0)
-        if not is_near(total, part.of(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
+        if not is_near(total, part.cut_from(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
             return False
     return bool(pair.apart)
 

@@ -25,19 +25,19 @@ class Strip:
     name: str
     places: torch.Tensor | None
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def cut_from(self, tensor: torch.Tensor) -> torch.Tensor:
         """The strip of another tensor of the piece's shape."""
         return tensor.index_select(self.axis, self.rows)
 
-    def called(self, piece: str) -> str:
+    def name_in(self, piece: str) -> str:
         """The strip's name among pieces."""
         return f"{piece}[{self.number}]"
 
-    def piece(self, whole: Piece) -> Piece:
+    def as_piece(self, whole: Piece) -> Piece:
         """The strip as a piece of its own."""
         shape = (*whole.shape[: self.axis], len(self.rows), *whole.shape[self.axis + 1 :])
-        tied = tuple(map(self.called, whole.tied))
-        return replace(whole, name=self.called(whole.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
+        tied = tuple(map(self.name_in, whole.tied))
+        return replace(whole, name=self.name_in(whole.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
 
 
 class Strips:
@@ -74,7 +74,9 @@ class Strips:
             if whole is None or whole.dim() != value.dim() or len(whole) < len(strip.rows):
                 return []
             part = whole if strip.places is None else whole.index_select(0, strip.places)
-            if part.shape != strip.of(value).shape or not _is_equal(part, strip.of(value), self._tolerance, whole):
+            if part.shape != strip.cut_from(value).shape or not _is_equal(
+                part, strip.cut_from(value), self._tolerance, whole
+            ):
                 return []
             made.append(replace(strip, name=name))
         return made
@@ -189,7 +191,7 @@ class Part:
         places = tuple(None if axis is None else tuple(axis.tolist()) for axis in self.index)
         return self.name, places, self.flat
 
-    def of(self, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def cut_from(self, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """The same part of another whole tensor. [shape]"""
         if self.flat is not None:
             count = torch.Size(shape).numel()
@@ -242,7 +244,10 @@ class ParameterMap:
     def whole_names(self, names: Iterable[str]) -> set[str]:
         """The pieces of these names: for a strip's, the name of what it is a strip of."""
         by_strip = {
-            strip.called(name): name for own in self.strips.values() for name, strips in own.items() for strip in strips
+            strip.name_in(name): name
+            for own in self.strips.values()
+            for name, strips in own.items()
+            for strip in strips
         }
         return {by_strip.get(name, name) for name in names}
 
@@ -276,7 +281,7 @@ def map_parameters(
             strips = _strips(in_strips, cut, piece, value)
             if strips:
                 cut[piece.name] = strips
-                found |= {strip.called(piece.name): _part_of_strip(strip, value.dim()) for strip in strips}
+                found |= {strip.name_in(piece.name): _part_of_strip(strip, value.dim()) for strip in strips}
                 continue
             part = _part_by_sibling(reference, found, piece, value)
             if part is None:
@@ -329,7 +334,7 @@ def _stated_part(
             for begin, size, of in zip(piece.start, value.shape, whole.shape, strict=True)
         )
         part = Part(name or "", index)
-        if _is_same(part.of(whole, tuple(value.shape)), value, tolerance):
+        if _is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance):
             return part
     if whole is not None and whole.shape == value.shape and _is_same(whole, value, tolerance):
         return Part(name or "", (None,) * whole.dim())
@@ -355,7 +360,7 @@ def _last_names(name: str) -> list[str]:
 
 
 def _checked_part(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, maps: ParameterMap) -> Part:
-    if not _is_same(part.of(whole, tuple(value.shape)), value, tolerance):
+    if not _is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance):
         maps.different.add(part.name)
     return part
 

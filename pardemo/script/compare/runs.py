@@ -83,7 +83,7 @@ class Run:
         cut = kind in OF_PARAMETERS or kind.startswith(STATE)
         for name, strips in self.strips.get(rank, {}).items() if cut else ():
             if (tensor := found.pop(name, None)) is not None:  # a state may be one number
-                found |= {strip.called(name): strip.of(tensor) if tensor.dim() else tensor for strip in strips}
+                found |= {strip.name_in(name): strip.cut_from(tensor) if tensor.dim() else tensor for strip in strips}
         return found
 
     def gathers_late(self) -> bool:
@@ -99,7 +99,7 @@ class Run:
                 step.pieces = [
                     part
                     for piece in step.pieces
-                    for part in ([strip.piece(piece) for strip in own[piece.name]] if piece.name in own else [piece])
+                    for part in ([strip.as_piece(piece) for strip in own[piece.name]] if piece.name in own else [piece])
                 ]
 
 
