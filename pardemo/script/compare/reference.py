@@ -13,6 +13,7 @@ from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.records import Piece, Step, Tensors
+from pardemo.script.runtime.call_sites import dtype_name
 
 
 @dataclass
@@ -232,7 +233,7 @@ class Reference:
         found: dict[str, float] = {}
         for rank in range(self.run.layout.ranks):
             for name, tensor in self.run.tensors(0, rank, "gradient").items():
-                own = TOLERANCES.get(str(tensor.dtype).removeprefix("torch."), self.tolerance)
+                own = TOLERANCES.get(dtype_name(tensor.dtype), self.tolerance)
                 found[name] = min(max(own, found.get(name, 0.0)), self.tolerance)
         return found
 

@@ -16,7 +16,7 @@ from pardemo import compat
 from pardemo.script.record import records
 from pardemo.script.record.records import Mask
 from pardemo.script.runtime import stand_ins
-from pardemo.script.runtime.call_sites import CallSites, Hooks
+from pardemo.script.runtime.call_sites import CallSites, Hooks, dtype_name, local_part
 from pardemo.script.runtime.libraries import is_script
 
 #: Dropout in its forms: torch.nn's modules call these.
@@ -39,7 +39,7 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
             inside[0] = True
             _note_once(notes, "dropout → its masks are drawn and compared, and not applied")
             with torch.no_grad():
-                plain = compat.local_tensor(input) if hasattr(input, "placements") else input
+                plain = local_part(input)
                 try:
                     dropped = function(torch.ones_like(plain), p, True) == 0
                 finally:
@@ -253,7 +253,7 @@ def casts_noted(computed_in: set[str], rounded: bool) -> AbstractContextManager[
         made = cast(tensor, *args, **kwargs)
         if made.dtype not in _CAST or made.dtype == tensor.dtype:
             return made
-        computed_in.add(str(made.dtype).removeprefix("torch."))
+        computed_in.add(dtype_name(made.dtype))
         if rounded:
             with compat.replaced(torch.Tensor, "to", cast):
                 return perturbed(tensor, f"{made.dtype} {tuple(made.shape)}", made.dtype)

@@ -14,7 +14,7 @@ import torch
 from pardemo import compat
 from pardemo.script.record import records
 from pardemo.script.record.records import MicroBatch, ModuleCall, Step, Tensors
-from pardemo.script.runtime.call_sites import ROOT, CallSites, Hooks
+from pardemo.script.runtime.call_sites import ROOT, CallSites, Hooks, dtype_name
 
 #: Arguments that are the samples, of whatever else a model is given.
 _FIRST = ("input_ids", "inputs_embeds", "pixel_values", "tokens")
@@ -159,7 +159,7 @@ class Outputs(Hooks):
         name = self._sites.name(module) if module in self._sites.roots or self._known(module) else ""
         first = next((t for t in _leaves(output) if t.is_floating_point()), None)
         if first is not None:
-            self.computed_in.add(str(first.dtype).removeprefix("torch."))
+            self.computed_in.add(dtype_name(first.dtype))
         if first is None or (not name and module not in self._sites.roots):
             return
         if hasattr(first, "placements"):

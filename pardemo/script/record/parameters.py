@@ -16,7 +16,7 @@ from pardemo import compat
 from pardemo.script.record import records
 from pardemo.script.record.outputs import Outputs
 from pardemo.script.record.records import Piece
-from pardemo.script.runtime.call_sites import CallSites, without_wrappers
+from pardemo.script.runtime.call_sites import CallSites, is_deepspeed, outermost, without_wrappers
 
 
 def is_pardemo_engine(module: torch.nn.Module) -> bool:
@@ -80,13 +80,6 @@ class HeldPiece(NamedTuple):
     gradient: torch.Tensor | None
 
 
-def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Modules with parameters that are part of no other one, in the order in which they were met."""
-    kept = [root for root in roots if next(root.parameters(), None) is not None]
-    within = {id(part) for root in kept for part in root.modules() if part is not root}
-    return [root for root in kept if id(root) not in within]
-
-
 def held_pieces(
     roots: Iterable[torch.nn.Module], gradients: bool = True, beside: Iterable[tuple[str, torch.nn.Parameter]] = ()
 ) -> list[HeldPiece]:
@@ -146,12 +139,6 @@ def _pieces_at_hand_of(root: torch.nn.Module) -> Iterator[HeldPiece]:
 def is_engine(module: torch.nn.Module) -> bool:
     """Whether a module sums and steps in methods of its own: DeepSpeed's engine, or ZeRO's of ours."""
     return is_deepspeed(module) or is_pardemo_engine(module)
-
-
-def is_deepspeed(module: torch.nn.Module) -> bool:
-    """Whether a module is an engine of DeepSpeed's, and not one of its layers."""
-    deepspeed = sys.modules.get("deepspeed")
-    return deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine)
 
 
 def _pieces_of(root: torch.nn.Module, gradients: bool) -> Iterator[HeldPiece]:

@@ -27,7 +27,7 @@ from pardemo.script.record.outputs import is_shape_inference
 from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
 from pardemo.script.record.records import LossCall, Mask, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
-from pardemo.script.runtime.call_sites import CallSites, Enough, without_wrappers
+from pardemo.script.runtime.call_sites import CallSites, Enough, dtype_name, is_deepspeed, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step.collectives import Calls
 from pardemo.zero import gradient_norm
@@ -68,7 +68,7 @@ class Recorder(Parameters):
         def begin(context: Any) -> Any:
             made = enter(context)
             if torch.is_autocast_enabled("cpu"):
-                self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+                self.computed_in.add(dtype_name(torch.get_autocast_dtype("cpu")))
             return made
 
         for owner, name, function in (
@@ -130,7 +130,7 @@ class Recorder(Parameters):
         if parameters.is_pardemo_engine(module) and engine not in self._engines:
             self._engines.add(engine)
             self.following.enter_context(parameters.around_engine_steps(engine, self._before_zero, self._after_zero))
-        if parameters.is_deepspeed(module) and engine not in self._engines:
+        if is_deepspeed(module) and engine not in self._engines:
             self._engines.add(engine)
             step, recorder = engine.step, self
 
@@ -289,7 +289,7 @@ class Recorder(Parameters):
     def record(self, ended: str, notes: list[str], unseeded: list[str]) -> RankRecord:
         """All that was recorded, but tensors, which are in the steps' files."""
         roots = self._models()
-        dtypes = sorted({str(p.dtype).removeprefix("torch.") for root in roots for p in root.parameters()})
+        dtypes = sorted({dtype_name(p.dtype) for root in roots for p in root.parameters()})
         norms = [
             without_wrappers(name)
             for root in roots

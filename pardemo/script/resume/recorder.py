@@ -24,7 +24,7 @@ from pardemo.script.record.recorder import Recorder
 from pardemo.script.record.records import STATE
 from pardemo.script.resume.stops import Stop
 from pardemo.script.runtime import stand_ins
-from pardemo.script.runtime.call_sites import CallSites
+from pardemo.script.runtime.call_sites import CallSites, local_part
 
 #: The kind of states that no optimizer has: of what the script keeps beside the model.
 KEPT = "kept"
@@ -59,7 +59,7 @@ def _plain_tensor(value: Any) -> torch.Tensor | None:
         return torch.tensor(float(value), dtype=torch.float64)
     if not isinstance(value, torch.Tensor):
         return None
-    part = compat.local_tensor(value) if hasattr(value, "placements") else value
+    part = local_part(value)
     return part.detach().cpu().clone().contiguous()
 
 
@@ -127,7 +127,7 @@ def _state_of(value: Any) -> Any:
 
 def _state_tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(state, torch.Tensor):
-        part = compat.local_tensor(state) if hasattr(state, "placements") else state
+        part = local_part(state)
         if part.numel() >= LEAST:
             yield name, part.detach().cpu().clone().contiguous()
     elif isinstance(state, Mapping):

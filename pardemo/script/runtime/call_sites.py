@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -286,7 +286,7 @@ class CallSites(Hooks):
             elif torch.is_grad_enabled() and not self._names[module] and next(module.parameters(), None) is not None:
                 self._forwards[module] = self._forwards.get(module, 0) + 1
         if torch.is_autocast_enabled("cpu") and compat.graph_task() == -1:  # Accelerate begins it within a model
-            self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+            self.computed_in.add(dtype_name(torch.get_autocast_dtype("cpu")))
         self._stack.append(module)
         self._runs()
 
@@ -399,8 +399,8 @@ class Steps(Hooks):
 
     def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # a checkpoint's is within another, and autograd.grad's is no step's
-        outermost = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
-        if outermost:
+        is_outer = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
+        if is_outer:
             self._sites.learns()
             self._backwards += 1
             self._since_update += 1
@@ -409,7 +409,7 @@ class Steps(Hooks):
         try:
             return run(*args, **kwargs)
         except Exception as error:
-            if outermost:
+            if is_outer:
                 self.on_raise(error)
             raise
 
@@ -443,3 +443,26 @@ class Steps(Hooks):
             return True
         self._others += 1
         return False
+
+
+def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Modules with parameters that are part of no other one, in the order in which they were met."""
+    kept = [root for root in roots if next(root.parameters(), None) is not None]
+    within = {id(part) for root in kept for part in root.modules() if part is not root}
+    return [root for root in kept if id(root) not in within]
+
+
+def is_deepspeed(module: torch.nn.Module) -> bool:
+    """Whether a module is an engine of DeepSpeed's, and not one of its layers."""
+    deepspeed = sys.modules.get("deepspeed")
+    return deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's part on this rank; any other tensor itself."""
+    return compat.local_tensor(tensor) if hasattr(tensor, "placements") else tensor
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32``."""
+    return str(dtype).removeprefix("torch.")

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from pardemo import compat
 from pardemo.formulas import communication as formulas
 from pardemo.script.hangs.journal import Journal, headline
-from pardemo.script.runtime.call_sites import CallSite, CallSites
+from pardemo.script.runtime.call_sites import CallSite, CallSites, dtype_name
 
 #: torch's operators -> the collective that they are. All but the monitored barrier return a Work, alone or as the last
 #: of their results.
@@ -191,7 +191,7 @@ class Calls:
         some = next((many for many in tensors.values() if many), [])
         call = Call(
             kind, ranks, self._number(group.group_name, ranks), nbytes if kind != "barrier" else 0, sent, of_gloo,
-            str(some[0].dtype).removeprefix("torch.") if some else "", place, time.monotonic(), self._step(),
+            dtype_name(some[0].dtype) if some else "", place, time.monotonic(), self._step(),
             group.group_name, tuple(tuple(t.shape) for t in some[:8]),
         )  # fmt: skip
         self.list.append(call)

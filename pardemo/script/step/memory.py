@@ -1,7 +1,6 @@
 """What a step holds: tensor by tensor, at its peak and over time, and what a plan at full size takes from it."""
 
 import json
-import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pardemo import compat
 from pardemo.meters.inside import innermost, plain_tensors
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.snapshot import Block
-from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks
+from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks, dtype_name, is_deepspeed
 from pardemo.script.step.operations import equal_layers
 
 #: What a peak is told by. The meter's activations are told apart by what they are for.
@@ -178,7 +177,7 @@ class ScriptMemoryMeter(MemoryMeter):
             self._earlier.append((record, known))
         tensor = self._tensor
         shape = tuple(tensor.shape) if tensor is not None else ()
-        dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
+        dtype = dtype_name(tensor.dtype) if tensor is not None else ""
         place = self._sites.here()
         made = Storage(
             record.nbytes, place, shape, dtype, self._change, self._phase, place.use if place.use in KINDS else ""
@@ -323,8 +322,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _deepspeed(roots: Iterable[torch.nn.Module]) -> dict[str, Any]:
-    library = sys.modules.get("deepspeed")
-    engines = [root for root in roots if library is not None and isinstance(root, library.DeepSpeedEngine)]
+    engines = [root for root in roots if is_deepspeed(root)]
     if len(engines) != 1:
         return {}
     (engine,) = engines

@@ -11,8 +11,16 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from pardemo import compat
-from pardemo.script.runtime.call_sites import ROOT, CallSites, without_wrappers
-from pardemo.script.step.shapes import Ranks, Shapes, local, ranks_of, sent_by
+from pardemo.script.runtime.call_sites import (
+    ROOT,
+    CallSites,
+    dtype_name,
+    is_deepspeed,
+    local_part,
+    outermost,
+    without_wrappers,
+)
+from pardemo.script.step.shapes import Ranks, Shapes, ranks_of, sent_by
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Pa
                 partial.add(ranks)
             if placement.is_shard() and ranks not in taken:
                 module = without_wrappers(name).rpartition(".")[0]
-                cut.setdefault(ranks, {})[module] = cut.get(ranks, {}).get(module, 0) + local(parameter).nbytes
+                cut.setdefault(ranks, {})[module] = cut.get(ranks, {}).get(module, 0) + local_part(parameter).nbytes
     for ranks, modules in cut.items():
         options = {"by": "DTensor", "gradients_unsummed": ranks in partial}
         yield Parallelism("TP", ranks, tuple(modules), modules, options)
@@ -215,7 +223,7 @@ def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularie
 
 def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
     """The parallelisms of the models that have run, and of the pipelines and groups that are there."""
-    roots = _outermost(sites.roots)
+    roots = outermost(sites.roots)
     parallelisms: list[Parallelism] = []
     for root in roots:
         parallelisms += [*_ddp(root, sites), *_fsdp2(root, sites), *_fsdp1(root, sites), *_deepspeed(root)]
@@ -232,7 +240,7 @@ def describe_model(sites: CallSites) -> dict[str, Any]:
     dtypes: dict[str, int] = {}
     tied: list[str] = []
     kinds: list[str] = []
-    for root in _outermost(sites.roots):
+    for root in outermost(sites.roots):
         names: dict[int, str] = {}
         flat = [unit for part in root.modules() if _is_fsdp1(part) and (unit := compat.fsdp1_unit(part))]
         for name, parameter in root.named_parameters(remove_duplicate=False):
@@ -246,7 +254,7 @@ def describe_model(sites: CallSites) -> dict[str, Any]:
             elements = getattr(parameter, "ds_numel", parameter.numel())  # DeepSpeed's, of which a rank has a shard
             count += elements
             frozen += 0 if parameter.requires_grad else elements
-            dtype = str(parameter.dtype).removeprefix("torch.")
+            dtype = dtype_name(parameter.dtype)
             dtypes[dtype] = dtypes.get(dtype, 0) + elements
         if flat:  # what its parameters show is their shards
             count = sum(elements for _, elements, _, _ in flat)
@@ -266,19 +274,12 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Those of the called modules that no other one has, with parameters."""
-    kept = [root for root in roots if next(root.parameters(), None) is not None]
-    within = {id(part) for root in kept for part in root.modules() if part is not root}
-    return [root for root in kept if id(root) not in within]
-
-
 def _ddp(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
     for part in root.modules():
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             trained = {n: p for n, p in part.module.named_parameters() if p.requires_grad}
             ignored = part.parameters_to_ignore
-            sizes = {without_wrappers(n): local(p).nbytes for n, p in trained.items() if n not in ignored}
+            sizes = {without_wrappers(n): local_part(p).nbytes for n, p in trained.items() if n not in ignored}
             ranks = tuple(dist.get_process_group_ranks(part.process_group))
             options = {
                 "bucket_cap_mb": part.bucket_bytes_cap / 2**20,
@@ -360,7 +361,7 @@ def _fsdp2(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
                 gathered += elements * _size(policy.param_dtype or of)
                 if parameter.sharded_param.requires_grad:
                     scattered += elements * _size(policy.reduce_dtype or policy.param_dtype or of)
-                dtypes.add(str(policy.param_dtype or of).removeprefix("torch."))
+                dtypes.add(dtype_name(policy.param_dtype or of))
             again = group.post_forward_mesh_info is not None
             own = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
             units.setdefault(("HSDP" if replicas else "FSDP2", shard, replicas), {})[own] = (gathered, scattered, again)
@@ -398,8 +399,7 @@ def _fsdp1(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
 
 
 def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
-    deepspeed = sys.modules.get("deepspeed")
-    if deepspeed is None or not isinstance(root, deepspeed.DeepSpeedEngine):
+    if not is_deepspeed(root):
         return
     stage = root.zero_optimization_stage()
     whole = tuple(dist.get_process_group_ranks(root.data_parallel_group))

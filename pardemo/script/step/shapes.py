@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from pardemo import compat
 from pardemo.formulas import communication as formulas
-from pardemo.script.runtime.call_sites import CallSites, Hooks
+from pardemo.script.runtime.call_sites import CallSites, Hooks, local_part
 
 Ranks = tuple[int, ...]
 KEYS = "keys and values of the other parts of the sequence"
@@ -233,7 +233,7 @@ class Shapes(Hooks):
         if not self._stack and passage.counts and not passage.repeated:
             floats = [t for t in compat.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
             by_step = self.outputs.setdefault(module, {}).setdefault(self._step(), [0, 0])
-            by_step[0] += sum(local(t).nbytes for t in floats)
+            by_step[0] += sum(local_part(t).nbytes for t in floats)
             by_step[1] = floats[0].numel() if floats else 0
 
 
@@ -242,11 +242,6 @@ def sent_by(kind: str, nbytes: float, ranks: int) -> float:
     if kind == "all-reduce":
         return formulas.ring_all_reduce(nbytes, ranks).sent
     return formulas.ring_half(nbytes, ranks).sent
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's part on this rank; any other tensor itself."""
-    return compat.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def ranks_of(group: Any) -> Ranks:
