@@ -322,7 +322,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _deepspeed(roots: Iterable[torch.nn.Module]) -> dict[str, Any]:
-    engines = [root for root in roots if is_deepspeed(root)]
+    engines: list[Any] = [root for root in roots if is_deepspeed(root)]
     if len(engines) != 1:
         return {}
     (engine,) = engines

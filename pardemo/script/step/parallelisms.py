@@ -398,7 +398,7 @@ def _fsdp1(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
         yield Parallelism("FSDP1", ranks, tuple(units), sizes, options)
 
 
-def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
+def _deepspeed(root: Any) -> Iterator[Parallelism]:
     if not is_deepspeed(root):
         return
     stage = root.zero_optimization_stage()
