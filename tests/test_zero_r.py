@@ -9,9 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import CallMeter, MemoryMeter, RankFailed, WireMeter
+from pardemo.book.chapters.zero_r.arena import Arena, OutOfMemory
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.small_models import gpt
-from pardemo.zero.zero_r import Arena, HostStore, OutOfMemory, partitioned_checkpoint, reduce_in_buffer
+from pardemo.zero.zero_r import HostStore, partitioned_checkpoint, reduce_in_buffer
 
 HIDDEN = 64
 
@@ -85,7 +86,7 @@ def test_the_same_dropout_mask_is_drawn_again(world_of):
 
 
 def refused(case):
-    x = torch.ones(1, 3, 3, requires_grad=case != "no gradient")
+    x = torch.ones(1, 3, 3, requires_grad=True)
     if case == "dtypes":
         return reduce_in_buffer([torch.ones(1), torch.ones(1).double()], None)
     if case == "tiny":
@@ -97,7 +98,6 @@ def refused(case):
     ("case", "message"),
     [
         ("odd", "a checkpoint of 9 does not divide by the 2 ranks"),
-        ("no gradient", "has to require a gradient"),
         ("dtypes", "need one dtype"),
         ("tiny", "a buffer of 3 bytes does not hold one element"),
     ],
@@ -152,6 +152,21 @@ def test_arena_refuses_what_makes_no_sense():
         Arena(5).take(-1)
     with pytest.raises(KeyError):
         Arena(5).give_back(3)
+
+
+def without_a_gradient():
+    """Of the input, which needs none; the layer's are right."""
+    layer, plain, x = nn.Linear(8, 8), nn.Linear(8, 8), torch.ones(4, 8)
+    plain.load_state_dict(layer.state_dict())
+    partitioned_checkpoint(layer, x).square().sum().backward()
+    plain(x).square().sum().backward()
+    with torch.no_grad():
+        partitioned_checkpoint(layer, x[:, :8])
+    return torch.equal(layer.weight.grad, plain.weight.grad)
+
+
+def test_an_input_need_not_require_a_gradient(world_of):
+    assert world_of(2).run(without_a_gradient) == [True] * 2
 
 
 def never_taken_back():

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from numbers import Real
 
+from pardemo.book.chapters.zero_r.arena import Arena, OutOfMemory
 from pardemo.book.page.exercises import Exercise, Mistake, call
 from pardemo.formulas import memory
-from pardemo.zero.zero_r import Arena, OutOfMemory
 
 EXERCISES = {
     "checkpoints": Exercise(
