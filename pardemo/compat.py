@@ -140,6 +140,19 @@ def fsdp_groups(state: Any) -> list[Any]:
     return getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
 
 
+def fsdp_gathered(module: Any) -> list[Any]:
+    """The whole parameters of all FSDP2 modules in ``module``, as far as they have been gathered once."""
+    states = [state for part in module.modules() if (state := fsdp_state(part)) is not None]
+    groups = [group for state in states for group in fsdp_groups(state) if group is not None]
+    whole = [gathered(parameter) for group in groups for parameter in group.fsdp_params]
+    return [parameter for parameter in whole if parameter is not None]
+
+
+def fsdp_backward_failed(module: Any) -> bool:
+    """Whether a backward pass of an FSDP2 module has begun and not ended, and none runs."""
+    return fsdp_state(module)._state_ctx.post_backward_final_callback_queued and not in_backward()
+
+
 def fsdp_unit(group: Any) -> str:
     """The name of the module whose parameters FSDP2 gathers together; empty before it knows, and of all else."""
     return getattr(group, "_module_fqn", None) or ""

@@ -34,7 +34,7 @@ NAMES = {
     "scaled_mm": Private("torch._scaled_mm", "prove: an fp8 product, in fp64"),
     "functional_wait": Private("torch.ops._c10d_functional.wait_tensor", "measure: a DTensor's collective is over"),
     "dispatch_keys_after": Private("torch._C._dispatch_keyset_full_after", "measure: a collective, below that"),
-    "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients in shards, as plain tensors"),
+    "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients of one rank, as plain tensors"),
     "without_functions_of_torch": Private(
         "torch._C.DisableTorchFunction", "kernels of our own: a script's modes see none"
     ),
@@ -65,13 +65,8 @@ NAMES = {
     "attention_cudnn": Private("torch.ops.aten._scaled_dot_product_cudnn_attention", "operations of attention"),
     "gather_base": Private("torch.ops.c10d._allgather_base_", "dry runs: what gloo copies"),
     "scatter_base": Private("torch.ops.c10d._reduce_scatter_base_", "dry runs: what gloo copies"),
-    "foreach_norm": Private("torch._foreach_norm", "torch's clip_grad_norm_ on gradients in shards"),
-    "foreach_mul_": Private("torch._foreach_mul_", "torch's clip_grad_norm_ on gradients in shards"),
-    "foreach_div_": Private("torch._foreach_div_", "torch's functions on gradients in shards"),
-    "foreach_zero_": Private("torch._foreach_zero_", "zero_grad(set_to_none=False) of gradients in shards"),
-    "foreach_clamp_min_": Private("torch._foreach_clamp_min_", "torch's clip_grad_value_ on gradients in shards"),
-    "foreach_clamp_max_": Private("torch._foreach_clamp_max_", "torch's clip_grad_value_ on gradients in shards"),
-    "unscale_": Private("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler on gradients in shards"),
+    "foreach_norm": Private("torch._foreach_norm", "torch's clip_grad_norm_ on gradients of cut layers"),
+    "unscale_": Private("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler on gradients of cut layers"),
     # --- torch: processes
     "local_offset_of": Private(
         "torch.distributed.tensor._utils.compute_local_shape_and_global_offset", "prove: where a DTensor's part begins"

@@ -54,7 +54,7 @@ QUICK = (
     "test_channel.py", "test_claims.py", "test_collectives.py", "test_data_parallel.py", "test_formulas.py",
     "test_groups.py", "test_layers.py", "test_layouts.py", "test_layouts_refused.py", "test_layouts_search.py",
     "test_meters.py", "test_pipeline.py", "test_pipeline_schedules.py", "test_readme.py", "test_recipe.py",
-    "test_tensor_parallel.py", "test_types.py", "test_zero_engines.py", "test_zero_param_groups.py",
+    "test_tensor_parallel.py", "test_types.py", "test_zero_engines.py", "test_zero_optimizers.py",
 )  # fmt: skip
 
 

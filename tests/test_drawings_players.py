@@ -8,7 +8,7 @@ import torch
 from book import drawings
 from torch import nn
 
-from pardemo import CallMeter
+from pardemo import CallMeter, compat
 from pardemo.book.chapters.pipeline_parallel.drawings import Course
 from pardemo.book.chapters.pipeline_parallel.drawings_v import filled
 from pardemo.book.chapters.zero_memory import drawings_step as zero_moments
@@ -178,7 +178,8 @@ def test_a_zero_step_calls_what_the_engine_calls(stage, world_of):
         engine = {1: Zero1, 2: Zero2, 3: Zero3}[stage](net, torch.optim.AdamW, **options)
         x, here = gpt.numbers(4, 8), []
         if stage == 3:
-            note = lambda *_: here.append([k for k, unit in enumerate(engine.units, 1) if unit.resident])  # noqa: E731
+            whole = lambda layer: any(p.untyped_storage().nbytes() for p in compat.fsdp_gathered(layer))  # noqa: E731
+            note = lambda *_: here.append([k for k, layer in enumerate(net, 1) if whole(layer)])  # noqa: E731
             for layer in net:
                 layer.register_forward_pre_hook(note)
                 layer.register_forward_hook(lambda module, _, out: out.register_hook(note) and None)

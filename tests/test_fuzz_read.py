@@ -1,7 +1,7 @@
 """Whatever a file or an option holds that comes from outside: it is read, or refused in one clear line.
 
 No other error, no file outside of the folder that was named, no code. Checkpoints of ZeRO have a file of their own,
-``test_zero_checkpoint_fuzzed.py``.
+``test_zero_checkpoint.py``.
 """
 
 import copy
@@ -21,7 +21,7 @@ from conftest import tiny_folder
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from test_zero_checkpoint_fuzzed import PATHS, VALUES, mutations
+from test_zero_checkpoint import PATHS, VALUES, mutations
 
 from pardemo import Cluster, claims, cli, headlines, project, seals
 from pardemo.baichuan2 import load_checkpoint

@@ -1,5 +1,6 @@
 """The plain versions beside the engines: each against one process and against the engine it leads to."""
 
+import contextlib
 import copy
 from functools import partial
 
@@ -180,16 +181,11 @@ def zero_runs(stage, micro_batches):
             assert {unit.flat.untyped_storage().nbytes() for unit in engine.units} == {0}, "only shards are left"
             for unit in engine.units:
                 unit.gather()
-        ends.append(flat(model) if kind is kinds[0] or stage < 3 else whole(engine, model))
+        with engine.whole() if kind is kinds[1] else contextlib.nullcontext():
+            ends.append(flat(model))
         if kind is kinds[1]:
             engine.close()
     return ends
-
-
-def whole(engine, model):
-    """Zero3's parameters, put together again by its close()."""
-    engine.close()
-    return flat(model)
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -430,7 +430,7 @@ def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
     made = trials.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
     assert made.equal, verdict.stops_screen(made)
     assert [trial.exact for trial in made.trials] == [True, False]
-    assert [trial.states for trial in made.trials] == [True, False], "flat states say not whose they are"
+    assert [trial.states for trial in made.trials] == [True, True], "those of DTensors say whose they are"
 
 
 def test_what_is_lost_shows_on_other_ranks_too_by_the_states_or_by_their_step():

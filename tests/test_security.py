@@ -28,7 +28,9 @@ OF_MODULES = {
     for name in names
 }  # fmt: skip
 BUILT_IN = {"exec", "eval", "compile"}
-NOT_AT_ALL = {"marshal", "shelve", "dill", "joblib", "imp", "torch.distributed.checkpoint"}
+NOT_AT_ALL = {"marshal", "shelve", "dill", "joblib", "imp"}
+#: Who may use torch.distributed.checkpoint, whose other reader unpickles, and the one reader that is given to it.
+CHECKPOINTS = {"zero/checkpoint.py": "HuggingFaceStorageReader"}
 PROGRAMS = {"deepspeed.checkpoint.ds_to_universal"}  # that are run, and unpickle
 
 
@@ -92,6 +94,16 @@ def test_what_the_list_cannot_see_is_not_used():
             if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code", "weights_only"):
                 safe = node.arg == "weights_only"
                 assert getattr(node.value, "value", None) is safe, f"{file}: {node.arg} is not {safe}"
+
+
+def test_torchs_checkpoints_are_read_as_safetensors_alone():
+    for file, source in modules():
+        tree = ast.walk(ast.parse(source))
+        imported = {f"{n.module}.{alias.name}" for n in tree if isinstance(n, ast.ImportFrom) for alias in n.names}
+        if any(name.startswith("torch.distributed.checkpoint") for name in imported):
+            assert set(re.findall(r"\b\w*Reader\b", source)) == {CHECKPOINTS.get(file)}, file
+            loads = re.findall(r"dcp\.\w*load\w*\([^)]*", source)
+            assert all("storage_reader=reader" in load for load in loads), file
 
 
 def test_a_new_place_is_seen():

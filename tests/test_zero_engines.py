@@ -133,7 +133,7 @@ def forward(turned):
 
 
 def test_two_engines_of_stage_3_used_in_another_order_are_told_apart():
-    waits = r"rank %d waits for rank %d: all_gather of unit 0 \(0\), .* of ZeRO-3 \d+"
+    waits = r"rank %d waits for rank %d: all_gather of 0, .* of ZeRO-3 \d+"
     with World(2) as world:
         world.run(forward, [])  # what is slow the first time is over before the limit
         with pytest.raises(RankTimeout, match=f"{waits % (0, 1)}; {waits % (1, 0)}"):

@@ -1,27 +1,32 @@
-"""Sharded checkpoints of the ZeRO engines: each rank writes and reads its own part, on this or another number of ranks.
+"""Checkpoints of the ZeRO engines: each rank writes and reads its own part, on this or another number of ranks.
 
-The folder (:mod:`pardemo.zero.checkpoint_folder`) holds JSON and safetensors, so that reading one runs no code, whoever
-wrote it. Rank r of N keeps elements [r·chunk, (r+1)·chunk) of each unit; on another number of ranks, each reads the
-pieces that its own chunks overlap. A unit of ten elements, written by four ranks (chunk 3) and read by two (chunk 5)::
+``torch.distributed.checkpoint`` writes and reads the tensors, in safetensors, and cuts them anew for other ranks. A
+manifest in JSON beside them has the numbers, and each file's size and SHA-256. Neither can hold code::
 
-    files     [ 0 1 2 ] [ 3 4 5 ] [ 6 7 8 ] [ 9 ]
-    rank 0    [ 0 1 2     3 4 ]                       two pieces, from files 0 and 1
-    rank 1                [ 5       6 7 8     9 ]     three, from files 1, 2 and 3
+    step-500/
+      pardemo.json                                     what was saved: settings, numbers, the files
+      shard-00001-model-00001-of-00001.safetensors     rank 0's shards, and a part of what all ranks hold alike
+      shard-00002-model-00001-of-00001.safetensors     rank 1's
 """
 
-import contextlib
-from collections.abc import Iterator
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pardemo.collectives.outcome import same_outcome
-from pardemo.zero import checkpoint_compare as compare
-from pardemo.zero import checkpoint_folder as files
 from pardemo.zero.engine import Engine
-from pardemo.zero.unit import Unit
+
+MANIFEST, FORMAT = "pardemo.json", 3
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
 def save(engine: Engine, folder: str | Path) -> None:
@@ -33,36 +38,48 @@ def save(engine: Engine, folder: str | Path) -> None:
 
     Raises:
         RuntimeError: the engine is closed, or within a backward pass that failed.
-        ValueError: the optimizer keeps something that is neither a tensor nor a number, or is not cut as the parameters
-            are and differs from rank to rank.
+        ValueError: the optimizer keeps something that is neither cut as the parameters are nor a number, or numbers
+            that differ from rank to rank. OSError: no room, or such.
     """
-    folder, group = Path(folder), engine.group
-    rank = dist.get_rank(group)
+    from torch.distributed import checkpoint as dcp
+
+    folder, group, rank = Path(folder), engine.group, dist.get_rank(engine.group)
+    partial, previous = folder.with_name(folder.name + ".partial"), _previous(folder)
     with same_outcome(group):
         engine.check_usable()
-        if engine.stage < 3:
-            engine.take_over()
-        states = [_states(engine, unit) for unit in engine.units]
+        tensors, shards = _saved(engine)
         if rank == 0:
-            files.begin(folder)
-    with same_outcome(group):
-        entry = files.write_tensors(folder, rank, _tensors(engine, states))
-        described = [_described(unit, state) for unit, state in zip(engine.units, states, strict=True)]
-        digest = files.digest_of(tensor for state in states for tensor in state.alike.values())
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
+    _run(
+        OSError,
+        f"{folder.name} cannot be written",
+        lambda: dcp.save(tensors, storage_writer=writer, process_group=group),
+    )
+    names = sorted(path.name for path in partial.iterdir())
     written: list[Any] = [None] * engine.size
-    dist.all_gather_object(written, (entry, described, digest), group=group)
+    own = {name: _size_and_digest(partial / name) for name in names[rank :: engine.size]}
+    dist.all_gather_object(written, (own, json.dumps(shards)), group=group)
     with same_outcome(group):
-        entries, descriptions, digests = zip(*written, strict=True)
-        compare.compare_ranks(descriptions, digests)
+        for other, (_, theirs) in enumerate(written):
+            if theirs != written[0][1]:
+                raise ValueError(f"the optimizer keeps numbers that differ on rank 0 and rank {other}: save them apart")
         if rank == 0:
-            manifest = _description(engine) | {
-                "optimizer": type(engine.optimizer).__name__,
+            content = _description(engine) | {
+                "shards": shards,
                 "param_groups": [_settings(settings) for settings in engine.optimizer.param_groups],
-                "states": described,
-                "files": list(entries),
+                "files": {name: entry for files, _ in written for name, entry in files.items()},
             }
-            files.write_manifest(folder, manifest)
-            files.give_name(folder)
+            with (partial / MANIFEST).open("w", encoding="utf-8") as manifest:
+                json.dump({"format": FORMAT, "sha256": _digest(content), "content": content}, manifest, indent=1)
+                manifest.flush()
+                os.fsync(manifest.fileno())
+            if folder.exists():
+                shutil.rmtree(previous, ignore_errors=True)
+                folder.rename(previous)
+            partial.rename(folder)
+            shutil.rmtree(previous, ignore_errors=True)
 
 
 def load(engine: Engine, folder: str | Path) -> None:
@@ -73,188 +90,195 @@ def load(engine: Engine, folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: no whole checkpoint there.
-        ValueError: a file is missing or changed, or the checkpoint is of the older format (with pickles, which are not
-            read), or of another stage, model, bucket size, optimizer or other parameter groups.
+        ValueError: a file is missing or changed, or the checkpoint is of an older format, or of another stage, model,
+            bucket size, optimizer or other parameter groups.
     """
-    group, source = engine.group, [None]
+    from torch.distributed import checkpoint as dcp
+
+    group = engine.group
+    source: list[Any] = [None]
     with same_outcome(group):
         engine.check_usable()
         if dist.get_rank(group) == 0:  # the same one for all, while another job may be replacing it
-            source = [files.read_manifest(Path(folder))]
+            source = [_read_manifest(Path(folder))]
     dist.broadcast_object_list(source, dist.get_global_rank(group, 0), group=group)
-    name, manifest = source[0]
+    name, content = source[0]
     where, what = Path(folder).with_name(name), f"checkpoint {name}"
-    with _states_to_compare(engine), same_outcome(group):
-        compare.check_form(manifest, what)
-        compare.compare_models(manifest, _description(engine), what)
-        for rank in range(dist.get_rank(group), len(manifest["files"]), engine.size):
-            files.check_file(where, rank, manifest["files"][rank])
-        states = _make_states(engine)
-        same_optimizer = manifest.get("optimizer") == type(engine.optimizer).__name__
-        for number, (unit, state) in enumerate(zip(engine.units, states, strict=True)):
-            saved = manifest["states"][number]
-            if not (same_optimizer and compare.has_no_states(saved)):
-                compare.compare_states(saved, _described(unit, state), f"{what}, unit {number}")
-        for settings, saved in zip(engine.optimizer.param_groups, manifest["param_groups"], strict=True):
-            compare.check_settings(saved, settings, what)
-        reader = files.Reader(where)
-        _check_tensors(reader, manifest, engine)
-    with same_outcome(group), torch.no_grad():
-        _copy(reader, manifest, engine, states)
-    for unit in engine.units:
-        if unit.trained:
-            with torch.no_grad():
-                unit.shard.copy_(unit.master)
-        if engine.stage < 3:
-            unit.gather("checkpoint")
+    with same_outcome(group):
+        try:
+            _compare(content, _description(engine), what)
+            _check_files(where, content["files"], dist.get_rank(group), engine.size, what)
+            tensors, settings = _targets(engine, content["shards"]), _as_now(content["param_groups"], engine)
+            numbers = {key: _numbers(shard["numbers"]) for key, shard in content["shards"].items()}
+        except _MALFORMED as error:
+            if str(error).startswith(what):
+                raise
+            raise ValueError(f"{what}: the manifest is not as it is written ({_line(error)})") from None
+    reader = dcp.HuggingFaceStorageReader(str(where))
+    _run(ValueError, f"{what} cannot be read", lambda: dcp.load(tensors, storage_reader=reader, process_group=group))
+    with torch.no_grad():
+        for key, tensor in engine.alike().items():
+            tensor.copy_(tensors[f"alike.{key}"])
+        for key, shard in engine.shards().items():
+            shard.as_dtensor(shard.master.detach()).copy_(tensors[f"shard.{key}"])
+            state = dict(numbers[key])
+            for kind in content["shards"][key]["states"]:
+                saved = tensors[f"state.{kind}.{key}"]
+                state[kind] = torch.zeros_like(shard.master, dtype=saved.dtype)
+                shard.as_dtensor(state[kind]).copy_(saved)
+            engine.optimizer.state.pop(shard.master, None)
+            if state:  # none, where it was saved before the optimizer's first step
+                engine.optimizer.state[shard.master].update(state)
+    for own, setting in zip(engine.optimizer.param_groups, settings, strict=True):
+        own.update(setting)
+    engine.after_load()
 
 
-class _States(NamedTuple):
-    """What is saved of a unit. ``sharded``: this rank's chunks; ``alike``, ``numbers``: the same on every rank."""
-
-    sharded: dict[str, torch.Tensor]
-    alike: dict[str, torch.Tensor]
-    numbers: dict[str, Any]
-
-
-def _states(engine: Engine, unit: Unit) -> _States:
-    states = _States({"parameters": unit.master if unit.trained else unit.shard}, {}, {})
-    kept = engine.optimizer.state.get(unit.master, {}) if unit.trained else {}
-    for name, value in kept.items():
-        if torch.is_tensor(value):
-            (states.sharded if value.shape == unit.shard.shape else states.alike)[f"optimizer.{name}"] = value
-        elif isinstance(value, compare.PLAIN):
-            states.numbers[name] = value
-        else:
-            raise ValueError(
-                f"the optimizer keeps {name}, a {type(value).__name__}: checkpoints hold tensors and numbers"
-            )
-    return states
-
-
-def _described(unit: Unit, states: _States) -> dict[str, Any]:
-    """A unit's states in the manifest."""
-    sharded = {name: str(tensor.dtype) for name, tensor in states.sharded.items()}
-    return {"chunk": unit.chunk, "sharded": sharded, "alike": _forms(states.alike), "numbers": states.numbers}
+def _saved(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors that are written, and what the manifest says of each shard."""
+    tensors = {f"alike.{name}": tensor.detach().contiguous() for name, tensor in engine.alike().items()}
+    described = {}
+    for name, shard in engine.shards().items():
+        tensors[f"shard.{name}"] = shard.as_dtensor(shard.master.detach())
+        states: dict[str, str] = {}
+        numbers: dict[str, Any] = {}
+        for key, value in engine.optimizer.state.get(shard.master, {}).items():
+            if torch.is_tensor(value) and value.shape == shard.master.shape:
+                tensors[f"state.{key}.{name}"] = shard.as_dtensor(value)
+                states[key] = str(value.dtype)
+            elif torch.is_tensor(value) and value.numel() == 1:
+                numbers[key] = [str(value.dtype), value.item()]
+            elif isinstance(value, (int, float, str, bool, type(None))):
+                numbers[key] = value
+            else:
+                raise ValueError(f"the optimizer keeps {key}, a {type(value).__name__} that is no number and no shard")
+        described[name] = {"of": shard.of, "states": states, "numbers": numbers}
+    return tensors, described
 
 
-def _description(engine: Engine) -> dict[str, Any]:
-    """What a checkpoint and the engine that reads it have to agree on; each unit by the names of its parameters."""
-    names = {id(p): name for name, p in engine.module.named_parameters()}
-    return {
-        "stage": engine.stage,
-        "parameter groups": len(engine.param_groups.settings),
-        "units": [
-            {
-                "parameters": [names[id(p)] for p in unit.parameters],
-                "elements": unit.numel,
-                "dtype": str(unit.shard.dtype),
-                "trained": unit.trained,
-                "group": unit.settings,
-            }
-            for unit in engine.units
-        ],
-        "alike": _forms(_alike(engine)),
-    }
-
-
-def _alike(engine: Engine) -> dict[str, torch.Tensor]:
-    """Parameters that are in no unit, and buffers."""
-    in_units = {id(p) for unit in engine.units for p in unit.parameters}
-    parameters = {name: p.detach() for name, p in engine.module.named_parameters() if id(p) not in in_units}
-    return parameters | dict(engine.module.named_buffers())
-
-
-def _forms(tensors: dict[str, torch.Tensor]) -> dict[str, list]:
-    return {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group's settings as JSON keeps them."""
-    values = {k: v.item() if torch.is_tensor(v) and not v.dim() else v for k, v in group.items() if k != "params"}
-    values = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-    return {k: v for k, v in values.items() if compare.is_plain(v)}
-
-
-def _own(tensor: torch.Tensor, unit: Unit) -> torch.Tensor:
-    """The unpadded part of a shard."""
-    return tensor.detach()[: max(0, min(unit.chunk, unit.numel - unit.rank * unit.chunk))]
-
-
-def _tensors(engine: Engine, states: list[_States]) -> dict[str, torch.Tensor]:
-    """What this rank writes."""
-    tensors = {}
-    for number, (unit, kept) in enumerate(zip(engine.units, states, strict=True)):
-        own = {name: _own(tensor, unit) for name, tensor in kept.sharded.items()}
-        tensors |= {f"{number}.{name}": part for name, part in own.items() if part.numel()}
-        if unit.rank == 0:
-            tensors |= {f"{number}.{name}": tensor for name, tensor in kept.alike.items()}
-    if dist.get_rank(engine.group) == 0:
-        tensors |= {f"module.{name}": tensor for name, tensor in _alike(engine).items()}
+def _targets(engine: Engine, saved: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Where a checkpoint's tensors are read to: the engine stays as it is until all are there."""
+    tensors = {f"alike.{name}": torch.zeros(t.shape, dtype=t.dtype) for name, t in engine.alike().items()}
+    for name, shard in engine.shards().items():
+        own = shard.master.detach()
+        tensors[f"shard.{name}"] = shard.as_dtensor(torch.zeros_like(own))
+        for key, dtype in saved[name]["states"].items():
+            tensors[f"state.{key}.{name}"] = shard.as_dtensor(torch.zeros_like(own, dtype=_DTYPES[dtype]))
     return tensors
 
 
-@contextlib.contextmanager
-def _states_to_compare(engine: Engine) -> Iterator[None]:
-    """On an error the optimizer is again as it was: without the states that :func:`_make_states` made."""
-    new = [unit for unit in engine.trained if not engine.optimizer.state.get(unit.master)]
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
+def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
+    """What the optimizer kept as numbers, and as tensors of one."""
+    as_tensors = {key: torch.tensor(v[1], dtype=_DTYPES[v[0]]) for key, v in saved.items() if isinstance(v, list)}
+    return saved | as_tensors
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group's settings as JSON keeps them: numbers, text, None, and lists of these."""
+    values = {k: v.item() if torch.is_tensor(v) and not v.dim() else v for k, v in group.items() if k != "params"}
+    return {k: v for k, v in values.items() if isinstance(v, (int, float, str, bool, tuple, list, type(None)))}
+
+
+def _as_now(saved: list[dict[str, Any]], engine: Engine) -> list[dict[str, Any]]:
+    """The saved settings in the form that this optimizer has them in: a tensor, a tuple, or as they are.
+
+    Those that only the checkpoint has (a schedule's ``initial_lr``) are taken over.
+    """
+
+    def like(value: Any, now: Any) -> Any:
+        return now.new_tensor(value) if torch.is_tensor(now) else tuple(value) if isinstance(now, tuple) else value
+
+    groups = zip(saved, engine.optimizer.param_groups, strict=True)
+    return [{k: like(v, now.get(k)) for k, v in group.items() if k != "params"} for group, now in groups]
+
+
+def _description(engine: Engine) -> dict[str, Any]:
+    """What a checkpoint and the engine that reads it have to agree on."""
+    return {
+        "stage": engine.stage,
+        "optimizer": type(engine.optimizer).__name__,
+        "parameter groups": len(engine.optimizer.param_groups),
+        "alike": {name: [str(t.dtype), list(t.shape)] for name, t in engine.alike().items()},
+        "shards": {name: {"of": shard.of} for name, shard in engine.shards().items()},
+    }
+
+
+def _compare(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
+    """ValueError that names the first thing in which checkpoint and engine differ."""
+    for key in ("stage", "optimizer", "parameter groups"):
+        if content[key] != ours[key]:
+            raise ValueError(f"{what} has {key} {_short(content[key])}, this engine {ours[key]}")
+    pairs = [("alike", lambda value: value), ("shards", lambda value: value and value["of"])]
+    for kind, of in pairs:
+        for name in [*content[kind], *ours[kind]]:
+            theirs, mine = of(content[kind].get(name)), of(ours[kind].get(name))
+            if theirs != mine:
+                raise ValueError(
+                    f"{what} is of another model, bucket size or parameter groups: it has {_short(name)} as "
+                    f"{_short(theirs)}, this engine as {_short(mine)}"
+                )
+
+
+def _check_files(where: Path, files: dict[str, Any], rank: int, ranks: int, what: str) -> None:
+    """ValueError where the folder has other files than were written; each rank reads some of them."""
+    there = {path.name for path in where.iterdir()} - {MANIFEST}
+    for name in sorted(there | files.keys()):
+        path = where / Path(name).name
+        if name not in there or name not in files or path.is_symlink() or not path.is_file():
+            raise ValueError(f"{what}: {_short(name)} is missing, a link, or no file of the checkpoint")
+    for name in sorted(files)[rank::ranks]:
+        if _size_and_digest(where / name) != files[name]:
+            raise ValueError(f"{what}: {name} is not the file that was written")
+
+
+def _read_manifest(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The name of the folder that holds a whole checkpoint (``folder``'s, or the previous one's), and its content."""
+    where = folder if (folder / MANIFEST).exists() else _previous(folder)
+    path, what = where / MANIFEST, f"checkpoint {where.name}: {MANIFEST}"
+    if not path.exists():
+        raise FileNotFoundError(f"no whole checkpoint in {folder.name}: it has no {MANIFEST}")
+    if path.is_symlink() or not path.is_file():
+        raise ValueError(f"{what} is a link or a device, not a file of the folder")
+    whole: Any = None
+    with suppress(ValueError, RecursionError):  # no JSON, no UTF-8, nested without end
+        whole = json.loads(path.read_bytes())
+    if isinstance(whole, dict) and isinstance(whole.get("content"), dict) and whole.get("format") != FORMAT:
+        raise ValueError(f"{what} is of format {_short(whole.get('format'))}, here {FORMAT} is read: save a new one")
+    if not isinstance(whole, dict) or whole.get("sha256") != _digest(whole.get("content")):
+        raise ValueError(f"{what} is not the file that was written")
+    return where.name, whole["content"]
+
+
+def _run(kind: type[Exception], what: str, exchange: Callable[[], object]) -> None:
+    """An exchange of torch's, whose error on any rank becomes one line on all."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
-        yield
-    except Exception:
-        for unit in new:
-            engine.optimizer.state.pop(unit.master, None)
-        for group, before in zip(engine.optimizer.param_groups, settings, strict=True):
-            group.update(before)
-        raise
+        exchange()
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise kind(f"{what}: rank {rank}: {_line(reason)}") from None
 
 
-def _make_states(engine: Engine) -> list[_States]:
-    """An optimizer makes its states at its first step: one whose effect on the masters is taken back."""
-    for unit in engine.trained:
-        if not engine.optimizer.state.get(unit.master):
-            before = unit.master.detach().clone()
-            engine.update(unit, torch.zeros_like(unit.master))
-            unit.master.data.copy_(before)
-    return [_states(engine, unit) for unit in engine.units]
+def _previous(folder: Path) -> Path:
+    """Where the checkpoint that is being replaced waits until the new one has its name."""
+    return folder.with_name(folder.name + ".previous")
 
 
-def _pieces(unit: Unit, saved: dict[str, Any]) -> Iterator[tuple[int, slice, slice]]:
-    """Where this rank's chunk lies in the files: the rank that wrote it, the place in its chunk, the place in ours."""
-    begin = unit.rank * unit.chunk
-    for rank, first, last in files.parts(unit.numel, saved["chunk"], begin, begin + unit.chunk):
-        at = rank * saved["chunk"]
-        yield rank, slice(first - at, last - at), slice(first - begin, last - begin)
+def _size_and_digest(path: Path) -> list[Any]:
+    with path.open("rb") as opened:
+        return [path.stat().st_size, hashlib.file_digest(opened, "sha256").hexdigest()]
 
 
-def _check_tensors(reader: files.Reader, manifest: dict[str, Any], engine: Engine) -> None:
-    """ValueError where a file has other tensors than the manifest says, before any is copied."""
-    for number, (unit, saved) in enumerate(zip(engine.units, manifest["states"], strict=True)):
-        for name, dtype in saved["sharded"].items():
-            for rank, _, _ in _pieces(unit, saved):
-                length = min(saved["chunk"], unit.numel - rank * saved["chunk"])
-                reader.check_form(rank, f"{number}.{name}", [dtype, [length]])
-        for name, form in saved["alike"].items():
-            reader.check_form(0, f"{number}.{name}", form)
-    for name, form in manifest["alike"].items():
-        reader.check_form(0, f"module.{name}", form)
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _copy(reader: files.Reader, manifest: dict[str, Any], engine: Engine, states: list[_States]) -> None:
-    """The checkpoint's values into the engine."""
-    for number, (unit, kept) in enumerate(zip(engine.units, states, strict=True)):
-        saved = manifest["states"][number]
-        for name in saved["sharded"]:
-            for rank, theirs, ours in _pieces(unit, saved):
-                kept.sharded[name].detach()[ours].copy_(reader.tensor(rank, f"{number}.{name}", theirs))
-        for name in saved["alike"]:
-            kept.alike[name].copy_(reader.tensor(0, f"{number}.{name}"))
-        if unit.trained and compare.has_no_states(saved):  # it was saved before the optimizer's first step
-            engine.optimizer.state.pop(unit.master, None)
-        elif unit.trained:
-            engine.optimizer.state[unit.master].update(saved["numbers"])
-    for name, tensor in _alike(engine).items():
-        tensor.copy_(reader.tensor(0, f"module.{name}"))
-    for group, saved in zip(engine.optimizer.param_groups, manifest["param_groups"], strict=True):
-        for name, value in saved.items():
-            group[name] = compare.like(value, group.get(name))
+def _line(error: BaseException) -> str:
+    return _short(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def _short(value: Any) -> str:
+    """A value in one line, of which a terminal prints every character."""
+    text = value if isinstance(value, str) and value.isprintable() else ascii(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,6 +1,8 @@
-"""What the engines refuse, in one line each."""
+"""What the engines refuse, in one line each: models that differ, and optimizers that flat shards would change."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,78 +10,128 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.groups import cut_within
-from pardemo.zero.running import Running
-from pardemo.zero.unit import Unit
+from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
 DTYPES = (torch.bfloat16, torch.float32)
+#: A matrix as large as any that an optimizer leaves unfactored, a convolution's kernel, a bias.
+SHAPES = ((128, 128), (4, 3, 3, 5), (7,))
+PIECE, STEPS = (
+    1000,
+    3,
+)  # a piece is small enough to be taken for a matrix of rows; some optimizers begin with plain steps
+TOLERANCE = 1e-3  # of the largest change: instructions round differently; an optimizer that is refused differs by 1
 
 
-def refused(module: nn.Module, group: dist.ProcessGroup) -> Exception | None:
-    """Why this rank cannot keep the module; not raised, since the other ranks would wait for this one."""
+def compare_models(module: nn.Module, group: dist.ProcessGroup, engine: str, groups: ParamGroups) -> None:
+    """All ranks need the same model and engine: a difference would end in a hang, or a wrong sum. Collective.
+
+    Args:
+        engine: what has to be the same on every rank (``"ZeRO-2, max_norm 1.0"``).
+
+    Raises:
+        ValueError, RuntimeError: what speaks against the module on some rank, or the first difference; on every rank.
+    """
+    problem: Exception | None = None
     try:
-        check_module(module)
-        check_groups(module, group)
+        _check_module(module, group)
     except (ValueError, RuntimeError) as error:
-        return error
-    return None
+        problem = error
+    form: list[tuple[Any, ...]] = [
+        (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen", f"group {groups.number(p)}")
+        for name, p in module.named_parameters()
+    ]
+    form += [(name, tuple(b.shape), str(b.dtype), "a buffer") for name, b in module.named_buffers()]
+    ranks: list[Any] = [None] * group.size()
+    dist.all_gather_object(ranks, (engine, problem and str(problem), form), group=group)
+    for rank, (theirs, _, _) in enumerate(ranks):
+        if theirs != ranks[0][0]:
+            raise ValueError(f"the ranks' engines differ: rank 0 has {ranks[0][0]}, rank {rank} has {theirs}")
+    if problem is not None:
+        raise problem
+    for rank, (_, theirs, _) in enumerate(ranks):
+        if theirs:
+            raise ValueError(f"rank {rank}: {theirs}")
+    for rank, (_, _, theirs) in enumerate(ranks):
+        for here, there in zip_longest(ranks[0][2], theirs, fillvalue="nothing more"):
+            if here != there:
+                raise ValueError(f"the ranks' models differ: rank 0 has {here}, rank {rank} has {there}")
 
 
-def check_module(module: nn.Module) -> None:
+def _check_module(module: nn.Module, group: dist.ProcessGroup) -> None:
     """ValueError for a module without anything to train, or with parameters that an engine cannot keep."""
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError("the module has no parameter that requires a gradient: nothing to train")
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in DTYPES:  # fp16 needs loss scaling, which is not here
             raise ValueError(f"{name} is {parameter.dtype}; trained parameters are bfloat16 or float32")
-        if not parameter.numel():
-            raise ValueError(f"{name} is empty: are its values in the shards of an engine that was not closed?")
-    check_hooks(module, module.parameters())
+    if any(compat.fsdp_state(part) for part in module.modules()):
+        raise ValueError("the module is sharded by FSDP2 already, as Zero3 leaves it: make another one")
+    if problem := cut_within(module, group):  # tensor-parallel ranks would be given rank 0's part
+        raise ValueError(problem)
+    check_hooks(module.named_parameters())
 
 
-def check_hooks(module: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+def check_hooks(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     """RuntimeError for hooks that would use or change a rank's own gradient as if it were the mean, such as an
     optimizer's step in backward. The meters' only look."""
-    with compat.without_functions():
-        for parameter in parameters:
-            for hook in compat.accumulate_hooks(parameter).values():
-                if not (getattr(hook, "__module__", None) or "").startswith("pardemo."):  # a bound method of C's
-                    name = next(name for name, p in module.named_parameters() if p is parameter)
-                    raise RuntimeError(
-                        f"{name} has a hook of register_post_accumulate_grad_hook(): the gradient that it sees is this "
-                        "rank's own and not the mean; remove it, and do what it does between backward() and step()"
-                    )
+    for name, parameter in named:
+        for hook in compat.accumulate_hooks(parameter).values():
+            if not (getattr(hook, "__module__", None) or "").startswith("pardemo."):  # a bound method of C's
+                raise RuntimeError(
+                    f"{name} has a hook of register_post_accumulate_grad_hook(): the gradient that it sees is this "
+                    "rank's own and not the mean; remove it, and do what it does between backward() and step()"
+                )
 
 
-def check_groups(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """ValueError where tensor-parallel ranks, each with its own part of a layer, would be given rank 0's."""
-    if problem := cut_within(module, group):
-        raise ValueError(problem)
+def check_elementwise(make: MakeOptimizer, groups: ParamGroups, device: torch.device) -> None:
+    """Runs the optimizer on a few tensors of several shapes, and another one on the same numbers in flat pieces.
 
+    A shard is a flat piece of several parameters: what looks at a parameter's shape or norm does something else there.
+    Costs a few milliseconds and no random number. What the factory itself raises for a matrix is left as it is.
 
-def check_optimizer(optimizer: torch.optim.Optimizer, trained: Sequence[Unit]) -> None:
-    """ValueError where the optimizer was not made from the shards that it was given."""
-    has = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    if has != {id(unit.master): unit.settings for unit in trained}:
-        raise ValueError("the optimizer has other parameters or groups than it was given: make it from its argument")
+    Raises:
+        ValueError: the pieces end with other numbers than the tensors, or the optimizer refuses them.
+    """
+    sizes = [torch.Size(shape).numel() for shape in SHAPES]
+    at = torch.arange(sum(sizes), device=device, dtype=torch.float32)
+    # rows, columns and pieces differ much in size, so that no norm of one is that of another
+    weights = torch.cos(3 * at) * (1 + at // 8 % 6) * (1 + at % 8)
+    gradients = [torch.sin((2 + step) * at + 1) * (1 + at % 8) ** 2 / (1 + at // 8 % 6) for step in range(STEPS)]
 
+    def trained(shapes: Iterable[tuple[int, ...]]) -> tuple[str, torch.Tensor]:
+        """The optimizer's name, and what it makes of tensors of these shapes in each group, [groups, elements]."""
+        shapes = list(shapes)
 
-def check_in_place(engine: Running) -> None:
-    """RuntimeError where parameters were moved, replaced, (un)frozen, or given gradients by hand."""
-    known = {parameter: unit for unit in engine.units for parameter in unit.parameters}
-    for name, parameter in engine.module.named_parameters():
-        unit = known.get(parameter)
-        if unit is None and (parameter.requires_grad or engine.stage == 3):
-            raise RuntimeError(f"{name} was replaced or unfrozen after the engine was made: close() the engine before")
-        if unit is None:
-            continue
-        if parameter.requires_grad and not unit.trained:
-            raise RuntimeError(f"{name} was unfrozen after the engine was made: close() the engine before")
-        if unit.trained and not parameter.requires_grad:
-            raise RuntimeError(
-                f"{name} was frozen after the engine was made, which would go on with it: close() the engine before"
+        def cut(flat: torch.Tensor) -> list[torch.Tensor]:
+            parts = flat.split([torch.Size(shape).numel() for shape in shapes])
+            return [part.reshape(shape).clone() for part, shape in zip(parts, shapes, strict=True)]
+
+        tensors = [[nn.Parameter(part) for part in cut(weights)] for _ in groups.settings]
+        optimizer = make(groups.shards((number, p) for number, own in enumerate(tensors) for p in own))
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("lr") or 1e-2  # a schedule may begin at zero, which would hide everything
+        for gradient in gradients:
+            for own in tensors:
+                for parameter, part in zip(own, cut(gradient), strict=True):
+                    parameter.grad = part
+            optimizer.step()
+        return type(optimizer).__name__, torch.stack(
+            [torch.cat([p.detach().flatten() for p in own]) for own in tensors]
+        )
+
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        name, expected = trained(SHAPES)
+        try:
+            _, result = trained((min(PIECE, len(at) - begin),) for begin in range(0, len(at), PIECE))
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{name} cannot update flat shards ({type(error).__name__}: {reason})") from error
+    # each tensor on its own: what is done to one of them may be small beside the others
+    for shape, ours, theirs, begin in zip(
+        SHAPES, *(t.split(sizes, -1) for t in (result, expected, weights)), strict=True
+    ):
+        if not (ours - theirs).abs().max() <= TOLERANCE * (theirs - begin).abs().max():
+            raise ValueError(
+                f"{name} is not element by element: it updates a tensor of shape {shape} and its flat pieces, which "
+                "are what ZeRO's ranks have, differently; AdamW, SGD and the like do not"
             )
-        if engine.stage > 1 and parameter.grad is not None and not engine.gradients.is_shown(parameter):
-            raise RuntimeError(f"{name}.grad was set by hand: stage {engine.stage} takes gradients in backward() only")
-    for unit in engine.units:
-        if unit.resident and not unit.shows():
-            raise RuntimeError("parameters were moved after the engine was made (to(), half(), …): close() it before")

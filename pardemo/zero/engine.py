@@ -1,11 +1,11 @@
-"""What the stages share: the common start, the optimizer's step on shards, clipping by the global norm."""
+"""What the three stages share: the common start, the step, clipping by the norm of the whole model."""
 
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,37 +15,44 @@ from pardemo import compat
 from pardemo.collectives.channel import Channel
 from pardemo.collectives.decorators import not_compiled
 from pardemo.collectives.outcome import same_outcome
-from pardemo.data_parallel.replicas import compare_models
 from pardemo.groups import group_of
 from pardemo.zero import checks
-from pardemo.zero.elementwise import check_elementwise
-from pardemo.zero.gradient_norm import NormOfModel, Tied, check_max_norm, clip_factor
-from pardemo.zero.gradients import MastersGradient
-from pardemo.zero.output_tensors import before_backward
+from pardemo.zero.gradient_norm import NormOfModel, check_max_norm, clip_factor
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
-from pardemo.zero.unit import Unit
+
+if TYPE_CHECKING:
+    from pardemo.pipeline_parallel.tied import Tied
 
 _engines: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
+
+
+class SavedShard(NamedTuple):
+    """What a checkpoint keeps as one tensor: what the optimizer updates on this rank, and what lies in it."""
+
+    master: nn.Parameter
+    #: a tensor that is cut as the master is, as the DTensor of all ranks' parts, in the same memory
+    as_dtensor: Callable[[torch.Tensor], torch.Tensor]
+    of: list[Any]  # the parameters, their group's number, dtype and elements
 
 
 class Engine(nn.Module):
     """A module whose model states are shared by the ranks of a group; the base of the three stages.
 
     Supported: any module, called with ``engine(…)``; tied and frozen parameters; several backward passes before a
-    step; tensor-parallel layers and a pipeline's stages, each engine on its data-parallel group; several engines on one
-    group, also in one backward pass. A parameter that took no part has gradient zero (weight decay and momentum still
-    act on it). Parameters may be changed by hand between two steps, alike on all ranks (stage 3: within :meth:`whole`).
-    Between ``backward()`` and ``step()`` ``.grad`` is the mean's for torch's ``clip_grad_norm_``, ``clip_grad_value_``,
-    ``p.grad.mul_()``, ``module.zero_grad()`` and ``GradScaler`` (``scaler.unscale_(engine)``, ``scaler.step(engine)``),
-    on all ranks alike. Buffers (batch norm's statistics) are alike at the start, and each rank's own from then on.
+    step; activation checkpointing; ``torch.compile``; tensor-parallel layers and a pipeline's stages, each engine on
+    its data-parallel group; several engines on one group. A parameter that took no part has gradient zero (weight
+    decay and momentum still act on it). Buffers (batch norm's statistics) are alike at the start, and each rank's own
+    from then on.
 
-    Refused in one line: an optimizer that is not element by element; a step of the optimizer that is not the engine's;
-    ranks at different passes or layers; parameters moved, replaced or (un)frozen under the engine; others' hooks on
-    accumulated gradients; a closed engine. A module has one engine at a time: :meth:`close` gives it back.
+    Refused in one line: ranks with different models, or at different passes or layers; a step between a forward pass
+    and its backward; parameters moved, replaced or (un)frozen under the engine; others' hooks on accumulated
+    gradients; a closed engine. A module has one engine at a time.
+
+    Attributes: ``optimizer`` (a schedule of the learning rate works), ``module``, ``group``.
     """
 
     stage = 0
-    cut = ""  # what decides the units' sizes beside the model: gloo ends a process whose peer sends more
+    _extra_label = ""  # settings that have to be equal on all ranks
 
     def __init__(
         self,
@@ -55,296 +62,184 @@ class Engine(nn.Module):
         *,
         max_norm: float | None = None,
         norm_over: dist.ProcessGroup | None = None,
-        tied: Sequence[Tied] = (),
+        tied: "Sequence[Tied]" = (),
         param_groups: Sequence[dict[str, Any]] | None = None,
     ):
         super().__init__()
         if max_norm is not None:
             check_max_norm(max_norm)
+        if tied and self.stage > 1:
+            raise ValueError(
+                "tied copies are summed after backward(), when stages 2 and 3 have sent their gradients: use stage 1"
+            )
         if (other := _engines.get(module)) is not None and other() is not None:
             raise ValueError("the module has a ZeRO engine already: close() that one first")
-        self.module, self.group = module, group_of(group)
-        refused, self.param_groups = checks.refused(module, self.group), ParamGroups(module, param_groups)
-        engine, of = f"ZeRO-{self.stage}, max_norm {max_norm}{self.cut}", self.param_groups
-        try:
-            compare_models(module, self.group, engine, refused and str(refused), lambda p: f"group {of.number(p)}")
-        except ValueError as error:
-            raise refused or error from None
-        device = next(module.parameters()).device
-        with same_outcome(self.group):
-            check_elementwise(optimizer, self.param_groups, device)
-        self.size, self.max_norm = dist.get_world_size(self.group), max_norm
+        self.module, self.group, self.max_norm = module, group_of(group), max_norm
+        self.size = self.group.size()
+        groups = ParamGroups(module, param_groups)
+        label = f"ZeRO-{self.stage}, max_norm {max_norm}{self._extra_label}"
+        checks.compare_models(module, self.group, label, groups)
+        self.device = next(module.parameters()).device
+        self.channel = Channel(self.group, f"ZeRO-{self.stage}", links=self.device.type == "cpu")
+        self._passes = self._steps = 0  # in every exchange's label, so that ranks at different ones are told
+        self._closed = self._updating = False
+        self._make_shards(optimizer, groups)
         self.norm = NormOfModel(module, norm_over, tied)
-        self._channel = Channel(self.group, f"ZeRO-{self.stage}", links=device.type == "cpu")
-        self._passes = self._steps = 0  # so many have begun: exchanges of different ones are not taken for one
-        self._open = False  # a backward pass has begun and not ended: it failed, if the next one begins
-        self._updating = self._closed = False
-        self._hooks: list = []
-        with torch.no_grad():
-            self.units = self._make_units()
-        self.trained = [unit for unit in self.units if unit.trained]
-        with same_outcome(self.group):
-            shards = self.param_groups.shards([(unit.settings, unit.master) for unit in self.trained])
-            self.optimizer = optimizer(shards)
-            checks.check_optimizer(self.optimizer, self.trained)
-            self._watch_optimizer()
-            self._show_masters()
-        self._take_charge()  # nothing is refused from here on: up to now the module is as it was
+        self._known = {p: (p.requires_grad, p.dtype, p.device) for p in module.parameters()}
         _engines[module] = weakref.ref(self)
-        weakref.finalize(self, _remove, self._hooks).atexit = False
 
     def forward(self, *args, **kwargs):
-        self._check_pass()
-        output, steps = self.module(*args, **kwargs), self._steps
-        before_backward(output, partial(self._backward_comes, steps))
+        self._begin_pass()
+        output = self.module(*args, **kwargs)
+        self._watch(output)
         return output
 
-    @not_compiled  # torch.compile(engine) traces the module, and nothing of what the engine does around it
-    def _check_pass(self) -> None:
-        self.check_usable(in_backward=compat.in_backward())
-        if torch.is_grad_enabled():
-            checks.check_hooks(self.module, (p for unit in self.trained for p in unit.parameters))
-
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        """A plain copy of the module, as for a moving average of the weights; at stage 3 within :meth:`whole`."""
-        return copy.deepcopy(self.module, memo)
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self) -> float | None:
         """One step of the optimizer on the mean of the ranks' gradients; returns their norm where it is clipped.
-
-        The optimizer's own ``step`` is called once for each unit, so that one gradient at a time is in fp32. Like
-        torch's, it calls a ``closure`` first, which makes the gradients, and returns what that returns.
 
         Raises:
             RuntimeError: the last backward pass failed, or parameters are no longer the engine's.
         """
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-            self.step()
-            return loss
         self.check_usable()
-        checks.check_in_place(self)
-        self._steps += 1
-        self._take_over_what_was_written()
         self._finish_gradients()
+        self._steps += 1
         norm = self._global_norm() if self.max_norm is not None else None
-        clip = 1.0 if norm is None else clip_factor(norm, self.max_norm)
-        sending = []
-        with self._updates():
-            for unit in self.trained:
-                if unit.gradient is None:
-                    continue
-                mean, unit.gradient = unit.gradient.float().mul_(clip / self.size), None
-                self.update(unit, mean)
-                del mean
-                with torch.no_grad():
-                    unit.shard.copy_(unit.master)  # back to the parameters' precision
-                if self.stage < 3:
-                    sending.append(self._channel.submit(unit.gather, self._now))
-        for future in sending:
-            future.result()
+        self._update(1.0 if norm is None or self.max_norm is None else clip_factor(norm, self.max_norm))
         return norm
-
-    def update(self, unit: Unit, gradient: torch.Tensor) -> None:
-        """The optimizer's step on one unit's master, with this gradient in fp32."""
-        with self._updates():
-            unit.master.grad = gradient
-            try:
-                self.optimizer.step()
-            finally:
-                unit.master.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discards all gradients, those in shards too, and what a failed backward pass has left."""
-        self._open = False
-        for unit in self.trained:
-            unit.gradient = None
-            unit.expect_gradients()
-            for parameter in unit.parameters:
-                parameter.grad = None
+        for parameter in self.module.parameters():
+            parameter.grad = None
 
     def close(self) -> None:
-        """Gives the module back as it was: whole parameters of its own, no hooks. The engine is of no use then."""
-        if self._closed:
-            return
-        _remove(self._hooks)
-        _engines.pop(self.module, None)
-        for unit in self.units:
-            for parameter, view in zip(unit.parameters, unit.views(unit.flat), strict=True):
-                parameter.data, parameter.grad = view.clone(), None
-        self.units, self.trained, self._closed = [], [], True
-        self._channel.close()
+        """Ends the engine: its links, its thread, its hooks. It is of no use then."""
+        if not self._closed:
+            self._closed = True
+            _engines.pop(self.module, None)
+            self.channel.close()
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[nn.Module]:
-        """Within the block every parameter is there in full, to look at, to save, or to change alike on all ranks."""
-        try:
-            yield self.module
-        finally:
-            self.take_over()
-
-    def take_over(self) -> None:
-        """What was written into whole parameters is what training goes on from. Sends nothing."""
-        with torch.no_grad():
-            for unit in self.units:
-                unit.take_over()
+        """Within the block every parameter is there in full, to look at, or to change alike on all ranks."""
+        yield self.module
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes of model states that this rank keeps between two steps, by kind, padding included."""
-        return {
-            "parameters": _bytes(
-                *(p for p in self.module.parameters()), *(u.flat for u in self.units), *(u.shard for u in self.units)
-            ),
-            "gradients": _bytes(*(p.grad for p in self.module.parameters()), *(u.gradient for u in self.units)),
-            "optimizer states": _bytes(
-                *(u.master for u in self.trained if u.master.data_ptr() != u.shard.data_ptr()),
-                *(t for s in self.optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.dim()),
-            ),
+        states = [t for s in self.optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.dim()]
+        kinds: dict[str, Iterable[torch.Tensor]] = {
+            "parameters": list(self.module.parameters()),
+            "gradients": [p.grad for p in self.module.parameters() if p.grad is not None],
+            "optimizer states": states,
         }
+        return {kind: _nbytes(tensors) for kind, tensors in kinds.items()}
 
-    @contextlib.contextmanager
-    def _updates(self) -> Iterator[None]:
-        """Within it masters have no gradients but those that they are given; outside, what says where those are."""
-        if self._updating:
-            yield
-            return
-        self._updating = True
-        for unit in self.trained:
-            unit.master.grad = None
-        try:
-            yield
-        finally:
-            self._updating = False
-            self._show_masters()
+    def check_usable(self) -> None:
+        """RuntimeError where the engine is closed, or parameters are no longer what it knows."""
+        if self._closed:
+            raise RuntimeError("this engine is closed: make another one for the module")
+        for name, parameter in self.module.named_parameters():
+            if self._known.get(parameter) != (parameter.requires_grad, parameter.dtype, parameter.device):
+                raise RuntimeError(
+                    f"{name} was replaced, cast, moved, frozen or unfrozen after the engine was made, which would go "
+                    "on with what it had: do that before"
+                )
+        checks.check_hooks(self.module.named_parameters())
 
-    def _show_masters(self) -> None:
-        for unit in self.trained:
-            unit.master.grad = MastersGradient.of(unit.master)
+    def shards(self) -> dict[str, SavedShard]:
+        """What a checkpoint keeps of the trained parameters, by name."""
+        raise NotImplementedError
 
-    def exchange(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        """Sums a tensor over the ranks, in place, between two passes."""
-        return self._channel.submit(self._channel.all_reduce, tensor, f"{what}, {self._now}").result()
+    def alike(self) -> dict[str, torch.Tensor]:
+        """What else a checkpoint keeps, by name: what all ranks have whole and do not train."""
+        return dict(self.module.named_buffers())
+
+    def after_load(self) -> None:
+        """The masters have been changed: shows the parameters what they are now."""
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        """A plain copy of the module, as for a moving average of the weights."""
+        return copy.deepcopy(self.module, memo)
+
+    @cached_property
+    def mesh(self) -> Any:
+        """The group as DTensors know it; its name is nobody else's, since torch takes meshes of one name for one."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        name = f"{self.channel.name} of {self.group.group_name}"
+        return DeviceMesh.from_group(self.group, self.device.type, mesh_dim_names=(name,))
 
     @property
-    def _now(self) -> str:
+    def now(self) -> str:
         """Where this rank is, for the ranks to compare."""
-        return f"step {self._steps}"
+        return f"pass {self._passes} after step {self._steps}"
+
+    @not_compiled  # torch.compile(engine) traces the module, and nothing of what the engine does around it
+    def _begin_pass(self) -> None:
+        if not compat.in_backward():  # a checkpoint around the engine computes it again there
+            self.check_usable()
+
+    @not_compiled
+    def _watch(self, output: Any) -> None:
+        """Notes when the backward pass comes back to what the module has returned."""
 
     def _global_norm(self) -> float:
         """Of the mean gradient of the whole model: over this group, the tensor-parallel one and the pipeline's."""
-        squares = self.norm.squares(
-            part
-            for unit in self.trained
-            if unit.gradient is not None
-            for piece in unit.pieces(unit.gradient)
-            for part in self.norm.counted(*piece)
-        )
-        self._channel.all_reduce(squares, f"squares of the gradients, {self._now}")
-        return self.norm.norm(squares) / self.size
+        squares = self.norm.squares(part for piece in self._gradients() for part in self.norm.counted(*piece))
+        self.channel.all_reduce(squares, f"squares of the gradients, {self.now}")
+        return self.norm.norm(squares)
 
-    def _watch_optimizer(self) -> None:
-        """A step that is not the engine's is refused; ``optimizer.zero_grad()`` is the engine's."""
-        myself = weakref.ref(self)
+    def _make_optimizer(
+        self, make: MakeOptimizer, groups: ParamGroups, numbered: Sequence[tuple[int, nn.Parameter]]
+    ) -> None:
+        """The optimizer over this rank's shards, each with its parameter group's number."""
+        with same_outcome(self.group):
+            self.optimizer = make(groups.shards(numbered))
+            has = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+            if has != {id(shard): number for number, shard in numbered}:
+                raise ValueError("the optimizer has other parameters or groups than it was given: make it from those")
+            myself = weakref.ref(self)
 
-        def before_step(*_):
-            engine = myself()
-            if engine is not None and not engine._closed and not engine._updating:
-                raise RuntimeError("engine.optimizer has no gradients of its own: call engine.step()")
+            def before_step(*_: Any) -> None:
+                if (engine := myself()) is not None and not engine._updating and not engine._closed:
+                    raise RuntimeError("engine.optimizer's own step passes by the engine: call engine.step()")
 
-        def zero_grad(set_to_none: bool = True):
-            if (engine := myself()) is not None:
-                engine.zero_grad()
+            self.optimizer.register_step_pre_hook(before_step)
 
-        def note_rank(optimizer, state_dict):
-            if (engine := myself()) is not None:
-                state_dict["zero"] = engine._whose_states()
+    def _step_optimizer(self) -> None:
+        self._updating = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._updating = False
 
-        def before_load_states(optimizer, state_dict):
-            if (engine := myself()) is not None and state_dict.get("zero") != (ours := engine._whose_states()):
-                raise ValueError(
-                    f"states of an optimizer's shards, {state_dict.get('zero')}, do not fit these, {ours}: each rank "
-                    "loads its own, or pardemo.zero.save and load keep and read them all"
-                )
-
-        self.optimizer.register_step_pre_hook(before_step)
-        self.optimizer.register_state_dict_post_hook(note_rank)
-        self.optimizer.register_load_state_dict_pre_hook(before_load_states)
-        self.optimizer.zero_grad = zero_grad
-
-    def _take_charge(self) -> None:
-        """The module becomes the engine's: rank 0's values, no gradients, parameters in the units' flat tensors."""
-        myself = weakref.ref(self)
-
-        def before_load(module, state_dict, prefix, local_metadata, *_):
-            if (engine := myself()) is not None and any(module is part for part in engine.module.modules()):
-                engine._check_load(local_metadata.get("assign_to_params_buffers", False))
-
-        in_units = {parameter for unit in self.units for parameter in unit.parameters}
-        others = [p.data for p in self.module.parameters() if p not in in_units]
-        with torch.no_grad():
-            for parameter in self.module.parameters():
-                parameter.grad = None
-            for tensor in (*others, *self.module.buffers()) if self.size > 1 else ():
-                _broadcast(tensor.data, self.group)
-        self._show_units()
-        self._hooks += [part.register_load_state_dict_pre_hook(before_load) for part in self.module.modules()]
-
-    def _backward_comes(self, steps: int) -> None:
-        """RuntimeError where a backward pass begins whose forward used weights of an earlier step."""
-        if steps != self._steps:
-            raise RuntimeError(
-                "step() was called between a forward pass and its backward, whose weights are no longer there: call "
-                "backward() first"
-            )
-
-    def _whose_states(self) -> dict[str, Any]:
-        return {"stage": self.stage, "rank": dist.get_rank(self.group), "ranks": self.size,
-                "elements": [unit.numel for unit in self.trained]}  # fmt: skip
-
-    def check_usable(self, in_backward: bool = False) -> None:
-        """RuntimeError where the engine is closed, or a backward pass has failed."""
-        if self._closed:
-            raise RuntimeError("this engine is closed: make another one for the module")
-        if self._open and not in_backward:
-            raise RuntimeError("the last backward pass failed: call zero_grad() to discard what it left")
-
-    def _check_load(self, assign: bool) -> None:
-        if assign:
-            raise RuntimeError("load_state_dict(assign=True) would replace the engine's parameters: load without it")
-
-    def _take_over_what_was_written(self) -> None:
-        """Between two steps, into whole parameters: the masters of lower precision do not know it yet."""
-        self.take_over()
-
-    def _make_units(self) -> list[Unit]:
+    def _make_shards(self, optimizer: MakeOptimizer, groups: ParamGroups) -> None:
+        """Gives all ranks the first rank's values, and this one its shards and their optimizer."""
         raise NotImplementedError
 
-    def _show_units(self) -> None:
-        """Puts the parameters where the units have their values."""
-        for unit in self.units:
-            unit.arrive()
+    def _finish_gradients(self) -> None:
+        """Before a step: what is not reduced yet."""
 
-    def _finish_gradients(self) -> None: ...
+    def _gradients(self) -> Iterable[tuple[nn.Parameter, torch.Tensor, int]]:
+        """This rank's shards of the mean gradient: the parameter, a piece, the number of its first element."""
+        raise NotImplementedError
 
-
-def _remove(hooks: list) -> None:
-    for hook in hooks:
-        hook.remove()
-    hooks.clear()
+    def _update(self, factor: float) -> None:
+        """The optimizer's step on the mean gradients times ``factor``, which are gone afterwards."""
+        raise NotImplementedError
 
 
-def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """The first rank's tensor to all, as bytes: gloo does not know every dtype that a buffer may have."""
-    whole = tensor.contiguous()
-    dist.broadcast(whole.reshape(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
-    if whole.data_ptr() != tensor.data_ptr():
-        tensor.copy_(whole)
+def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """The first rank's tensors to all, as bytes: gloo does not know every dtype that a buffer may have."""
+    for tensor in tensors if group.size() > 1 else ():
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole.reshape(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
+        if whole.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(whole)
 
 
-def _bytes(*tensors: torch.Tensor | None) -> int:
-    """Of the tensors' storages, each once."""
-    storages = {
-        compat.storage_address(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors if t is not None
-    }
-    return sum(storages.values())
+def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the tensors' storages on this rank, each once."""
+    local = [compat.local_tensor(t) if hasattr(t, "device_mesh") else t for t in tensors]
+    with compat.without_functions():
+        return sum({compat.storage_address(s): s.nbytes() for s in map(torch.Tensor.untyped_storage, local)}.values())

@@ -49,12 +49,12 @@ def clip_grad_norm_(
         ValueError: ``max_norm`` is not above 0, or the layers are cut over different groups.
     """
     check_max_norm(max_norm)
-    parameters = [p for p in module.parameters() if p.grad is not None]
+    gradients = {p: p.grad for p in module.parameters() if p.grad is not None}
     model = NormOfModel(module, over, tied)
-    norm = model.norm(model.squares(part for p in parameters for part in model.counted(p, p.grad)))
+    norm = model.norm(model.squares(part for p, g in gradients.items() for part in model.counted(p, g)))
     factor = clip_factor(norm, max_norm)
-    for parameter in parameters:
-        parameter.grad.mul_(factor)
+    for gradient in gradients.values():
+        gradient.mul_(factor)
     return norm
 
 

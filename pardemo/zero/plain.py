@@ -158,7 +158,7 @@ class PlainZero3(PlainZero2):
             unit.free()
             layer.register_forward_pre_hook(lambda layer, args, unit=unit: unit.gather())
             layer.register_forward_hook(lambda layer, args, y, unit=unit: unit.free())
-            layer.register_full_backward_pre_hook(lambda layer, dy, unit=unit: unit.gather())
+            layer.register_full_backward_pre_hook(lambda layer, dy, unit=unit: unit.gather())  # type: ignore[misc]
 
     def _gradient_is_there(self, unit: Unit) -> None:
         super()._gradient_is_there(unit)

@@ -1,18 +1,25 @@
-"""ZeRO-3: parameters exist in full only around their use.
+"""ZeRO-3: parameters exist in full only around their use. torch's FSDP2, whose messages go over pardemo's ring.
 
 A step of three layers on one rank. G: a layer's parameters are gathered, [chunk] to [N · chunk]; R: its gradients are
 reduced, [N · chunk] to [chunk]. Gathers run ahead by a layer, so that at most two layers are whole::
 
-    computes        |   1   |   2   |   3   |    |   3   |   2   |   1   |
-    sends        G1 | G2    | G3    |       | G3 | G2    | G1 R3 | R2    | R1
-    whole           | 1 2   | 2 3   | 3     |    | 3 2   | 2 1   | 1     |
+    computes        |   1   |   2   |   3   |    |   3   |   2   |    |   1   |
+    sends        G1 | G2    | G3    |       | G3 | G2    | G1    | R3 |       | R2 R1
+    whole           | 1 2   | 2 3   | 3     |    | 3 2   | 2 1   |    | 1     |
                         forward                      backward
+
+FSDP2 (``torch.distributed.fsdp.fully_shard``) cuts each parameter by rows, as a DTensor, gathers a layer in hooks of
+its forward and backward, and takes its collectives from whoever gives some: here :class:`RingAllGather` and
+:class:`RingReduceScatter`. On CUDA its own, over nccl, stay.
 """
 
 import contextlib
-import weakref
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,32 +27,34 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.collectives.decorators import not_compiled
-from pardemo.zero.in_backward import ReducesInBackward
-from pardemo.zero.layers import check_layers, default_layers, parameters_by_owner
-from pardemo.zero.output_tensors import hides, tensors_in
-from pardemo.zero.param_groups import MakeOptimizer
-from pardemo.zero.unit import Unit
+from pardemo.zero.engine import Engine, SavedShard, broadcast
+from pardemo.zero.gradients import part_gradient
+from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
 
-class Zero3(ReducesInBackward):
+class Zero3(Engine):
     """P_os+g+p: parameters in shards, too. Bytes per rank (4+K)Ψ/N, and two layers at a time; sends 3Ψ(N−1)/N per
     micro-batch: a layer is gathered before its forward, freed, gathered before its backward, and its gradients reduced.
 
+    The module becomes FSDP2's, in place and for good: between two uses its parameters are DTensors, fp32 shards that
+    the optimizer updates, and ``.grad`` is the ranks' mean. So torch's own tools work as with ``fully_shard``:
+    ``clip_grad_norm_``, ``register_fsdp_forward_method``, ``torch.distributed.checkpoint.state_dict``. Parameters that
+    were bf16 are gathered, and their gradients reduced, in bf16.
+
     Args:
-        layers: the modules that are gathered one at a time, in the order of their use; by default the elements of
-            the module's ``nn.ModuleList`` and ``nn.Sequential`` children, of the first level where there are any. What
-            is in none of them, or in several (tied), is gathered around the whole module.
-            They must not contain one another.
-        prefetch: gather the next layer while this one computes. The others as :class:`Zero1`.
+        layers: the modules that are gathered one at a time, in the order of their use; by default the elements of the
+            module's ``nn.ModuleList`` and ``nn.Sequential`` children, of the first level where there are any. What is
+            in none of them, and a layer that shares a parameter with others (tied), is gathered around the whole
+            module.
+        prefetch: gather the next layer while this one computes. The others as for :class:`Zero1`, but the optimizer
+            need not work element by element: it gets DTensors.
 
-    As FSDP2: a layer may be used several times, call another one, be checkpointed (re-entrantly or not; gathered once
-    for recomputation and backward), and return tensors in tuples, lists, dicts and dataclasses; a method other than
-    ``forward`` works when it is named to :meth:`register_forward_method`. Between two uses the parameters have no
-    memory: read and change them, and load a state dict, within :meth:`whole`. Two engines on one group: all ranks use
-    them in one order, because a forward waits for the other ranks' shards (a time-out names who waits for which).
+    Two engines on one group: all ranks use them in one order, because a forward waits for the other ranks' shards (a
+    time-out names who waits for which).
 
-    Refused: a parameter that is used or changed where it is in shards; a layer whose output is an object of another
-    kind; ranks that use different layers; ``create_graph=True`` (second derivatives).
+    Raises:
+        ValueError: as :class:`Zero1`; parameters of two dtypes in a layer, or with hooks, which FSDP2 would not take
+            along; layers that are no part of the module.
     """
 
     stage = 3
@@ -60,240 +69,236 @@ class Zero3(ReducesInBackward):
         prefetch: bool = True,
         **options,
     ):
-        self._layers = list(layers) if layers is not None else default_layers(module)
-        if layers is not None:
-            check_layers(module, self._layers)
-        self._prefetch, self._whole = prefetch, 0
-        self._order: list[nn.Module] = []  # of the last forward: the whole, then its layers as they were used
-        self._seen: list[nn.Module] = []
-        self._running: list[nn.Module] = []  # whose forward has begun and not ended
-        self._callers: dict[nn.Module, set[nn.Module]] = defaultdict(set)  # of a layer, the layers that called it
-        self._back, self._current = 0, None
-        self._names = {part: name or "the module" for name, part in module.named_modules()}
+        layers = default_layers(module) if layers is None else layers
+        for number, layer in enumerate(layers):
+            if layer is module or layer not in set(module.modules()):
+                raise ValueError(f"layers[{number}] is {'the whole' if layer is module else 'no part of the'} module")
+        self._layers: list[Any] = _unshared(module, layers)
+        self._prefetch, self._whole = prefetch, False
         super().__init__(module, optimizer, group, **options)
-        myself = weakref.ref(self)
-        # they wait for other ranks: nothing for torch.compile to look into
-        before = not_compiled(lambda owner, _: (e := _engine_of(myself, owner)) and e._before_forward(owner))
-        after = not_compiled(lambda owner, *call: (e := _engine_of(myself, owner)) and e._after_forward(owner, *call))
-        for owner in self._units_of:
-            self._hooks += [
-                owner.register_forward_pre_hook(before),
-                owner.register_forward_hook(after, with_kwargs=True, always_call=True),  # after an error too, with None
-            ]
+        for parameter in self._trained() if self.norm.is_of_a_part else ():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p.grad, "__class__", part_gradient()))
 
-    def register_forward_method(self, module: nn.Module, name: str) -> None:
-        """Gathers ``module``'s parameters around its method ``name`` as around its forward.
-
-        Torch's ``register_fsdp_forward_method`` for this engine; :meth:`close` undoes it.
-
-        Raises:
-            ValueError: ``module`` is neither one of the layers nor the whole.
-        """
-        if module not in self._units_of:
-            raise ValueError(f"{type(module).__name__} is neither one of the engine's layers nor the whole module")
-        method, myself = getattr(module, name), weakref.ref(self)
-
-        def gathered(*args, **kwargs):
-            if (engine := myself()) is None:
-                return method(*args, **kwargs)
-            output = None
-            engine._before_forward(module)
-            try:
-                output = method(*args, **kwargs)
-            finally:
-                engine._after_forward(module, args, kwargs, output)
-            return output
-
-        setattr(module, name, gathered)
-        self._hooks.append(_Replaced(module, name))
-
-    def _take_over_what_was_written(self) -> None:
-        """Nothing: into shards nobody writes. What was gathered before the update may not be used after it."""
-        self._leave_all()
+    def forward(self, *args, **kwargs):
+        try:
+            return super().forward(*args, **kwargs)
+        except Exception:
+            if not compat.in_backward():  # where a checkpoint ends its recomputation by an exception
+                with contextlib.suppress(Exception):  # what an exchange that failed has to say was said
+                    self._free()
+            raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad()
-        self._current = None
-        for unit in self.units:
-            unit.forget_arrival()
-        self._leave_all()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        with self.whole():
-            super().close()
-            self._units_of.clear()
-        for parameter in self.module.parameters():
-            del parameter.sharded_name
-
-    def state_dict(self, *args, **kwargs):
-        """Within :meth:`whole` only: elsewhere there are no values to give (:func:`pardemo.zero.save` needs none).
-
-        Raises:
-            RuntimeError: outside ``whole()``.
-        """
-        if not self._whole and not self._closed:
-            raise RuntimeError("stage 3 keeps parameters in shards: use pardemo.zero.save, or state_dict() in whole()")
-        return super().state_dict(*args, **kwargs)
+        self._free()
+        for parameter in (*(p for p, _, _ in self._masters.values()), *compat.fsdp_gathered(self.module)):
+            parameter.grad = None
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[nn.Module]:
-        """As :meth:`Engine.whole`; here it gathers, so that all ranks have to take part."""
-        for owner in self._units_of:
-            self._arrive(owner)
-        self._whole += 1
+        """As :meth:`Engine.whole`; here it gathers, so that all ranks have to take part.
+
+        ``state_dict()`` is there in full, too; to load one use ``torch.distributed.checkpoint.state_dict``.
+        """
+        if self._whole:
+            yield self.module
+            return
+        self._free()
+        sharded: list[Any] = list(self._masters.values())
+        whole: dict[nn.Parameter, nn.Parameter] = {
+            p: nn.Parameter(p.detach().full_tensor().to(dtype), p.requires_grad) for p, _, dtype in sharded
+        }
+        self._replace(whole)
+        self._whole = True
         try:
             yield self.module
         finally:
-            self._whole -= 1
-            if not self._whole:
-                self.take_over()
-                self._leave_all()
+            self._whole = False
+            self._replace({plain: shard for shard, plain in whole.items()})
+            with torch.no_grad():
+                for shard, plain in whole.items():
+                    local = compat.local_tensor(shard)
+                    own = plain.detach()[_first_row(shard) :][: len(local)]
+                    written = own != local.to(own.dtype)  # what was not keeps its fp32 digits
+                    local[written] = own[written].to(local.dtype)
 
-    def _make_units(self) -> list[Unit]:
-        self._units_of: dict[nn.Module, list[Unit]] = {}
-        count = 0
-        for owner, parameters in parameters_by_owner(self.module, self._layers).items():
-            kinds = [[p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]]
-            parts = [part for kind in kinds for part in self.param_groups.split(kind)]
-            if parts or owner is self.module:  # the whole marks the beginning and the end, with parameters or without
-                self._units_of[owner] = [
-                    Unit(f"unit {count + n} ({self._names[owner]})", part, self._channel, False, of)
-                    for n, (of, part) in enumerate(parts)
-                ]
-                count += len(parts)
-        return [unit for units in self._units_of.values() for unit in units]
+    def shards(self) -> dict[str, SavedShard]:
+        self._free()
+        return {
+            name: SavedShard(p, lambda tensor: tensor, [[name], group, str(dtype), p.numel()])
+            for name, (p, group, dtype) in self._masters.items()
+        }
 
-    def _show_units(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            parameter.sharded_name = name
-        for unit in self.units:
-            unit.free()
-
-    def _backward_order(self) -> list[Unit]:
-        owners = [*reversed(self._layers), self.module]
-        return [unit for owner in owners for unit in self._units_of.get(owner, ()) if unit.trained]
-
-    def _check_load(self, assign: bool) -> None:
-        super()._check_load(assign)
-        if not self._whole and self._units_of:
-            raise RuntimeError("stage 3 keeps parameters in shards: load_state_dict() within engine.whole()")
-
-    def _before_forward(self, owner: nn.Module) -> None:
-        if owner is self.module and not _in_backward():
-            self._passes += 1
-        self._arrive(owner)
-        self._callers[owner].update(caller for caller in self._running if caller is not owner)
-        self._running.append(owner)
-        if not _in_backward():
-            self._seen = [owner] if owner is self.module else [*self._seen, owner]
-            at = len(self._seen)
-            if self._order[:at] == self._seen and at < len(self._order):
-                self._fetch(self._order[at])
-
-    def _after_forward(self, owner: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-        if owner in self._running:
-            self._running.remove(owner)
-        if _in_backward():  # a recomputation: its backward follows
-            return
-        if torch.is_grad_enabled():
-            self._watch(owner, (args, kwargs), output)
-        if owner in self._running:
-            return
-        if owner is self.module:
-            self._order = self._seen if output is not None else self._order
-            self._leave_all()
-        else:
-            self._leave(owner)
-
-    def _watch(self, owner: nn.Module, arguments: object, output: object) -> None:
-        """The backward pass comes back through the output's tensors, but for those that were only handed on."""
-        tensors, passed = list(tensors_in(output)), {id(leaf) for leaf in compat.tree_leaves(arguments)}
-        if not tensors and (hidden := hides(output)) is not None:
-            raise TypeError(
-                f"{self._names[owner]} returns a {type(hidden).__name__}, in which stage 3 finds no tensors: return "
-                "tensors, tuples, lists, dicts or dataclasses"
+    def check_usable(self) -> None:
+        if self._whole:
+            raise RuntimeError("within whole() parameters are looked at or changed, and no pass or step is made")
+        if compat.fsdp_backward_failed(self.module):
+            raise RuntimeError("the last backward pass failed: call zero_grad() to discard what it left")
+        if any(p.grad is not None for p in compat.fsdp_gathered(self.module)):
+            raise RuntimeError(
+                "gradients were left that FSDP2 has not reduced: it wants checkpoint(…, use_reentrant=False), and this "
+                "engine no set_requires_gradient_sync(False); zero_grad() discards them"
             )
-        for tensor in tensors:
-            if tensor.requires_grad and id(tensor) not in passed:
-                tensor.register_hook(lambda _: self._before_backward(owner))
+        super().check_usable()
 
-    def _begins(self) -> None:
-        if not self._open:
-            self._back = len(self._order)
-        super()._begins()
+    @not_compiled
+    def _begin_pass(self) -> None:
+        super()._begin_pass()
+        self._passes += not compat.in_backward()
 
-    def _before_backward(self, owner: nn.Module) -> None:
-        """The gradient of the owner's output is there: what it was computed from is needed next."""
-        if torch.is_grad_enabled():
-            raise RuntimeError("create_graph=True is not supported by stage 3: its weights are gone when it is used")
-        self._begins()
-        if owner is not self.module and owner is not self._current:
-            if self._current is not None and not self._nested(self._current, owner):
-                self._leave(self._current)  # its backward has ended; frozen parameters are still here
-            self._current = owner
-        self._arrive(owner)
-        if owner is not self.module:
-            place = next((i for i in range(self._back - 1, 0, -1) if self._order[i] is owner), 0)
-            self._back = place or self._back
-        if self._back > 1:
-            self._fetch(self._order[self._back - 1])
+    def _make_shards(self, optimizer: MakeOptimizer, groups: ParamGroups) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    def _nested(self, one: nn.Module, other: nn.Module) -> bool:
-        """Whether one calls the other in its forward, so that its backward goes on after the other's."""
-        return one in self._callers[other] or other in self._callers[one]
+        names = {p: name for name, p in self.module.named_parameters()}
+        labels = {part: name or "the module" for name, part in self.module.named_modules()}
+        self._parts: list[Any] = [*self._layers, self.module]
+        own: dict[nn.Module, list[nn.Parameter]] = {}
+        for part in self._parts:
+            own[part] = [p for p in part.parameters() if not any(p in others for others in map(set, own.values()))]
+            _check_part(own[part], names)
+        broadcast([*names, *self.module.buffers()], self.group)
+        super().zero_grad()
+        kinds = {p: (name, groups.number(p), p.dtype) for p, name in names.items()}
+        for part, parameters in own.items():
+            gathered_in = None
+            for parameter in parameters:
+                if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+                    parameter.data, gathered_in = parameter.data.float(), torch.bfloat16
+            policy = MixedPrecisionPolicy(param_dtype=gathered_in, cast_forward_inputs=False)
+            shard: Any = fully_shard(part, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
+            if self.device.type == "cpu":
+                shard.set_custom_all_gather(RingAllGather(self, labels[part]))
+                shard.set_custom_reduce_scatter(RingReduceScatter(self, labels[part]))
+        self.module.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+        order: list[Any] = [self.module, *self._layers]
+        for part, following in pairwise(order) if self._prefetch else ():
+            part.set_modules_to_forward_prefetch([following])
+        for part in () if self._prefetch else order:
+            part.set_modules_to_backward_prefetch([part])  # to say: nobody, where FSDP2 takes the one before
+        sharded = dict(self.module.named_parameters())
+        self._masters = {name: (sharded[name], group, dtype) for name, group, dtype in kinds.values()}
+        trained = [(group, master) for master, group, _ in self._masters.values() if master.requires_grad]
+        self._make_optimizer(optimizer, groups, trained)
 
-    def _send(self, unit: Unit) -> None:
-        super()._send(unit)
-        if not self._whole:
-            unit.free()
+    def _free(self) -> None:
+        """Frees what is gathered, or on its way, whatever the last pass was doing."""
+        if self._passes:
+            self.module.reset_iter_state()  # type: ignore[operator]
+        for part in self._parts:
+            part.reshard()
 
-    def _end_of_backward(self) -> None:
-        super()._end_of_backward()
-        self._current = None
-        self._leave_all()
+    def _replace(self, parameters: dict[nn.Parameter, nn.Parameter]) -> None:
+        for part in self.module.modules():
+            for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+                part.register_parameter(name, parameters[parameter])
 
-    def _fetch(self, owner: nn.Module) -> None:
-        """Begins to gather an owner's parameters; the channel keeps the order that all ranks agree on."""
-        if self._prefetch:
-            self._send_for(owner)
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for p in self.module.parameters() if p.requires_grad]
 
-    def _send_for(self, owner: nn.Module) -> None:
-        for unit in self._units_of[owner]:
-            if not unit.resident and unit.arriving is None:
-                unit.arriving = self._channel.submit(unit.gather, self._now)
+    def _finish_gradients(self) -> None:
+        from torch.distributed.tensor import DTensor
 
-    def _arrive(self, owner: nn.Module) -> None:
-        self._send_for(owner)
-        for unit in self._units_of[owner]:
-            unit.arrive()
+        for parameter in self._trained():
+            if parameter.grad is not None:
+                parameter.grad.__class__ = DTensor
 
-    def _leave(self, owner: nn.Module) -> None:
-        for unit in self._units_of[owner]:
-            if not self._whole and (unit.resident or unit.arriving is not None):
-                unit.free()
+    def _gradients(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
+        for parameter in self._trained():
+            if parameter.grad is not None:
+                row = parameter.numel() // parameter.shape[0]
+                yield parameter, compat.local_tensor(parameter.grad), row * _first_row(parameter)
 
-    def _leave_all(self) -> None:
-        for owner in self._units_of:
-            self._leave(owner)
-
-
-class _Replaced:
-    """A method that was replaced by one of the same name in the module's own dict; to undo it."""
-
-    def __init__(self, module: nn.Module, name: str):
-        self._module, self._name = module, name
-
-    def remove(self) -> None:
-        vars(self._module).pop(self._name, None)
+    def _update(self, factor: float) -> None:
+        if any(parameter.grad is not None for parameter in self._trained()):
+            for parameter in self._trained():
+                if parameter.grad is None:  # of a layer that has never run
+                    parameter.grad = torch.zeros_like(parameter)
+                elif factor != 1:
+                    compat.local_tensor(parameter.grad).mul_(factor)
+        self._step_optimizer()
+        super().zero_grad()
+        self._free()
+        # a backward pass through a forward pass of before is refused by torch itself
+        torch.autograd.graph.increment_version(compat.fsdp_gathered(self.module))
 
 
-def _engine_of(reference: "weakref.ref[Zero3]", owner: nn.Module) -> Zero3 | None:
-    """None for a copy of a layer, which has the layer's hooks and parameters of its own."""
-    engine = reference()
-    return engine if engine is not None and owner in engine._units_of else None
+class _Exchange(dist.Work):
+    """An exchange in the channel's thread, as FSDP2 waits for one."""
+
+    def __init__(self, future: Future):
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.result()
+        return True
 
 
-def _in_backward() -> bool:
-    return compat.in_backward()
+class _Ring:
+    """What FSDP2's two collectives have in common here: its ``Comm``, over the engine's channel."""
+
+    def __init__(self, engine: Zero3, name: str):
+        self._engine, self._name = engine, name
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _submit(self, exchange: str, *tensors: torch.Tensor) -> Future:
+        channel = self._engine.channel
+        return channel.submit(getattr(channel, exchange), *tensors, f"{self._name}, {self._engine.now}")
+
+
+class RingAllGather(_Ring):
+    """FSDP2's ``AllGather`` over the ring, in the channel's thread: the next layer's runs ahead."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work:
+        return _Exchange(self._submit("all_gather", input_tensor, output_tensor))
+
+
+class RingReduceScatter(_Ring):
+    """FSDP2's ``ReduceScatter`` over the ring; it waits, since FSDP2 reads the result at once."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        output_tensor.copy_(self._submit("reduce_scatter", input_tensor).result())
+        if op == dist.ReduceOp.AVG:
+            output_tensor.div_(group.size())
+
+
+def default_layers(module: nn.Module) -> list[nn.Module]:
+    """The elements of the outermost ``ModuleList`` and ``Sequential`` in ``module`` that have parameters."""
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return [layer for layer in module if next(layer.parameters(), None) is not None]
+    return [layer for child in module.children() for layer in default_layers(child)]
+
+
+def _unshared(module: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The layers that have parameters, and share none with another layer or with the rest of the module."""
+    within = {part for layer in layers for part in layer.modules()}
+    rest = {p for part in module.modules() if part not in within for p in part.parameters(recurse=False)}
+    owners = Counter(p for owner in [rest, *(set(layer.parameters()) for layer in layers)] for p in owner)
+    return [layer for layer in layers if {owners[p] for p in layer.parameters()} == {1}]
+
+
+def _check_part(parameters: Sequence[nn.Parameter], names: dict[nn.Parameter, str]) -> None:
+    """ValueError for what FSDP2 would cast, or not take along."""
+    trained = [p.dtype for p in parameters if p.requires_grad]
+    for parameter in parameters:
+        name, dtype = names[parameter], parameter.dtype
+        if compat.backward_hooks(parameter):
+            raise ValueError(f"{name} has a hook of register_hook(), which stage 3 would not take along: hook outputs")
+        cast = dtype.is_floating_point and (parameter.requires_grad or torch.bfloat16 in trained)
+        if cast and dtype != trained[0]:
+            raise ValueError(f"{name} is {dtype} in a layer of {trained[0]}: stage 3 gathers a layer in one dtype")
+
+
+def _first_row(parameter: Any) -> int:
+    """The number of the first row that this rank has of a DTensor."""
+    return compat.local_offset(parameter.shape, parameter.device_mesh, parameter.placements)[0]

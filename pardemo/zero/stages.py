@@ -4,32 +4,43 @@ What a rank keeps of one unit, in elements (N: ranks; chunk: an N-th of the unit
 
                  parameters   gradients        optimizer      in each backward pass      in step()
     Zero1        [N · chunk]  [N · chunk]      k · [chunk]                               reduce-scatter, all-gather
-    Zero2        [N · chunk]  [chunk]          k · [chunk]    reduce-scatter, in buckets all-gather
+    Zero2        [N · chunk]  [chunk]          k · [chunk]    reduce-scatter             all-gather
 
-In ``step()`` each rank updates its own chunk in fp32; the all-gather then brings the others' to it.
+In ``step()`` each rank updates its own chunk in fp32; the all-gather then brings the others' to it. Units are reduced
+strictly in one order, whichever is complete first, so that all ranks agree without a word; at most two are on their
+way at a time, so that gradients do not pile up before a slow link::
+
+    backward of Zero2   | unit 3: p9 p8 p7 | unit 2: p6 p5 p4 | unit 1: p3 p2 p1 |
+    channel                                | reduce-scatter 3 | reduce-scatter 2 | reduce-scatter 1 |
+    kept                  .grad of unit 3    [chunk] of 3       + [chunk] of 2     + [chunk] of 1
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
-from pardemo.zero.engine import Engine
-from pardemo.zero.gradient_norm import Tied
-from pardemo.zero.gradients import OwnGradient
-from pardemo.zero.in_backward import ReducesInBackward
-from pardemo.zero.param_groups import MakeOptimizer
-from pardemo.zero.unit import Unit
+from pardemo.collectives.decorators import not_compiled
+from pardemo.collectives.outcome import same_outcome
+from pardemo.zero.checks import check_elementwise
+from pardemo.zero.engine import Engine, SavedShard, broadcast
+from pardemo.zero.gradients import OwnGradient, no_gradient
+from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
+from pardemo.zero.unit import Unit, make_units
 
 
 class Zero1(Engine):
     """P_os: optimizer states in shards. Bytes per rank 2Ψ + 2Ψ + KΨ/N; sends 2Ψ(N−1)/N per step.
 
     Gradients accumulate in ``.grad`` as in plain training, until :meth:`step` reduces them: micro-batches are free.
-    Who looks at ``.grad`` before, as torch's ``clip_grad_norm_`` does, sees the mean, for one all-reduce more.
+    Until then they are this rank's own, and refuse to be computed with (:class:`OwnGradient`).
 
     Args:
         module: the model; all ranks start from rank 0's values, without gradients. Trained parameters are bf16 or
@@ -45,137 +56,17 @@ class Zero1(Engine):
             only.
         param_groups: torch's own, over the module's parameters: ``[{"params": weights}, {"params": norms_and_biases,
             "weight_decay": 0.0}]``. The optimizer is then made from such a list, and
-            ``engine.optimizer.param_groups`` has the settings (a schedule of the learning rate works).
+            ``engine.optimizer.param_groups`` has the settings.
+        bucket_bytes: gradients of so many bytes are packed and reduced at a time.
 
     Raises:
         ValueError: nothing to train, another dtype (fp16 needs loss scaling, which is not here), a module whose engine
-            was not closed, ranks with different models, ``max_norm`` not above 0, an optimizer that is not element by
-            element, parameters in no group or in two, layers that are cut over the engine's own group.
+            was not closed, ranks with different models, ``max_norm`` or ``bucket_bytes`` not above 0, an optimizer
+            that is not element by element, parameters in no group or in two, layers that are cut over the engine's own
+            group.
     """
 
     stage = 1
-
-    def __init__(
-        self,
-        module: nn.Module,
-        optimizer: MakeOptimizer,
-        group: dist.ProcessGroup | None = None,
-        *,
-        tied: Sequence[Tied] = (),
-        **options,
-    ):
-        self._tied = {parameter for parameter, _ in tied}
-        self._own_gradients = False
-        super().__init__(module, optimizer, group, tied=tied, **options)
-
-    def _make_units(self) -> list[Unit]:
-        parts = self.param_groups.split([p for p in self.module.parameters() if p.requires_grad])
-        units = [Unit(f"unit {n}", part, self._channel, True, of) for n, (of, part) in enumerate(parts)]
-        for unit in units:
-            unit.sum = torch.zeros_like(unit.flat)  # [N · chunk]: micro-batches add to it
-            unit.places = [self._place(*pair) for pair in zip(unit.parameters, unit.views(unit.sum), strict=True)]
-        return units
-
-    def _show_units(self) -> None:
-        super()._show_units()
-        for unit in self.units:
-            _show(unit)
-            for parameter, place in zip(unit.parameters, unit.places, strict=True):
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._noting(place)))
-
-    def average_gradients(self) -> None:
-        """Makes ``.grad`` the mean of the ranks' gradients, if a rank has added to its own since. Collective."""
-        if not self._own_gradients or self._updating:
-            return
-        self._own_gradients = False
-        for unit in self.units:
-            _adopt(unit)
-            self.exchange(unit.sum, f"{unit.name}, gradients that are looked at").div_(self.size)
-
-    def note_own_gradients(self) -> None:
-        """``.grad`` is this rank's own from here on: something was added to it."""
-        self._own_gradients = True
-
-    def forward(self, *args, **kwargs):
-        self._own_gradients |= torch.is_grad_enabled()
-        return super().forward(*args, **kwargs)
-
-    def _place(self, parameter: nn.Parameter, view: torch.Tensor) -> torch.Tensor:
-        """Where the parameter's gradient is. A tied one's is summed over the pipeline, and nobody else looks at it."""
-        if parameter in self._tied:
-            return view
-        place = view.as_subclass(OwnGradient)
-        place.engine = weakref.ref(self)
-        return place
-
-    def _noting(self, place: torch.Tensor) -> Callable[[nn.Parameter], None]:
-        myself = weakref.ref(self)
-
-        def is_accumulated(parameter: nn.Parameter) -> None:
-            if (engine := myself()) is not None:
-                engine.note_own_gradients()
-            if parameter.grad is not place and type(place) is OwnGradient:
-                _put(place, parameter.grad)
-                parameter.grad = place
-                if engine is not None:  # the module's zero_grad() has set the others to None, too
-                    engine._show_unused()
-
-        return is_accumulated
-
-    def _show_unused(self) -> None:
-        """A gradient of zero for each parameter that has none, as other ranks may have one: torch's
-        ``clip_grad_norm_`` passes over what is None, and the ranks would take the norms of different models."""
-        for unit in self.units:
-            for parameter, place in zip(unit.parameters, unit.places, strict=True):
-                if parameter.grad is None and type(place) is OwnGradient:
-                    _put(place, None)
-                    parameter.grad = place
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad()
-        for unit in self.units:
-            unit.sum.zero_()
-            _show(unit)
-        self._own_gradients = False
-
-    def _finish_gradients(self) -> None:
-        for unit in self.units:
-            _adopt(unit)
-            unit.reduce(unit.sum, f"step {self._steps}")  # [N · chunk] to [chunk]
-            unit.sum.zero_()
-        self._own_gradients = False
-
-
-def _show(unit: Unit) -> None:
-    """Gradients accumulate in the flat tensor that will be reduced."""
-    for parameter, place in zip(unit.parameters, unit.places, strict=True):
-        parameter.grad = place
-
-
-def _adopt(unit: Unit) -> None:
-    """What somebody set anew, such as the module's own ``zero_grad()``, goes where gradients are reduced."""
-    for parameter, place in zip(unit.parameters, unit.places, strict=True):
-        if parameter.grad is not place:
-            _put(place, parameter.grad)
-            parameter.grad = place
-
-
-def _put(place: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    with torch.no_grad(), compat.without_functions():  # as it is: nobody looks at it
-        place.zero_() if gradient is None else place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-
-
-class Zero2(ReducesInBackward):
-    """P_os+g: gradients in shards, too. Bytes per rank 2Ψ + (2+K)Ψ/N; sends (m+1)Ψ(N−1)/N for m micro-batches a step.
-
-    When ``backward()`` returns, the sum is in shards, and ``.grad`` is a tensor without memory, by which
-    torch's functions clip, scale and discard it. A parameter without a gradient counts as zero.
-
-    Args:
-        bucket_bytes: gradients of so many bytes are packed and reduced at a time. The others as :class:`Zero1`.
-    """
-
-    stage = 2
 
     def __init__(
         self,
@@ -188,10 +79,236 @@ class Zero2(ReducesInBackward):
     ):
         if bucket_bytes <= 0:
             raise ValueError(f"bucket_bytes must be above 0, not {bucket_bytes}")
-        self._bucket_bytes, self.cut = bucket_bytes, f", buckets of {bucket_bytes} B"
+        self._bucket_bytes, self._extra_label = bucket_bytes, f", buckets of {bucket_bytes} B"
+        self._tied = {parameter for parameter, _ in options.get("tied", ())}
+        self._sending: deque[Future] = deque()
+        self._hooks: list = []
+        self.units: list[Unit]
         super().__init__(module, optimizer, group, **options)
 
-    def _make_units(self) -> list[Unit]:
+    def close(self) -> None:
+        """Gives the module back, without hooks and gradients. The engine is of no use then."""
+        if self._closed:
+            return
+        super().close()
+        for hook in self._hooks:
+            hook.remove()
+        for unit in self.units:
+            for parameter in unit.parameters:
+                parameter.grad = None
+        self.units = []
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad()
+        for unit in self.units:
+            unit.gradient = None
+
+    def take_over(self) -> None:
+        """What was written into the parameters is what training goes on from. Sends nothing."""
+        with torch.no_grad():
+            for unit in self.units:
+                unit.take_over()
+
+    def check_usable(self) -> None:
+        super().check_usable()
+        if not all(unit.shows() for unit in self.units):
+            raise RuntimeError("parameters were moved after the engine was made (.data, half(), …): close() it before")
+
+    def state_bytes(self) -> dict[str, int]:
+        kinds = super().state_bytes()
+        own = [unit.gradient for unit in self.units if unit.gradient is not None]
+        masters = [unit.master for unit in self.units if unit.master.data_ptr() != unit.own.data_ptr()]
+        kinds["gradients"] += sum(gradient.nbytes for gradient in own)
+        kinds["optimizer states"] += sum(master.nbytes for master in masters)
+        return kinds
+
+    def shards(self) -> dict[str, SavedShard]:
+        self.take_over()
+        names = {p: name for name, p in self.module.named_parameters()}
+        saved = {}
+        for unit in self.units:
+            of = [[names[p] for p in unit.parameters], unit.group_index, str(unit.flat.dtype), unit.numel]
+            saved[unit.name] = SavedShard(unit.master, partial(unit.as_dtensor, mesh=self.mesh), of)
+        return saved
+
+    def alike(self) -> dict[str, torch.Tensor]:
+        frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+        return frozen | super().alike()
+
+    def after_load(self) -> None:
+        with torch.no_grad():
+            for unit in self.units:
+                unit.gather(f"loaded, {self.now}")
+
+    def _make_shards(self, optimizer: MakeOptimizer, groups: ParamGroups) -> None:
+        with same_outcome(self.group):
+            check_elementwise(optimizer, groups, self.device)
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        parts = self.param_groups.split(trained, self._bucket_bytes)
-        return [Unit(f"unit {n}", part, self._channel, True, of) for n, (of, part) in enumerate(parts)]
+        with torch.no_grad():
+            self.units = make_units(trained, groups, self._bucket_bytes, self.channel)
+        self._make_optimizer(optimizer, groups, [(unit.group_index, unit.master) for unit in self.units])
+        self._guard_optimizer()
+        self._hide_masters()
+        # nothing is refused from here on: up to now the module is as it was
+        in_units = set(trained)
+        broadcast([p for p in self.module.parameters() if p not in in_units], self.group)
+        broadcast(self.module.buffers(), self.group)
+        super().zero_grad()
+        for number, unit in enumerate(self.units):
+            unit.show()
+            for parameter in unit.parameters:
+                hook = self._call(type(self)._accumulated, number)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _call(self, method: Callable, *more: Any) -> Callable:
+        """A hook that calls a method as long as the engine is there: autograd's hooks keep nothing alive."""
+        myself = weakref.ref(self)
+
+        def hook(value: Any) -> None:
+            if (engine := myself()) is not None:
+                method(engine, *more, value)
+
+        return hook
+
+    def _guard_optimizer(self) -> None:
+        """Its states, which are one rank's, are refused; its ``zero_grad()`` is the engine's."""
+
+        def states(engine: Zero1, *_: Any) -> None:
+            raise RuntimeError(
+                "the optimizer's states are this rank's shards: pardemo.zero.save and load keep and read all ranks'"
+            )
+
+        refuse, discard = self._call(states), self._call(type(self).zero_grad)
+        self.optimizer.register_state_dict_pre_hook(refuse)
+        self.optimizer.register_load_state_dict_pre_hook(lambda optimizer, _: refuse(optimizer))
+        setattr(self.optimizer, "zero_grad", lambda set_to_none=True: discard(set_to_none))  # noqa: B010
+
+    def _hide_masters(self) -> None:
+        """Between two steps masters have no gradients, and whoever clips them is told so."""
+        for unit in self.units:
+            unit.master.grad = no_gradient(unit.master)
+
+    def _accumulated(self, number: int, parameter: nn.Parameter) -> None:
+        """A gradient was added to: it is this rank's own. A tied one's is the pipeline's until its sum is there."""
+        if parameter not in self._tied:
+            gradient = parameter.grad
+            if type(gradient) is not OwnGradient and gradient is not None:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                parameter.grad = dense.as_subclass(OwnGradient)
+
+    def _send(self, unit: Unit) -> None:
+        """Packs and reduces a unit's gradients; no third one is packed before the first has arrived."""
+        if len(self._sending) >= 2:
+            self._sending.popleft().result()
+        self._sending.append(self.channel.submit(unit.reduce, unit.pack_gradients(), self.now))
+
+    def _wait(self) -> None:
+        while self._sending:
+            self._sending.popleft().result()
+
+    def _finish_gradients(self) -> None:
+        self.take_over()
+        for unit in self.units:
+            self._send(unit)
+        self._wait()
+
+    def _gradients(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
+        for unit in self.units:
+            if unit.gradient is not None:
+                yield from unit.pieces(unit.gradient)
+
+    def _global_norm(self) -> float:
+        return super()._global_norm() / self.size  # units have the sum
+
+    def _update(self, factor: float) -> None:
+        updated = [unit for unit in self.units if unit.gradient is not None]
+        for unit in self.units:
+            gradient, unit.gradient = unit.gradient, None
+            unit.master.grad = None if gradient is None else gradient.float().mul_(factor / self.size)
+        self._step_optimizer()
+        self._hide_masters()
+        with torch.no_grad():
+            for gathered in [self.channel.submit(unit.gather, self.now) for unit in updated]:
+                gathered.result()
+        # a backward pass through a forward pass of before is refused by torch itself
+        torch.autograd.graph.increment_version([p for unit in updated for p in unit.parameters])
+
+
+class Zero2(Zero1):
+    """P_os+g: gradients in shards, too. Bytes per rank 2Ψ + (2+K)Ψ/N; sends (m+1)Ψ(N−1)/N for m micro-batches a step.
+
+    A unit's gradients are packed, freed, and reduced while the backward pass goes on. When ``backward()`` returns, the
+    sum is in shards, and ``.grad`` a tensor without memory that refuses to be computed with (:class:`OwnGradient`).
+
+    Args: as for :class:`Zero1`, but for ``tied``.
+    """
+
+    stage = 2
+
+    def _make_shards(self, optimizer: MakeOptimizer, groups: ParamGroups) -> None:
+        super()._make_shards(optimizer, groups)
+        self._in_backward = False  # begun and not ended: it failed, if the next forward pass begins
+        self._ready: dict[Unit, set[nn.Parameter]] = {}  # whose gradients are there
+        self._shown: dict[nn.Parameter, torch.Tensor] = {}
+        for unit in self.units:
+            for parameter in unit.parameters:
+                self._hooks.append(parameter.register_hook(self._call(type(self)._begin_backward)))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for future in self._sending:
+            future.exception()
+        self._sending.clear()
+        self._in_backward, self._shown = False, {}
+        super().zero_grad()
+
+    def check_usable(self) -> None:
+        super().check_usable()
+        if self._in_backward:
+            raise RuntimeError("the last backward pass failed: call zero_grad() to discard what it left")
+        if any(parameter.grad is not shown for parameter, shown in self._shown.items()):
+            raise RuntimeError("gradients in shards are discarded by engine.zero_grad(), and set by backward() alone")
+
+    @not_compiled
+    def _watch(self, output: Any) -> None:
+        for tensor in compat.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._call(type(self)._begin_backward))
+
+    def _begin_backward(self, _: torch.Tensor) -> None:
+        """In the first call of a pass: before any backward pass within it, as of re-entrant checkpoints."""
+        if not self._in_backward:
+            self._in_backward = True
+            self._passes += 1
+            self._ready = {unit: set() for unit in self.units}
+            for parameter in self._shown:
+                parameter.grad = None
+            self._shown = {}
+            compat.after_backward(self._end_of_backward)
+
+    def _accumulated(self, number: int, parameter: nn.Parameter) -> None:
+        if (unit := self.units[number]) in self._ready:
+            self._ready[unit].add(parameter)
+        while self._ready and len(self._ready[first := next(iter(self._ready))]) == len(first.parameters):
+            self._send_first(first)
+
+    def _send_first(self, unit: Unit) -> None:
+        del self._ready[unit]
+        self._send(unit)
+
+    def _end_of_backward(self) -> None:
+        for unit in list(self._ready):  # what parameters without a gradient left incomplete
+            self._send_first(unit)
+        for unit in self.units:  # a layer that is used twice under re-entrant checkpoints has a gradient of each use
+            if any(parameter.grad is not None for parameter in unit.parameters):
+                self._send(unit)
+        self._wait()
+        self._in_backward = False
+        for unit in self.units:
+            for parameter in unit.parameters:
+                parameter.grad = self._shown[parameter] = no_gradient(parameter)
+
+    def _finish_gradients(self) -> None:
+        self.take_over()
+        for parameter in self._shown:
+            parameter.grad = None
+        self._shown = {}

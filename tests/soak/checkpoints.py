@@ -4,6 +4,7 @@ Whatever happens to a writer, the checkpoint that was whole before, or the new o
 """
 
 import hashlib
+import json
 import os
 import resource
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from torch import nn
 
 from pardemo import RankDied, RankFailed, World
 from pardemo.small_models import gpt
-from pardemo.zero import Zero1, Zero2, Zero3, checkpoint_folder, load, save
+from pardemo.zero import Zero1, Zero2, Zero3, checkpoint, load, save
 from pardemo.zero.engine import Engine
 from soak.case import Case, Lost, NotReached, fault
 from soak.common import LONG_S, damaged, ends_in, first_line, small_disk, works
@@ -127,8 +128,11 @@ def _kill_within(delay_s: float, who: int) -> None:
         timer.start()
 
 
-#: The moments of a writer, by the function of the folder that it calls.
-MOMENTS = ("begin", "write_tensors", "write_manifest", "give_name", "partial_of", "checksum", "_sync")
+#: The moments of a writer, by the function that it calls there; the first ones on any rank.
+MOMENTS: dict[str, Any] = {
+    "_size_and_digest": checkpoint, "_saved": checkpoint, "fsync": os, "_digest": checkpoint, "rename": Path,
+    "dump": json,
+}  # fmt: skip
 
 
 def _kill_at(moment: str, who: int) -> None:
@@ -137,7 +141,7 @@ def _kill_at(moment: str, who: int) -> None:
         def end(*_: object, **__: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(checkpoint_folder, moment, end)
+        setattr(MOMENTS[moment], moment, end)
 
 
 @fault("checkpoints/killed while saving", ("one rank", "all ranks", "at a moment"), weight=3)
@@ -148,8 +152,8 @@ def _killed_while_saving(case: Case) -> str:
         saved = world.run(_first, job, timeout_s=LONG_S)[0]
         pids, who = world.pids, case.rng.randrange(ranks)
         if case.way == "at a moment":
-            moment = case.rng.choice(MOMENTS)
-            arm = partial(_kill_at, moment, who if moment in ("write_tensors", "checksum", "_sync") else 0)
+            moment = case.rng.choice(list(MOMENTS))
+            arm = partial(_kill_at, moment, who if moment in list(MOMENTS)[:3] else 0)
         else:
             delay_s = 1.3 * saved.seconds * case.rng.random()
             arm = partial(_kill_within, delay_s, -1 if case.way == "all ranks" else who)
@@ -201,15 +205,16 @@ def _full_disk(case: Case) -> str:
     with World(ranks) as world:
         if case.way == "a limit of files":
             saved = world.run(_first, job, timeout_s=LONG_S)[0]
-            largest = max(path.stat().st_size for path in job.folder.glob("rank-*"))
+            largest = max(path.stat().st_size for path in job.folder.glob("shard-*"))
             arm = partial(_limit_files, int(largest * case.rng.random() * 0.99))
-            told = ends_in(RankFailed, r"rank-\d+\.safetensors", partial(_on, world, _again, job, arm))
+            says = r"at cannot be written: rank \d: .*|pardemo\.json|File too large"
+            told = ends_in(RankFailed, says, partial(_on, world, _again, job, arm))
             _check_kept(world, job, saved, case)
         else:
             with small_disk(case.folder / "disk", int(ROOM * (1.15 + 0.7 * case.rng.random()))) as disk:
                 job = job._replace(folder=disk / "at")
                 saved = world.run(_first, job, timeout_s=LONG_S)[0]
-                says = r"rank-\d+\.safetensors|pardemo\.json|No space left"
+                says = r"at cannot be written: rank \d: .*|pardemo\.json|No space left"
                 told = ends_in(RankFailed, says, partial(_on, world, _again, job))
                 case.keeps(_on(world, _read, job) == saved.old, "the checkpoint from before the full disk")
     return told

@@ -28,27 +28,26 @@ def is_pardemo_engine(module: torch.nn.Module) -> bool:
 def whole_of_engine(
     engine: Any, gradients: bool
 ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]:
-    """Each parameter that an engine keeps, its values and its gradient, the ranks' mean, in whole. Collective."""
-    of_parameters = _engine_gradients(engine) if gradients else {}
-    with engine.whole():
-        for unit in engine.units:
-            for parameter in unit.parameters:
-                yield parameter, parameter.detach().clone(), of_parameters.get(id(parameter))
+    """Each parameter that an engine keeps flat, its values and its gradient, the ranks' mean, in whole. Collective.
 
-
-def _engine_gradients(engine: Any) -> dict[int, torch.Tensor]:
-    if engine.stage == 1:
-        engine.average_gradients()
-        units = [(unit, unit.views(unit.sum)) for unit in engine.trained]
-        return {id(p): view.clone() for unit, views in units for p, view in zip(unit.parameters, views, strict=True)}
-    found: dict[int, torch.Tensor] = {}
-    for unit in engine.trained:
-        if unit.gradient is not None:
-            flat = unit.gradient.new_zeros(unit.chunk * engine.size)
-            flat[unit.rank * unit.chunk : (unit.rank + 1) * unit.chunk] = unit.gradient / engine.size
-            engine.exchange(flat, f"{unit.name}, gradients that are written down")
-            found |= {id(p): view for p, view in zip(unit.parameters, unit.views(flat), strict=True)}
-    return found
+    Stage 3's are DTensors, as FSDP2's, and none of these.
+    """
+    for unit in engine.units if engine.stage < 3 else ():
+        flat = torch.zeros_like(unit.flat)  # of this rank's part, or chunk, of the sum
+        with torch.no_grad(), compat.without_functions():
+            if engine.stage == 1:
+                for parameter, view in zip(unit.parameters, unit.views(flat), strict=True):
+                    if parameter.grad is not None:
+                        view.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+            elif unit.gradient is not None:
+                flat[unit.rank * unit.chunk :][: unit.chunk] = unit.gradient
+        if gradients:
+            exchange = engine.channel.submit(
+                engine.channel.all_reduce, flat, f"{unit.name}, gradients that are written down, {engine.now}"
+            )
+            flat = exchange.result() / engine.size
+        for parameter, view in zip(unit.parameters, unit.views(flat), strict=True):
+            yield parameter, parameter.detach().clone(), view if gradients else None
 
 
 def around_engine_steps(
@@ -60,9 +59,7 @@ def around_engine_steps(
     """
     step = engine.step  # type: ignore[attr-defined]
 
-    def recorded(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-        if closure is not None:
-            return step(self, closure)  # which comes here again, without it
+    def recorded(self: Any) -> Any:
         before()
         norm = step(self)
         clips = [float(norm)] if norm is not None else []
