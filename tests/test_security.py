@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import re
 
 from pardemo import project
 
