@@ -90,6 +90,11 @@ def accumulate_hooks(parameter: Any) -> Mapping[int, Callable]:
     return parameter._post_accumulate_grad_hooks or {}
 
 
+def backward_hooks(tensor: Any) -> Mapping[int, Callable]:
+    """Those of ``tensor.register_hook``."""
+    return tensor._backward_hooks or {}
+
+
 def version(tensor: Any) -> int:
     """How often a tensor, or what it shares memory with, was changed in place."""
     return tensor._version

@@ -39,7 +39,7 @@ def test_attributes_of_objects_are_there():
     from torch.distributed.tensor import DTensor
 
     weight = torch.nn.Parameter(torch.ones(2))
-    assert compat.accumulate_hooks(weight) == {}
+    assert compat.accumulate_hooks(weight) == {} == compat.backward_hooks(weight)
     weight.register_post_accumulate_grad_hook(lambda p: None)
     assert len(compat.accumulate_hooks(weight)) == 1
     x = torch.zeros(2)

@@ -80,9 +80,10 @@ def apart(models, step, ranks):
 def one_loss(models, step, ranks):
     """Two engines side by side in one backward, which takes them in the other order on every other rank.
 
-    But for two of stage 3: their forward passes wait for the other ranks' parameters, so that one order is needed.
+    But for one of stage 3: its forward passes wait for the other ranks' parameters, as those of another one do, and
+    DDP's second one, in which the ranks agree on the buckets. So one order is needed.
     """
-    gathers = all(isinstance(model.engine, Zero3) for model in models)
+    gathers = any(isinstance(model.engine, Zero3) for model in models)
     for rank in ranks:
         turned = rank % 2 and not gathers
         outputs = [model.engine(data(step, rank)) for model in (models[::-1] if turned else models)]

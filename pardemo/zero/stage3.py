@@ -27,6 +27,7 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.collectives.decorators import not_compiled
+from pardemo.groups import cut_of, mark_cut
 from pardemo.zero.engine import Engine, SavedShard, broadcast
 from pardemo.zero.gradients import part_gradient
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
@@ -158,6 +159,7 @@ class Zero3(Engine):
         broadcast([*names, *self.module.buffers()], self.group)
         super().zero_grad()
         kinds = {p: (name, groups.number(p), p.dtype) for p, name in names.items()}
+        cuts = {name: cut for p, name in names.items() if (cut := cut_of(p))}
         for part, parameters in own.items():
             gathered_in = None
             for parameter in parameters:
@@ -175,6 +177,8 @@ class Zero3(Engine):
         for part in () if self._prefetch else order:
             part.set_modules_to_backward_prefetch([part])  # to say: nobody, where FSDP2 takes the one before
         sharded = dict(self.module.named_parameters())
+        for name, cut in cuts.items():
+            mark_cut(sharded[name], cut.group, cut.dim, cut.counted)
         self._masters = {name: (sharded[name], group, dtype) for name, group, dtype in kinds.values()}
         trained = [(group, master) for master, group, _ in self._masters.values() if master.requires_grad]
         self._make_optimizer(optimizer, groups, trained)
