@@ -1,13 +1,24 @@
 """The book's pictures by name, whichever chapter draws them: for tests that go through all of them."""
 
+import ast
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pardemo import project
-from pardemo.book.chapters import CHAPTERS
-from pardemo.book.page import _names_of
+
+
+def public_names(file: Path) -> set[str]:
+    """The public names that a module defines at its top."""
+    defined: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {name for name in defined if not name.startswith("_")}
 
 
 class _Pictures:
@@ -20,10 +31,9 @@ class _Pictures:
     def homes(self) -> dict[str, str]:
         """Each name, with its module."""
         return {
-            name: module
-            for chapter in CHAPTERS
-            for name, module in _names_of(f"pardemo.book.chapters.{chapter}").items()
-            if module.rpartition(".")[2].startswith(self._kind) and f".{chapter}." in module
+            name: f"pardemo.book.chapters.{file.parent.name}.{file.stem}"
+            for file in self.files()
+            for name in public_names(file)
         }
 
     def functions(self) -> set[str]:

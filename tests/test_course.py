@@ -5,7 +5,7 @@ from book import figures
 from torch import nn
 
 from pardemo.book.chapters.zero_memory import figures as zero_figures
-from pardemo.book.chapters.zero_memory import measured as kept
+from pardemo.book.chapters.zero_memory import measurements as kept
 from pardemo.meters.memory_course import MemoryCourse
 
 FLOAT = 4

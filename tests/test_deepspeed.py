@@ -92,7 +92,7 @@ def test_hpz_keeps_the_second_gather_inside_a_host():
     cluster, width, layers = Cluster(hosts=2, ranks_per_host=2), 256, 2
 
     def sent():
-        from pardemo.book.chapters.zero_communication import measured as zero_traffic
+        from pardemo.book.chapters.zero_communication import measurements as zero_traffic
 
         return [zero_traffic.deepspeed_between_nodes(width, layers, cluster, hpz) for hpz in (False, True, True)]
 
@@ -105,7 +105,7 @@ def test_hpz_keeps_the_second_gather_inside_a_host():
 
 def test_an_hpz_that_is_not_there_is_no_measurement(world):
     def without_a_copy():
-        from pardemo.book.chapters.zero_communication import measured as zero_traffic
+        from pardemo.book.chapters.zero_communication import measurements as zero_traffic
         from pardemo.peers.deepspeed import engine as deepspeed
 
         cluster = Cluster(hosts=1, ranks_per_host=2)

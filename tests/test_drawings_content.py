@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from pardemo import CallMeter, expert_parallel
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.book.chapters.baichuan2_finetune import drawings as finetune
-from pardemo.book.chapters.cluster import measured as corners
+from pardemo.book.chapters.cluster import measurements as corners
 from pardemo.book.chapters.experts import drawings as experts
 from pardemo.book.chapters.fewer_bits import drawings as few_bits
 from pardemo.book.chapters.hybrid_parallel import drawings_cube as hosts

@@ -15,29 +15,29 @@ from conftest import exercises_of_the_book, says
 from torch.nn import functional as F
 
 from pardemo import World
-from pardemo.book.chapters.accelerate.solutions import my_config, my_in_step
-from pardemo.book.chapters.baichuan2_evaluate.solutions import my_rouge_l
-from pardemo.book.chapters.cluster.solutions import my_crossing
-from pardemo.book.chapters.experts.solutions import my_bias, my_splits
-from pardemo.book.chapters.experts.solutions import my_bytes as my_exchanged
-from pardemo.book.chapters.fewer_bits.solutions import my_largest, my_mxfp8
-from pardemo.book.chapters.fewer_bits.solutions import my_sent as my_codes_sent
-from pardemo.book.chapters.host_fails.solutions import my_reads, my_save, my_steps
-from pardemo.book.chapters.long_sequences.solutions import my_bytes as my_sequence_bytes
-from pardemo.book.chapters.long_sequences.solutions import my_merge, my_positions
-from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
-from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
-from pardemo.book.chapters.optimizers.solutions import my_sent as my_muon_sent
-from pardemo.book.chapters.optimizers.solutions import my_states
+from pardemo.book.chapters.accelerate.exercises import my_config, my_in_step
+from pardemo.book.chapters.baichuan2_evaluate.exercises import my_rouge_l
+from pardemo.book.chapters.cluster.exercises import my_crossing
+from pardemo.book.chapters.experts.exercises import my_bias, my_splits
+from pardemo.book.chapters.experts.exercises import my_bytes as my_exchanged
+from pardemo.book.chapters.fewer_bits.exercises import my_largest, my_mxfp8
+from pardemo.book.chapters.fewer_bits.exercises import my_sent as my_codes_sent
+from pardemo.book.chapters.host_fails.exercises import my_reads, my_save, my_steps
+from pardemo.book.chapters.long_sequences.exercises import my_bytes as my_sequence_bytes
+from pardemo.book.chapters.long_sequences.exercises import my_merge, my_positions
+from pardemo.book.chapters.megatron_attention.exercises import my_rows, my_shared_sum
+from pardemo.book.chapters.megatron_mlp.exercises import SumBackward
+from pardemo.book.chapters.optimizers.exercises import my_sent as my_muon_sent
+from pardemo.book.chapters.optimizers.exercises import my_states
 from pardemo.book.chapters.pipeline_parallel.exercises import idle_of
-from pardemo.book.chapters.scorecard.solutions import my_step_bytes, my_verdict
-from pardemo.book.chapters.script_measured.solutions import my_accuracy, my_sent
-from pardemo.book.chapters.sequence_parallel.solutions import my_kept
-from pardemo.book.chapters.trace.solutions import my_exposed
-from pardemo.book.chapters.vocabulary.solutions import my_bytes, my_loss
-from pardemo.book.chapters.which_layout.solutions import my_headroom, my_reason
-from pardemo.book.chapters.your_machine.solutions import my_bus_bandwidth, my_neighbour
-from pardemo.book.chapters.zero_memory.solutions import my_stage
+from pardemo.book.chapters.scorecard.exercises import my_step_bytes, my_verdict
+from pardemo.book.chapters.script_measured.exercises import my_accuracy, my_sent
+from pardemo.book.chapters.sequence_parallel.exercises import my_kept
+from pardemo.book.chapters.trace.exercises import my_exposed
+from pardemo.book.chapters.vocabulary.exercises import my_bytes, my_loss
+from pardemo.book.chapters.which_layout.exercises import my_headroom, my_reason
+from pardemo.book.chapters.your_machine.exercises import my_bus_bandwidth, my_neighbour
+from pardemo.book.chapters.zero_memory.exercises import my_stage
 from pardemo.book.page import solutions
 from pardemo.book.page.exercises import judge
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter

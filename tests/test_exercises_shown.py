@@ -68,7 +68,7 @@ def test_every_notebook_asks_two_or_three_with_a_stub_that_may_stay_open(noteboo
     assert 2 <= len(found) <= (5 if notebook.endswith("is_it_right") else 3), "scripts with bugs are shorter to answer"
     for name, function in found.items():
         assert judge(name, function).told == QUIET.replace("my_order", EXERCISES[name].stub)
-        module = sys.modules[f"pardemo.book.chapters.{name.partition('.')[0]}.solutions"]
+        module = sys.modules[f"pardemo.book.chapters.{name.partition('.')[0]}.exercises"]
         solution = getattr(module, function.__name__)
         assert inspect.signature(solution) == inspect.signature(function), "to be pasted in the stub's place"
 
@@ -163,9 +163,7 @@ def test_a_cell_shows_it_once_and_leaves_no_value():
 
 
 def test_plain_python_prints_one_line():
-    code = (
-        "from pardemo.book.chapters import hybrid_parallel as page\ndef my_order(): ...\npage.check('order', my_order)"
-    )
+    code = "from pardemo.book.page import Page\ndef my_order(): ...\nPage('hybrid_parallel').check('order', my_order)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == f"{QUIET}\n"
 
@@ -297,8 +295,8 @@ def test_a_solution_is_short_and_says_why(name):
 
 def test_every_solution_belongs_to_an_exercise():
     for chapter in {name.partition(".")[0] for name in EXERCISES}:
-        body = ast.parse((project.PACKAGE / f"book/chapters/{chapter}/solutions.py").read_text()).body
-        written = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+        body = ast.parse((project.PACKAGE / f"book/chapters/{chapter}/exercises.py").read_text()).body
+        written = {node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("my_")}
         assert written == {exercise.stub for name, exercise in EXERCISES.items() if name.startswith(f"{chapter}.")}
 
 

@@ -279,8 +279,7 @@ def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
 def drawn(monkeypatch):
     """Of the pictures of pipelines and of Megatron's MLP: the figures themselves, by the pictures' names."""
     kept = {}
-    rooms = ("pipeline_parallel.figures", "pipeline_parallel.figures_stages", "pipeline_parallel.figures_v")
-    for name in (*rooms, "megatron_mlp.figures"):
+    for name in ("pipeline_parallel.figures", "megatron_mlp.figures"):
         module = importlib.import_module(f"pardemo.book.chapters.{name}")
         monkeypatch.setattr(module, "save", lambda fig, name, alt: kept.update({name: fig}) or alt)
     return kept

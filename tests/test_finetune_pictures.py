@@ -4,7 +4,7 @@ import pytest
 from book import drawings, figures
 from conftest import says
 
-from pardemo.book.chapters.baichuan2_finetune.drawings_texts import common_in_order
+from pardemo.book.chapters.baichuan2_finetune.drawings import common_in_order
 from pardemo.draw import palette
 
 

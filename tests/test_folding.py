@@ -23,8 +23,8 @@ def test_a_chapters_cells_are_folded_as_the_rule_says(name):
         "%load_ext pardemo\nimport torch\nfrom pardemo import World",
         'sent = page.guess("How many times?", ...)\nsent',
         'wrong = {2: "No."}\nclaim("s09", 1.5, max(sent))\nguess.reveal(max(sent), wrong, "S")',
-        "page.ring_all_reduce(4)",
-        'display(free.reveal(7, {}, "GB"))\npage.memory_on_a_gpu({k: 2 * v for k, v in kept.items()})',
+        "drawings_ring.ring_all_reduce(4)",
+        'display(free.reveal(7, {}, "GB"))\nfigures.memory_on_a_gpu({k: 2 * v for k, v in kept.items()})',
     ],
 )
 def test_what_is_folded(source):
@@ -38,11 +38,11 @@ def test_what_is_folded(source):
         "x = 2 * y",
         "def f(): ...\n\n\npage.check('f', f)",
         "page.check('f', f)",
-        "def seconds(n): ...\n\n\npage.draw(seconds(3))",
+        "def seconds(n): ...\n\n\nfigures.draw(seconds(3))",
         "found = world.run(step)\nclaim('s09', 1.5, found)",
         "for n in (1, 2):\n    claim('s09', n, n)",
-        "print('a')\npage.draw()",
-        "rates = measure()\npage.draw(rates)",
+        "print('a')\nfigures.draw()",
+        "rates = measure()\nfigures.draw(rates)",
         "",
     ],
 )

@@ -218,7 +218,7 @@ def test_chapters_are_rooms_that_nothing_else_names_by_number():
     assert sorted(map(chapters.notebook_of, chapters.CHAPTERS)) == sorted(project.notebooks())
     for chapter in folders:
         files = {path.name for path in (PACKAGE / "book" / "chapters" / chapter).iterdir()}
-        assert {"__init__.py", "claims.toml", "exercises.py", "solutions.py"} <= files
+        assert {"__init__.py", "claims.toml", "exercises.py", "problems.py"} <= files
     named = set(map(chapters.notebook_of, chapters.CHAPTERS))
     wrong = []
     for path in modules():

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 
 from pardemo import CallMeter, World
-from pardemo.book.chapters.megatron_attention import measured as blocks
-from pardemo.book.chapters.sequence_parallel import measured as sequence_parallel
-from pardemo.book.chapters.vocabulary import measured as vocabulary
+from pardemo.book.chapters.megatron_attention import measurements as blocks
+from pardemo.book.chapters.sequence_parallel import measurements as sequence_parallel
+from pardemo.book.chapters.vocabulary import measurements as vocabulary
 from pardemo.small_models import gpt
 
 HIDDEN, HEADS = 64, 4

@@ -36,7 +36,7 @@ def test_a_problem_asks_for_a_number_and_shows_the_way_to_it(chapter, number, pr
 
 @pytest.mark.parametrize(("chapter", "number", "problem"), ALL, ids=[f"{c}-{n}" for c, n, _ in ALL])
 def test_an_answer_is_computed_by_the_package(chapter, number, problem):
-    own = f"pardemo.book.chapters.{chapter}.problem_set"
+    own = f"pardemo.book.chapters.{chapter}.problems"
     assert _uses_the_package(problem.work, own), "it is computed by hand: ask the package's formulas, planner or code"
 
 

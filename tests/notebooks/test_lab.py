@@ -33,11 +33,11 @@ HANG = [
 
 #: *Baichuan2: the plan*'s slider, without the minute of dry runs before it.
 PLAN = [
-    "from pardemo.book.chapters import baichuan2_plan as page\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
-    "page.memory_by_batch({'LoRA': way}, 83e9)",
+    "from pardemo.book.chapters.baichuan2_plan import figures\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
+    "figures.memory_by_batch({'LoRA': way}, 83e9)",
 ]
 ATTEMPTS = [
-    "from pardemo.book.chapters import hybrid_parallel as page\n"
+    'from pardemo.book.page import Page\n\npage = Page("hybrid_parallel")\n\n\n'
     f'def my_order(): {body}\n\n\npage.check("order", my_order)'
     for body in ("...", 'return "pp-dp-tp"', 'return "tp-dp-pp"')
 ]
@@ -198,7 +198,7 @@ def test_every_chapter_with_a_widget_has_its_test_here():
         for path in project.PACKAGE.rglob("*.py")
         if re.search(r"^def \w+_explorer\(", path.read_text(), re.MULTILINE)
     }
-    assert made == {"figures_explorer", "explorer"}
+    assert made == {"figures", "explorer"}
     asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
     assert {name: used for name, used in asked.items() if used} == {
         notebook_of("zero_memory"): ["states_explorer"],

@@ -1,7 +1,6 @@
 """The chapters, one folder each: drawings, figures, exercises with their solutions, claims, and its own measurements.
 
-A notebook imports its chapter in one line, ``from pardemo.book.chapters import data_parallel as page``, and finds there
-all public names of the chapter's modules beside those that every page has (:mod:`pardemo.book.page`).
+A notebook imports the modules of its chapter, as any others, and makes its :class:`pardemo.book.page.Page`.
 """
 
 #: Every chapter by its name, with its title, in the book's order. A chapter's number is its place in this list; the

@@ -4,8 +4,8 @@ A check never raises because of an answer: it shows what is right or what is mis
 exercises still runs from top to bottom. A stub that nobody has touched gets one quiet line, and starts no rank. Below
 each line a hint and a solution (:mod:`.solutions`) are folded.
 
-A chapter's ``exercises.py`` has its EXERCISES by name and for each a function ``check_NAME``; its ``solutions.py`` has
-the function that the stub stands for. Everywhere else an exercise is called ``chapter.name``.
+A chapter's ``exercises.py`` has its EXERCISES by name, for each a function ``check_NAME``, and the function that the
+stub stands for. Everywhere else an exercise is called ``chapter.name``.
 """
 
 import secrets

@@ -1,6 +1,6 @@
 """Problems: five for each chapter, each with a number as its answer, and the way to it folded below.
 
-A chapter's ``problem_set.py`` has them as PROBLEMS. No answer is typed in: the package's own formulas, its planner or
+A chapter's ``problems.py`` has them as PROBLEMS. No answer is typed in: the package's own formulas, its planner or
 its code compute it when the page is made, and the way shows the numbers that it went through. On a page of the report
 or the site, as with a guess, a question is a field that says how far off a reader's number is.
 """
@@ -67,7 +67,7 @@ def problems_of(chapter: str) -> tuple[Problem, ...]:
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"no chapter {chapter!r}; there are: {', '.join(CHAPTERS)}")
-    return import_module(f"pardemo.book.chapters.{chapter}.problem_set").PROBLEMS
+    return import_module(f"pardemo.book.chapters.{chapter}.problems").PROBLEMS
 
 
 def problems(chapter: str) -> ProblemSet:

@@ -13,8 +13,8 @@ from types import ModuleType
 
 @cache
 def text(chapter: str, stub: str) -> str:
-    """The code of a function of a chapter's solutions, with the imports and helpers that it needs and no others."""
-    module = import_module(f"pardemo.book.chapters.{chapter}.solutions")
+    """The code of a solution, with the imports and helpers that it needs and no others."""
+    module = import_module(f"pardemo.book.chapters.{chapter}.exercises")
     body = ast.parse(inspect.getsource(module)).body
     helpers = {node.name: node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     needed, used = {stub}, set()

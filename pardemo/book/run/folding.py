@@ -6,15 +6,18 @@ folded, in JupyterLab (``source_hidden``) and on the report's page; a click open
 
 import ast
 import builtins
+import re
 from pathlib import Path
 from typing import Any
 
 from pardemo import project
 
-#: Calls that show something: a page's drawings, figures and questions, claims, tables.
-SHOWS = {"page", "claim", "tables", "display"}
+#: Calls that show something: a page's questions, claims, tables, and a chapter's drawings_… and figures_….
+SHOWS = {
+    "page", "claim", "tables", "display", "drawings", "figures", "answer_tables", "findings", "thresholds",
+}  # fmt: skip
 #: Modules whose functions compute a prediction or look at what was measured, and run nothing.
-ARITHMETIC = {"np", "formulas", "communication", "memory", "math", "page"}
+ARITHMETIC = {"np", "formulas", "communication", "memory", "math", *SHOWS, "measurements", "predictions", "restarts"}
 
 
 def is_folded(source: str) -> bool:
@@ -50,17 +53,19 @@ def _is_reveal(call: ast.Call) -> bool:
 def _is_arithmetic(call: ast.Call) -> bool:
     """A builtin but print, a function of :data:`ARITHMETIC`, or a method of what is there (``.items()``)."""
     if isinstance(call.func, ast.Name):
-        return hasattr(builtins, call.func.id) and call.func.id not in ("print", "open", "exec", "eval", "input")
+        harmless = hasattr(builtins, call.func.id) and call.func.id not in ("print", "open", "exec", "eval", "input")
+        return harmless or call.func.id == "Page"
     return _root(call.func) in ARITHMETIC or (
         isinstance(call.func, ast.Attribute) and call.func.attr in ("items", "values", "keys", "mean", "max", "min")
     )
 
 
 def _root(node: ast.expr) -> str:
-    """The name that an attribute's chain begins with."""
+    """The name that an attribute's chain begins with; ``drawings`` of drawings_ring, too."""
     while isinstance(node, ast.Attribute):
         node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+    name = node.id if isinstance(node, ast.Name) else ""
+    return re.sub(r"^(drawings|figures)_.*", r"\1", name)
 
 
 def fold(notebook: Any) -> int:

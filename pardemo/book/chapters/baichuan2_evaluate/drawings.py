@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pardemo.book.chapters.baichuan2_finetune.drawings_texts import LABELLED, common_in_order
+from pardemo.book.chapters.baichuan2_finetune.drawings import LABELLED, common_in_order
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES, WHOLE
 

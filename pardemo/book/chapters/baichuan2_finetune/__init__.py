@@ -1,5 +1,5 @@
 """Chapter *Baichuan2: the fine-tune*: what its page draws, measures, asks and claims."""
 
-from pardemo.book.page import door
+from pardemo import extras
 
-__getattr__, __dir__ = door(__name__)
+extras.require(__name__, "matplotlib")

@@ -1,5 +1,6 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
+import os
 import random
 import signal
 import tempfile
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pardemo.book.chapters.host_fails.measured import killing_at
+from pardemo.book.chapters.host_fails.measurements import killing_at
 from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
 from pardemo.formulas import failures
 from pardemo.world import World
@@ -156,3 +157,29 @@ def _check_steps(answer: object, step_s: float, save_s: float, gpu_s: float, gpu
     right = "w = √(2·δ·μ), and μ is that of one GPU divided by the GPUs"
     hint = next((why for wrong, why in mistakes if abs(answer - wrong) <= max(0.5, NEAR * wrong)), right)
     raise Mistake(f"{where} it should be {max(1, round(exact)):,} steps, not {answer:,.4g}: {hint}.")
+
+
+def my_reads(rows, before, now, rank):
+    old, new = -(-rows // before), -(-rows // now)  # rows of a shard, rounded up
+    first, last = min(rank * new, rows), min((rank + 1) * new, rows)
+    pieces = []
+    for shard in range(before):
+        begin, end = max(first, shard * old), min(last, (shard + 1) * old)
+        if begin < end:
+            pieces.append((shard, begin, end))
+    return pieces
+
+
+def my_save(state, path):
+    beside = path.with_suffix(".new")  # in the same folder: a rename goes nowhere else
+    with open(beside, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def my_steps(step_s, save_s, gpu_s, gpus):
+    between_s = gpu_s / gpus  # any of them stops the job
+    interval = (2 * save_s * between_s) ** 0.5
+    return max(1, round(interval / step_s))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardemo.book.chapters.host_fails.measured import Hosts
+from pardemo.book.chapters.host_fails.measurements import Hosts
 from pardemo.world.errors import RankDied
 
 _EVENT = re.compile(r"^host (\d+), rank (\d+) of (\d+), process (\d+): (\w+) (\d+) ([\d.]+)$", re.M)

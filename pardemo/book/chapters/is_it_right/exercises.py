@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from pardemo import prove
-from pardemo.book.chapters.is_it_right.measured import suspect
+from pardemo.book.chapters.is_it_right.measurements import suspect
 from pardemo.book.page.exercises import Exercise, Mistake, call
 from pardemo.script.report.verdict import finding_why
 
@@ -104,3 +104,33 @@ def _prove(name: str, function: Callable[[str], str], layouts: tuple[str, str]) 
         raise Mistake(
             f"It does not train as one process does. In step {first.step} the {what} differ: {finding_why(first)}."
         )
+
+
+def my_first(script):
+    # the sum belongs to the last micro-batch: what later ones add is in no all-reduce
+    return script.replace("number == 0", "number == accumulate - 1")
+
+
+def my_second(script):
+    # a norm of the mean is not the mean of norms: sum first, then clip
+    clip = "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    without = script.replace(clip, "")
+    return without.replace("    optimizer.step()\n", clip + "    optimizer.step()\n")
+
+
+def my_third(script):
+    # DDP sums what required a gradient when it was made: make it anew
+    thaw = "        below.requires_grad_(True)\n"
+    return script.replace(thaw, thaw + "        model = DistributedDataParallel(model.module)\n")
+
+
+def my_fourth(script):
+    # a bias that each rank adds is in the sum as often as there are ranks
+    part = "linear(self.first(x).tanh(), self.second.weight, self.second.bias)"
+    added = script.replace(part, "linear(self.first(x).tanh(), self.second.weight)")
+    return added.replace("SumParts.apply(part)", "SumParts.apply(part) + self.second.bias")
+
+
+def my_fifth(script):
+    # each rank shuffles for itself, and deals out what it shuffled
+    return script.replace("    if rank == 0:\n        sampler", "    sampler")

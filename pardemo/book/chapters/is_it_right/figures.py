@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.patches import Patch
 
-from pardemo.book.chapters.is_it_right.measured import wrong
+from pardemo.book.chapters.is_it_right.measurements import wrong
 from pardemo.draw import palette
 from pardemo.draw.style import COLOURS, Picture, new, save
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 
+from pardemo import pipeline_parallel as pp
 from pardemo.book.page.exercises import Exercise, Mistake, call
 from pardemo.formulas import pipeline as formulas
 from pardemo.pipeline_parallel import Backward, Forward, Schedule, ScheduleError, chart, one_f_one_b, prove, zb_v
@@ -167,3 +168,40 @@ def check_idle(function: Callable[[list[tuple[int, float, float]]], list[float]]
 
 def _equal(answer: Iterable[float], expected: Iterable[float]) -> bool:
     return all(math.isclose(a, e, abs_tol=1e-9) for a, e in zip(answer, expected, strict=True))
+
+
+def my_order(rank, ranks, micro_batches, most):
+    # A rank holds one more than it is ahead. Rank 0 of four would be 3 ahead; with
+    # memory for two it can be ahead by one only, and waits a little longer.
+    ahead = min(ranks - 1 - rank, most - 1, micro_batches)
+    for k in range(ahead):
+        yield pp.Forward(rank, k)
+    for k in range(ahead, micro_batches):
+        yield pp.Forward(rank, k)
+        yield pp.Backward(rank, k - ahead)
+    for k in range(micro_batches - ahead, micro_batches):
+        yield pp.Backward(rank, k)
+
+
+def my_micro_batches(stages, share):
+    # A rank works for m units and waits for stages − 1. To try one m after the other
+    # is slower than a formula, and cannot be rounded the wrong way.
+    m = 1
+    while (stages - 1) / (m + stages - 1) > share:
+        m += 1
+    return m
+
+
+def my_idle(spans):
+    # Not from a rank's own first computation: it may begin late, and has to wait
+    # before it. And not by adding up: two of a pair run at the same time.
+    first = min(begin for _, begin, _ in spans)
+    last = max(end for _, _, end in spans)
+    idle = []
+    for rank in sorted({rank for rank, _, _ in spans}):
+        waited, until = 0, first
+        for begin, end in sorted(span[1:] for span in spans if span[0] == rank):
+            waited += max(0, begin - until)
+            until = max(until, end)
+        idle.append(waited + last - until)
+    return idle

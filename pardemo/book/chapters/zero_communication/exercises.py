@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.formulas import communication
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.small_models import gpt
@@ -121,3 +122,21 @@ def check_psi(function: Callable[[int, int], float]) -> str:
             }
             raise Mistake(f"ZeRO stage {stage} with {micro_batches} micro-batches is not {answer!r}: {hints[stage]}.")
     return "ZeRO-3 pays for every micro-batch; data parallelism and ZeRO-1 pay once a step."
+
+
+def my_step(parameters, gradient, lr, max_norm):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mean = ring_reduce_scatter(gradient) / n  # of this rank's chunk, and of no other
+    squares = mean.square().sum()
+    ring_all_reduce(squares)  # one number: the squares of all chunks
+    factor = min(1.0, max_norm / squares.sqrt().item())
+    chunk = parameters.chunk(n)[rank] - lr * factor * mean
+    return ring_all_gather(chunk)  # new parameters travel in the place of gradients
+
+
+def my_psi(stage, micro_batches):
+    if stage in (0, 1):
+        return 2  # whole gradients wait for the end of the step: one all-reduce, or its two halves
+    if stage == 2:
+        return micro_batches + 1  # each micro-batch is reduced; parameters are gathered once
+    return 3 * micro_batches  # each gathers for its forward, for its backward, and is reduced
