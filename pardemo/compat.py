@@ -90,6 +90,11 @@ def accumulate_hooks(parameter: Any) -> Mapping[int, Callable]:
     return parameter._post_accumulate_grad_hooks or {}
 
 
+def is_joining(wrapper: Any) -> bool:
+    """Whether a DistributedDataParallel is within its ``join()``, where ranks may have different numbers of batches."""
+    return wrapper._join_config.enable
+
+
 def backward_hooks(tensor: Any) -> Mapping[int, Callable]:
     """Those of ``tensor.register_hook``."""
     return tensor._backward_hooks or {}

@@ -129,7 +129,8 @@ def test_its_commands_are_pardemos(tmp_path):
 
 def test_no_committed_file_of_another_command_would_be_dropped():
     """Whatever a script of the tests writes into the committed run has to be kept."""
-    scripts = [path.read_text(encoding="utf-8") for path in (project.root() / "tests").rglob("run.py")]
+    tests = project.root() / "tests"
+    scripts = [path.read_text(encoding="utf-8") for name in ("run", "command") for path in tests.rglob(f"{name}.py")]
     written = {name for text in scripts for name in re.findall(r'"outputs" / "reference" / "([\w.]+)"', text)}
     assert (
         {"zoo.json", "releases.json", "right_layouts.json", "searched.json", "soak.json"}

@@ -173,7 +173,7 @@ class BucketedDataParallel(DistributedDataParallel):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
-            self.hook.forwards = -1 if self._join_config.enable else max(self.hook.forwards, 0) + 1
+            self.hook.forwards = -1 if compat.is_joining(self) else max(self.hook.forwards, 0) + 1
         return super().forward(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
