@@ -165,11 +165,10 @@ class BucketedDataParallel(DistributedDataParallel):
         # half a byte more: DDP takes MiB and rounds down
         super().__init__(module, process_group=group, bucket_cap_mb=(bucket_bytes + 0.5) / 2**20, **options)
         self.hook = BucketHook(group, self.device, all_reduce, overlap, timeline)
-        if dist.get_world_size(group) > 1:
-            self.register_comm_hook(None, self.hook.__call__)
-            for parameter in module.parameters():
-                if parameter.requires_grad and cut_of(parameter):
-                    parameter.register_post_accumulate_grad_hook(partial(_remember_part, self.hook.parts))
+        self.register_comm_hook(None, self.hook.__call__)
+        for parameter in module.parameters():
+            if parameter.requires_grad and cut_of(parameter):
+                parameter.register_post_accumulate_grad_hook(partial(_remember_part, self.hook.parts))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
