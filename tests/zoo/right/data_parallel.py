@@ -36,13 +36,13 @@ def wrapped(args, model):
         for layer in model.layers.values() if "blocks" in args.way else ():
             fully_shard(layer, mesh=mesh, reshard_after_forward="keep" not in args.way)
         return fully_shard(model, mesh=mesh, reshard_after_forward="keep" not in args.way)
+    unused = {"find_unused_parameters": "unused" in args.way}
     if args.engine == "naive":
-        return NaiveDataParallel(
-            model, all_reduce=parameter_server_all_reduce if "server" in args.way else ring_all_reduce
-        )
+        all_reduce = parameter_server_all_reduce if "server" in args.way else ring_all_reduce
+        return NaiveDataParallel(model, all_reduce=all_reduce, **unused)
     if args.engine == "bucketed":
         small, overlap = "small" in args.way, "late" not in args.way
-        return BucketedDataParallel(model, bucket_bytes=64 if small else 2048, overlap=overlap)
+        return BucketedDataParallel(model, bucket_bytes=64 if small else 2048, overlap=overlap, **unused)
     return common.zero_of(args, model) if args.engine in common.ZERO else model
 
 

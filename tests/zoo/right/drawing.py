@@ -13,10 +13,10 @@ ENGINES = {
     "fsdp1": ("data_parallel", 4, ("no_sync", "grad_op", "blocks", "original")),
     "fsdp2": ("data_parallel", 4, ("no_sync", "keep", "blocks")),
     "hsdp": ("data_parallel", 2, ("no_sync", "keep", "blocks")),
-    "naive": ("data_parallel", 2, ("no_sync", "server", "checkpoint")),
-    "bucketed": ("data_parallel", 3, ("no_sync", "late", "small", "checkpoint")),
-    "zero1": ("data_parallel", 3, ("clip", "checkpoint")),
-    "zero2": ("data_parallel", 3, ("clip", "small", "checkpoint")),
+    "naive": ("data_parallel", 2, ("no_sync", "server", "unused", "checkpoint")),
+    "bucketed": ("data_parallel", 3, ("no_sync", "late", "small", "unused", "checkpoint")),
+    "zero1": ("data_parallel", 3, ("checkpoint",)),
+    "zero2": ("data_parallel", 3, ("small", "checkpoint")),
     "zero3": ("data_parallel", 3, ("clip", "late", "whole", "checkpoint")),
     "dtensor": ("tensor_parallel", 6, ("sequence", "vocabulary", "fsdp")),
     "tensor_parallel": ("tensor_parallel", 4, ("sequence", "vocabulary")),
@@ -37,6 +37,7 @@ ENGINES = {
 FP32_ONLY = ("deepspeed", "zero", "tensor_zero", "pipeline_zero")
 #: Engines for models with a layer that some samples pass, and for those that change activations in place.
 OPTIONAL = ("plain", "by_hand", "ddp", "naive", "bucketed", "zero1", "zero2")
+DDP = ("ddp", "naive", "bucketed")
 IN_PLACE = ("plain", "by_hand", "ddp", "naive", "bucketed", "pipeline")
 Values = dict[str, Any]
 
@@ -97,7 +98,7 @@ def _fits(model: Values, made: Values, words: set[str]) -> bool:
     equal = model["loss"] == "mean" or pp > 1
     if parts > model["samples"] or (equal and model["samples"] % parts):
         return False
-    if model["optional"] and (engine not in OPTIONAL or (engine == "ddp" and "unused" not in words)):
+    if model["optional"] and (engine not in OPTIONAL or (engine in DDP and "unused" not in words)):
         return False
     if model["in_place"] and (engine not in IN_PLACE or {"checkpoint", "tensor"} & words):
         return False  # what is computed a second time would begin with what was changed
