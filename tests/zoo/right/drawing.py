@@ -102,6 +102,8 @@ def _fits(model: Values, made: Values, words: set[str]) -> bool:
         return False
     if model["in_place"] and (engine not in IN_PLACE or {"checkpoint", "tensor"} & words):
         return False  # what is computed a second time would begin with what was changed
+    if engine == "deepspeed3" and model["experts"]:
+        return False  # the router gives an object, in which DeepSpeed sees no tensors to gather its weight again for
     if engine == "hsdp" and ranks % 2:
         return False
     if engine == "ddp" and "static" in words and {"no_sync", "unused"} & words:
