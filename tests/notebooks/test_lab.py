@@ -33,8 +33,8 @@ HANG = [
 
 #: *Baichuan2: the plan*'s slider, without the minute of dry runs before it.
 PLAN = [
-    "from pardemo.book.chapters.baichuan2_plan import figures\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
-    "figures.memory_by_batch({'LoRA': way}, 83e9)",
+    "from pardemo.book.chapters.baichuan2_plan import drawings\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
+    "drawings.memory_by_batch({'LoRA': way}, 83e9)",
 ]
 ATTEMPTS = [
     'from pardemo.book.page import Page\n\npage = Page("hybrid_parallel")\n\n\n'
