@@ -1,57 +1,60 @@
 """Problems: five for each chapter, each with a number as its answer, and the way to it folded below.
 
-A chapter's ``problems.py`` has them as PROBLEMS. No answer is typed in: the package's own formulas, its planner or
+A problem of a chapter's ``problems.py`` is a function: its docstring asks, with all that is needed to compute the
+answer, and it returns the answer and the way there. No answer is typed in: the package's own formulas, its planner or
 its code compute it when the page is made, and the way shows the numbers that it went through. On a page of the report
 or the site, as with a guess, a question is a field that says how far off a reader's number is.
 """
 
 import html
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple
 
 from pardemo.book.chapters import CHAPTERS
 from pardemo.book.page.guesses import NEAR
 from pardemo.claims import short
 
 
-class Worked(NamedTuple):
-    """A problem's answer in its unit, and the way there in a few sentences or lines."""
-
-    answer: float
-    way: str
-
-
 @dataclass(frozen=True)
 class Problem:
-    """A question with a number as its answer.
-
-    Args:
-        question: all that is needed to compute it, in one to three sentences. unit: of the answer, as ``GB``; "" for a
-            plain number. work: computes it.
-    """
+    """A question with a number as its answer, in ``unit`` ("" for a plain number); ``work`` computes it."""
 
     question: str
     unit: str
-    work: Callable[[], Worked]
+    work: Callable[[], tuple[float, str]]
 
-    def told(self, worked: Worked) -> str:
+    def worked(self) -> tuple[float, str]:
+        """The answer, and the way there."""
+        answer, way = self.work()
+        return answer, _one_line(way)
+
+    def told(self, answer: float) -> str:
         """The answer in words."""
-        return f"It is {short(worked.answer)} {self.unit}".rstrip() + "."
+        return f"It is {short(answer)} {self.unit}".rstrip() + "."
+
+
+def problem(unit: str = "") -> Callable[[Callable[[], tuple[float, str]]], Problem]:
+    """Makes a :class:`Problem` of a function, whose docstring is the question; ``unit``: of the answer, as ``GB``."""
+    return lambda work: Problem(_one_line(work.__doc__), unit, work)
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n\s*", " ", text)
 
 
 class ProblemSet:
     """A chapter's problems, as a notebook and a page show them."""
 
     def __init__(self, problems: Sequence[Problem]):
-        self._worked = [(problem, problem.work()) for problem in problems]
+        self._worked = [(problem, *problem.worked()) for problem in problems]
 
     def __repr__(self) -> str:
         lines = []
-        for number, (problem, worked) in enumerate(self._worked, 1):
-            lines += [f"{number}. {problem.question}", f"   {problem.told(worked)} {worked.way}"]
+        for number, (problem, answer, way) in enumerate(self._worked, 1):
+            lines += [f"{number}. {problem.question}", f"   {problem.told(answer)} {way}"]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -60,14 +63,15 @@ class ProblemSet:
 
 
 def problems_of(chapter: str) -> tuple[Problem, ...]:
-    """The problems of a chapter.
+    """The problems of a chapter, as they stand in its ``problems.py``.
 
     Raises:
         ValueError: no chapter of that name.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"no chapter {chapter!r}; there are: {', '.join(CHAPTERS)}")
-    return import_module(f"pardemo.book.chapters.{chapter}.problems").PROBLEMS
+    module = import_module(f"pardemo.book.chapters.{chapter}.problems")
+    return tuple(value for value in vars(module).values() if isinstance(value, Problem))
 
 
 def problems(chapter: str) -> ProblemSet:
@@ -75,15 +79,14 @@ def problems(chapter: str) -> ProblemSet:
     return ProblemSet(problems_of(chapter))
 
 
-def _shown(number: int, problem: Problem, worked: Worked) -> str:
+def _shown(number: int, problem: Problem, answer: float, way: str) -> str:
     """The question, and below it the answer with the way there; both marked as a guess is, for the page's script."""
     asked = html.escape(f"{number}. {problem.question}")
-    says = f"In {problem.unit}." if problem.unit not in ("", "times") else ""
-    for_the_page = {"value": float(worked.answer), "unit": problem.unit, "typical": [], "near": NEAR}
-    way = "".join(f"<p>{html.escape(line)}</p>" for line in worked.way.splitlines())
+    unit = f"In {problem.unit}." if problem.unit not in ("", "times") else ""
+    for_the_page = {"value": float(answer), "unit": problem.unit, "typical": [], "near": NEAR}
     return (
         f'<div class="guess" data-question="{asked}"><strong>{number}.</strong> {html.escape(problem.question)} '
-        f"<em>{html.escape(says)}</em>"
+        f"<em>{html.escape(unit)}</em>"
         f'</div><details class="guess" data-question="{asked}" data-answer="{html.escape(json.dumps(for_the_page))}">'
-        f"<summary>The way there</summary><p>{html.escape(problem.told(worked))}</p>{way}</details>"
+        f"<summary>The way there</summary><p>{html.escape(problem.told(answer))}</p><p>{html.escape(way)}</p></details>"
     )

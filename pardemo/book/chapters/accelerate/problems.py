@@ -1,6 +1,6 @@
 """The problems of this chapter, and the way to each answer."""
 
-from pardemo.book.page.problems import Problem, Worked
+from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory
 from pardemo.planner import hardware
 from pardemo.planner.layouts.choice import procedure
@@ -16,39 +16,48 @@ _LLAMA = of(sizes.find("llama3-8b"))
 _H100 = hardware.gpu("H100")
 
 
-def _batch_by_default() -> Worked:
+@problem("samples")
+def _batch_by_default():
+    """You want steps of 64 samples. The script's loader has `batch_size=64`, the configuration says DDP on 8 GPUs, and
+    `split_batches` is left at its default. How many samples does a step really take?"""
     layout = Layout(dp=8, micro_batch=64)
-    return Worked(
-        layout.batch, f"By default each rank takes batches of the loader's size for itself. So the {layout.dp} GPUs "
-        f"take {layout.dp} · {layout.micro_batch} = {layout.batch} samples a step, and an epoch has an eighth of the "
-        "steps that you planned. With `split_batches` on, each GPU takes 8 of the loader's 64."
-    )  # fmt: skip
+    return layout.batch, f"""By default each rank takes batches of the loader's size for itself. So the {layout.dp} GPUs
+        take {layout.dp} · {layout.micro_batch} = {layout.batch} samples a step, and an epoch has an eighth of the steps
+        that you planned. With `split_batches` on, each GPU takes 8 of the loader's 64."""  # fmt: skip
 
 
-def _replica_in_each_node() -> Worked:
+@problem("GB")
+def _replica_in_each_node():
+    """Llama 3 8B has 8.03 billion parameters. You train all of them with Adam in mixed precision on four nodes of eight
+    H100s. How much more memory do the model states take on each GPU with HSDP, a replica in each node, than with FSDP2
+    over all 32?"""
     inside, all_ranks = (memory.model_states_bytes(_LLAMA.params, n, 3) / 1e9 for n in (8, 32))
     more = inside - all_ranks
-    return Worked(
-        more, f"All states are 16 bytes for each parameter, {16 * _LLAMA.params / 1e9:.1f} GB. FSDP2 divides them by "
-        f"32, which makes {all_ranks:.2f} GB. HSDP divides them by the 8 GPUs of a node alone, which makes "
-        f"{inside:.2f} GB: {more:.2f} GB more. Both leave most of an H100 free, so here the network may decide."
-    )  # fmt: skip
+    return more, f"""All states are 16 bytes for each parameter, {16 * _LLAMA.params / 1e9:.1f} GB. FSDP2 divides them
+        by 32, which makes {all_ranks:.2f} GB. HSDP divides them by the 8 GPUs of a node alone, which makes {inside:.2f}
+        GB: {more:.2f} GB more. Both leave most of an H100 free, so here the network may decide."""  # fmt: skip
 
 
-def _cards_of_a_node() -> Worked:
+@problem("s")
+def _cards_of_a_node():
+    """The same model trains on two such nodes, each with a single network card of 100 Gbit/s. A step has one
+    micro-batch, and everything is sent in bf16. How many seconds less do the bytes of a step take at the card with HSDP
+    than with FSDP2?"""
     card = hardware.link("100")
     sharded = communication.zero_step(_LLAMA.params, 16, 3)
     replicas = 8 * communication.hierarchical_all_reduce(_BF16 * _LLAMA.params, 2, 8)[1]
     saved = (sharded - replicas) / card
-    return Worked(
-        saved, "Under FSDP2 a ring of 16 leaves each node once, so the card carries what a rank sends: 3Ψ numbers "
-        f"times 15/16, {sharded / 1e9:.1f} GB. Under HSDP each GPU's eighth of the gradients is all-reduced between "
-        f"two nodes, and the eight of them together send Ψ numbers, {replicas / 1e9:.1f} GB. The card takes "
-        f"{sharded / card:.2f} s and {replicas / card:.2f} s, so HSDP saves {saved:.2f} s."
-    )  # fmt: skip
+    return saved, f"""Under FSDP2 a ring of 16 leaves each node once, so the card carries what a rank sends: 3Ψ numbers
+        times 15/16, {sharded / 1e9:.1f} GB. Under HSDP each GPU's eighth of the gradients is all-reduced between two
+        nodes, and the eight of them together send Ψ numbers, {replicas / 1e9:.1f} GB. The card takes
+        {sharded / card:.2f} s and {replicas / card:.2f} s, so HSDP saves {saved:.2f} s."""  # fmt: skip
 
 
-def _by_the_rule() -> Worked:
+@problem("times")
+def _by_the_rule():
+    """Two nodes of eight H100s have a network card of 400 Gbit/s each, of which half is reached: B = 25 GB/s. A GPU
+    reaches F = 494.5 TFLOP/s, a micro-batch has T = 8,192 tokens, and a step has m = 8 of them. By the rule's formulas,
+    how many times as long as ZeRO-1's step is that of FSDP2 over all 16 GPUs?"""
     machine = Machine(_H100, 16, 8, hardware.link("400"))
     job = Job(_LLAMA, machine, stack("megatron-core"), 8192)
     fsdp2, zero_1 = (
@@ -56,52 +65,23 @@ def _by_the_rule() -> Worked:
         for sharding in ("zero3", "zero1")
     )
     of_computing = procedure.rate(job) / procedure.link(job, 16) / 8192
-    return Worked(
-        fsdp2 / zero_1, f"F/(B · T) is {of_computing:.2f}: the gathers take so many times as long as the "
-        f"multiplications, and what is above 1, x = {of_computing - 1:.2f}, has to be waited for. FSDP2 waits so in "
-        f"each micro-batch and takes {fsdp2:.2f} times the multiplications. ZeRO-1 sends once a step and waits for ⅔ · "
-        f"x/m, so it takes {zero_1:.2f} times. FSDP2's step is {fsdp2 / zero_1:.2f} times as long: over such a card "
-        "take ZeRO-1 while it fits."
-    )  # fmt: skip
+    return fsdp2 / zero_1, f"""F/(B · T) is {of_computing:.2f}: the gathers take so many times as long as the
+        multiplications, and what is above 1, x = {of_computing - 1:.2f}, has to be waited for. FSDP2 waits so in each
+        micro-batch and takes {fsdp2:.2f} times the multiplications. ZeRO-1 sends once a step and waits for ⅔ · x/m, so
+        it takes {zero_1:.2f} times. FSDP2's step is {fsdp2 / zero_1:.2f} times as long: over such a card take ZeRO-1
+        while it fits."""  # fmt: skip
 
 
-def _largest_offload() -> Worked:
+@problem("billion parameters")
+def _largest_offload():
+    """A node of eight H100s (84.9 GB each, 8 % stay free) has 2 TB of memory, of which 70 % can hold gradients and
+    Adam's states. The GPUs hold the weights in shards. How large a model can the node train by offload, if only what
+    stays in memory counts?"""
     states = memory.ADAM
     in_gpus = 0.92 * 8 * _H100.memory_bytes / states.parameters
     on_host = 0.7 * 2e12 / (states.gradients + states.optimizer)
     largest = min(in_gpus, on_host) / 1e9
-    return Worked(
-        largest, f"The GPUs would hold weights of 2 bytes for {in_gpus / 1e9:.0f} billion parameters. The node's "
-        f"memory holds gradients and Adam's states, {states.gradients + states.optimizer} bytes for each parameter, so "
-        f"{0.7 * 2e12 / 1e12:g} TB are enough for {on_host / 1e9:g} billion. The smaller of the two counts: "
-        f"{largest:g} billion. Above it you need more nodes, and not larger GPUs."
-    )  # fmt: skip
-
-
-PROBLEMS = (
-    Problem(
-        "You want steps of 64 samples. The script's loader has `batch_size=64`, the configuration says DDP on 8 GPUs, "
-        "and `split_batches` is left at its default. How many samples does a step really take?", "samples",
-        _batch_by_default,
-    ),
-    Problem(
-        "Llama 3 8B has 8.03 billion parameters. You train all of them with Adam in mixed precision on four nodes of "
-        "eight H100s. How much more memory do the model states take on each GPU with HSDP, a replica in each node, "
-        "than with FSDP2 over all 32?", "GB", _replica_in_each_node,
-    ),
-    Problem(
-        "The same model trains on two such nodes, each with a single network card of 100 Gbit/s. A step has one "
-        "micro-batch, and everything is sent in bf16. How many seconds less do the bytes of a step take at the card "
-        "with HSDP than with FSDP2?", "s", _cards_of_a_node,
-    ),
-    Problem(
-        "Two nodes of eight H100s have a network card of 400 Gbit/s each, of which half is reached: B = 25 GB/s. A GPU "
-        "reaches F = 494.5 TFLOP/s, a micro-batch has T = 8,192 tokens, and a step has m = 8 of them. By the rule's "
-        "formulas, how many times as long as ZeRO-1's step is that of FSDP2 over all 16 GPUs?", "times", _by_the_rule,
-    ),
-    Problem(
-        "A node of eight H100s (84.9 GB each, 8 % stay free) has 2 TB of memory, of which 70 % can hold gradients and "
-        "Adam's states. The GPUs hold the weights in shards. How large a model can the node train by offload, if only "
-        "what stays in memory counts?", "billion parameters", _largest_offload,
-    ),
-)  # fmt: skip
+    return largest, f"""The GPUs would hold weights of 2 bytes for {in_gpus / 1e9:.0f} billion parameters. The node's
+        memory holds gradients and Adam's states, {states.gradients + states.optimizer} bytes for each parameter, so
+        {0.7 * 2e12 / 1e12:g} TB are enough for {on_host / 1e9:g} billion. The smaller of the two counts: {largest:g}
+        billion. Above it you need more nodes, and not larger GPUs."""  # fmt: skip

@@ -1,6 +1,6 @@
 """The problems of this chapter, and the way to each answer."""
 
-from pardemo.book.page.problems import Problem, Worked
+from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory
 from pardemo.planner import hardware
 from pardemo.planner.layouts.model import sizes
@@ -11,88 +11,69 @@ _BAICHUAN_7B, _BAICHUAN_13B, _LLAMA = (of(sizes.find(name)) for name in ("baichu
 _A800, _H100 = hardware.gpu("A800-80GB"), hardware.gpu("H100")
 
 
-def _seven_billion() -> Worked:
+@problem("billion")
+def _seven_billion():
+    """Baichuan2-7B has 32 layers, h = 4,096, an MLP with a gate and a width of 11,008, and V = 125,696; embedding and
+    head are two tables. How many parameters does it have?"""
     shape = _BAICHUAN_7B
     layer, ends = shape.layer_params(shape.kinds[0][0]), shape.ends_params
-    return Worked(
-        shape.params / 1e9, f"A layer has 4h² in its attention, 3 · h · {shape.middle:,} in its gated MLP and 2h in "
-        f"its norms, {layer / 1e6:.1f} million together. The {shape.layers} layers make "
-        f"{shape.layers * layer / 1e9:.3f} billion, and the two tables 2 · V · h = {ends / 1e9:.3f} billion. With the "
-        f"last norm that is {shape.params / 1e9:.3f} billion, of which the tables are one in seven."
-    )  # fmt: skip
+    return shape.params / 1e9, f"""A layer has 4h² in its attention, 3 · h · {shape.middle:,} in its gated MLP and 2h in
+        its norms, {layer / 1e6:.1f} million together. The {shape.layers} layers make {shape.layers * layer / 1e9:.3f}
+        billion, and the two tables 2 · V · h = {ends / 1e9:.3f} billion. With the last norm that is
+        {shape.params / 1e9:.3f} billion, of which the tables are one in seven."""  # fmt: skip
 
 
-def _logits_of_llama() -> Worked:
+@problem("GB")
+def _logits_of_llama():
+    """You train Llama 3 8B, whose vocabulary has 128,256 entries, with 2 samples of 8,192 tokens in a micro-batch and
+    an ordinary head. How much memory do the three fp32 tensors of the logits' shape take at the peak, if logits are
+    made for all positions that have a token after them?"""
     positions = 2 * 8191
     logits = _FP32 * positions * _LLAMA.vocabulary
-    return Worked(
-        3 * logits / 1e9, f"{positions:,} positions have a token after them. Their logits in fp32 are b · (s−1) · V · "
-        f"4 bytes, {logits / 1e9:.2f} GB, and three tensors of that shape are alive: {3 * logits / 1e9:.1f} GB. The "
-        f"weights of the whole model take {_BF16 * _LLAMA.params / 1e9:.1f} GB, less than its logits do for a moment."
-    )  # fmt: skip
+    return 3 * logits / 1e9, f"""{positions:,} positions have a token after them. Their logits in fp32 are b · (s−1) · V
+        · 4 bytes, {logits / 1e9:.2f} GB, and three tensors of that shape are alive: {3 * logits / 1e9:.1f} GB. The
+        weights of the whole model take {_BF16 * _LLAMA.params / 1e9:.1f} GB, less than its logits do for a
+        moment."""  # fmt: skip
 
 
-def _on_four_gpus() -> Worked:
+@problem("GB")
+def _on_four_gpus():
+    """You get four A800s, not eight, to train all 13.9 billion parameters of Baichuan2-13B with Adam in mixed
+    precision. How much of a GPU's room of 78.4 GB do the model states leave for the step under ZeRO-3?"""
     room = 0.92 * _A800.memory_bytes / 1e9
     zero_2, zero_3 = (memory.model_states_bytes(_BAICHUAN_13B.params, 4, stage) / 1e9 for stage in (2, 3))
-    return Worked(
-        room - zero_3, f"ZeRO-3 divides all 16 bytes of a parameter by N, so a GPU keeps 4Ψ bytes, {zero_3:.1f} GB, "
-        f"and {room:.1f} − {zero_3:.1f} = {room - zero_3:.1f} GB are left. ZeRO-2 divides 14 of the 16 and keeps "
-        f"{zero_2:.1f} GB, which leaves {room - zero_2:.1f} GB. So on four GPUs only ZeRO-3 leaves room for a step."
-    )  # fmt: skip
+    return room - zero_3, f"""ZeRO-3 divides all 16 bytes of a parameter by N, so a GPU keeps 4Ψ bytes, {zero_3:.1f} GB,
+        and {room:.1f} − {zero_3:.1f} = {room - zero_3:.1f} GB are left. ZeRO-2 divides 14 of the 16 and keeps
+        {zero_2:.1f} GB, which leaves {room - zero_2:.1f} GB. So on four GPUs only ZeRO-3 leaves room for a
+        step."""  # fmt: skip
 
 
-def _hours_on_one_gpu() -> Worked:
+@problem("hours")
+def _hours_on_one_gpu():
+    """You train LoRA with recomputation on Llama 3 8B, one epoch of 100,000 samples of 512 tokens, on an H100 that
+    reaches 0.7 of its 989 TFLOP/s. In a token's forward pass 7.5 billion weights are multiplied. If you leave out
+    attention's scores and the adapters, how long do the matrix multiplications take?"""
     weights = _LLAMA.params - _LLAMA.embedding_params
     tokens = 100_000 * 512
     operations = 3 * 2 * weights * tokens
     rate = 0.7 * _H100.flops
     hours = operations / rate / 3600
-    return Worked(
-        hours, "A step with recomputation has three multiplications for each frozen weight: forward, once more, and "
-        "the gradient of the input. At 2 operations each that makes 6 for a weight and token, and with "
-        f"{tokens / 1e6:.1f} million tokens {operations / 1e18:.2f} · 10¹⁸ operations. At {rate / 1e12:.0f} TFLOP/s "
-        f"they take {3600 * hours:,.0f} s, {hours:.3f} hours. With what works element by element it is up to "
-        f"{1.5 * hours:.1f} hours: one GPU is enough."
-    )  # fmt: skip
+    return hours, f"""A step with recomputation has three multiplications for each frozen weight: forward, once more,
+        and the gradient of the input. At 2 operations each that makes 6 for a weight and token, and with
+        {tokens / 1e6:.1f} million tokens {operations / 1e18:.2f} · 10¹⁸ operations. At {rate / 1e12:.0f} TFLOP/s they
+        take {3600 * hours:,.0f} s, {hours:.3f} hours. With what works element by element it is up to {1.5 * hours:.1f}
+        hours: one GPU is enough."""  # fmt: skip
 
 
-def _smaller_micro_batches() -> Worked:
+@problem("minutes")
+def _smaller_micro_batches():
+    """You train all 13.9 billion parameters of Baichuan2-13B on eight A800s with DeepSpeed's ZeRO-2, 32 samples a step
+    on each GPU. A link carries 200 GB/s each way, and nothing is hidden. How much longer do 1,565 steps take with
+    micro-batches of 4 samples than with 8, by their traffic alone?"""
     once = communication.ring_half(_BF16 * _BAICHUAN_13B.params, 8).sent
     seconds = [(2 * m + 1) * once / _A800.link_bytes_per_s for m in (4, 8)]
     minutes = 1565 * (seconds[1] - seconds[0]) / 60
-    return Worked(
-        minutes, f"(N−1)/N · 2 bytes for each parameter are {once / 1e9:.2f} GB. With m = 4 a step sends 9 times that, "
-        f"which takes {seconds[0]:.2f} s, and with m = 8 it sends 17 times that, which takes {seconds[1]:.2f} s. The "
-        f"difference of {seconds[1] - seconds[0]:.3f} s makes {minutes:.1f} minutes in 1,565 steps. So half the "
-        "samples in a micro-batch cost little time, if they are what makes the job fit."
-    )  # fmt: skip
-
-
-PROBLEMS = (
-    Problem(
-        "Baichuan2-7B has 32 layers, h = 4,096, an MLP with a gate and a width of 11,008, and V = 125,696; embedding "
-        "and head are two tables. How many parameters does it have?", "billion", _seven_billion,
-    ),
-    Problem(
-        "You train Llama 3 8B, whose vocabulary has 128,256 entries, with 2 samples of 8,192 tokens in a micro-batch "
-        "and an ordinary head. How much memory do the three fp32 tensors of the logits' shape take at the peak, if "
-        "logits are made for all positions that have a token after them?", "GB", _logits_of_llama,
-    ),
-    Problem(
-        "You get four A800s, not eight, to train all 13.9 billion parameters of Baichuan2-13B with Adam in mixed "
-        "precision. How much of a GPU's room of 78.4 GB do the model states leave for the step under ZeRO-3?", "GB",
-        _on_four_gpus,
-    ),
-    Problem(
-        "You train LoRA with recomputation on Llama 3 8B, one epoch of 100,000 samples of 512 tokens, on an H100 that "
-        "reaches 0.7 of its 989 TFLOP/s. In a token's forward pass 7.5 billion weights are multiplied. If you leave "
-        "out attention's scores and the adapters, how long do the matrix multiplications take?", "hours",
-        _hours_on_one_gpu,
-    ),
-    Problem(
-        "You train all 13.9 billion parameters of Baichuan2-13B on eight A800s with DeepSpeed's ZeRO-2, 32 samples a "
-        "step on each GPU. A link carries 200 GB/s each way, and nothing is hidden. How much longer do 1,565 steps "
-        "take with micro-batches of 4 samples than with 8, by their traffic alone?", "minutes", _smaller_micro_batches,
-    ),
-)  # fmt: skip
+    return minutes, f"""(N−1)/N · 2 bytes for each parameter are {once / 1e9:.2f} GB. With m = 4 a step sends 9 times
+        that, which takes {seconds[0]:.2f} s, and with m = 8 it sends 17 times that, which takes {seconds[1]:.2f} s. The
+        difference of {seconds[1] - seconds[0]:.3f} s makes {minutes:.1f} minutes in 1,565 steps. So half the samples in
+        a micro-batch cost little time, if they are what makes the job fit."""  # fmt: skip

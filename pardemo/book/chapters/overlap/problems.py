@@ -1,77 +1,59 @@
 """The problems of this chapter, and the way to each answer."""
 
-from pardemo.book.page.problems import Problem, Worked
+from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, overlap
 
 
-def _last_bucket() -> Worked:
+@problem("ms")
+def _last_bucket():
+    """The gradients of 7 billion parameters, in bf16, are all-reduced in 20 equal buckets over 64 GPUs at 25 GB/s
+    beside a backward pass of 1 s. By how much does the communication stick out?"""
     sends = [communication.cluster_seconds("ring", 2 * 7e9 / 20, 64, 25e9)] * 20
     whole = overlap.computed_then_sent_s([1.0 / 20] * 20, sends)
-    return Worked(
-        1e3 * (whole - 1.0), f"A bucket has 0.7 GB, and its ring sends 2(N−1)/N of it: {1e3 * sends[0]:.1f} ms at 25 "
-        f"GB/s. Its gradients take {1e3 / 20:g} ms to compute, which is shorter, so each message waits for the one "
-        f"before it. The first one starts at {1e3 / 20:g} ms, the last one ends 20 · {1e3 * sends[0]:.1f} ms later, "
-        f"{1e3 * (whole - 1.0):.1f} ms after the pass."
-    )  # fmt: skip
+    return 1e3 * (whole - 1.0), f"""A bucket has 0.7 GB, and its ring sends 2(N−1)/N of it: {1e3 * sends[0]:.1f} ms at
+        25 GB/s. Its gradients take {1e3 / 20:g} ms to compute, which is shorter, so each message waits for the one
+        before it. The first one starts at {1e3 / 20:g} ms, the last one ends 20 · {1e3 * sends[0]:.1f} ms later,
+        {1e3 * (whole - 1.0):.1f} ms after the pass."""  # fmt: skip
 
 
-def _pieces() -> Worked:
+@problem("pieces")
+def _pieces():
+    """A product takes 2 ms, the message with its result 1 ms, and each message costs 20 µs to start. In how many equal
+    pieces is it quickest, up to 64?"""
     best = overlap.best_pieces(0.002, 0.001, 20e-6)
     whole = overlap.pieces_s(0.002, 0.001, 20e-6, best)
-    return Worked(
-        best, f"More pieces leave a shorter last message, as long as sending and starts together fit beside the "
-        f"computation: 1 ms + n · 20 µs = 2 ms at n = {best}. It then takes {1e3 * whole:.2f} ms, and 3.02 in "
-        "one piece."
-    )  # fmt: skip
+    return best, f"""More pieces leave a shorter last message, as long as sending and starts together fit beside the
+        computation: 1 ms + n · 20 µs = 2 ms at n = {best}. It then takes {1e3 * whole:.2f} ms, and 3.02 in one
+        piece."""  # fmt: skip
 
 
-def _ring() -> Worked:
+@problem("µs")
+def _ring():
+    """Eight H100s at 495 TFLOP/s and 450 GB/s hold 4,096 tokens of 8,192 features in bf16, an eighth each, and the
+    8,192 × 28,672 weights by columns. How long does the product take if chunks come round a ring?"""
     hop = 2 * 4096 * 8192 / 8 / 450e9
     product = 2 * 4096 / 8 * 8192 * (28672 / 8) / 495e12
     whole = overlap.ring_s(product, hop, 8)
-    return Worked(
-        1e6 * whole, f"A chunk has 512 tokens. Its product takes 2 · 512 · 8,192 · 3,584 operations, "
-        f"{1e6 * product:.1f} µs, and its hop {1e6 * hop:.1f} µs. The hop is shorter, so all seven hide: "
-        f"8 · {1e6 * product:.1f} = {1e6 * whole:.0f} µs."
-    )  # fmt: skip
+    return 1e6 * whole, f"""A chunk has 512 tokens. Its product takes 2 · 512 · 8,192 · 3,584 operations,
+        {1e6 * product:.1f} µs, and its hop {1e6 * hop:.1f} µs. The hop is shorter, so all seven hide: 8 ·
+        {1e6 * product:.1f} = {1e6 * whole:.0f} µs."""  # fmt: skip
 
 
-def _experts() -> Worked:
+@problem("times")
+def _experts():
+    """58 layers; half of a GPU's tokens takes 1.5 ms of attention, 1 ms of experts and 0.8 ms for each of two
+    exchanges. How many times as fast are two halves that take turns?"""
     times = overlap.expert_layers_s(1.5e-3, 1.0e-3, 0.8e-3, 58)
-    return Worked(
-        times.whole / times.halves, f"In one piece a layer takes 2 · (1.5 + 1 + 2 · 0.8) = 8.2 ms, all layers "
-        f"{1e3 * times.whole:.1f}. In halves each exchange is shorter than what stands beside it, so 58 layers take "
-        f"58 · 5 ms and the last exchange, {1e3 * times.halves:.1f} ms. The ratio is {times.whole / times.halves:.2f}."
-    )  # fmt: skip
+    return times.whole / times.halves, f"""In one piece a layer takes 2 · (1.5 + 1 + 2 · 0.8) = 8.2 ms, all layers
+        {1e3 * times.whole:.1f}. In halves each exchange is shorter than what stands beside it, so 58 layers take 58 · 5
+        ms and the last exchange, {1e3 * times.halves:.1f} ms. The ratio is
+        {times.whole / times.halves:.2f}."""  # fmt: skip
 
 
-def _price() -> Worked:
+@problem("ms")
+def _price():
+    """Communication kernels take 20 of 132 SMs for 100 ms, and all of it hides behind products that could use every SM.
+    By how much does it still lengthen the step?"""
     price = overlap.price_of_hiding(0.1, 20 / 132)
-    return Worked(
-        1e3 * price, f"While the messages travel, 20/132 = {20 / 132:.1%} of the GPU is not there for the products: of "
-        f"100 ms that is {1e3 * price:.1f} ms. (Without overlap it would be 100.)"
-    )  # fmt: skip
-
-
-PROBLEMS = (
-    Problem(
-        "The gradients of 7 billion parameters, in bf16, are all-reduced in 20 equal buckets over 64 GPUs at 25 GB/s "
-        "beside a backward pass of 1 s. By how much does the communication stick out?", "ms", _last_bucket,
-    ),
-    Problem(
-        "A product takes 2 ms, the message with its result 1 ms, and each message costs 20 µs to start. In how many "
-        "equal pieces is it quickest, up to 64?", "pieces", _pieces,
-    ),
-    Problem(
-        "Eight H100s at 495 TFLOP/s and 450 GB/s hold 4,096 tokens of 8,192 features in bf16, an eighth each, and the "
-        "8,192 × 28,672 weights by columns. How long does the product take if chunks come round a ring?", "µs", _ring,
-    ),
-    Problem(
-        "58 layers; half of a GPU's tokens takes 1.5 ms of attention, 1 ms of experts and 0.8 ms for each of two "
-        "exchanges. How many times as fast are two halves that take turns?", "times", _experts,
-    ),
-    Problem(
-        "Communication kernels take 20 of 132 SMs for 100 ms, and all of it hides behind products that could use every "
-        "SM. By how much does it still lengthen the step?", "ms", _price,
-    ),
-)  # fmt: skip
+    return 1e3 * price, f"""While the messages travel, 20/132 = {20 / 132:.1%} of the GPU is not there for the products:
+        of 100 ms that is {1e3 * price:.1f} ms. (Without overlap it would be 100.)"""  # fmt: skip

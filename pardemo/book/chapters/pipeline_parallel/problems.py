@@ -1,85 +1,69 @@
 """The problems of this chapter, and the way to each answer."""
 
-from pardemo.book.page.problems import Problem, Worked
+from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, pipeline
 from pardemo.planner import hardware
 
 
-def _seconds_of_a_step() -> Worked:
+@problem("s")
+def _seconds_of_a_step():
+    """A pipeline has 8 stages and runs 32 micro-batches by 1F1B, with τF = 50 ms and τI + τW = 100 ms. How long does a
+    step take, if messages take no time?"""
     seconds = pipeline.makespan(8, 32, 0.05, 0.1)
     waiting = pipeline.idle("one_f_one_b", 8, 32, 0.05, 0.1)
-    return Worked(
-        seconds, f"A micro-batch keeps a stage busy for {waiting / 7:g} s, so 32 of them take {seconds - waiting:g} "
-        f"s. The bubble is as long as p−1 = 7 micro-batches, {waiting:g} s more. Together a step takes {seconds:g} s."
-    )  # fmt: skip
+    return seconds, f"""A micro-batch keeps a stage busy for {waiting / 7:g} s, so 32 of them take {seconds - waiting:g}
+        s. The bubble is as long as p−1 = 7 micro-batches, {waiting:g} s more. Together a step takes {seconds:g}
+        s."""  # fmt: skip
 
 
-def _most_for_gpipe() -> Worked:
+@problem("micro-batches")
+def _most_for_gpipe():
+    """Each of four GPUs has a stage of 8 layers with h = 4096. A layer keeps 34·h bytes for each token, a micro-batch
+    has 4,096 tokens, and 60 GB of a GPU are left for activations. How many micro-batches can a step of GPipe have at
+    most?"""
     room = 60e9
     each = 8 * memory.block_activation_bytes(4096, 1, 4096, 32, recompute="selective")
     most = int(room // each)
     of_1f1b = pipeline.in_flight("one_f_one_b", 0, 4, most)
-    return Worked(
-        most, f"A micro-batch leaves 8 · 34 · 4,096 · 4,096 bytes = {each / 1e9:.2f} GB in a stage. 1F1B would hold "
-        f"{of_1f1b} of them on rank 0, {of_1f1b * each / 1e9:.1f} GB, however many there are. GPipe holds all m at "
-        f"one time: {room / 1e9:g} / {each / 1e9:.2f} = {room / each:.2f}, so it takes {most}."
-    )  # fmt: skip
+    return most, f"""A micro-batch leaves 8 · 34 · 4,096 · 4,096 bytes = {each / 1e9:.2f} GB in a stage. 1F1B would hold
+        {of_1f1b} of them on rank 0, {of_1f1b * each / 1e9:.1f} GB, however many there are. GPipe holds all m at one
+        time: {room / 1e9:g} / {each / 1e9:.2f} = {room / each:.2f}, so it takes {most}."""  # fmt: skip
 
 
-def _as_idle_as_zb_v() -> Worked:
+@problem("micro-batches")
+def _as_idle_as_zb_v():
+    """Eight stages, and τF = τI = τW. ZB-V runs 16 micro-batches. How many does 1F1B need to be idle for no larger
+    share of the total time?"""
     bubble = pipeline.idle("zb_v", 8, 16, 1, 2) / 3
     share, longer = bubble / (16 + bubble), pipeline.idle("one_f_one_b", 8, 16, 1, 2) / 3
     needed = pipeline.micro_batches_for(8, share)
-    return Worked(
-        needed, f"ZB-V's bubble is (p−1)/6 = {bubble:.3g} micro-batches long, {100 * share:.1f} % of the total time. "
-        f"1F1B's is p−1 = {longer:g} micro-batches, {longer / bubble:g} times as long. It is the same share if the "
-        f"work is {longer / bubble:g} times as long, too: {longer / bubble:g} · 16 = {needed} micro-batches."
-    )  # fmt: skip
+    return needed, f"""ZB-V's bubble is (p−1)/6 = {bubble:.3g} micro-batches long, {100 * share:.1f} % of the total
+        time. 1F1B's is p−1 = {longer:g} micro-batches, {longer / bubble:g} times as long. It is the same share if the
+        work is {longer / bubble:g} times as long, too: {longer / bubble:g} · 16 = {needed}
+        micro-batches."""  # fmt: skip
 
 
-def _card_with_chunks() -> Worked:
+@problem("s")
+def _card_with_chunks():
+    """Each of four stages is a node, which sends an activation once, over a card of 50 GB/s. A model with h = 8192 runs
+    by interleaved 1F1B with v = 4, in 32 micro-batches of 8,192 tokens in bf16. For how long does the card of a node in
+    the middle send in a step?"""
     nbytes, rate = 2 * 8192 * 8192, hardware.link("infiniband-400g")
     plain, chunked = (pipeline.boundary_bytes(1, 4, 32, nbytes, chunks)[0] for chunks in (1, 4))
-    return Worked(
-        chunked / rate, f"A is 2 · 8,192 · 8,192 bytes = {nbytes / 1e6:.0f} MB. With one chunk a node in the middle "
-        f"sends an activation onward and a gradient back for each micro-batch, {plain / 1e9:.2f} GB a step. With four "
-        f"chunks it has four times as many boundaries: {chunked / 1e9:.1f} GB, which take {chunked / rate:.3f} s."
-    )  # fmt: skip
+    return chunked / rate, f"""A is 2 · 8,192 · 8,192 bytes = {nbytes / 1e6:.0f} MB. With one chunk a node in the middle
+        sends an activation onward and a gradient back for each micro-batch, {plain / 1e9:.2f} GB a step. With four
+        chunks it has four times as many boundaries: {chunked / 1e9:.1f} GB, which take {chunked / rate:.3f}
+        s."""  # fmt: skip
 
 
-def _twice_the_gpus() -> Worked:
+@problem("times")
+def _twice_the_gpus():
+    """64 GPUs are eight pipelines of 8 stages that run 1F1B, and the batch makes 8 micro-batches for each pipeline. You
+    rent 64 GPUs more, make sixteen pipelines, and keep the batch and the size of a micro-batch. If nothing but work and
+    bubbles takes time, how many times as fast is a step?"""
     few, many = pipeline.makespan(8, 8, 1 / 3, 2 / 3), pipeline.makespan(8, 4, 1 / 3, 2 / 3)
     idle = [100 * pipeline.bubble_of_total(8, m) for m in (8, 4)]
-    return Worked(
-        few / many, f"With 64 GPUs a step lasts m + p − 1 = {few:g} micro-batches. With 128 each pipeline has only 4 "
-        f"micro-batches, and the bubble stays as it is: {many:g}. So the bubble's share of the total time grows from "
-        f"{idle[0]:.0f} to {idle[1]:.0f} %, and twice the GPUs are {few:g} / {many:g} = {few / many:.2f} times as "
-        "fast."
-    )  # fmt: skip
-
-
-PROBLEMS = (
-    Problem(
-        "A pipeline has 8 stages and runs 32 micro-batches by 1F1B, with τF = 50 ms and τI + τW = 100 ms. How long "
-        "does a step take, if messages take no time?", "s", _seconds_of_a_step,
-    ),
-    Problem(
-        "Each of four GPUs has a stage of 8 layers with h = 4096. A layer keeps 34·h bytes for each token, a "
-        "micro-batch has 4,096 tokens, and 60 GB of a GPU are left for activations. How many micro-batches can a step "
-        "of GPipe have at most?", "micro-batches", _most_for_gpipe,
-    ),
-    Problem(
-        "Eight stages, and τF = τI = τW. ZB-V runs 16 micro-batches. How many does 1F1B need to be idle for no larger "
-        "share of the total time?", "micro-batches", _as_idle_as_zb_v,
-    ),
-    Problem(
-        "Each of four stages is a node, which sends an activation once, over a card of 50 GB/s. A model with h = 8192 "
-        "runs by interleaved 1F1B with v = 4, in 32 micro-batches of 8,192 tokens in bf16. For how long does the card "
-        "of a node in the middle send in a step?", "s", _card_with_chunks,
-    ),
-    Problem(
-        "64 GPUs are eight pipelines of 8 stages that run 1F1B, and the batch makes 8 micro-batches for each "
-        "pipeline. You rent 64 GPUs more, make sixteen pipelines, and keep the batch and the size of a micro-batch. "
-        "If nothing but work and bubbles takes time, how many times as fast is a step?", "times", _twice_the_gpus,
-    ),
-)  # fmt: skip
+    return few / many, f"""With 64 GPUs a step lasts m + p − 1 = {few:g} micro-batches. With 128 each pipeline has only
+        4 micro-batches, and the bubble stays as it is: {many:g}. So the bubble's share of the total time grows from
+        {idle[0]:.0f} to {idle[1]:.0f} %, and twice the GPUs are {few:g} / {many:g} = {few / many:.2f} times as
+        fast."""  # fmt: skip

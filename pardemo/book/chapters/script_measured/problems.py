@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from pardemo.book.page.problems import Problem, Worked
+from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
 from pardemo.planner import hardware
 from pardemo.planner.layouts.model import sizes
@@ -13,84 +13,64 @@ _LLAMA_1B, _LLAMA_8B = (of(sizes.find(name)) for name in ("llama3.2-1b", "llama3
 _H100 = hardware.gpu("H100")
 
 
-def _must() -> Worked:
+@problem("GB")
+def _must():
+    """Llama 3.2 1B has 1.236 billion parameters. DDP trains it on 16 GPUs with gradients in fp32. How much must a rank
+    send in a step, on a ring?"""
     gradients = _FP32 * _LLAMA_1B.params
     must = communication.ring_all_reduce(gradients, 16).sent / 1e9
-    return Worked(
-        must, f"S is 4 bytes for each parameter, {gradients / 1e9:.3f} GB, and a rank sends 2(N−1)/N = 15/8 of it: "
-        f"{must:.2f} GB. That is the number to hold beside what you count."
-    )  # fmt: skip
+    return must, f"""S is 4 bytes for each parameter, {gradients / 1e9:.3f} GB, and a rank sends 2(N−1)/N = 15/8 of it:
+        {must:.2f} GB. That is the number to hold beside what you count."""  # fmt: skip
 
 
-def _once_for_each_micro_batch() -> Worked:
+@problem("s")
+def _once_for_each_micro_batch():
+    """The same script accumulates m = 8 micro-batches and never tells DDP to wait. The ring leaves each node through a
+    card of 400 Gbit/s. How long do the bytes of a step take that it need not have sent?"""
     must = communication.ring_all_reduce(_FP32 * _LLAMA_1B.params, 16).sent
     too_many = 7 * must / hardware.link("400")
-    return Worked(
-        too_many, f"DDP sums in each of the 8 backward passes, and once would do. Seven sums of {must / 1e9:.2f} GB "
-        f"are {7 * must / 1e9:.1f} GB, which take {too_many:.2f} s at {hardware.link('400') / 1e9:g} GB/s. The line to "
-        "add lets DDP sum in the last micro-batch alone."
-    )  # fmt: skip
+    return too_many, f"""DDP sums in each of the 8 backward passes, and once would do. Seven sums of {must / 1e9:.2f} GB
+        are {7 * must / 1e9:.1f} GB, which take {too_many:.2f} s at {hardware.link('400') / 1e9:g} GB/s. The line to add
+        lets DDP sum in the last micro-batch alone."""  # fmt: skip
 
 
-def _gpus_that_fill_one() -> Worked:
+@problem("GPUs")
+def _gpus_that_fill_one():
+    """A script gathers the fp32 logits of all ranks on each GPU, an H100 with 84.9 GB. Each rank has micro-batches of T
+    = 4,096 tokens, and the vocabulary has V = 128,256 entries. From how many GPUs on do these logits alone no longer
+    fit?"""
     of_a_rank = _FP32 * 4096 * _LLAMA_8B.vocabulary
     ranks = _H100.memory_bytes / of_a_rank
-    return Worked(
-        ceil(ranks), f"The logits of one rank take 4 · T · V bytes, {of_a_rank / 1e9:.2f} GB, and each rank holds "
-        f"those of all ranks. {_H100.memory_bytes / 1e9:.1f} GB hold those of {ranks:.1f} ranks, so with {ceil(ranks)} "
-        "GPUs the gathered logits no longer fit, even beside nothing else. A script that runs on 8 GPUs may fail on 64 "
-        "for this line."
-    )  # fmt: skip
+    return ceil(ranks), f"""The logits of one rank take 4 · T · V bytes, {of_a_rank / 1e9:.2f} GB, and each rank holds
+        those of all ranks. {_H100.memory_bytes / 1e9:.1f} GB hold those of {ranks:.1f} ranks, so with {ceil(ranks)}
+        GPUs the gathered logits no longer fit, even beside nothing else. A script that runs on 8 GPUs may fail on 64
+        for this line."""  # fmt: skip
 
 
-def _where_the_mend_is_free() -> Worked:
+@problem("tokens")
+def _where_the_mend_is_free():
+    """DDP sums fp32 gradients over 16 H100s on two nodes, each with a single card of 400 Gbit/s: B = 50 GB/s. F is
+    494.5 TFLOP/s, and a backward pass takes 4 operations for each parameter and token. From how many tokens T of a
+    micro-batch on a GPU on does summing in each micro-batch cost no time?"""
     rate, card = _H100.flops / 2, hardware.link("400")
     sent = communication.ring_all_reduce(_FP32, 16).sent  # for each parameter
     tokens = sent / card * rate / 4
-    return Worked(
-        tokens, f"A sum sends 15/8 · 4Ψ = {sent:g}Ψ bytes, in {sent:g}Ψ/B seconds. A backward pass takes 4Ψ · T/F. "
-        f"They are equal at T = {sent:g}/4 · F/B = {tokens:,.0f} tokens, and Ψ cancels. With longer micro-batches "
-        "every sum hides, and summing once saves bytes and no time; with shorter ones each sum that you leave out "
-        "saves what stands out."
-    )  # fmt: skip
+    return tokens, f"""A sum sends 15/8 · 4Ψ = {sent:g}Ψ bytes, in {sent:g}Ψ/B seconds. A backward pass takes 4Ψ · T/F.
+        They are equal at T = {sent:g}/4 · F/B = {tokens:,.0f} tokens, and Ψ cancels. With longer micro-batches every
+        sum hides, and summing once saves bytes and no time; with shorter ones each sum that you leave out saves what
+        stands out."""  # fmt: skip
 
 
-def _whole_gradients() -> Worked:
+@problem("ms")
+def _whole_gradients():
+    """FSDP2 trains Llama 3 8B (8.03 billion parameters) on eight H100s, with 4 micro-batches a step and gradients in
+    fp32, over links of 450 GB/s. With `set_requires_gradient_sync(False)` for all but the last micro-batch, how much
+    sending time does a step save, if nothing hides?"""
     gradients = _FP32 * _LLAMA_8B.params
     scattered = communication.ring_half(gradients, 8).sent
     saved = 1e3 * 3 * scattered / _H100.link_bytes_per_s
     more = (gradients - gradients / 8) / 1e9
-    return Worked(
-        saved, f"A reduce-scatter sends 7/8 of {gradients / 1e9:.1f} GB, {scattered / 1e9:.1f} GB, and with 4 "
-        f"micro-batches three of them are left out: {3 * scattered / 1e9:.1f} GB, {saved:.0f} ms at "
-        f"{_H100.link_bytes_per_s / 1e9:g} GB/s. For that a rank holds whole gradients instead of an eighth of them, "
-        f"{more:.1f} GB more. Inside a node you would rather pay the bytes."
-    )  # fmt: skip
-
-
-PROBLEMS = (
-    Problem(
-        "Llama 3.2 1B has 1.236 billion parameters. DDP trains it on 16 GPUs with gradients in fp32. How much must a "
-        "rank send in a step, on a ring?", "GB", _must,
-    ),
-    Problem(
-        "The same script accumulates m = 8 micro-batches and never tells DDP to wait. The ring leaves each node "
-        "through a card of 400 Gbit/s. How long do the bytes of a step take that it need not have sent?", "s",
-        _once_for_each_micro_batch,
-    ),
-    Problem(
-        "A script gathers the fp32 logits of all ranks on each GPU, an H100 with 84.9 GB. Each rank has micro-batches "
-        "of T = 4,096 tokens, and the vocabulary has V = 128,256 entries. From how many GPUs on do these logits alone "
-        "no longer fit?", "GPUs", _gpus_that_fill_one,
-    ),
-    Problem(
-        "DDP sums fp32 gradients over 16 H100s on two nodes, each with a single card of 400 Gbit/s: B = 50 GB/s. F is "
-        "494.5 TFLOP/s, and a backward pass takes 4 operations for each parameter and token. From how many tokens T of "
-        "a micro-batch on a GPU on does summing in each micro-batch cost no time?", "tokens", _where_the_mend_is_free,
-    ),
-    Problem(
-        "FSDP2 trains Llama 3 8B (8.03 billion parameters) on eight H100s, with 4 micro-batches a step and gradients "
-        "in fp32, over links of 450 GB/s. With `set_requires_gradient_sync(False)` for all but the last micro-batch, "
-        "how much sending time does a step save, if nothing hides?", "ms", _whole_gradients,
-    ),
-)  # fmt: skip
+    return saved, f"""A reduce-scatter sends 7/8 of {gradients / 1e9:.1f} GB, {scattered / 1e9:.1f} GB, and with 4
+        micro-batches three of them are left out: {3 * scattered / 1e9:.1f} GB, {saved:.0f} ms at
+        {_H100.link_bytes_per_s / 1e9:g} GB/s. For that a rank holds whole gradients instead of an eighth of them,
+        {more:.1f} GB more. Inside a node you would rather pay the bytes."""  # fmt: skip
