@@ -5,17 +5,30 @@ exercises still runs from top to bottom. A stub that nobody has touched gets one
 each line a hint and a solution (:mod:`.solutions`) are folded.
 
 A chapter's ``exercises.py`` has its EXERCISES by name, for each a function ``check_NAME``, and the function that the
-stub stands for. Everywhere else an exercise is called ``chapter.name``.
+stub stands for. Where an answer is a formula, :class:`formula` makes the check of what is right and of typical
+mistakes; where it runs on ranks, the check calls :func:`on_ranks`. Everywhere else an exercise is ``chapter.name``.
 """
 
+import copy
+import inspect
+import math
+import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 from pardemo.book.chapters import CHAPTERS
 from pardemo.book.page.exercise_shown import ExerciseShown, is_stub
+from pardemo.claims import short
+from pardemo.world import World
 from pardemo.world.errors import RankDied, RankError, RankFailed
+
+#: What an exercise that asks for sends and receives allows.
+POINT_TO_POINT = {"send", "recv"}
+TIMEOUT_S = 30
 
 
 class Exercise(NamedTuple):
@@ -56,13 +69,143 @@ def call(function: Callable, *args: object) -> object:
         raise Mistake(f"Your function raised {type(error).__name__}: {_first_line(error)}") from None
 
 
-#: What an exercise that asks for sends and receives allows.
-POINT_TO_POINT = {"send", "recv"}
-
-
 def fresh_seed() -> int:
     """For the numbers of one check: what a solution can neither know nor remember has to travel between the ranks."""
     return secrets.randbits(31)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A check of answers that are formulas, made by :func:`formula`: ``check(function)`` returns the praise.
+
+    Raises:
+        Mistake: an answer that is off, with what is wrong about it where that is a typical mistake.
+    """
+
+    expected: Callable[..., tuple[Any, Sequence[tuple[Any, str]]]]
+    cases: Iterable[tuple] | Callable[[random.Random], Iterable[tuple]]
+    praise: str
+    unit: str
+    asked: str
+    tolerance: dict[str, float]
+
+    def __call__(self, function: Callable) -> str:
+        for case in self.drawn():
+            self._compare(call(function, *copy.deepcopy(case)), case, *self.expected(*case))
+        return self.praise
+
+    def drawn(self) -> Iterable[tuple]:
+        """The arguments of each call."""
+        return self.cases(random.Random(fresh_seed())) if callable(self.cases) else self.cases
+
+    def _compare(self, answer: object, case: tuple, right: Any, mistakes: Sequence[tuple[Any, str]]) -> None:
+        if _near(answer, right, **self.tolerance):
+            return
+        names = inspect.signature(self.expected).parameters
+        given = ", ".join(f"{name} = {_shown(value)}" for name, value in zip(names, case, strict=True))
+        if not _alike(answer, right):
+            raise Mistake(f"For {given} it returned {_shown(answer)}; it should return {self.asked}.")
+        hint = next((f": {why}" for wrong, why in mistakes if self._is(answer, wrong)), "")
+        raise Mistake(f"For {given} it should be {_shown(right)}{self.unit}, not {_shown(answer)}{hint}.")
+
+    def _is(self, answer: Any, wrong: Any) -> bool:
+        return bool(wrong(answer)) if callable(wrong) else _near(answer, wrong, **self.tolerance)
+
+
+def formula(
+    cases: Iterable[tuple] | Callable[[random.Random], Iterable[tuple]],
+    praise: str,
+    unit: str = "",
+    asked: str = "",
+    rel: float = 1e-6,
+    abs: float = 1e-9,
+) -> Callable[[Callable], Formula]:
+    """Makes the check of an exercise from a function that has, for a case, the right answer and typical wrong ones.
+
+    The function's parameters are those of the stub. It returns the right answer (a number, a text, a tensor, or a list
+    of them) and pairs of a mistake and what is wrong about it. A mistake is a wrong answer, or a function that
+    recognises some; the first that fits is told.
+
+    Args:
+        cases: the arguments of each call, or a function that draws them.
+        praise: what a right answer is told.
+        unit: of a number. asked: what the answer should be, where this is not a number of that unit.
+        rel, abs: how far an answer may be off.
+    """
+    asked = asked or (f"a number of {unit}" if unit else "a number")
+    tolerance = {"rel_tol": rel, "abs_tol": abs}
+    return lambda expected: Formula(expected, cases, praise, f" {unit}".rstrip(), asked, tolerance)
+
+
+def _alike(answer: Any, right: Any) -> bool:
+    """Whether both are numbers, texts, tensors of one shape, or lists of such."""
+    if hasattr(right, "shape"):
+        return getattr(answer, "shape", None) == right.shape
+    if isinstance(right, tuple):
+        return _is_list(answer) and len(answer) == len(right) and all(map(_alike, answer, right))
+    if isinstance(right, list):
+        return _is_list(answer) and (not right or all(_alike(each, right[0]) for each in answer))
+    if isinstance(right, Real):
+        return isinstance(answer, Real) and not isinstance(answer, bool)
+    return right is None or isinstance(answer, type(right))
+
+
+def _near(answer: Any, right: Any, rel_tol: float, abs_tol: float) -> bool:
+    if not _alike(answer, right):
+        return False
+    if hasattr(right, "shape"):
+        return _share_near(answer, right, rel_tol, abs_tol) == 1
+    if _is_list(right):
+        pairs = zip(answer, right, strict=True) if len(answer) == len(right) else ()
+        return len(answer) == len(right) and all(_near(*pair, rel_tol, abs_tol) for pair in pairs)
+    return math.isclose(answer, right, rel_tol=rel_tol, abs_tol=abs_tol) if isinstance(right, Real) else answer == right
+
+
+def _share_near(answer: Any, right: Any, rel_tol: float, abs_tol: float) -> float:
+    """Of a tensor's elements, the share that is near to the right ones."""
+    off = (answer.detach().to(right.dtype) - right).abs()
+    return (off <= rel_tol * right.abs() + abs_tol).double().mean().item()
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _shown(value: Any) -> str:
+    """A value in short: a number with its thousands, anything else of bearable length."""
+    if isinstance(value, (Real, str)) or value is None:
+        return repr(value) if isinstance(value, (bool, str)) or value is None else short(value)
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:180]} …"
+
+
+def on_ranks(count: int, attempt: Callable, *arguments: object) -> list:
+    """What ``attempt(*arguments)`` returns on each of so many ranks; a text is what is wrong with the answer there.
+
+    Raises:
+        Mistake: on a rank something is wrong.
+    """
+    with World(count, timeout_s=TIMEOUT_S) as world:
+        results = world.run(attempt, *arguments)
+    for rank, result in enumerate(results):
+        if isinstance(result, str) and result:
+            raise Mistake(f"On rank {rank} {result}")
+    return results
+
+
+def compare_tensors(
+    result: Any, right: Any, mistakes: Sequence[tuple[Any, str]] = (), otherwise: str = "", atol: float = 1e-5
+) -> str:
+    """What is wrong with the tensor that an answer returned; "" where it is the right one.
+
+    Args:
+        mistakes: typical wrong tensors, and what is wrong with each. otherwise: what is told of any other one.
+    """
+    if not _alike(result, right):
+        got = tuple(result.shape) if hasattr(result, "shape") else type(result).__name__
+        return f"it should return a tensor of shape {tuple(right.shape)}, not {got}."
+    known = next((words for tensor, words in [(right, ""), *mistakes] if _near(result, tensor, 1e-5, atol)), None)
+    return f"{otherwise} ({_share_near(result, right, 1e-5, atol):.0%} of it is right)." if known is None else known
 
 
 def check(chapter: str, name: str, function: Callable) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.book.page.exercises import TIMEOUT_S, Exercise, Mistake, call, fresh_seed, on_ranks
 from pardemo.meters import WireMeter
 from pardemo.small_models import gpt
 from pardemo.world import World
@@ -30,7 +30,6 @@ EXERCISES = {
     ),
 }
 
-TIMEOUT_S = 60
 WIDTH = 512
 PEERS = ("pardemo.peers.accelerate.training", "pardemo.peers.accelerate.scripts.train_accelerate")
 
@@ -45,7 +44,6 @@ def check_config(function: Callable[[], dict[str, Any]]) -> str:
         raise Mistake(f"A dictionary of keys and values is asked for, not {type(config).__name__}.")
     if config.get("num_processes") != 2:
         raise Mistake(f"Two processes are asked for: num_processes is {config.get('num_processes')!r}.")
-    expected = Configuration("fsdp2", 2, "bf16").expected()
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = write(Path(folder) / "yours.yaml", config)
@@ -54,9 +52,9 @@ def check_config(function: Callable[[], dict[str, Any]]) -> str:
             raise Mistake(f"It is refused: {error}.") from None
         if environment.get("FSDP_VERSION") != "2":
             raise Mistake("That is not FSDP2: fsdp_config needs fsdp_version: 2, for Accelerate's default is 1.")
-        with World(2, preload=PEERS, timeout_s=TIMEOUT_S) as world:
+        with World(2, preload=PEERS, timeout_s=2 * TIMEOUT_S) as world:
             try:
-                units = world.run(_units, environment, expected)
+                units = world.run(_units, environment, Configuration("fsdp2", 2, "bf16").expected())
             except RankFailed as error:
                 raise Mistake(f"It starts, but {error.first[1].message}.") from None
     if min(units) < 3:  # the whole model, and each of two blocks
@@ -79,32 +77,6 @@ def _units(environment: dict[str, str], expected: dict[str, Any]) -> int:
         return sum(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def check_in_step(function: Callable[[nn.Module], bool]) -> str:
-    """``function(model)`` tells on every rank alike whether all ranks' parameters are equal, for few bytes."""
-    with World(3, timeout_s=TIMEOUT_S) as world:
-        for case, words in CASES.items():
-            answers = world.run(_try, function, case, fresh_seed())
-            verdicts, expected = [answer for answer, *_ in answers], case in ("equal", "half precision")
-            if any(not isinstance(answer, bool) for answer in verdicts):
-                raise Mistake(
-                    f"True or False is asked for, not {next(a for a in verdicts if not isinstance(a, bool))!r}."
-                )
-            if len(set(verdicts)) > 1:
-                raise Mistake(f"The ranks do not agree with one another: {verdicts}. {words}")
-            if verdicts[0] != expected:
-                raise Mistake(f"{words} Your answer: {verdicts[0]}.")
-            if any(changed for *_, changed in answers):
-                raise Mistake(
-                    "Right, but a parameter is another one afterwards: look at the model, and leave it alone."
-                )
-            sent = max(sent for _, sent, _ in answers)
-            if sent > 1 << 16:
-                raise Mistake(
-                    f"Right, but a rank sent {sent:,} bytes, as much as parameters: a few numbers are enough."
-                )
-    return "Right, for a few numbers on the wire: worth its line in every training script."
-
-
 CASES = {
     "equal": "All ranks hold the same parameters.",
     "one differs": "On rank 2 one element of the last parameter is another.",
@@ -114,7 +86,22 @@ CASES = {
 }
 
 
-def _try(function: Callable[[nn.Module], bool], case: str, seed: int) -> tuple[object, int, bool]:
+def check_in_step(function: Callable[[nn.Module], bool]) -> str:
+    """``function(model)`` tells on every rank alike whether all ranks' parameters are equal, for few bytes."""
+    for case, words in CASES.items():
+        verdicts, sent, changed = zip(*on_ranks(3, _try, function, case, fresh_seed()), strict=True)
+        if len(set(verdicts)) > 1:
+            raise Mistake(f"The ranks do not agree with one another: {list(verdicts)}. {words}")
+        if verdicts[0] != (case in ("equal", "half precision")):
+            raise Mistake(f"{words} Your answer: {verdicts[0]}.")
+        if any(changed):
+            raise Mistake("Right, but a parameter is another one afterwards: look at the model, and leave it alone.")
+        if max(sent) > 1 << 16:
+            raise Mistake(f"Right, but a rank sent {max(sent):,} bytes, as much as parameters: send a few numbers.")
+    return "Right, for a few numbers on the wire: worth its line in every training script."
+
+
+def _try(function: Callable[[nn.Module], bool], case: str, seed: int) -> str | tuple[bool, int, bool]:
     """The answer, bytes that this rank sent for it, and whether it has changed the model."""
     rank = dist.get_rank()
     model = gpt.seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)), seed)
@@ -133,8 +120,9 @@ def _try(function: Callable[[nn.Module], bool], case: str, seed: int) -> tuple[o
     before = [parameter.clone() for parameter in model.parameters()]
     with WireMeter() as wire:
         answer = function(model)
-    changed = not all(map(torch.equal, model.parameters(), before))
-    return answer, wire.sent_bytes, changed
+    if not isinstance(answer, bool):
+        return f"it should return True or False, not {answer!r}."
+    return answer, wire.sent_bytes, not all(map(torch.equal, model.parameters(), before))
 
 
 def my_config():

@@ -1,9 +1,8 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
 from collections.abc import Callable
-from numbers import Real
 
-from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.book.page.exercises import Exercise, Mistake, call, formula
 
 EXERCISES = {
     "rouge_l": Exercise(
@@ -19,24 +18,31 @@ EXERCISES = {
 }
 
 
-def check_rouge_l(function: Callable[[list[str], list[str]], float]) -> str:
-    """``function(predicted, reference)`` is the F1 of the longest common subsequence, per cent."""
-    cases = [("abcd", "abcd"), ("ac", "abcd"), ("dcba", "abcd"), ("axbycz", "abc"), ("", "abc"), ("xyz", "abc")]
-    for predicted, reference in cases:
-        common = _longest(predicted, reference)
-        expected = 200 * common / (len(predicted) + len(reference)) if common else 0.0
-        answer = call(function, list(predicted), list(reference))
-        if isinstance(answer, Real) and abs(answer - expected) < 1e-6:
-            continue
-        hint = f"{common} words in common, in order; F1 is 2·common / (both lengths)"
-        if isinstance(answer, Real) and abs(answer - 100 * common / len(reference)) < 1e-6:
-            hint = "that is the recall alone: long predictions have to pay too"
-        elif isinstance(answer, Real) and abs(100 * answer - expected) < 1e-6:
-            hint = "per cent, please"
-        elif not common:
-            hint = "nothing in common scores 0"
-        raise Mistake(f"For {list(predicted)} against {list(reference)}: {expected:.4f}, not {answer!r}: {hint}.")
-    return "Order counts, gaps do not."
+@formula(
+    [(list(p), list(r)) for p, r in (
+        ("abcd", "abcd"), ("ac", "abcd"), ("dcba", "abcd"), ("axbycz", "abc"), ("", "abc"), ("xyz", "abc")
+    )],
+    "Order counts, gaps do not.",
+)  # fmt: skip
+def check_rouge_l(predicted: list[str], reference: list[str]):
+    """The F1 of the longest common subsequence, per cent."""
+    common = _longest(predicted, reference)
+    right = 200 * common / (len(predicted) + len(reference))
+    return right, [
+        (100 * common / len(reference), "that is the recall alone: long predictions have to pay too"),
+        (right / 100, "per cent, please"),
+        (lambda _: not common, "nothing in common scores 0"),
+        (lambda _: True, f"{common} words in common, in order; F1 is 2·common / (both lengths)"),
+    ]
+
+
+def _longest(predicted: list[str], reference: list[str]) -> int:
+    row = [0] * (len(reference) + 1)
+    for a in predicted:
+        before = 0
+        for j, b in enumerate(reference, 1):
+            before, row[j] = row[j], before + 1 if a == b else max(row[j], row[j - 1])
+    return row[-1]
 
 
 def check_split(function: Callable[[list[tuple[str, str]], int], tuple[list, list]]) -> str:
@@ -56,15 +62,6 @@ def check_split(function: Callable[[list[tuple[str, str]], int], tuple[list, lis
     if len(train) < 20:
         raise Mistake(f"Only {len(train)} pairs are left to train on: drop no more than the bodies of the test pairs.")
     return "What the test measures, training has not seen."
-
-
-def _longest(predicted: str, reference: str) -> int:
-    row = [0] * (len(reference) + 1)
-    for a in predicted:
-        before = 0
-        for j, b in enumerate(reference, 1):
-            before, row[j] = row[j], before + 1 if a == b else max(row[j], row[j - 1])
-    return row[-1]
 
 
 def my_rouge_l(predicted, reference):

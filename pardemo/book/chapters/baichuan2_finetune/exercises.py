@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.book.page.exercises import Exercise, Mistake, call, compare_tensors, formula
 
 EXERCISES = {
     "labels": Exercise(
@@ -20,29 +20,26 @@ EXERCISES = {
 }
 
 
-def check_labels(function: Callable[[list[int], list[int], int], tuple[list[int], list[int]]]) -> str:
-    """``function(prompt, answer, cutoff)`` returns input_ids and labels, both tails cut in proportion."""
-    for prompt, answer, cutoff in (([5] * 6, [7] * 4, 20), ([5] * 60, [7] * 20, 40), ([5] * 30, [7] * 31, 50)):
-        s, t = len(prompt), len(answer)
-        if s + t > cutoff:
-            s, t = cutoff * s // (s + t), cutoff * t // (s + t)
-        expected = [5] * s + [7] * t, [-100] * s + [7] * t
-        returned = call(function, list(prompt), list(answer), cutoff)
-        case = f"{len(prompt)} + {len(answer)} tokens, cutoff {cutoff}"
-        try:
-            ids, labels = (list(part) for part in returned)
-        except (TypeError, ValueError):
-            raise Mistake(f"For {case}: return two lists, input_ids and labels, not {returned!r}.") from None
-        if len(ids) != len(labels):
-            raise Mistake(f"For {case}: input_ids and labels need one length: −100 is for no label.")
-        if labels == ids:
-            raise Mistake(f"For {case}: the prompt is trained on too; its labels are −100.")
-        if ids != expected[0]:
-            lengths = f"{s} tokens of the prompt and {t} of the answer stay, not {ids.count(5)} and {ids.count(7)}"
-            raise Mistake(f"For {case}: {lengths}: each keeps its head, int(cutoff · part / total).")
-        if labels != expected[1]:
-            raise Mistake(f"For {case}: {t} positions have a label, those of the answer.")
-    return "Only the answer is trained on, and a long sample loses both tails."
+@formula(
+    [([5] * prompt, [7] * answer, cutoff) for prompt, answer, cutoff in ((6, 4, 20), (60, 20, 40), (30, 31, 50))],
+    "Only the answer is trained on, and a long sample loses both tails.",
+    asked="two lists, input_ids and labels",
+)
+def check_labels(prompt: list[int], answer: list[int], cutoff: int):
+    """input_ids and labels, both tails cut in proportion."""
+    s, t = len(prompt), len(answer)
+    if s + t > cutoff:
+        s, t = cutoff * s // (s + t), cutoff * t // (s + t)
+    ids = [5] * s + [7] * t
+    return (ids, [-100] * s + [7] * t), [
+        (lambda given: len(given[0]) != len(given[1]), "both need one length, and −100 is for no label"),
+        (lambda given: given[0] == given[1], "the prompt is trained on too; its labels are −100"),
+        (
+            lambda given: given[0] != ids,
+            f"{s} tokens of the prompt and {t} of the answer stay: each keeps its head, int(cutoff · part / total)",
+        ),
+        (lambda given: given[0] == ids, f"{t} positions have a label, those of the answer"),
+    ]
 
 
 def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, int], torch.Tensor]) -> str:
@@ -50,21 +47,16 @@ def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, flo
     generator = torch.Generator().manual_seed(0)
     for rank, alpha in ((1, 1.0), (2, 32.0), (3, 8.0), (8, 32.0)):
         w, a, b = (torch.randn(*s, generator=generator) for s in ((12, 6), (rank, 6), (12, rank)))
-        originals = {"W": (w, w.clone()), "lora_A": (a, a.clone()), "lora_B": (b, b.clone())}
-        merged = call(function, w, a, b, alpha, rank)
-        if not isinstance(merged, torch.Tensor) or merged.shape != w.shape:
-            shape = list(merged.shape) if isinstance(merged, torch.Tensor) else merged
-            raise Mistake(f"The merged weight has W's shape, [12, 6], not {shape}: lora_B·lora_A is [out, in].")
-        merged = merged.detach().to(w.dtype)
-        if changed := [name for name, (now, before) in originals.items() if not torch.equal(now, before)]:
-            raise Mistake(f"{changed[0]} itself was changed: return a new tensor, it may be needed again.")
-        if torch.allclose(merged, w + b @ a, atol=1e-5) and alpha != rank:
-            raise Mistake(
-                f"The scale is missing: with lora_alpha = {alpha:g} and r = {rank} LoRA counts {alpha / rank:g} times."
-            )
+        given = {"W": w.clone(), "lora_A": a.clone(), "lora_B": b.clone()}
+        merged = call(function, *given.values(), alpha, rank)
+        for name, before in zip(given, (w, a, b), strict=True):
+            if not torch.equal(given[name], before):
+                raise Mistake(f"{name} itself was changed: return a new tensor, it may be needed again.")
+        scale = f"the scale is missing: with lora_alpha = {alpha:g} and r = {rank} LoRA counts {alpha / rank:g} times."
+        otherwise = "it should return W + (lora_alpha/r)·lora_B·lora_A, where lora_B·lora_A is [out, in]"
         # elements reach 50, and a sum of 8 products in another order is off by some 1e-7 of that
-        if not torch.allclose(merged, w + alpha / rank * b @ a, atol=1e-4):
-            raise Mistake("It is W + (lora_alpha/r)·lora_B·lora_A.")
+        if problem := compare_tensors(merged, w + alpha / rank * b @ a, [(w + b @ a, scale)], otherwise):
+            raise Mistake(f"With r = {rank} {problem}")
     return "The adapter is gone, and no step of inference is slower for it."
 
 

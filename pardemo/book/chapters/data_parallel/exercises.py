@@ -1,15 +1,13 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import POINT_TO_POINT, Exercise, Mistake, fresh_seed
+from pardemo.book.page.exercises import POINT_TO_POINT, Exercise, Mistake, compare_tensors, fresh_seed, on_ranks
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.small_models import gpt
-from pardemo.world import World
 
 EXERCISES = {
     "all_reduce": Exercise(
@@ -26,7 +24,6 @@ EXERCISES = {
 
 RANKS = 4
 NBYTES = 4 << 20
-TIMEOUT_S = 30
 
 
 def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
@@ -34,28 +31,21 @@ def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
 
     A rank may not send all of it to one neighbour: that is the chapter's own ring, with its 2(N−1) rounds.
     """
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_all_reduce, function, fresh_seed())
-    for rank, attempt in enumerate(results):
-        if attempt.problem:
-            raise Mistake(f"On rank {rank} {attempt.problem}")
-    sent = [attempt.sent_bytes / NBYTES for attempt in results]
+    sent, largest_shares, calls = zip(*on_ranks(RANKS, _try_all_reduce, function, fresh_seed()), strict=True)
     best = 2 * (RANKS - 1) / RANKS
-    worst = max(range(RANKS), key=sent.__getitem__)
-    if sent[worst] > best * 1.01:
-        hint = (
-            "that is a parameter server: one rank does all the talking"
-            if max(sent) > 1.8 * min(sent)
-            else "whole tensors travel where a chunk of S/N would do"
-        )
-        raise Mistake(f"The sum is right, but rank {worst} sends {sent[worst]:.2f} S; {best:g} S is enough: {hint}.")
+    if max(sent) > best * 1.01:
+        one_talks = max(sent) > 1.8 * min(sent)
+        hint = "that is a parameter server: one rank does all the talking" if one_talks else (
+            "whole tensors travel where a chunk of S/N would do"
+        )  # fmt: skip
+        raise Mistake(f"The sum is right, but a rank sends {max(sent):.2f} S; {best:g} S is enough: {hint}.")
     if min(sent) < best * 0.98:  # whatever the way, N ranks have to send 2(N−1)·S
         raise Mistake(
             f"The sum is right, but a rank sends {min(sent):.2f} S: let the numbers travel between the ranks."
         )
-    if calls := sorted({name for attempt in results for name in attempt.calls}):
-        raise Mistake(f"Right, but {calls[0]} did it for you: build it of dist.send and dist.recv.")
-    if max(attempt.largest_share for attempt in results) > 0.95:
+    if others := sorted(set().union(*calls) - POINT_TO_POINT):
+        raise Mistake(f"Right, but {others[0]} did it for you: build it of dist.send and dist.recv.")
+    if max(largest_shares) > 0.95:
         raise Mistake(
             "The sum and the bytes are right, but each rank talks to its neighbour alone: that is the ring, with "
             f"{2 * (RANKS - 1)} rounds. Send each chunk straight to the rank that adds it up; two rounds are enough."
@@ -63,36 +53,19 @@ def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     return f"Right, and no rank sends more than {max(sent):.3f} S: the least there is, 2(N−1)/N·S = {best:g} S."
 
 
-class _Attempt(NamedTuple):
-    """One rank's run of a reader's function. ``largest_share``: of the bytes sent, those to the peer that got most."""
-
-    problem: str
-    sent_bytes: int = 0
-    largest_share: float = 0.0
-    calls: frozenset[str] = frozenset()
-
-
-def _try_all_reduce(function: Callable, seed: int) -> _Attempt:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tensors = [_whole_numbers(seed + r) for r in range(size)]
-    expected = sum(tensors)
+def _try_all_reduce(function: Callable, seed: int) -> str | tuple[float, float, set[str]]:
+    """What this rank sent, in S, the largest part of it that one peer got, and the collectives that it called."""
+    tensors = [_whole_numbers(seed + rank) for rank in range(dist.get_world_size())]
+    total, mean = sum(tensors), sum(tensors) / len(tensors)
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
-        result = function(tensors[rank])
+        result = function(tensors[dist.get_rank()])
+    mistakes = [(mean, "you returned the mean; here the sum is asked for.")]
+    if problem := compare_tensors(result, total, mistakes, "its elements are not the sums"):
+        return problem
     sent_to_peers = [sent for sent, _ in wire.by_rank().values()] if wire.evidence == "wire" else []
     largest_share = max(sent_to_peers, default=0) / max(1, sum(sent_to_peers))
-    if result is None:
-        return _Attempt("your function returned nothing; it should return the summed tensor.")
-    if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
-        got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-        return _Attempt(f"it should return a tensor of shape {tuple(expected.shape)}, not {got}.")
-    result = result.detach().to(expected.dtype)
-    if torch.equal(result, expected):
-        return _Attempt("", wire.sent_bytes, largest_share, frozenset(set(calls.counts) - POINT_TO_POINT))
-    share_right = (result == expected).float().mean().item()
-    if torch.allclose(result, expected / size):
-        return _Attempt("you returned the mean; here the sum is asked for.")
-    return _Attempt(f"only {share_right:.0%} of the elements hold the sum.")
+    return wire.sent_bytes / NBYTES, largest_share, set(calls.counts)
 
 
 def _whole_numbers(seed: int) -> torch.Tensor:
@@ -102,30 +75,21 @@ def _whole_numbers(seed: int) -> torch.Tensor:
 
 def check_unequal_shards(function: Callable[[torch.Tensor, int], torch.Tensor]) -> str:
     """``function(gradient, samples)`` combines the ranks' mean gradients into the whole batch's."""
-    samples, seed = [1, 2, 5, 8], fresh_seed()
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_unequal, function, samples, seed)
-    gradients = [gpt.numbers(1000, seed=seed + rank) for rank in range(RANKS)]
-    want = sum(g * n for g, n in zip(gradients, samples, strict=True)) / sum(samples)
-    plain = sum(gradients) / RANKS
-    for rank, result in enumerate(results):
-        if not isinstance(result, torch.Tensor):
-            raise Mistake(f"On rank {rank} it returned {type(result).__name__}; it should return the gradient.")
-        result = result.to(want.dtype)
-        if result.shape == want.shape and torch.allclose(result, want, atol=1e-6):
-            continue
-        if result.shape == want.shape and torch.allclose(result, plain, atol=1e-6):
-            raise Mistake(
-                "That is the mean of the means: the one sample of rank 0 counts as much as the eight of rank 3. "
-                "Weight each gradient by its number of samples."
-            )
-        raise Mistake(f"On rank {rank} the result is not the whole batch's mean gradient.")
+    on_ranks(RANKS, _try_unequal, function, fresh_seed())
     return "Each sample counts the same, whichever rank it was on."
 
 
-def _try_unequal(function: Callable, samples: list[int], seed: int):
-    rank = dist.get_rank()
-    return function(gpt.numbers(1000, seed=seed + rank), samples[rank])
+def _try_unequal(function: Callable, seed: int) -> str:
+    rank, samples = dist.get_rank(), [1, 2, 5, 8]
+    gradients = [gpt.numbers(1000, seed=seed + rank) for rank in range(RANKS)]
+    right = sum(g * n for g, n in zip(gradients, samples, strict=True)) / sum(samples)
+    of_means = (
+        "that is the mean of the means: the one sample of rank 0 counts as much as the eight of rank 3. Weight each "
+        "gradient by its number of samples."
+    )
+    result = function(gradients[rank].clone(), samples[rank])
+    mistakes = [(sum(gradients) / RANKS, of_means)]
+    return compare_tensors(result, right, mistakes, "this is not the whole batch's mean gradient")
 
 
 def my_all_reduce(tensor):

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.book.page.exercises import Exercise, formula, fresh_seed, on_ranks
 from pardemo.formulas import expert_parallel as formulas
-from pardemo.world import World
 
 EXERCISES = {
     "splits": Exercise(
@@ -27,17 +26,12 @@ EXERCISES = {
     ),
 }
 
-TIMEOUT_S = 30
 RANKS, COUNT, TOKENS = 2, 6, 24
 
 
 def check_splits(function: Callable[[torch.Tensor, int], tuple[Sequence[int], Sequence[int]]]) -> str:
     """``function(chosen, experts)`` is how many rows this rank sends to each rank, and receives from each."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        problems = world.run(_try_splits, function, fresh_seed())
-    for rank, problem in enumerate(problems):
-        if problem:
-            raise Mistake(f"On rank {rank} {problem}")
+    on_ranks(RANKS, _try_splits, function, fresh_seed())
     return "Right: with these two lists all_to_all_single can move the rows."
 
 
@@ -50,8 +44,7 @@ def _choices(seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     choices = []
     for rank in range(RANKS):
-        tokens = TOKENS + 4 * rank
-        chosen = torch.randint(1, COUNT - 1, (tokens, 2), generator=generator)
+        chosen = torch.randint(1, COUNT - 1, (TOKENS + 4 * rank, 2), generator=generator)
         chosen[:, 0] = 0
         choices.append(chosen)
     return choices
@@ -62,12 +55,10 @@ def _try_splits(function: Callable, seed: int) -> str:
     counts = [chosen.flatten().bincount(minlength=COUNT).view(RANKS, -1).sum(1).tolist() for chosen in choices]
     sends, receives = counts[rank], [of_rank[rank] for of_rank in counts]
     answer = function(choices[rank].clone(), COUNT)
-    if not isinstance(answer, list | tuple) or len(answer) != 2:
-        return f"it should return two lists of {RANKS} numbers, not {type(answer).__name__}."
-    lists = [_as_list(part) for part in answer]
-    if lists[0] is None or lists[1] is None:
+    try:
+        mine, theirs = ([int(number) for number in part] for part in answer)
+    except (TypeError, ValueError):
         return f"it should return two lists of {RANKS} numbers, not {answer!r}."
-    mine, theirs = lists
     if len(mine) == COUNT:
         return f"these are counts of the {COUNT} experts: a rank has {COUNT // RANKS} of them, add them up."
     if mine == sends and theirs == receives:
@@ -81,65 +72,43 @@ def _try_splits(function: Callable, seed: int) -> str:
     return f"it expects to receive {theirs}, and the other ranks send {receives}."
 
 
-def _as_list(part: object) -> list[int] | None:
-    """A list of whole numbers as one; None for anything else."""
-    if isinstance(part, torch.Tensor):
-        part = part.tolist()
-    if not isinstance(part, list | tuple):
-        return None
-    return [int(value) for value in part] if all(isinstance(value, int | float) for value in part) else None
+_BIAS = torch.tensor([0.5, -0.25, 0.0, 0.125])
 
 
-LOADS = ([9, 1, 4, 2], [4, 4, 4, 4], [0, 0, 12, 4])
+@formula(
+    [(_BIAS, torch.tensor(load)) for load in ([9, 1, 4, 2], [4, 4, 4, 4], [0, 0, 12, 4])],
+    "Right: it needs no gradient, and it disturbs none.",
+    asked="the new biases, a tensor of 4 numbers",
+)
+def check_bias(bias: torch.Tensor, load: torch.Tensor):
+    """The bias of each expert after one step of 0.001."""
+    off = load.float().mean() - load.float()
+    step = 0.001 * off.sign()
+    return bias + step, [
+        (bias - step, "experts that got more than the mean would get still more: turn the sign round"),
+        (bias + 0.001 * off, "each step should be 0.001 or nothing, however far from the mean the load is"),
+        (step, "the step is right; it has to be added to the bias of before"),
+        (bias, "nothing changed"),
+    ]
 
 
-def check_bias(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
-    """``function(bias, load)`` is the bias of each expert after one step of 0.001."""
-    bias = torch.tensor([0.5, -0.25, 0.0, 0.125])
-    for numbers in LOADS:
-        load = torch.tensor(numbers)
-        result = call(function, bias.clone(), load.clone())
-        if not isinstance(result, torch.Tensor) or result.shape != bias.shape:
-            raise Mistake(f"It should return the new biases, a tensor of 4 numbers, not {type(result).__name__}.")
-        off = load.float().mean() - load.float()
-        moved = result - bias
-        if torch.allclose(moved, 0.001 * off.sign(), atol=1e-6):
-            continue
-        for wrong, hint in (
-            (-0.001 * off.sign(), "experts that got more than the mean would get still more: turn the sign round"),
-            (0.001 * off, "each step should be 0.001 or nothing, however far from the mean the load is"),
-            (0.001 * off.sign() - bias, "the step is right; it has to be added to the bias of before"),
-            (torch.zeros(4), "nothing changed"),
-        ):
-            if torch.allclose(moved, wrong, atol=1e-6):
-                raise Mistake(f"For the load {numbers}: {hint}.")
-        raise Mistake(f"For the load {numbers} the biases should move by {(0.001 * off.sign()).tolist()}, not by "
-                      f"{[round(value, 5) for value in moved.tolist()]}.")  # fmt: skip
-    return "Right: it needs no gradient, and it disturbs none."
-
-
-def check_bytes(function: Callable[[int, int, int, int, int], float]) -> str:
-    """``function(tokens, hidden, chosen, ranks, layers)`` is the bytes that a rank sends in a step, in 16 bits."""
-    for tokens, hidden, chosen, ranks, layers in ((4096, 7168, 8, 64, 58), (8192, 2880, 4, 8, 36)):
-        answer = call(function, tokens, hidden, chosen, ranks, layers)
-        where = f"For T = {tokens}, h = {hidden}, k = {chosen}, {ranks} ranks and {layers} layers"
-        if isinstance(answer, bool) or not isinstance(answer, int | float):
-            raise Mistake(f"{where} it returned {type(answer).__name__}, not a number of bytes.")
-        one = layers * formulas.one_way_bytes(tokens, hidden, chosen, ranks, 2)
-        if abs(answer - 4 * one) <= 1e-3 * 4 * one:
-            continue
-        for wrong, hint in (
-            (one, "rows travel there, and back, forward and once more backward"),
-            (2 * one, "there and back is the forward pass alone, or one direction of both passes"),
-            (8 * one, "16 bits are two bytes"),
-            (4 * one * ranks / (ranks - 1), "rows whose expert lies on their own rank do not travel"),
-            (4 * one / chosen, "a token goes to k experts, as k rows"),
-            (4 * one / layers, "that is a single layer"),
-        ):
-            if abs(answer - wrong) <= 1e-3 * wrong:
-                raise Mistake(f"{where} a rank sends {4 * one / 1e9:.4g} GB, not {answer / 1e9:.4g}: {hint}.")
-        raise Mistake(f"{where} a rank sends {4 * one / 1e9:.4g} GB, not {answer / 1e9:.4g}.")
-    return "Right: 4(N−1)/N·T·k·h numbers for each layer."
+@formula(
+    ((4096, 7168, 8, 64, 58), (8192, 2880, 4, 8, 36)),
+    "Right: 4(N−1)/N·T·k·h numbers for each layer.",
+    unit="bytes",
+    rel=1e-3,
+)
+def check_bytes(tokens: int, hidden: int, chosen: int, ranks: int, layers: int):
+    """The bytes that a rank sends in a step, in 16 bits."""
+    one = layers * formulas.one_way_bytes(tokens, hidden, chosen, ranks, 2)
+    return 4 * one, [
+        (one, "rows travel there, and back, forward and once more backward"),
+        (2 * one, "there and back is the forward pass alone, or one direction of both passes"),
+        (8 * one, "16 bits are two bytes"),
+        (4 * one * ranks / (ranks - 1), "rows whose expert lies on their own rank do not travel"),
+        (4 * one / chosen, "a token goes to k experts, as k rows"),
+        (4 * one / layers, "that is a single layer"),
+    ]
 
 
 def my_splits(chosen, experts):

@@ -36,45 +36,36 @@ EXERCISES = {
         "shuffle alike?",
     ),
 }
+
 STEPS = 6
 TIMEOUT_S = 120
-#: Global batches that are the same: one process has the whole one.
-_REPLICAS = ("ranks=1 batch=16", "ranks=2 batch=8")
-_SHARED = ("ranks=1 batch=16", "ranks=2 tp=2 batch=16")
 
 
-def check_first(function: Callable[[str], str]) -> str:
-    """``function(script)`` is the script with the sum in the right micro-batch."""
-    _prove("first", function, _REPLICAS)
-    return "Right. no_sync, or its flag, has to end before the last micro-batch's forward pass, and not later."
+def _mended(name: str, praise: str, layout: str = "ranks=2 batch=8") -> Callable[[Callable[[str], str]], str]:
+    """The check of ``function(script)``, which mends a script: it is proven in a layout, against one process."""
+
+    def check(function: Callable[[str], str]) -> str:
+        _prove(name, function, layout)
+        return f"Right. {praise}"
+
+    return check
 
 
-def check_second(function: Callable[[str], str]) -> str:
-    """``function(script)`` is the script that clips what has been averaged."""
-    _prove("second", function, _REPLICAS)
-    return "Right. Clipping is not linear, so that its place matters: after everything has been summed."
+check_first = _mended(
+    "first", "no_sync, or its flag, has to end before the last micro-batch's forward pass, and not later."
+)
+check_second = _mended("second", "Clipping is not linear, so that its place matters: after everything has been summed.")
+check_third = _mended("third", "A wrapper knows the model as it was when it was made.")
+check_fourth = _mended(
+    "fourth",
+    "What ranks have in whole must not go into a sum over them: add it behind the sum.",
+    layout="ranks=2 tp=2 batch=16",
+)
+check_fifth = _mended("fifth", "Ranks that each shuffle for themselves must do it from the same seed, in each epoch.")
 
 
-def check_third(function: Callable[[str], str]) -> str:
-    """``function(script)`` is the script whose unfrozen layers are summed, too."""
-    _prove("third", function, _REPLICAS)
-    return "Right. A wrapper knows the model as it was when it was made."
-
-
-def check_fourth(function: Callable[[str], str]) -> str:
-    """``function(script)`` is the script that adds the bias once."""
-    _prove("fourth", function, _SHARED)
-    return "Right. What ranks have in whole must not go into a sum over them: add it behind the sum."
-
-
-def check_fifth(function: Callable[[str], str]) -> str:
-    """``function(script)`` is the script in which all ranks know the epoch."""
-    _prove("fifth", function, _REPLICAS)
-    return "Right. Ranks that each shuffle for themselves must do it from the same seed, in each epoch."
-
-
-def _prove(name: str, function: Callable[[str], str], layouts: tuple[str, str]) -> None:
-    """Proves the mended script on ranks against the script as it was in one process.
+def _prove(name: str, function: Callable[[str], str], layout: str) -> None:
+    """Proves the mended script on ranks against the script as it was in one process, with the same global batch.
 
     Raises:
         Mistake: it is no script, the same one, one that cannot be run, or one that trains otherwise.
@@ -93,9 +84,9 @@ def _prove(name: str, function: Callable[[str], str], layouts: tuple[str, str]) 
         as_it_was, on_ranks = Path(folder, f"{name}.py"), Path(folder, "mended.py")
         as_it_was.write_text(script, encoding="utf-8")
         on_ranks.write_text(mended, encoding="utf-8")
+        layouts = [f"ranks=1 batch=16 file={as_it_was}", f"{layout} file={on_ranks}"]
         line = ["{file}", "--batch", "{batch}"]
-        chosen = [f"{text} file={file}" for text, file in zip(layouts, (as_it_was, on_ranks), strict=True)]
-        made = prove.script(line, chosen, double=True, steps=STEPS, timeout_s=TIMEOUT_S)
+        made = prove.script(line, layouts, double=True, steps=STEPS, timeout_s=TIMEOUT_S)
     if made.failed:
         raise Mistake(f"Your script on 2 ranks: {next(iter(made.failed.values()))}")
     if made.findings:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.book.page.exercises import Exercise, Mistake, call, compare_tensors, fresh_seed, on_ranks
 from pardemo.small_models import gpt
-from pardemo.world import World
 
 EXERCISES = {
     "qkv_rows": Exercise(
@@ -21,43 +20,34 @@ EXERCISES = {
     ),
 }
 
-TIMEOUT_S = 30
-SHARING = 4
-
 
 def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tensor]) -> str:
     """``function(weight, heads, rank, ranks)`` is the rank's rows of query, then of key, then of value."""
     for heads, ranks in ((4, 2), (8, 4), (6, 1)):
         weight = torch.arange(3.0 * heads * 2)[:, None].expand(-1, heads * 2).contiguous()  # row i holds i; heads of 2
         for rank in range(ranks):
-            expected = torch.cat([third.chunk(ranks, 0)[rank] for third in weight.chunk(3, 0)])
+            right = torch.cat([third.chunk(ranks, 0)[rank] for third in weight.chunk(3, 0)])
             result = call(function, weight.clone(), heads, rank, ranks)
             if not isinstance(result, torch.Tensor) or result.dim() != 2:
                 got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
                 raise Mistake(f"It returned {got}; it should return rows of the weight.")
-            if result.shape == expected.shape and torch.equal(result, expected):
+            if torch.equal(result, right):
                 continue
-            if result.shape == expected.shape and torch.equal(result, weight.chunk(ranks, 0)[rank]):
+            if torch.equal(result, weight.chunk(ranks, 0)[rank]):
                 raise Mistake(
                     f"That is the matrix in {ranks} equal pieces: with {heads} heads rank 0 gets queries whose keys "
                     "are elsewhere. Cut query, key and value each."
                 )
-            if result.shape == expected.shape and torch.equal(result.sort(0).values, expected.sort(0).values):
+            if torch.equal(result.sort(0).values, right.sort(0).values):
                 raise Mistake("The right rows in another order: query first, then key, then value.")
-            raise Mistake(
-                f"For rank {rank} of {ranks} with {heads} heads, rows {expected[:, 0].int().tolist()} are needed, "
-                f"not {result[:24, :1].flatten().int().tolist()}."
-            )
+            needed, returned = (rows[:24, 0].int().tolist() for rows in (right, result))
+            raise Mistake(f"For rank {rank} of {ranks} with {heads} heads, rows {needed} are needed, not {returned}.")
     return "Each rank has whole heads: their queries, their keys, their values."
 
 
 def check_shared_heads(function: Callable[[torch.Tensor, int], torch.Tensor]) -> str:
     """``function(gradient, kv_heads)`` is the sum over the ranks that hold the same head of keys and values."""
-    with World(SHARING, timeout_s=TIMEOUT_S) as world:
-        problems = world.run(_try_shared, function, fresh_seed())
-    for rank, problem in enumerate(problems):
-        if problem:
-            raise Mistake(f"On rank {rank} {problem}")
+    on_ranks(4, _try_shared, function, fresh_seed())
     return "Every replica of a head has the gradient of all query heads that ask it."
 
 
@@ -67,22 +57,21 @@ def _try_shared(function: Callable, seed: int) -> str:
     for kv_heads in (2, 1, 4):
         replicas = size // kv_heads
         first = rank // replicas * replicas
-        expected = sum(gradients[first : first + replicas])
+        right = sum(gradients[first : first + replicas])
+        where = f"(with {kv_heads} heads of keys and values on {size} ranks)."
+        mistakes = [
+            (gradients[rank], f"that is this rank's own gradient: others hold the same head {where}"),
+            (sum(gradients), f"that is the sum over all ranks: different heads were added {where}"),
+            (right / replicas, f"that is the mean; each replica needs the sum {where}"),
+            (
+                sum(gradients[rank % kv_heads :: kv_heads]),
+                f"every other rank was added; neighbours hold the same head {where}",
+            ),
+        ]
         result = function(gradients[rank].clone(), kv_heads)
-        if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
-            got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-            return f"it should return a gradient of shape {tuple(expected.shape)}, not {got}."
-        if torch.allclose(result, expected, atol=1e-5):
-            continue
-        where = f"with {kv_heads} heads of keys and values on {size} ranks"
-        wrong = {
-            "that is this rank's own gradient: others hold the same head": gradients[rank],
-            "that is the sum over all ranks: different heads were added": sum(gradients),
-            "that is the mean; each replica needs the sum": expected / replicas,
-            "every other rank was added; neighbours hold the same head": sum(gradients[rank % kv_heads :: kv_heads]),
-        }
-        hints = (hint for hint, guess in wrong.items() if torch.allclose(result, guess, atol=1e-5))
-        return f"{next(hints, 'that is not the sum over the ranks that hold the same head')} ({where})."
+        otherwise = f"that is not the sum over the ranks that hold the same head, with {kv_heads} heads"
+        if problem := compare_tensors(result, right, mistakes, otherwise):
+            return problem
     return ""
 
 

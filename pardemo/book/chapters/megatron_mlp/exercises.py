@@ -6,12 +6,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.book.page.exercises import Exercise, Mistake, fresh_seed
+from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, fresh_seed, on_ranks
 from pardemo.collectives import ring_all_reduce
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.meters import WireMeter
 from pardemo.small_models import gpt
-from pardemo.world import World
 
 EXERCISES = {
     "f": Exercise(
@@ -27,17 +26,12 @@ EXERCISES = {
 }
 
 RANKS = 2
-TIMEOUT_S = 30
 BATCH, SEQUENCE, HIDDEN = 2, 512, 256
 
 
 def check_f(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     """``function(x)`` is x forward, and sums the ranks' gradients backward."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_f, function, fresh_seed())
-    for rank, problem in enumerate(results):
-        if problem:
-            raise Mistake(f"On rank {rank} {problem}")
+    on_ranks(RANKS, _try_f, function, fresh_seed())
     return "Nothing forward, the sum of the ranks' gradients backward: that is f."
 
 
@@ -46,10 +40,8 @@ def _try_f(function: Callable, seed: int) -> str:
     x = (torch.arange(6.0).reshape(2, 3) + rank).requires_grad_()
     with WireMeter() as wire:
         y = function(x)
-    if not isinstance(y, torch.Tensor):
-        return f"your function returned {type(y).__name__}; it should return a tensor."
-    if y.shape != x.shape or not torch.equal(y.detach(), x.detach()):
-        return "forward it should return x as it is."
+    if problem := compare_tensors(y, x.detach(), otherwise="forward it should return x as it is"):
+        return problem
     if wire.sent_bytes > 1500:  # the meter's barrier alone is below
         return "forward it should send nothing: every rank has the whole x."
     if not y.requires_grad:
@@ -62,12 +54,12 @@ def _try_f(function: Callable, seed: int) -> str:
         return "the gradient that autograd handed over was changed in place; sum a clone of it."
     if x.grad is None:
         return "x got no gradient."
-    if torch.allclose(x.grad, mine):
-        return "x.grad is this rank's gradient alone: backward needs the all-reduce."
-    if torch.allclose(x.grad, total / size):
-        return "x.grad is the mean; f sums, since each rank's part of the layer adds its share."
-    if not torch.allclose(x.grad, total, atol=1e-5):
-        return "x.grad is not the sum of the ranks' gradients."
+    mistakes = [
+        (mine, "x.grad is this rank's gradient alone: backward needs the all-reduce."),
+        (total / size, "x.grad is the mean; f sums, since each rank's part of the layer adds its share."),
+    ]
+    if problem := compare_tensors(x.grad, total, mistakes, "x.grad is not the sum of the ranks' gradients"):
+        return problem
     again = x.detach().requires_grad_()
     (again + function(again)).backward(mine)  # as in a block: the residual's gradient is not f's business
     if not torch.allclose(again.grad, mine + total, atol=1e-5):
@@ -77,13 +69,9 @@ def _try_f(function: Callable, seed: int) -> str:
 
 def check_split(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
     """``function(x, w_1, w_2)`` is gelu(x @ w_1) @ w_2 on every rank; a rank sends 2φ and does half the arithmetic."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_split, function)
-    for rank, (problem, *_) in enumerate(results):
-        if problem:
-            raise Mistake(f"On rank {rank} {problem}")
+    measured = on_ranks(RANKS, _try_split, function)
     phi = formulas.phi(BATCH, SEQUENCE, HIDDEN, RANKS)
-    sent, flops = max(r[1] for r in results) / phi, max(r[2] for r in results)
+    sent, flops = max(nbytes for nbytes, _ in measured) / phi, max(share for _, share in measured)
     best = formulas.half(backward=False)
     if sent < 0.1 * best:
         raise Mistake(
@@ -103,31 +91,28 @@ def check_split(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], t
     return f"Right, with {sent:.2f}φ sent by each rank and half the arithmetic on each."
 
 
-def _try_split(function: Callable) -> tuple[str, int, float]:
+def _try_split(function: Callable) -> str | tuple[int, float]:
+    """Bytes that this rank sent, and the share of the arithmetic that it did."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    rank, size = dist.get_rank(), dist.get_world_size()
     x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
     w_1 = gpt.numbers(HIDDEN, 4 * HIDDEN, seed=1) / 16
     w_2 = gpt.numbers(4 * HIDDEN, HIDDEN, seed=2) / 32
-    expected = F.gelu(x @ w_1) @ w_2
     dist.barrier()
     with WireMeter() as wire, FlopCounterMode(display=False) as flops:
         result = function(x, w_1, w_2)
-    if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
-        got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-        return f"it should return a tensor of shape {tuple(expected.shape)}, not {got}.", 0, 0.0
-    result = result.detach().to(expected.dtype)
-    if not torch.allclose(result, expected, atol=1e-4):
-        rank, size = dist.get_rank(), dist.get_world_size()
-        parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), w_1.chunk(size, 0), strict=True)]
-        if torch.allclose(result, sum(parts) @ w_2, atol=1e-4):
-            return "the GeLUs of the parts were added: GeLU(x + y) is not GeLU(x) + GeLU(y).", 0, 0.0
-        own = F.gelu(x @ w_1.chunk(size, 1)[rank]) @ w_2.chunk(size, 0)[rank]
-        if torch.allclose(result, own, atol=1e-4):
-            return "this is this rank's part of the sum alone: the ranks' parts have to be added.", 0, 0.0
-        return "the result is not gelu(x @ w_1) @ w_2.", 0, 0.0
+    parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), w_1.chunk(size, 0), strict=True)]
+    own = F.gelu(x @ w_1.chunk(size, 1)[rank]) @ w_2.chunk(size, 0)[rank]
+    mistakes = [
+        (sum(parts) @ w_2, "the GeLUs of the parts were added: GeLU(x + y) is not GeLU(x) + GeLU(y)."),
+        (own, "this is this rank's part of the sum alone: the ranks' parts have to be added."),
+    ]
+    otherwise = "the result is not gelu(x @ w_1) @ w_2"
+    if problem := compare_tensors(result, F.gelu(x @ w_1) @ w_2, mistakes, otherwise, atol=1e-4):
+        return problem
     whole = 2 * 2 * x.shape[0] * x.shape[1] * w_1.numel()
-    return "", wire.sent_bytes, flops.get_total_flops() / whole
+    return wire.sent_bytes, flops.get_total_flops() / whole
 
 
 class SumBackward(torch.autograd.Function):

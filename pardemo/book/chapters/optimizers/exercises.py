@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from numbers import Real
 
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, formula, fresh_seed, on_ranks
 from pardemo.formulas import optimizers as formulas
 from pardemo.meters import CallMeter
 from pardemo.small_models import gpt
-from pardemo.world import World
 
 EXERCISES = {
     "states": Exercise(
@@ -31,58 +29,42 @@ EXERCISES = {
     ),
 }
 
-TIMEOUT_S = 30
 RANKS = 2
 ROWS, COLUMNS = 24, 64
-#: A model's parameters: name, shape, and bytes of states in all, with Muon for what it is for.
+#: A model's parameters: name and shape.
 MODELS = (
-    (("layers.0.qkv", (96, 32)), ("layers.0.norm", (32,))),
-    (("embedding", (1000, 32)), ("layers.0.up", (128, 32)), ("layers.0.up.bias", (128,)), ("head", (1000, 32))),
+    [("layers.0.qkv", (96, 32)), ("layers.0.norm", (32,))],
+    [("embedding", (1000, 32)), ("layers.0.up", (128, 32)), ("layers.0.up.bias", (128,)), ("head", (1000, 32))],
 )
 
 
-def check_states(function: Callable[[list[tuple[str, tuple[int, ...]]]], float]) -> str:
-    """``function(parameters)`` is the bytes that Muon, with Adam for the rest, keeps in mixed precision."""
-    for model in MODELS:
-        answer = call(function, list(model))
-        numbers = sum(formulas.KEPT["Muon"](shape) // 4 for _, shape in model)
-        expected = 4 * numbers + _states(model, _for_muon)
-        if isinstance(answer, Real) and not isinstance(answer, bool) and abs(answer - expected) < 0.5:
-            continue
-        if isinstance(answer, bool) or not isinstance(answer, Real):
-            raise Mistake(f"It should return a number of bytes, not {type(answer).__name__}.")
-        for wrong, hint in (
-            (expected - 4 * numbers, "mixed precision keeps an fp32 copy of every parameter, too"),
-            (4 * numbers + _states(model, lambda name, shape: False), "with that, Adam has everything"),
-            (4 * numbers + _states(model, lambda name, shape: True), "vectors go to Adam, and embedding and head, too"),
-            (
-                4 * numbers + _states(model, lambda name, shape: len(shape) == 2),
-                "embedding and head are matrices, but their rows are looked up and not multiplied: they go to Adam",
-            ),
-        ):
-            if abs(answer - wrong) < 0.5:
-                raise Mistake(f"For {dict(model)}: {expected:,} bytes, not {answer:,.0f}: {hint}.")
-        raise Mistake(f"For {dict(model)}: {expected:,} bytes, not {answer:,.0f}.")
-    return "Right: 4 bytes of master weights for each parameter, and 4 of Muon's or 8 of Adam's."
+@formula(
+    [(model,) for model in MODELS],
+    "Right: 4 bytes of master weights for each parameter, and 4 of Muon's or 8 of Adam's.",
+    unit="bytes",
+)
+def check_states(parameters: list[tuple[str, tuple[int, ...]]]):
+    """The bytes that Muon, with Adam for the rest, keeps in mixed precision."""
 
+    def states(for_muon: Callable[[str, tuple[int, ...]], bool]) -> int:
+        return sum(formulas.KEPT["Muon" if for_muon(*one) else "Adam"](one[1]) for one in parameters)
 
-def _for_muon(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and name not in ("embedding", "head")
-
-
-def _states(model: tuple, for_muon: Callable[[str, tuple[int, ...]], bool]) -> int:
-    return sum(formulas.KEPT["Muon" if for_muon(*one) else "Adam"](one[1]) for one in model)
+    masters = 4 * sum(math.prod(shape) for _, shape in parameters)
+    right = masters + states(lambda name, shape: len(shape) == 2 and name not in ("embedding", "head"))
+    return right, [
+        (right - masters, "mixed precision keeps an fp32 copy of every parameter, too"),
+        (masters + states(lambda *_: False), "with that, Adam has everything"),
+        (masters + states(lambda *_: True), "vectors go to Adam, and embedding and head, too"),
+        (
+            masters + states(lambda _, shape: len(shape) == 2),
+            "embedding and head are matrices, but their rows are looked up and not multiplied: they go to Adam",
+        ),
+    ]
 
 
 def check_by_columns(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     """``function(part)`` is this rank's columns of the orthogonalised matrix, whose columns the ranks share."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_columns, function, fresh_seed())
-    for rank, (problem, _) in enumerate(results):
-        if problem:
-            raise Mistake(f"On rank {rank} {problem}")
-    gathers = max(calls.get("all_gather", 0) for _, calls in results)
-    if gathers:
+    if gathers := max(on_ranks(RANKS, _try_columns, function, fresh_seed())):
         raise Mistake(
             f"Right, but {gathers} all-gathers bring the columns of all ranks to each: sum the product x xᵀ, which is "
             "smaller, and each rank keeps its columns."
@@ -90,74 +72,61 @@ def check_by_columns(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     return "Right, and no rank ever has the whole matrix: the ranks sum one small square a round."
 
 
-def _try_columns(function: Callable, seed: int) -> tuple[str, dict[str, int]]:
+def _try_columns(function: Callable, seed: int) -> str | int:
+    """How many all-gathers this rank called."""
     rank, size = dist.get_rank(), dist.get_world_size()
     matrix = gpt.numbers(ROWS, COLUMNS, seed=seed)
     parts = matrix.chunk(size, 1)
-    mine = parts[rank].clone()
     dist.barrier()
     with CallMeter() as calls:
-        result = function(mine)
-    if not isinstance(result, torch.Tensor):
-        return f"it should return a tensor, not {type(result).__name__}.", {}
-    if result.shape != mine.shape:
-        return f"the shape should be {tuple(mine.shape)}, this rank's columns, not {tuple(result.shape)}.", {}
-    right = _iterated(matrix).chunk(size, 1)[rank]
-    own_norm = _iterated(matrix, by_norms=[part.norm() for part in parts]).chunk(size, 1)[rank]
-    for candidate, message in (
-        (right, ""),
-        (_iterated(parts[rank]), "it is orthogonalised without the other ranks' columns."),
-        (own_norm, "x xᵀ is summed, but each rank divided by the norm of its own columns."),
+        result = function(parts[rank].clone())
+    right = _iterated(matrix / matrix.norm()).chunk(size, 1)[rank]
+    if not isinstance(result, torch.Tensor) or result.shape != right.shape:
+        return compare_tensors(result, right)
+    by_own_norms = _iterated(torch.cat([part / part.norm() for part in parts], 1)).chunk(size, 1)[rank]
+    for candidate, problem in (
+        (right, calls.counts.get("all_gather", 0)),
+        (_iterated(parts[rank] / parts[rank].norm()), "it is orthogonalised without the other ranks' columns."),
+        (by_own_norms, "x xᵀ is summed, but each rank divided by the norm of its own columns."),
     ):
         if gpt.relative_error(result.float(), candidate) < 0.06:  # bf16 is off by 0.02 at most; wrong norms by 0.28
-            return message, calls.counts
-    return "these are not the columns of the orthogonalised matrix (five rounds, in fp32 or bf16).", {}
+            return problem
+    return "these are not the columns of the orthogonalised matrix (five rounds, in fp32 or bf16)."
 
 
-def _iterated(matrix: torch.Tensor, by_norms: list[torch.Tensor] | None = None) -> torch.Tensor:
-    """In fp32; ``by_norms``: what the columns of each rank are divided by, in place of the whole norm."""
+def _iterated(x: torch.Tensor) -> torch.Tensor:
+    """In fp32."""
     from pardemo.optimizers.muon import COEFFICIENTS, ROUNDS
 
     first, third, fifth = COEFFICIENTS
-    if by_norms is None:
-        x = matrix / matrix.norm()
-    else:
-        x = torch.cat([part / norm for part, norm in zip(matrix.chunk(len(by_norms), 1), by_norms, strict=True)], 1)
     for _ in range(ROUNDS):
         gram = x @ x.T
         x = first * x + (third * gram + fifth * gram @ gram) @ x
     return x
 
 
-def check_sent(function: Callable[[int, int, str], float]) -> str:
-    """``function(width, ranks, way)`` is the bytes that a rank sends for a square matrix of that width in 16 bits."""
-    for width, ranks in ((512, 4), (4096, 8)):
-        numbers, share = width**2, (ranks - 1) / ranks
-        expected = {
-            "by products": 2 * formulas.muon_dtensor(width, width, ranks),
-            "gathered": 2 * share * numbers,
-            "owner": 2 * formulas.muon_owned(numbers, ranks),
-        }
-        for way, right in expected.items():
-            answer = call(function, width, ranks, way)
-            where = f"For a width of {width:,} on {ranks} ranks, {way!r},"
-            if isinstance(answer, bool) or not isinstance(answer, Real):
-                raise Mistake(f"{where} it returned {type(answer).__name__}, not a number of bytes.")
-            if abs(answer - right) <= 1e-6 * right:
-                continue
-            for wrong, hint in (
-                (right / 2, "a number in 16 bits is 2 bytes"),
-                (right / share, "a rank does not send to itself what it has"),
-                (right / 5, "there are five rounds"),
-                (right / 15, "there are fifteen products"),
-                (right / 3, "each round has three products"),
-                (right * ranks, "that is what all ranks send together, or what one owner sends for all"),
-                (right * ranks / 2, "only the owner gathers a matrix, and only it sends the update back"),
-            ):
-                if abs(answer - wrong) <= 1e-6 * right:
-                    raise Mistake(f"{where} {right:,.0f} bytes, not {answer:,.0f}: {hint}.")
-            raise Mistake(f"{where} {right:,.0f} bytes, not {answer:,.0f}.")
-    return "Right: fifteen gathers, one gather, or one N-th of a gather and as much back."
+@formula(
+    [(*size, way) for size in ((512, 4), (4096, 8)) for way in ("by products", "gathered", "owner")],
+    "Right: fifteen gathers, one gather, or one N-th of a gather and as much back.",
+    unit="bytes",
+)
+def check_sent(width: int, ranks: int, way: str):
+    """The bytes that a rank sends for a square matrix of that width in 16 bits."""
+    share = (ranks - 1) / ranks
+    right = {
+        "by products": 2 * formulas.muon_dtensor(width, width, ranks),
+        "gathered": 2 * share * width**2,
+        "owner": 2 * formulas.muon_owned(width**2, ranks),
+    }[way]
+    return right, [
+        (right / 2, "a number in 16 bits is 2 bytes"),
+        (right / share, "a rank does not send to itself what it has"),
+        (right / 5, "there are five rounds"),
+        (right / 15, "there are fifteen products"),
+        (right / 3, "each round has three products"),
+        (right * ranks, "that is what all ranks send together, or what one owner sends for all"),
+        (right * ranks / 2, "only the owner gathers a matrix, and only it sends the update back"),
+    ]
 
 
 def my_states(parameters):

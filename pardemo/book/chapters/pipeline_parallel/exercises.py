@@ -1,13 +1,12 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from numbers import Real
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pardemo import pipeline_parallel as pp
-from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.book.page.exercises import Exercise, Mistake, call, formula
 from pardemo.formulas import pipeline as formulas
-from pardemo.pipeline_parallel import Backward, Forward, Schedule, ScheduleError, chart, one_f_one_b, prove, zb_v
+from pardemo.pipeline_parallel import Schedule, ScheduleError, chart, one_f_one_b, prove, zb_v
 from pardemo.pipeline_parallel.instructions import Compute
 
 EXERCISES = {
@@ -37,18 +36,18 @@ def check_order(function: Callable[[int, int, int, int], Iterable[Compute]]) -> 
     for ranks, m, most in SIZES:
         where = f"{ranks} ranks, {m} micro-batches, memory for {most}"
         try:
-            chart = prove(Schedule(_order_of(function, most), ranks, m))
+            steps = prove(Schedule(_order_of(function, most), ranks, m))
         except ScheduleError as error:
             raise Mistake(f"{where}: {error}.") from None
-        for rank, held in enumerate(chart.in_flight):
+        for rank, held in enumerate(steps.in_flight):
             if held > most:
                 raise Mistake(f"{where}: rank {rank} holds {held} micro-batches.")
             if held > (allowed := formulas.in_flight("one_f_one_b", rank, ranks, m)):
                 raise Mistake(f"{where}: rank {rank} holds {held} micro-batches, and {allowed} are enough.")
-        ideal = prove(Schedule(_expected_order(most), ranks, m)).makespan
-        if chart.makespan > ideal:
+        ideal = prove(Schedule(_order_of(my_order, most), ranks, m)).makespan
+        if steps.makespan > ideal:
             raise Mistake(
-                f"{where}: it takes {chart.makespan:g} units, and {ideal:g} are enough: let more begin ahead."
+                f"{where}: it takes {steps.makespan:g} units, and {ideal:g} are enough: let more begin ahead."
             )
     return f"Proven for {len(SIZES)} sizes: nothing missing, no deadlock, within the memory, and as fast as it allows."
 
@@ -70,42 +69,23 @@ def _order_of(function: Callable, most: int) -> Callable[[int, int, int], list[C
     return order
 
 
-def _expected_order(most: int) -> Callable[[int, int, int], list[Compute]]:
-    """1F1B in which no rank holds more than ``most`` micro-batches: the order that the exercise asks for."""
-
-    def order(rank: int, ranks: int, micro_batches: int) -> list[Compute]:
-        ahead = min(ranks - rank - 1, most - 1, micro_batches)
-        turns = [
-            instruction
-            for k in range(ahead, micro_batches)
-            for instruction in (Forward(rank, k), Backward(rank, k - ahead))
-        ]
-        begin = [Forward(rank, k) for k in range(ahead)]
-        return begin + turns + [Backward(rank, k) for k in range(micro_batches - ahead, micro_batches)]
-
-    return order
-
-
-def check_bubble(function: Callable[[int, float], int]) -> str:
-    """``function(stages, share)`` is the least m whose bubble is at most that share of the total time."""
-    for stages, share in ((4, 0.1), (8, 0.2), (2, 0.5), (64, 0.05), (1, 0.1)):
-        answer, expected = call(function, stages, share), formulas.micro_batches_for(stages, share)
-        if isinstance(answer, bool) or not isinstance(answer, Real) or not math.isfinite(answer):
-            raise Mistake(f"It returned {answer!r}; it should return a number of micro-batches.")
-        if answer == expected:
-            continue
-        of_ideal = max(1, round((stages - 1) / share))
-        where = f"For {stages} stages and a share of {share:g}"
-        if answer == of_ideal:
-            raise Mistake(
-                f"{where}: {answer:g} makes it that share of the ideal time; of the total time it is smaller."
-            )
-        if answer < 1:
-            raise Mistake(f"{where}: at least one micro-batch goes through.")
-        reached = formulas.bubble_of_total(stages, round(answer))
-        verdict = "too many, fewer are enough" if answer > expected else "too few"
-        raise Mistake(f"{where}: {answer:g} leaves {reached:.3f} of the total time idle; that is {verdict}.")
-    return "m ≥ (p−1)(1−share)/share: 27 micro-batches for four stages and a tenth."
+@formula(
+    ((4, 0.1), (8, 0.2), (2, 0.5), (64, 0.05), (1, 0.1)),
+    "m ≥ (p−1)(1−share)/share: 27 micro-batches for four stages and a tenth.",
+    unit="micro-batches",
+)
+def check_bubble(stages: int, share: float):
+    """The least m whose bubble is at most that share of the total time."""
+    right = formulas.micro_batches_for(stages, share)
+    return right, [
+        (
+            max(1, round((stages - 1) / share)),
+            "that makes it this share of the ideal time; of the total time it is smaller",
+        ),
+        (lambda answer: answer < 1, "at least one micro-batch goes through"),
+        (lambda answer: answer < right, "that is too few, and more than this share of the total time is idle"),
+        (lambda answer: answer > right, "that is too many, fewer are enough"),
+    ]
 
 
 Spans = Sequence[tuple[int, float, float]]  # (rank, begin, end)
@@ -113,12 +93,11 @@ Spans = Sequence[tuple[int, float, float]]  # (rank, begin, end)
 PAIR: Spans = ((0, 0, 1), (0, 1, 2), (1, 1, 2), (1, 2, 4), (0, 2, 5), (0, 2, 5), (1, 5, 6), (0, 6, 8))
 
 
-def timetables() -> dict[str, Spans]:
+def _timetables(_: random.Random) -> Iterator[tuple[Spans]]:
     """The steps that an answer is checked with; by hand the four ways to count come to four answers."""
-    cases = {"a pair, by hand": PAIR}
-    for name, schedule in (("1F1B", Schedule(one_f_one_b, 3, 4)), ("ZB-V", Schedule(zb_v, 3, 5, 2))):
-        cases[name] = tuple((span.rank, span.begin_s, span.end_s) for span in chart(schedule).spans)
-    return cases
+    yield (list(PAIR),)
+    for schedule in (Schedule(one_f_one_b, 3, 4), Schedule(zb_v, 3, 5, 2)):
+        yield ([(span.rank, span.begin_s, span.end_s) for span in chart(schedule).spans],)
 
 
 def idle_of(spans: Spans, own_ends: bool = False, pairs_twice: bool = False) -> list[float]:
@@ -140,34 +119,27 @@ def idle_of(spans: Spans, own_ends: bool = False, pairs_twice: bool = False) -> 
     return counted
 
 
-def check_idle(function: Callable[[list[tuple[int, float, float]]], list[float]]) -> str:
-    """``function(spans)`` is each rank's idle time, from the first begin of all ranks to the last end of all."""
-    for name, spans in timetables().items():
-        answer, expected = call(function, list(spans)), idle_of(spans)
-        if not isinstance(answer, list | tuple) or not all(isinstance(each, Real) for each in answer):
-            raise Mistake(f"It returned {answer!r}; it should return a list with a number for each rank.")
-        if len(answer) != len(expected):
-            raise Mistake(f"{name}: there are {len(expected)} ranks, and {len(answer)} numbers.")
-        if _equal(answer, expected):
-            continue
-        mistakes = {
-            "The two of a pair run at the same time: count that time once.": idle_of(spans, pairs_twice=True),
-            "That is the time between a rank's own first begin and its own last end, as the zero-bubble papers count. "
-            "The step begins with the first rank and ends with the last one.": idle_of(spans, own_ends=True),
-            "Count from the first begin of all ranks to the last end of all, and the time of a pair once.": idle_of(
-                spans, own_ends=True, pairs_twice=True
-            ),
-        }
-        for message, wrong in mistakes.items():
-            if _equal(answer, wrong):
-                raise Mistake(f"{name}: {message}")
-        rank = next(rank for rank, pair in enumerate(zip(answer, expected, strict=True)) if not _equal(*zip(pair)))
-        raise Mistake(f"{name}: rank {rank} is idle for {expected[rank]:g}, not {answer[rank]:g}.")
-    return "Right for 1F1B, for ZB-V and for a pair: 1F1B's three ranks wait 6 each, ZB-V's 1."
-
-
-def _equal(answer: Iterable[float], expected: Iterable[float]) -> bool:
-    return all(math.isclose(a, e, abs_tol=1e-9) for a, e in zip(answer, expected, strict=True))
+@formula(
+    _timetables,
+    "Right for 1F1B, for ZB-V and for a pair: 1F1B's three ranks wait 6 each, ZB-V's 1.",
+    asked="a list with a number for each rank",
+)
+def check_idle(spans: Spans):
+    """Each rank's idle time, from the first begin of all ranks to the last end of all."""
+    right = idle_of(spans)
+    return right, [
+        (lambda answer: len(answer) != len(right), f"there are {len(right)} ranks"),
+        (idle_of(spans, pairs_twice=True), "the two of a pair run at the same time: count that time once"),
+        (
+            idle_of(spans, own_ends=True),
+            "that is the time between a rank's own first begin and its own last end, as the zero-bubble papers count. "
+            "The step begins with the first rank and ends with the last one",
+        ),
+        (
+            idle_of(spans, own_ends=True, pairs_twice=True),
+            "count from the first begin of all ranks to the last end of all, and the time of a pair once",
+        ),
+    ]
 
 
 def my_order(rank, ranks, micro_batches, most):

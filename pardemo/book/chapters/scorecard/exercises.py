@@ -1,13 +1,11 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
 import tempfile
-from collections.abc import Callable
-from numbers import Real
 
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.book.page.exercises import Exercise, formula, on_ranks
 from pardemo.claims import Ledger
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.formulas import communication
@@ -15,7 +13,6 @@ from pardemo.formulas import tensor_parallel as formulas
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters import WireMeter
 from pardemo.small_models import gpt
-from pardemo.world import World
 
 EXERCISES = {
     "step_bytes": Exercise(
@@ -30,8 +27,6 @@ EXERCISES = {
     ),
 }
 
-RANKS = 4
-TIMEOUT_S = 60
 CASES = {  # what is judged -> what a wrong verdict has overlooked
     (100, 100, 0.0, "wire", None): "it is equal",
     (100, 101, 0.02, "wire", None): "101 lies within 2 % of 100",
@@ -44,52 +39,38 @@ CASES = {  # what is judged -> what a wrong verdict has overlooked
     (1.0, 1.5, 0.1, "paced", 2.0): "a time may be off, and the second prediction does not hold",
     (1.0, 1.5, 0.1, "time", 1.5): "the second prediction holds, for a time as well",
 }
-SHAPES = [(2, 512, 128, 2, 2), (1, 128, 256, 4, 1), (2, 128, 256, 1, 4)]  # batch, sequence, hidden, tp, dp
 
 
-def check_verdict(function: Callable[..., str]) -> str:
-    """``function(predicted, measured, rel, evidence, instead)`` is the verdict that the ledger gives."""
+@formula(CASES, "You judge as the ledger does.", asked="a verdict")
+def check_verdict(predicted: float, measured: float, rel: float, evidence: str, instead: float | None):
+    """The verdict that the ledger gives."""
+    second = None if instead is None else (instead, "a reason")
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger("exercise", folder)
-        for number, ((predicted, measured, rel, evidence, instead), hint) in enumerate(CASES.items()):
-            second = None if instead is None else (instead, "a reason")
-            case = f"case_{number}"
-            right = ledger.check(case, "", predicted, measured, rel=rel, evidence=evidence, instead=second)
-            answer = call(function, predicted, measured, rel, evidence, instead)
-            if not isinstance(answer, str) or answer != right:
-                arguments = f"predicted {predicted}, measured {measured}, rel {rel}, {evidence}, instead {instead}"
-                raise Mistake(f"For {arguments} the verdict is {right!r}, not {answer!r}: {hint}.")
-    return "You judge as the ledger does."
+        right = ledger.check("case", "", predicted, measured, rel=rel, evidence=evidence, instead=second)
+    return right, [(lambda _: True, CASES[predicted, measured, rel, evidence, instead])]
 
 
-def check_step_bytes(function: Callable[..., float]) -> str:
-    """``function(batch, sequence, hidden, tp, dp)`` is what a rank sends in a step of a split MLP, in bytes."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        for shape in SHAPES:
-            sent = max(world.run(_step, *shape))
-            answer = call(function, *shape)
-            if not isinstance(answer, Real) or isinstance(answer, bool):
-                raise Mistake(f"It returned {answer!r}; it should return a number of bytes.")
-            if not abs(answer - sent) <= 0.01 * sent:  # headers and the meter's barrier are below; NaN is not
-                raise Mistake(_overlooked(answer, sent, *shape))
-    return "As counted on 2 × 2, 4 × 1 and 1 × 4 real ranks."
-
-
-def _overlooked(answer: float, sent: int, batch: int, sequence: int, hidden: int, tp: int, dp: int) -> str:
+@formula(
+    ((2, 512, 128, 2, 2), (1, 128, 256, 4, 1), (2, 128, 256, 1, 4)),
+    "As counted on 2 × 2, 4 × 1 and 1 × 4 real ranks.",
+    unit="bytes",
+    rel=0.01,  # headers and the meter's barrier are below
+)
+def check_step_bytes(batch: int, sequence: int, hidden: int, tp: int, dp: int):
+    """What a rank sends in a step of a split MLP, in bytes, as it is counted on the ranks."""
     activations = 4 * formulas.phi(batch, sequence, hidden, tp)
     all_gradients = communication.ring_all_reduce(4 * 8 * hidden**2, dp).sent
-    guesses = {
-        "That is the tensor-parallel part alone; the replicas all-reduce their gradients, too": activations,
-        "That is the data-parallel part alone; activations travel, too": all_gradients / tp,
-        "A tensor-parallel rank has 1/tp of the gradients": activations + all_gradients,
-        "Activations are all-reduced forward and backward, and each all-reduce sends 2φ: 4φ": (
-            activations / 2 + all_gradients / tp
-        ),
-        "fp32 takes 4 bytes": (activations + all_gradients / tp) / 4,
-    }
-    hint = next((text for text, guess in guesses.items() if guess and abs(answer - guess) <= 0.01 * guess), "")
-    case = f"batch {batch}, sequence {sequence}, hidden {hidden}, tp {tp}, dp {dp}"
-    return f"For {case} a rank sent {sent:,} bytes, not {answer:,.0f}." + (f" {hint}." if hint else "")
+    both_ways = "activations are all-reduced forward and backward, and each all-reduce sends 2φ: 4φ"
+    mistakes = [
+        (activations, "that is the tensor-parallel part alone; the replicas all-reduce their gradients, too"),
+        (all_gradients / tp, "that is the data-parallel part alone; activations travel, too"),
+        (activations + all_gradients, "a tensor-parallel rank has 1/tp of the gradients"),
+        (activations / 2 + all_gradients / tp, both_ways),
+        ((activations + all_gradients / tp) / 4, "fp32 takes 4 bytes"),
+    ]
+    sent = max(on_ranks(tp * dp, _step, batch, sequence, hidden, tp, dp))
+    return sent, [(wrong, why) for wrong, why in mistakes if wrong]
 
 
 def _step(batch: int, sequence: int, hidden: int, tp: int, dp: int) -> int:

@@ -2,13 +2,13 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
-from pardemo import WireMeter, World
-from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo import WireMeter
+from pardemo.book.page.exercises import Exercise, Mistake, formula, fresh_seed, on_ranks
 
 EXERCISES = {
     "sent": Exercise(
@@ -22,74 +22,54 @@ EXERCISES = {
         "can be added.",
     ),
 }
-TIMEOUT_S = 60
+
 RANKS, VOCABULARY = 3, 512
 MOST_BYTES = 4096  # of some numbers, with headers; the smallest logits are sixty times as large
 
 
-def check_sent(function: Callable[[Sequence[tuple[str, int]], int], float]) -> str:
-    """``function(calls, ranks)`` is what a rank sends on rings by calls of (kind, bytes of the whole tensor)."""
-    generator = random.Random(fresh_seed())
+def _lists_of_calls(draw: random.Random) -> Iterator[tuple[list[tuple[str, int]], int]]:
     kinds = ("all-reduce", "all-gather", "reduce-scatter")
-    one_by_one = [[(kind, 4800)] for kind in kinds]
-    for calls in [*one_by_one, [(generator.choice(kinds), 480 * generator.randrange(1, 10**6)) for _ in range(20)]]:
-        ranks = generator.choice((2, 4, 8))
-        answer = call(function, list(calls), ranks)
-        if isinstance(answer, bool) or not isinstance(answer, (int, float)) or not math.isfinite(answer):
-            raise Mistake(f"It returned {answer!r}; it should return a number of bytes.")
-        _compare_sent(answer, calls, ranks)
-    return "That is the column of bytes of every meter in this chapter."
+    for calls in [[(kind, 4800)] for kind in kinds]:
+        yield calls, draw.choice((2, 4, 8))
+    yield [(draw.choice(kinds), 480 * draw.randrange(1, 10**6)) for _ in range(20)], draw.choice((2, 4, 8))
 
 
-def _compare_sent(answer: float, calls: Sequence[tuple[str, int]], ranks: int) -> None:
-    laps = [(2 if kind == "all-reduce" else 1) * nbytes for kind, nbytes in calls]
+@formula(_lists_of_calls, "That is the column of bytes of every meter in this chapter.", unit="bytes")
+def check_sent(calls: Sequence[tuple[str, int]], ranks: int):
+    """What a rank sends on rings by calls of (kind, bytes of the whole tensor)."""
+    once = sum(nbytes for _, nbytes in calls)
+    laps = sum((2 if kind == "all-reduce" else 1) * nbytes for kind, nbytes in calls)
     share = (ranks - 1) / ranks
-    right = sum(laps) * share
-    if math.isclose(answer, right, rel_tol=1e-9):
-        return
-    one = calls[0]
-    case = f"For one {one[0]} of {one[1]:,} bytes" if len(calls) == 1 else f"For {len(calls)} calls"
-    mistakes = {
-        sum(laps): "a rank does not send the part that it keeps: there is a factor (N−1)/N.",
-        sum(nbytes for _, nbytes in calls)
-        * share: "an all-reduce takes two laps: a reduce-scatter, then an all-gather.",
-        sum(nbytes for _, nbytes in calls)
-        * (ranks - 1): "the bytes are those of the whole tensor, of all ranks' parts.",
-    }
-    for value, hint in mistakes.items():
-        if math.isclose(answer, value, rel_tol=1e-9):
-            raise Mistake(f"{case} on {ranks} ranks: {hint}")
-    raise Mistake(f"{case} on {ranks} ranks a rank sends {right:,.0f} bytes, not {answer:,.0f}.")
+    return laps * share, [
+        (laps, "a rank does not send the part that it keeps: there is a factor (N−1)/N"),
+        (once * share, "an all-reduce takes two laps: a reduce-scatter, then an all-gather"),
+        (once * (ranks - 1), "the bytes are those of the whole tensor, of all ranks' parts"),
+    ]
 
 
 def check_accuracy(function: Callable[[torch.Tensor, torch.Tensor], float]) -> str:
     """``function(logits, targets)`` is, on every rank, the accuracy over all ranks' tokens, for a few bytes."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_accuracy, function, fresh_seed())
-    right = sum(right for _, right, _, _ in results) / sum(count for _, _, count, _ in results)
-    means = sum(right / count for _, right, count, _ in results) / RANKS
-    for rank, (answer, own, count, _) in enumerate(results):
-        if isinstance(answer, bool) or not isinstance(answer, (int, float)):
-            raise Mistake(f"Rank {rank} returned {answer!r}; it should return a number, such as 0.25.")
+    answers, rights, counts, sent = zip(*on_ranks(RANKS, _try_accuracy, function, fresh_seed()), strict=True)
+    right = sum(rights) / sum(counts)
+    of_ranks = [right / count for right, count in zip(rights, counts, strict=True)]
+    for rank, answer in enumerate(answers):
         if math.isclose(answer, right, abs_tol=1e-5):
             continue
-        if math.isclose(answer, own / count, abs_tol=1e-5):
-            raise Mistake(
-                f"Rank {rank} returned {answer:.4f}, the accuracy of its own tokens; all ranks' is {right:.4f}."
+        hint = ""
+        if math.isclose(answer, of_ranks[rank], abs_tol=1e-5):
+            hint = " That is the accuracy of its own tokens."
+        elif math.isclose(answer, sum(of_ranks) / RANKS, abs_tol=1e-5):
+            hint = (
+                " That is the mean of the ranks' accuracies. The ranks have different numbers of tokens: "
+                f"{', '.join(map(str, counts))}."
             )
-        if math.isclose(answer, means, abs_tol=1e-5):
-            raise Mistake(
-                f"Rank {rank} returned {answer:.4f}, the mean of the ranks' accuracies. The ranks have different "
-                f"numbers of tokens: {', '.join(str(count) for _, _, count, _ in results)}."
-            )
-        raise Mistake(f"Rank {rank} returned {answer:.4f}; of all tokens {right:.4f} are right.")
-    sent = max(sent for *_, sent in results)
-    if sent > MOST_BYTES:
-        raise Mistake(f"Right, but a rank sent {sent:,} bytes: count on each rank, and send the counts.")
+        raise Mistake(f"Rank {rank} returned {answer:.4f}; of all tokens {right:.4f} are right.{hint}")
+    if max(sent) > MOST_BYTES:
+        raise Mistake(f"Right, but a rank sent {max(sent):,} bytes: count on each rank, and send the counts.")
     return "Right, also where ranks have different numbers of tokens, and whatever the size of the vocabulary."
 
 
-def _try_accuracy(function: Callable[[torch.Tensor, torch.Tensor], float], seed: int) -> tuple[object, int, int, int]:
+def _try_accuracy(function: Callable, seed: int) -> str | tuple[float, int, int, int]:
     """The answer, how many of this rank's tokens are right, how many there are, bytes that it sent."""
     rank = dist.get_rank()
     generator = torch.Generator().manual_seed(seed + rank)
@@ -101,6 +81,8 @@ def _try_accuracy(function: Callable[[torch.Tensor, torch.Tensor], float], seed:
     right = int((logits.argmax(-1) == targets).sum())
     with WireMeter() as wire:
         answer = function(logits, targets)
+    if isinstance(answer, bool) or not isinstance(answer, (int, float)):
+        return f"it returned {answer!r}; it should return a number, such as 0.25."
     return answer, right, count, wire.sent_bytes
 
 

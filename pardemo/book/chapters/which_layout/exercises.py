@@ -1,9 +1,9 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.book.page.exercises import Exercise, formula
 
 EXERCISES = {
     "headroom": Exercise(
@@ -18,54 +18,42 @@ EXERCISES = {
     ),
 }
 
-NEAR = 1.03  # layouts within 3 % of the quickest are as quick
 Candidate = tuple[str, float, float]  # layout, seconds of a step, bytes of a GPU
 
 
-def check_headroom(function: Callable[[Sequence[Candidate], float, float], str]) -> str:
-    """``function(candidates, room, free)`` is the layout to take: fits with a share ``free`` left, quick, and small."""
-    generator = random.Random(fresh_seed())
-    for free in (0.1, 0.0, 0.3, 0.5):
-        room = generator.choice((40e9, 80e9, 190e9))
-        candidates = _candidates(generator, room, free)
-        answer = call(function, list(candidates), room, free)
-        right = _chosen(candidates, room, free)
-        if answer == right[0]:
-            continue
-        case = f"With {room / 1e9:.0f} GB of room and {free:.0%} to stay free"
-        by_name = {name: (seconds, nbytes) for name, seconds, nbytes in candidates}
-        if answer not in by_name:
-            raise Mistake(f"{case} it returned {answer!r}; it should return the name of one of the candidates.")
-        seconds, nbytes = by_name[answer]
-        free_share = 1 - nbytes / room
-        if free_share < free:
-            raise Mistake(f"{case}: {answer} leaves {free_share:.0%}, of the room and not of what it takes itself.")
-        if seconds > NEAR * right[1]:
-            raise Mistake(f"{case}: {answer} takes {seconds:.2f} s; {right[0]} fits as well, with {right[1]:.2f} s.")
-        raise Mistake(
-            f"{case}: {answer} and {right[0]} are within 3 % of the quickest; the second takes {right[2] / 1e9:.0f} GB "
-            f"instead of {nbytes / 1e9:.0f}."
-        )
-    return "Who takes the smaller of two equally quick layouts has room for the day on which something else grows."
-
-
-def _candidates(generator: random.Random, room: float, free: float) -> list[Candidate]:
+def _choices(draw: random.Random) -> Iterator[tuple[list[Candidate], float, float]]:
     """The quickest do not fit, then one that fits and a smaller one within 3 % of it, then slower ones."""
-    most, quick = (1 - free) * room, generator.uniform(4, 9)
-    shares = ((0.8, 1.15), (0.9, 1.02), (1.0, 0.99), (1.02, 0.7), (1.1, 0.5), (1.6, 0.2))
-    costs = [(quick * longer, most * share) for longer, share in shares]
-    names = generator.sample([f"TP{t} PP{p}" for t in (1, 2, 4, 8) for p in (1, 2, 4, 8)], len(costs))
-    candidates = [(name, *cost) for name, cost in zip(names, costs, strict=True)]
-    generator.shuffle(candidates)
-    return candidates
+    for free in (0.1, 0.0, 0.3, 0.5):
+        room, quick = draw.choice((40e9, 80e9, 190e9)), draw.uniform(4, 9)
+        costs = ((0.8, 1.15), (0.9, 1.02), (1.0, 0.99), (1.02, 0.7), (1.1, 0.5), (1.6, 0.2))
+        names = draw.sample([f"TP{t} PP{p}" for t in (1, 2, 4, 8) for p in (1, 2, 4, 8)], len(costs))
+        most = (1 - free) * room
+        candidates = [(name, quick * t, most * share) for name, (t, share) in zip(names, costs, strict=True)]
+        yield draw.sample(candidates, len(candidates)), room, free
 
 
-def _chosen(candidates: Sequence[Candidate], room: float, free: float) -> Candidate:
-    fitting = [candidate for candidate in candidates if candidate[2] <= (1 - free) * room]
-    quickest = min(candidate[1] for candidate in fitting)
-    return min(
-        (candidate for candidate in fitting if candidate[1] <= NEAR * quickest), key=lambda candidate: candidate[2]
-    )
+@formula(
+    _choices,
+    "Who takes the smaller of two equally quick layouts has room for the day on which something else grows.",
+    asked="the name of one of the candidates",
+)
+def check_headroom(candidates: Sequence[Candidate], room: float, free: float):
+    """The layout to take: fits with a share ``free`` left, quick, and small."""
+    right = my_headroom(candidates, room, free)
+    cost = {name: (seconds, nbytes) for name, seconds, nbytes in candidates}
+    seconds, nbytes = cost[right]
+    return right, [
+        (lambda name: name not in cost, "it should return the name of one of the candidates"),
+        (
+            lambda name: cost[name][1] > (1 - free) * room,
+            f"{free:.0%} has to stay free, of the room and not of what it takes itself",
+        ),
+        (lambda name: cost[name][0] > 1.03 * seconds, f"{right} fits as well, with {seconds:.2f} s"),
+        (
+            lambda name: cost[name][1] > nbytes,
+            f"both are within 3 % of the quickest; the first takes {nbytes / 1e9:.0f} GB, and the other one more",
+        ),
+    ]
 
 
 #: Seconds of steps by their parts, as the planner has them for an 8B model on 32 H100.
@@ -87,23 +75,17 @@ _PAIRS = (
 )  # fmt: skip
 
 
-def check_reason(function: Callable[[dict[str, float], dict[str, float]], str]) -> str:
-    """``function(quick, slow)`` is the part of a step that makes the slow layout slower."""
-    for quick, slow in _PAIRS:
-        answer = call(function, dict(quick), dict(slow))
-        grown = {name: slow.get(name, 0.0) - quick.get(name, 0.0) for name in {*quick, *slow}}
-        right = max(grown, key=grown.get)
-        if answer == right:
-            continue
-        case = f"From {sum(quick.values()):.1f} s to {sum(slow.values()):.1f} s"
-        if answer not in grown:
-            raise Mistake(f"{case} it returned {answer!r}; it should return one of the parts' names.")
-        if answer == "matrix multiplications":
-            raise Mistake(f"{case}: {answer} takes much of the slow step, and took nearly as much of the quick one.")
-        if answer not in quick:
-            raise Mistake(f"{case}: {answer} has grown by the largest factor, from nothing. Seconds count.")
-        raise Mistake(f"{case}: {answer} has grown by {grown[answer]:.2f} s, {right} by {grown[right]:.2f} s.")
-    return "A difference says why; a share of one step alone does not."
+@formula(_PAIRS, "A difference says why; a share of one step alone does not.", asked="one of the parts' names")
+def check_reason(quick: dict[str, float], slow: dict[str, float]):
+    """The part of a step that makes the slow layout slower."""
+    grown = {name: slow.get(name, 0.0) - quick.get(name, 0.0) for name in {*quick, *slow}}
+    right = max(grown, key=grown.get)
+    return right, [
+        (lambda name: name not in grown, "it should return one of the parts' names"),
+        ("matrix multiplications", "they take much of the slow step, and took nearly as much of the quick one"),
+        (lambda name: name not in quick, "it has grown by the largest factor, from nothing. Seconds count"),
+        (lambda _: True, f"{right} has grown by {grown[right]:.2f} s, more than any other part"),
+    ]
 
 
 def my_headroom(candidates, room, free):

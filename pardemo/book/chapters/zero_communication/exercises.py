@@ -1,17 +1,16 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
+import itertools
 from collections.abc import Callable
-from numbers import Real
 
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, formula, fresh_seed, on_ranks
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.formulas import communication
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.small_models import gpt
-from pardemo.world import World
 
 EXERCISES = {
     "clipped_step": Exercise(
@@ -27,28 +26,20 @@ EXERCISES = {
 }
 
 RANKS = 4
-TIMEOUT_S = 30
 NUMEL = 1 << 20
-
-
 LR = 0.5
 
 
 def check_clipped_step(function: Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor]) -> str:
     """``function(parameters, gradient, lr, max_norm)`` is a clipped step with the mean gradient, for 2Ψ(N−1)/N."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_steps, function, fresh_seed())
-    for rank, (problem, *_) in enumerate(results):
-        if problem:
-            raise Mistake(f"On rank {rank} {problem}")
-    unit = communication.ring_half(4 * NUMEL, RANKS).sent
-    sent = max(sent for _, sent, _ in results) / unit
+    measured = on_ranks(RANKS, _try_steps, function, fresh_seed())
+    sent = max(nbytes for nbytes, _ in measured) / communication.ring_half(4 * NUMEL, RANKS).sent
     if sent > 2.04:
         raise Mistake(
             f"Right, but a rank sends {sent:.1f}Ψ(N−1)/N, and 2 are enough: reduce-scatter the gradient, update this "
             "rank's chunk, all-gather the parameters. For the norm, one number from each rank will do."
         )
-    if any("all_reduce" in calls and "all_gather" not in calls for *_, calls in results):
+    if any("all_reduce" in calls and "all_gather" not in calls for _, calls in measured):
         raise Mistake(
             "Right, and no more bytes than needed, but after an all-reduce every rank updates everything: that is data "
             "parallelism. Reduce-scatter, update one chunk, all-gather."
@@ -56,8 +47,8 @@ def check_clipped_step(function: Callable[[torch.Tensor, torch.Tensor, float, fl
     return f"Right, with {sent:.2f}Ψ(N−1)/N: clipped by the norm of a gradient that no rank has seen whole."
 
 
-def _try_steps(function: Callable, seed: int) -> tuple[str, int, dict]:
-    """A step that has to be clipped, measured, and one that has not."""
+def _try_steps(function: Callable, seed: int) -> str | tuple[int, dict]:
+    """A step that has to be clipped, measured, and one that has not: bytes sent, and calls of each collective."""
     rank, size = dist.get_rank(), dist.get_world_size()
     parameters = gpt.numbers(NUMEL, seed=seed)
     gradients = [(1 + r) * gpt.numbers(NUMEL, seed=seed + 1 + r) for r in range(size)]  # chunks of unequal norms, too
@@ -65,63 +56,56 @@ def _try_steps(function: Callable, seed: int) -> tuple[str, int, dict]:
         gradient[: NUMEL // size] *= 1 + number
     mean = sum(gradients) / size
     norm = mean.norm().item()
-    clipped = parameters - LR * mean / 10
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
         updated = function(parameters.clone(), gradients[rank].clone(), LR, norm / 10)
-    if not isinstance(updated, torch.Tensor) or updated.shape != clipped.shape:
-        got = tuple(updated.shape) if isinstance(updated, torch.Tensor) else type(updated).__name__
-        return f"it should return the parameters, shape {tuple(clipped.shape)}, not {got}.", 0, {}
-    updated = updated.detach().to(clipped.dtype)
-    if not torch.allclose(updated, clipped, atol=1e-4):
-        return _wrong(updated, parameters, gradients, mean, clipped), 0, {}
+    mistakes = [
+        (
+            parameters - LR * mean,
+            "that is the step with the mean gradient, but its norm is above max_norm: it has to be scaled down.",
+        ),
+        (
+            parameters - LR * sum(gradients),
+            "that is a step with the sum of the gradients; the mean is asked for, clipped.",
+        ),
+    ]
+    otherwise = _scaled((parameters - updated) / LR, mean) if isinstance(updated, torch.Tensor) else ""
+    if problem := compare_tensors(updated, parameters - LR * mean / 10, mistakes, otherwise, atol=1e-4):
+        return problem
     again = function(parameters.clone(), gradients[rank].clone(), LR, 2 * norm)
     if not torch.allclose(again, parameters - LR * mean, atol=1e-4):
-        return "a gradient whose norm is below max_norm should stay as it is: only longer ones are scaled.", 0, {}
-    return "", wire.sent_bytes, calls.counts
+        return "a gradient whose norm is below max_norm should stay as it is: only longer ones are scaled."
+    return wire.sent_bytes, calls.counts
 
 
-def _wrong(updated, parameters, gradients, mean, clipped) -> str:
-    step = (parameters - updated) / LR
-    if torch.allclose(step, mean, atol=1e-4):
-        return "that is the step with the mean gradient, but its norm is above max_norm: it has to be scaled down."
-    if torch.allclose(step, sum(gradients), atol=1e-4):
-        return "that is a step with the sum of the gradients; the mean is asked for, clipped."
-    own = [float((s * m).sum() / (m * m).sum()) for s, m in zip(_cut(step), _cut(mean), strict=True)]
-    along = min(own) > 0 and all(
-        torch.allclose(s, k * m, atol=1e-3) for s, k, m in zip(_cut(step), own, _cut(mean), strict=True)
-    )
-    if along and max(own) > 1.01 * min(own):
+def _scaled(step: torch.Tensor, mean: torch.Tensor) -> str:
+    """What is wrong with a step that ought to be a tenth of the mean gradient."""
+    chunks = list(zip(step.chunk(RANKS), mean.chunk(RANKS), strict=True))
+    factors = [float((s * m).sum() / (m * m).sum()) for s, m in chunks]
+    along = all(torch.allclose(s, k * m, atol=1e-3) for k, (s, m) in zip(factors, chunks, strict=True))
+    if not along or min(factors) <= 0:
+        return "this is not the step with the clipped mean gradient"
+    if max(factors) > 1.01 * min(factors):
         return (
             "the chunks are scaled by different factors: each rank took the norm of its own chunk. The norm is that of "
-            "the whole gradient, the root of the sum of all ranks' squares."
+            "the whole gradient, the root of the sum of all ranks' squares"
         )
-    if along:
-        return f"the mean gradient is scaled by {own[0]:.3g} instead of 0.1: of what did you take the norm?"
-    right = torch.isclose(updated, clipped, atol=1e-4).float().mean().item()
-    return f"only {right:.0%} of the parameters are right."
+    return f"the mean gradient is scaled by {factors[0]:.3g} instead of 0.1: of what did you take the norm?"
 
 
-def _cut(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tensor.chunk(RANKS)
-
-
-def check_psi(function: Callable[[int, int], float]) -> str:
-    """``function(stage, micro_batches)`` is the traffic of a step in units of Ψ(N−1)/N."""
-    for stage in (0, 1, 2, 3):
-        for micro_batches in (1, 2, 4):
-            answer = call(function, stage, micro_batches)
-            expected = communication.zero_step(1, 2, stage, micro_batches, element_bytes=2)
-            if isinstance(answer, Real) and not isinstance(answer, bool) and answer == expected:
-                continue
-            hints = {
-                0: "plain data parallelism sums gradients once a step, by an all-reduce",
-                1: "gradients wait, whole, for the end of the step",
-                2: "a gradient shard has no room for a whole one: each micro-batch is reduced; one gather at the end",
-                3: "each micro-batch gathers for its forward, for its backward, and reduces",
-            }
-            raise Mistake(f"ZeRO stage {stage} with {micro_batches} micro-batches is not {answer!r}: {hints[stage]}.")
-    return "ZeRO-3 pays for every micro-batch; data parallelism and ZeRO-1 pay once a step."
+@formula(
+    list(itertools.product((0, 1, 2, 3), (1, 2, 4))),
+    "ZeRO-3 pays for every micro-batch; data parallelism and ZeRO-1 pay once a step.",
+)
+def check_psi(stage: int, micro_batches: int):
+    """The traffic of a step in units of Ψ(N−1)/N."""
+    hints = (
+        "plain data parallelism sums gradients once a step, by an all-reduce",
+        "gradients wait, whole, for the end of the step",
+        "a gradient shard has no room for a whole one: each micro-batch is reduced; one gather at the end",
+        "each micro-batch gathers for its forward, for its backward, and reduces",
+    )
+    return communication.zero_step(1, 2, stage, micro_batches, element_bytes=2), [(lambda _: True, hints[stage])]
 
 
 def my_step(parameters, gradient, lr, max_norm):

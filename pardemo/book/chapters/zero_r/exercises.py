@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from numbers import Real
 
 from pardemo.book.chapters.zero_r.arena import Arena, OutOfMemory
-from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.book.page.exercises import Exercise, Mistake, call, formula
 from pardemo.formulas import memory
 
 EXERCISES = {
@@ -24,20 +23,19 @@ EXERCISES = {
 SIZE, CHECKPOINT, TEMPORARY, ROUNDS = 100, 3, 40, 12
 
 
-def check_checkpoints(function: Callable[[int, int, int, int, int, bool], float]) -> str:
-    """``function(batch, sequence, hidden, layers, ranks, partitioned)`` is the bytes of checkpoints on a rank."""
-    for case in ((1, 8, 4, 2, 1, True), (2, 1024, 1600, 48, 4, False), (32, 1024, 8192, 125, 16, True)):
-        *shape, ranks, partitioned = case
-        batch, sequence, hidden, layers = shape
-        expected = 2 * memory.activation_checkpoints(hidden, batch, sequence, layers, ranks if partitioned else 1)
-        answer = call(function, *case)
-        if isinstance(answer, Real) and abs(answer - expected) <= 1e-6 * expected:
-            continue
-        hint = "16 bits are 2 bytes" if isinstance(answer, Real) and abs(2 * answer - expected) < 1 else (
-            "with P_a each rank keeps its part" if partitioned else "without P_a every rank keeps all of it"
-        )  # fmt: skip
-        raise Mistake(f"For {case}: {expected:,.0f} bytes, not {answer!r}: {hint}.")
-    return "One activation per layer, divided by the ranks where it is partitioned."
+@formula(
+    ((1, 8, 4, 2, 1, True), (2, 1024, 1600, 48, 4, False), (32, 1024, 8192, 125, 16, True)),
+    "One activation per layer, divided by the ranks where it is partitioned.",
+    unit="bytes",
+)
+def check_checkpoints(batch: int, sequence: int, hidden: int, layers: int, ranks: int, partitioned: bool):
+    """The bytes of checkpoints on a rank."""
+    right = 2 * memory.activation_checkpoints(hidden, batch, sequence, layers, ranks if partitioned else 1)
+    return right, [
+        (right / 2, "16 bits are 2 bytes"),
+        (lambda _: partitioned, "with P_a each rank keeps its part"),
+        (lambda _: not partitioned, "without P_a every rank keeps all of it"),
+    ]
 
 
 def check_order(function: Callable[[Arena], list[int]]) -> str:
@@ -45,13 +43,13 @@ def check_order(function: Callable[[Arena], list[int]]) -> str:
     arena = _Watched(SIZE)
     try:
         addresses = call(function, arena)
-    except Mistake as mistake:
-        if arena.failed is not None:
-            raise Mistake(
-                f"Out of memory: {arena.failed}. Checkpoints taken while a temporary is there land behind it; take "
-                "their place first."
-            ) from None
-        raise mistake from None
+    except Mistake:
+        if arena.failed is None:
+            raise
+        raise Mistake(
+            f"Out of memory: {arena.failed}. Checkpoints taken while a temporary is there land behind it; take "
+            "their place first."
+        ) from None
     if not isinstance(addresses, (list, tuple)) or len(addresses) != ROUNDS:
         raise Mistake(f"It should return {ROUNDS} addresses, not {addresses!r}.")
     if arena.temporaries < ROUNDS:
@@ -60,8 +58,7 @@ def check_order(function: Callable[[Arena], list[int]]) -> str:
         raise Mistake("A temporary was not given back.")
     places = sorted(addresses)
     inside = all(any(a <= p and p + CHECKPOINT <= a + s for a, s in arena.taken.items()) for p in places)
-    apart = all(b - a >= CHECKPOINT for a, b in pairwise(places))
-    if not inside or not apart:
+    if not inside or any(b - a < CHECKPOINT for a, b in pairwise(places)):
         raise Mistake("The checkpoints overlap, or are not in memory that is still taken.")
     return f"All fit, and {arena.largest} of {SIZE} units are free in one block."
 
