@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import time
-from importlib import import_module
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +15,7 @@ from costs import Costs
 
 from pardemo import project
 from pardemo.book.chapters import CHAPTERS
+from pardemo.book.page.exercises import exercises_of
 from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.testing import warm_world
 from pardemo.testing.worlds import PRELOAD
@@ -186,11 +186,7 @@ def _alive(pid):
 
 def exercises_of_the_book():
     """Every exercise, by ``chapter.name``, in the chapters' order."""
-    return {
-        f"{chapter}.{name}": exercise
-        for chapter in CHAPTERS
-        for name, exercise in import_module(f"pardemo.book.chapters.{chapter}.exercises").EXERCISES.items()
-    }
+    return {f"{chapter}.{name}": exercise for chapter in CHAPTERS for name, exercise in exercises_of(chapter).items()}
 
 
 def says(text, *values):

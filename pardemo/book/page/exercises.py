@@ -4,9 +4,10 @@ A check never raises because of an answer: it shows what is right or what is mis
 exercises still runs from top to bottom. A stub that nobody has touched gets one quiet line, and starts no rank. Below
 each line a hint and a solution (:mod:`.solutions`) are folded.
 
-A chapter's ``exercises.py`` has its EXERCISES by name, for each a function ``check_NAME``, and the function that the
-stub stands for. Where an answer is a formula, :class:`formula` makes the check of what is right and of typical
-mistakes; where it runs on ranks, the check calls :func:`on_ranks`. Everywhere else an exercise is ``chapter.name``.
+In a chapter's ``exercises.py`` the solution of an exercise stands under :func:`exercise`, with the hint as its
+docstring, and ``check_NAME`` checks an answer. Where an answer is a formula, :func:`formula` makes the check of what is
+right and of typical mistakes; where it runs on ranks, the check calls :func:`on_ranks`. Everywhere else an exercise is
+called ``chapter.name``.
 """
 
 import copy
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 from pardemo.book.chapters import CHAPTERS
 from pardemo.book.page.exercise_shown import ExerciseShown, is_stub
+from pardemo.book.page.problems import one_line
 from pardemo.claims import short
 from pardemo.world import World
 from pardemo.world.errors import RankDied, RankError, RankFailed
@@ -42,6 +44,23 @@ class Exercise(NamedTuple):
     hint: str
 
 
+def exercise(name: str) -> Callable[[Callable], Callable]:
+    """Marks the solution of an exercise: a function of the stub's name and parameters, its docstring the hint."""
+
+    def marked(solution: Callable) -> Callable:
+        solution.exercise = name  # type: ignore[attr-defined]
+        return solution
+
+    return marked
+
+
+def exercises_of(chapter: str) -> dict[str, Exercise]:
+    """The exercises of a chapter, by name."""
+    members = vars(import_module(f"pardemo.book.chapters.{chapter}.exercises")).items()
+    marked = ((stub, solution) for stub, solution in members if hasattr(solution, "exercise"))
+    return {solution.exercise: Exercise(stub, one_line(solution.__doc__)) for stub, solution in marked}
+
+
 def exercise_of(id: str) -> Exercise:
     """The exercise ``chapter.name``.
 
@@ -49,12 +68,12 @@ def exercise_of(id: str) -> Exercise:
         ValueError: no exercise of that name.
     """
     chapter, _, name = id.partition(".")
-    if chapter in CHAPTERS:
-        exercises = import_module(f"pardemo.book.chapters.{chapter}.exercises").EXERCISES
-        if name in exercises:
-            return exercises[name]
+    if chapter not in CHAPTERS:
+        raise ValueError(f"no exercise {id!r}: exercises are called chapter.name, as data_parallel.all_reduce")
+    exercises = exercises_of(chapter)
+    if name not in exercises:
         raise ValueError(f"no exercise {name!r} in chapter {chapter}; there are: {', '.join(exercises)}")
-    raise ValueError(f"no exercise {id!r}: exercises are called chapter.name, as data_parallel.all_reduce")
+    return exercises[name]
 
 
 class Mistake(Exception):

@@ -29,7 +29,7 @@ class Problem:
     def worked(self) -> tuple[float, str]:
         """The answer, and the way there."""
         answer, way = self.work()
-        return answer, _one_line(way)
+        return answer, one_line(way)
 
     def told(self, answer: float) -> str:
         """The answer in words."""
@@ -38,10 +38,11 @@ class Problem:
 
 def problem(unit: str = "") -> Callable[[Callable[[], tuple[float, str]]], Problem]:
     """Makes a :class:`Problem` of a function, whose docstring is the question; ``unit``: of the answer, as ``GB``."""
-    return lambda work: Problem(_one_line(work.__doc__), unit, work)
+    return lambda work: Problem(one_line(work.__doc__), unit, work)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """A text that stands in several lines of code."""
     return re.sub(r"\s*\n\s*", " ", text)
 
 

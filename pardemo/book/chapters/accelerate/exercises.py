@@ -11,24 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.book.page.exercises import TIMEOUT_S, Exercise, Mistake, call, fresh_seed, on_ranks
+from pardemo.book.page.exercises import TIMEOUT_S, Mistake, call, exercise, fresh_seed, on_ranks
 from pardemo.meters import WireMeter
 from pardemo.small_models import gpt
 from pardemo.world import World
 from pardemo.world.errors import RankFailed
-
-EXERCISES = {
-    "config": Exercise(
-        "my_config",
-        "Most keys stand at the top: how many processes, which distributed_type, which precision. What FSDP needs "
-        "stands under fsdp_config: its version, and how it finds the layers that become units of their own.",
-    ),
-    "in_step": Exercise(
-        "my_in_step",
-        "Different parameters can have the same sum and the same mean. Which short text changes when a single bit of "
-        "them does?",
-    ),
-}
 
 WIDTH = 512
 PEERS = ("pardemo.peers.accelerate.training", "pardemo.peers.accelerate.scripts.train_accelerate")
@@ -125,7 +112,10 @@ def _try(function: Callable[[nn.Module], bool], case: str, seed: int) -> str | t
     return answer, wire.sent_bytes, not all(map(torch.equal, model.parameters(), before))
 
 
+@exercise("config")
 def my_config():
+    """Most keys stand at the top: how many processes, which distributed_type, which precision. What FSDP needs
+    stands under fsdp_config: its version, and how it finds the layers that become units of their own."""
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
@@ -140,7 +130,10 @@ def my_config():
     }
 
 
+@exercise("in_step")
 def my_in_step(model):
+    """Different parameters can have the same sum and the same mean. Which short text changes when a single bit of
+    them does?"""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         values = parameter.detach().cpu().contiguous()

@@ -2,20 +2,7 @@
 
 from collections.abc import Callable
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, formula
-
-EXERCISES = {
-    "rouge_l": Exercise(
-        "my_rouge_l",
-        "Ask for the first i words of one list and the first j of the other, and answer from smaller i and j: do the "
-        "two last words match or not? F1 then needs only that length and those of both lists.",
-    ),
-    "split": Exercise(
-        "my_split",
-        "Choose the test pairs first. Then go through the rest: what gives away a test pair is its body, not the whole "
-        "pair.",
-    ),
-}
+from pardemo.book.page.exercises import Mistake, call, exercise, formula
 
 
 @formula(
@@ -64,7 +51,10 @@ def check_split(function: Callable[[list[tuple[str, str]], int], tuple[list, lis
     return "What the test measures, training has not seen."
 
 
+@exercise("rouge_l")
 def my_rouge_l(predicted, reference):
+    """Ask for the first i words of one list and the first j of the other, and answer from smaller i and j: do the
+    two last words match or not? F1 then needs only that length and those of both lists."""
     # longest[i][j] is for the first i words of predicted and the first j of reference.
     longest = [[0] * (len(reference) + 1) for _ in range(len(predicted) + 1)]
     for i, word in enumerate(predicted):
@@ -76,7 +66,10 @@ def my_rouge_l(predicted, reference):
     return 100 * 2 * longest[-1][-1] / (len(predicted) + len(reference))
 
 
+@exercise("split")
 def my_split(pairs, count):
+    """Choose the test pairs first. Then go through the rest: what gives away a test pair is its body, not the whole
+    pair."""
     test = pairs[:count]
     seen = {body for body, _ in test}
     # A headline to a body that training has seen would be known by heart.

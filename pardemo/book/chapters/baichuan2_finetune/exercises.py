@@ -4,20 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, compare_tensors, formula
-
-EXERCISES = {
-    "labels": Exercise(
-        "my_labels",
-        "Both lists are equally long, and −100 is the label that the loss skips. If the two together are too long, "
-        "each is cut in the same proportion.",
-    ),
-    "lora": Exercise(
-        "my_merge",
-        "Write down what the layer gives for an input x with the adapter beside it, and take x out of the sum. The "
-        "adapter's part has a scale.",
-    ),
-}
+from pardemo.book.page.exercises import Mistake, call, compare_tensors, exercise, formula
 
 
 @formula(
@@ -60,7 +47,10 @@ def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, flo
     return "The adapter is gone, and no step of inference is slower for it."
 
 
+@exercise("labels")
 def my_labels(prompt, answer, cutoff):
+    """Both lists are equally long, and −100 is the label that the loss skips. If the two together are too long, each
+    is cut in the same proportion."""
     total = len(prompt) + len(answer)
     if total > cutoff:  # each keeps its head; // rounds down, so both fit
         prompt = prompt[: cutoff * len(prompt) // total]
@@ -68,6 +58,9 @@ def my_labels(prompt, answer, cutoff):
     return prompt + answer, [-100] * len(prompt) + answer
 
 
+@exercise("lora")
 def my_merge(weight, lora_a, lora_b, lora_alpha, r):
+    """Write down what the layer gives for an input x with the adapter beside it, and take x out of the sum. The
+    adapter's part has a scale."""
     # W·x plus what LoRA adds to it, with x taken out; a new tensor, so that W stays as it was.
     return weight + lora_alpha / r * (lora_b @ lora_a)

@@ -2,21 +2,8 @@
 
 import math
 
-from pardemo.book.page.exercises import Exercise, formula
+from pardemo.book.page.exercises import exercise, formula
 from pardemo.formulas import memory
-
-EXERCISES = {
-    "lora_states": Exercise(
-        "my_lora_states",
-        "Count the three kinds one by one: which parameters have a gradient, which have optimizer states? Then ask of "
-        "each kind from which of ZeRO's stages on it is shared out.",
-    ),
-    "steps": Exercise(
-        "my_steps",
-        "Follow one epoch: how many batches, how many of them on each GPU, how many accumulations? What is left over "
-        "at each of these still counts as one.",
-    ),
-}
 
 
 @formula(
@@ -65,7 +52,10 @@ def check_steps(samples: int, gpus: int, batch: int, accumulation: int, epochs: 
     ]
 
 
+@exercise("lora_states")
 def my_lora_states(frozen, trained, n, stage):
+    """Count the three kinds one by one: which parameters have a gradient, which have optimizer states? Then ask of
+    each kind from which of ZeRO's stages on it is shared out."""
     parameters = 2 * (frozen + trained)
     gradients, states = 2 * trained, 12 * trained  # what is frozen has neither
     if stage >= 1:
@@ -77,7 +67,10 @@ def my_lora_states(frozen, trained, n, stage):
     return parameters + gradients + states
 
 
+@exercise("steps")
 def my_steps(samples, gpus, batch, accumulation, epochs):
+    """Follow one epoch: how many batches, how many of them on each GPU, how many accumulations? What is left over at
+    each of these still counts as one."""
     batches = math.ceil(samples / batch)
     on_each = math.ceil(batches / gpus)
     return epochs * math.ceil(on_each / accumulation)  # each epoch has its own last, partial step

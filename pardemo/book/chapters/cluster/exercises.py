@@ -3,20 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, formula, fresh_seed
-
-EXERCISES = {
-    "crossing": Exercise(
-        "my_crossing",
-        "Write down the seconds of both ways, steps times computing plus bytes over B, and set them equal. Which of "
-        "the two has the bytes only in some of its steps?",
-    ),
-    "order": Exercise(
-        "my_order",
-        "When does a ring have to leave a node, and when does it do so for nothing? Put the ranks of a node next to "
-        "each other.",
-    ),
-}
+from pardemo.book.page.exercises import Mistake, call, exercise, formula, fresh_seed
 
 
 def check_order(function: Callable[[Sequence[int]], Sequence[int]]) -> str:
@@ -63,12 +50,18 @@ def check_crossing(steps_each: int, steps_every: int, period: int, step_s: float
     ]
 
 
+@exercise("order")
 def my_order(node_of):
+    """When does a ring have to leave a node, and when does it do so for nothing? Put the ranks of a node next to
+    each other."""
     # ranks of a node stand next to each other: each node is entered once and left once
     return sorted(range(len(node_of)), key=lambda rank: node_of[rank])
 
 
+@exercise("crossing")
 def my_crossing(steps_each, steps_every, period, step_s, nbytes, ranks):
+    """Write down the seconds of both ways, steps times computing plus bytes over B, and set them equal. Which of the
+    two has the bytes only in some of its steps?"""
     sent = 2 * (ranks - 1) / ranks * nbytes
     # steps_each · (step_s + sent / B) = steps_every · (step_s + sent / (period · B)), solved for B
     return sent * (steps_each - steps_every / period) / (step_s * (steps_every - steps_each))

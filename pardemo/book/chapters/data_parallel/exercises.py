@@ -5,22 +5,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import POINT_TO_POINT, Exercise, Mistake, compare_tensors, fresh_seed, on_ranks
+from pardemo.book.page.exercises import POINT_TO_POINT, Mistake, compare_tensors, exercise, fresh_seed, on_ranks
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "all_reduce": Exercise(
-        "my_all_reduce",
-        "Cut the tensor into as many chunks as there are ranks, and make each rank responsible for one of them. Who "
-        "needs to hear of chunk 2 before it is summed, and who afterwards?",
-    ),
-    "unequal_shards": Exercise(
-        "my_combine",
-        "The mean over one sample must not weigh as much as the mean over eight. Besides the gradients, what else do "
-        "the ranks have to add up?",
-    ),
-}
 
 RANKS = 4
 NBYTES = 4 << 20
@@ -92,7 +79,10 @@ def _try_unequal(function: Callable, seed: int) -> str:
     return compare_tensors(result, right, mistakes, "this is not the whole batch's mean gradient")
 
 
+@exercise("all_reduce")
 def my_all_reduce(tensor):
+    """Cut the tensor into as many chunks as there are ranks, and make each rank responsible for one of them. Who
+    needs to hear of chunk 2 before it is summed, and who afterwards?"""
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = tensor.chunk(n)  # views: writing to them writes to tensor
     others = [r for r in range(n) if r != rank]
@@ -115,7 +105,10 @@ def my_all_reduce(tensor):
     return tensor
 
 
+@exercise("unequal_shards")
 def my_combine(gradient, samples):
+    """The mean over one sample must not weigh as much as the mean over eight. Besides the gradients, what else do
+    the ranks have to add up?"""
     total = torch.tensor([float(samples)])
     dist.all_reduce(total)
     # A mean times its number of samples is a sum, and sums can be added.

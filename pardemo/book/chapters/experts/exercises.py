@@ -5,26 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, formula, fresh_seed, on_ranks
+from pardemo.book.page.exercises import exercise, formula, fresh_seed, on_ranks
 from pardemo.formulas import expert_parallel as formulas
-
-EXERCISES = {
-    "splits": Exercise(
-        "my_splits",
-        "Count the rows of each expert first, also of those that nobody chose; neighbouring experts lie on one rank. "
-        "What you will receive only the others know: ask them with one collective.",
-    ),
-    "bias": Exercise(
-        "my_bias",
-        "An expert that got less than the mean should be chosen more often. Only the direction counts, and not how "
-        "far from the mean it is.",
-    ),
-    "bytes": Exercise(
-        "my_bytes",
-        "How many exchanges does a layer have in a forward pass, and how many in a backward pass? Rows whose expert "
-        "lies on their own rank do not travel.",
-    ),
-}
 
 RANKS, COUNT, TOKENS = 2, 6, 24
 
@@ -111,7 +93,10 @@ def check_bytes(tokens: int, hidden: int, chosen: int, ranks: int, layers: int):
     ]
 
 
+@exercise("splits")
 def my_splits(chosen, experts):
+    """Count the rows of each expert first, also of those that nobody chose; neighbouring experts lie on one rank.
+    What you will receive only the others know: ask them with one collective."""
     ranks = dist.get_world_size()
     counts = chosen.flatten().bincount(minlength=experts)  # also of experts that nobody chose
     sends = counts.view(ranks, -1).sum(1)
@@ -120,11 +105,17 @@ def my_splits(chosen, experts):
     return sends.tolist(), receives.tolist()
 
 
+@exercise("bias")
 def my_bias(bias, load):
+    """An expert that got less than the mean should be chosen more often. Only the direction counts, and not how far
+    from the mean it is."""
     below = load.float().mean() - load.float()  # who got less than the mean is to get more
     return bias + 0.001 * below.sign()
 
 
+@exercise("bytes")
 def my_bytes(tokens, hidden, chosen, ranks, layers):
+    """How many exchanges does a layer have in a forward pass, and how many in a backward pass? Rows whose expert
+    lies on their own rank do not travel."""
     one_way = (ranks - 1) / ranks * tokens * chosen * hidden * 2
     return layers * 4 * one_way  # there and back, forward and backward

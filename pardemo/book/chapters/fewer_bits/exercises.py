@@ -5,28 +5,10 @@ from collections.abc import Iterator
 
 import torch
 
-from pardemo.book.page.exercises import Exercise, formula
+from pardemo.book.page.exercises import exercise, formula
 from pardemo.formulas import low_precision as formulas
 from pardemo.low_precision import rounded
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "largest": Exercise(
-        "my_largest",
-        "Which power of two belongs to an exponent of ones only, and which fraction is the largest that is still a "
-        "number?",
-    ),
-    "bill": Exercise(
-        "my_sent",
-        "How many bits does a number take with its share of the scale? Then a reduce-scatter sends what it always "
-        "sends.",
-    ),
-    "block": Exercise(
-        "my_mxfp8",
-        "Bring the block's largest number between 2⁸ and 2⁹, as far as a power of two can. What may then still lie "
-        "above 448?",
-    ),
-}
 
 
 @formula(((4, 3), (5, 2), (3, 2), (3, 4)), "Right: 448 for E4M3, where IEEE's rule would have stopped at 240.")
@@ -88,19 +70,28 @@ def check_block(block: torch.Tensor):
     ]
 
 
+@exercise("largest")
 def my_largest(exponent, fraction):
+    """Which power of two belongs to an exponent of ones only, and which fraction is the largest that is still a
+    number?"""
     bias = 2 ** (exponent - 1) - 1
     power = 2**exponent - 1 - bias  # an exponent of ones only
     # The largest fraction means NaN; the one below it is the largest number's.
     return (2 - 2 * 2**-fraction) * 2**power
 
 
+@exercise("bill")
 def my_sent(numbers, code_bits, scale_bits, block, ranks):
+    """How many bits does a number take with its share of the scale? Then a reduce-scatter sends what it always
+    sends."""
     bits = code_bits + scale_bits / block  # a scale serves its whole block
     return (ranks - 1) / ranks * numbers * bits / 8
 
 
+@exercise("block")
 def my_mxfp8(block):
+    """Bring the block's largest number between 2⁸ and 2⁹, as far as a power of two can. What may then still lie
+    above 448?"""
     # E4M3's largest number, 448, lies between 2⁸ and 2⁹.
     power = torch.frexp(block.abs().max()).exponent - 1 - 8
     scale = torch.ldexp(torch.ones(()), power)

@@ -11,26 +11,10 @@ from typing import Any
 import torch
 
 from pardemo.book.chapters.host_fails.measurements import killing_at
-from pardemo.book.page.exercises import TIMEOUT_S, Exercise, Mistake, formula
+from pardemo.book.page.exercises import TIMEOUT_S, Mistake, exercise, formula
 from pardemo.formulas import failures
 from pardemo.world import World
 from pardemo.world.errors import RankDied
-
-EXERCISES = {
-    "reads": Exercise(
-        "my_reads",
-        "First find the rows that the rank wants. Then go through the old shards: which of these rows does each have?",
-    ),
-    "save": Exercise(
-        "my_save",
-        "What must not happen to the old file until the new one is whole, and which one operation puts the one into "
-        "the place of the other?",
-    ),
-    "steps": Exercise(
-        "my_steps",
-        "A job stops when any of its GPUs fails. And Young's interval is in seconds: how many steps fit into it?",
-    ),
-}
 
 NUMBERS = 2**18  # of a state: 1 MiB
 
@@ -133,7 +117,9 @@ def check_steps(step_s: float, save_s: float, gpu_s: float, gpus: int):
     ]
 
 
+@exercise("reads")
 def my_reads(rows, before, now, rank):
+    """First find the rows that the rank wants. Then go through the old shards: which of these rows does each have?"""
     old, new = -(-rows // before), -(-rows // now)  # rows of a shard, rounded up
     first, last = min(rank * new, rows), min((rank + 1) * new, rows)
     pieces = []
@@ -144,7 +130,10 @@ def my_reads(rows, before, now, rank):
     return pieces
 
 
+@exercise("save")
 def my_save(state, path):
+    """What must not happen to the old file until the new one is whole, and which one operation puts the one into the
+    place of the other?"""
     beside = path.with_suffix(".new")  # in the same folder: a rename goes nowhere else
     with open(beside, "wb") as file:
         torch.save(state, file)
@@ -153,7 +142,9 @@ def my_save(state, path):
     beside.replace(path)
 
 
+@exercise("steps")
 def my_steps(step_s, save_s, gpu_s, gpus):
+    """A job stops when any of its GPUs fails. And Young's interval is in seconds: how many steps fit into it?"""
     between_s = gpu_s / gpus  # any of them stops the job
     interval = (2 * save_s * between_s) ** 0.5
     return max(1, round(interval / step_s))

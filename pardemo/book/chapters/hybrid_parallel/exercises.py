@@ -2,26 +2,8 @@
 
 from collections.abc import Callable
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, formula
+from pardemo.book.page.exercises import Mistake, call, exercise, formula
 from pardemo.groups import ParallelDims
-
-EXERCISES = {
-    "groups": Exercise(
-        "my_groups",
-        "How many ranks does a group along this axis have, and how far apart are two neighbours in it? With these two "
-        "numbers, a group is known by its first rank.",
-    ),
-    "mfu": Exercise(
-        "my_mfu",
-        "What does one token need, forward and backward, in multiplications with weights and in the attention's, which "
-        "have none? Then ask how many of that all GPUs together could do in a second.",
-    ),
-    "order": Exercise(
-        "my_order",
-        "The name that comes first runs fastest: its groups are ranks side by side. Which of the three talks the most, "
-        "and which the least?",
-    ),
-}
 
 
 def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> str:
@@ -98,7 +80,10 @@ def check_mfu(params: float, layers: int, hidden: int, sequence: int, tokens_per
     ]
 
 
+@exercise("groups")
 def my_groups(axis, tp, dp, pp):
+    """How many ranks does a group along this axis have, and how far apart are two neighbours in it? With these two
+    numbers, a group is known by its first rank."""
     # How many ranks a group has, and how far apart two neighbours are: tp runs
     # fastest, then dp, then pp.
     size, apart = {"tp": (tp, 1), "dp": (dp, tp), "pp": (pp, tp * dp)}[axis]
@@ -106,12 +91,18 @@ def my_groups(axis, tp, dp, pp):
     return [[rank + apart * i for i in range(size)] for rank in first]
 
 
+@exercise("order")
 def my_order():
+    """The name that comes first runs fastest: its groups are ranks side by side. Which of the three talks the most,
+    and which the least?"""
     # tp talks in every layer, dp once a step, and pipeline stages exchange the least.
     return "tp-dp-pp"
 
 
+@exercise("mfu")
 def my_mfu(params, layers, hidden, sequence, tokens_per_s, gpus, peak):
+    """What does one token need, forward and backward, in multiplications with weights and in the attention's, which
+    have none? Then ask how many of that all GPUs together could do in a second."""
     # What the model needs for a token: 6 for each parameter, and the attention's
     # multiplications, which have none. That a layer is recomputed is not for the model.
     flops = 6 * params + 12 * layers * hidden * sequence

@@ -9,33 +9,8 @@ from pathlib import Path
 
 from pardemo import prove
 from pardemo.book.chapters.is_it_right.measurements import suspect
-from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.book.page.exercises import Mistake, call, exercise
 from pardemo.script.report.verdict import finding_why
-
-EXERCISES = {
-    "first": Exercise(
-        "my_first",
-        "Which of the two micro-batches makes DDP sum the gradients, and what is in them then? In one process there is "
-        "nothing to sum.",
-    ),
-    "second": Exercise(
-        "my_second",
-        "Compare two ranks' gradients of norm 3 and norm 0.1, clipped and then averaged, with what one process clips.",
-    ),
-    "third": Exercise(
-        "my_third",
-        "The first two steps are right. DDP registers once what it has to sum: when, and of which parameters?",
-    ),
-    "fourth": Exercise(
-        "my_fourth",
-        "The two ranks' outputs are added up. What do both of them hold in whole, and how often is it in the sum?",
-    ),
-    "fifth": Exercise(
-        "my_fifth",
-        "The first epoch is right. Each rank shuffles all samples for itself and takes every other one: do two ranks "
-        "shuffle alike?",
-    ),
-}
 
 STEPS = 6
 TIMEOUT_S = 120
@@ -97,31 +72,43 @@ def _prove(name: str, function: Callable[[str], str], layout: str) -> None:
         )
 
 
+@exercise("first")
 def my_first(script):
+    """Which of the two micro-batches makes DDP sum the gradients, and what is in them then? In one process there is
+    nothing to sum."""
     # the sum belongs to the last micro-batch: what later ones add is in no all-reduce
     return script.replace("number == 0", "number == accumulate - 1")
 
 
+@exercise("second")
 def my_second(script):
+    """Compare two ranks' gradients of norm 3 and norm 0.1, clipped and then averaged, with what one process clips."""
     # a norm of the mean is not the mean of norms: sum first, then clip
     clip = "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
     without = script.replace(clip, "")
     return without.replace("    optimizer.step()\n", clip + "    optimizer.step()\n")
 
 
+@exercise("third")
 def my_third(script):
+    """The first two steps are right. DDP registers once what it has to sum: when, and of which parameters?"""
     # DDP sums what required a gradient when it was made: make it anew
     thaw = "        below.requires_grad_(True)\n"
     return script.replace(thaw, thaw + "        model = DistributedDataParallel(model.module)\n")
 
 
+@exercise("fourth")
 def my_fourth(script):
+    """The two ranks' outputs are added up. What do both of them hold in whole, and how often is it in the sum?"""
     # a bias that each rank adds is in the sum as often as there are ranks
     part = "linear(self.first(x).tanh(), self.second.weight, self.second.bias)"
     added = script.replace(part, "linear(self.first(x).tanh(), self.second.weight)")
     return added.replace("SumParts.apply(part)", "SumParts.apply(part) + self.second.bias")
 
 
+@exercise("fifth")
 def my_fifth(script):
+    """The first epoch is right. Each rank shuffles all samples for itself and takes every other one: do two ranks
+    shuffle alike?"""
     # each rank shuffles for itself, and deals out what it shuffled
     return script.replace("    if rank == 0:\n        sampler", "    sampler")

@@ -4,26 +4,9 @@ import math
 import random
 from collections.abc import Iterator
 
-from pardemo.book.page.exercises import Exercise, formula
+from pardemo.book.page.exercises import exercise, formula
 from pardemo.context_parallel import positions
 from pardemo.formulas import context_parallel as formulas
-
-EXERCISES = {
-    "positions": Exercise(
-        "my_positions",
-        "How many tokens has one of 2N pieces? A rank's two pieces have numbers that add up to 2N − 1.",
-    ),
-    "merge": Exercise(
-        "my_merge",
-        "Both sums have to be taken relative to the same largest score. What does a sum become when its largest score "
-        "is replaced by a higher one?",
-    ),
-    "bytes": Exercise(
-        "my_bytes",
-        "Begin with the bytes of one activation of a rank's own tokens. How many of them does it send, how often, and "
-        "which part of each?",
-    ),
-}
 
 
 @formula(
@@ -127,13 +110,18 @@ def check_bytes(way: str, ranks: int, batch: int, tokens: int, hidden: int, head
     return right, [(2 * right, "numbers have 2 bytes"), (ranks * right, "a rank has s/N tokens"), *own]
 
 
+@exercise("positions")
 def my_positions(rank, ranks, tokens):
+    """How many tokens has one of 2N pieces? A rank's two pieces have numbers that add up to 2N − 1."""
     each = tokens // (2 * ranks)  # tokens of a piece
     front, back = rank, 2 * ranks - 1 - rank
     return [piece * each + place for piece in (front, back) for place in range(each)]
 
 
+@exercise("merge")
 def my_merge(first, second):
+    """Both sums have to be taken relative to the same largest score. What does a sum become when its largest score
+    is replaced by a higher one?"""
     largest = max(first[0], second[0])
     # Each sum was taken relative to its own block's largest score: bring both to the common one.
     sums = [math.exp(block[0] - largest) * block[1] for block in (first, second)]
@@ -142,7 +130,10 @@ def my_merge(first, second):
     return largest, total, out
 
 
+@exercise("bytes")
 def my_bytes(way, ranks, batch, tokens, hidden, heads, kv_heads):
+    """Begin with the bytes of one activation of a rank's own tokens. How many of them does it send, how often, and
+    which part of each?"""
     mine = 2 * batch * tokens // ranks * hidden  # bytes of one activation of this rank's tokens
     if way == "ring":
         laps = 3  # keys and values forward, again backward, and their gradients

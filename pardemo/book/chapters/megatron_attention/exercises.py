@@ -5,20 +5,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, call, compare_tensors, fresh_seed, on_ranks
+from pardemo.book.page.exercises import Mistake, call, compare_tensors, exercise, fresh_seed, on_ranks
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "qkv_rows": Exercise(
-        "my_rows",
-        "The weight is three matrices in one. A head is of use to a rank only with all three of its parts.",
-    ),
-    "shared_heads": Exercise(
-        "my_shared_sum",
-        "Which ranks ask the same head of keys and values? They need a group of their own, and a group is made by all "
-        "ranks together, also by those that are not in it.",
-    ),
-}
 
 
 def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tensor]) -> str:
@@ -75,13 +63,18 @@ def _try_shared(function: Callable, seed: int) -> str:
     return ""
 
 
+@exercise("qkv_rows")
 def my_rows(weight, heads, rank, ranks):
+    """The weight is three matrices in one. A head is of use to a rank only with all three of its parts."""
     query, key, value = weight.chunk(3)
     # Heads lie one after the other in each, so an equal piece of each is whole heads.
     return torch.cat([part.chunk(ranks)[rank] for part in (query, key, value)])
 
 
+@exercise("shared_heads")
 def my_shared_sum(gradient, kv_heads):
+    """Which ranks ask the same head of keys and values? They need a group of their own, and a group is made by all
+    ranks together, also by those that are not in it."""
     ranks = dist.get_world_size()
     replicas = ranks // kv_heads
     # Neighbours hold the same head; every rank makes every group, or the others wait.

@@ -6,24 +6,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, fresh_seed, on_ranks
+from pardemo.book.page.exercises import Mistake, compare_tensors, exercise, fresh_seed, on_ranks
 from pardemo.collectives import ring_all_reduce
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.meters import WireMeter
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "f": Exercise(
-        "my_f",
-        "Every rank has x already, so what is left to do forward? Backward, each rank is handed only its own share of "
-        "the gradient.",
-    ),
-    "split": Exercise(
-        "my_mlp",
-        "Cut w_1 so that each rank can take the GeLU of its part without asking anybody. Then look at which rows of "
-        "w_2 that part meets, and where the ranks' results still have to be added.",
-    ),
-}
 
 RANKS = 2
 BATCH, SEQUENCE, HIDDEN = 2, 512, 256
@@ -125,11 +112,17 @@ class SumBackward(torch.autograd.Function):
         return ring_all_reduce(gradient.clone())  # the gradient itself belongs to autograd
 
 
+@exercise("f")
 def my_f(x):
+    """Every rank has x already, so what is left to do forward? Backward, each rank is handed only its own share of
+    the gradient."""
     return SumBackward.apply(x)
 
 
+@exercise("split")
 def my_mlp(x, w_1, w_2):
+    """Cut w_1 so that each rank can take the GeLU of its part without asking anybody. Then look at which rows of w_2
+    that part meets, and where the ranks' results still have to be added."""
     rank, t = dist.get_rank(), dist.get_world_size()
     w_1 = w_1.chunk(t, dim=1)[rank]  # columns: each inner feature is complete, and GeLU can follow
     w_2 = w_2.chunk(t, dim=0)[rank]  # the rows that meet these features

@@ -6,28 +6,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, formula, fresh_seed, on_ranks
+from pardemo.book.page.exercises import Mistake, compare_tensors, exercise, formula, fresh_seed, on_ranks
 from pardemo.formulas import optimizers as formulas
 from pardemo.meters import CallMeter
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "states": Exercise(
-        "my_states",
-        "Ask three things of each parameter: is it a matrix, is it an embedding or the output head, and what does "
-        "every parameter have in fp32 beside its 16 bits?",
-    ),
-    "by_columns": Exercise(
-        "my_orthogonalised",
-        "x times xᵀ adds over the columns, so what each rank computes of it is one part of a sum. What else in the "
-        "iteration looks at all columns?",
-    ),
-    "sent": Exercise(
-        "my_sent",
-        "Count what one gather of a matrix sends from a rank, and how many gathers there are. On its owner only one "
-        "rank receives the rows, and only one sends them back.",
-    ),
-}
 
 RANKS = 2
 ROWS, COLUMNS = 24, 64
@@ -129,7 +111,10 @@ def check_sent(width: int, ranks: int, way: str):
     ]
 
 
+@exercise("states")
 def my_states(parameters):
+    """Ask three things of each parameter: is it a matrix, is it an embedding or the output head, and what does every
+    parameter have in fp32 beside its 16 bits?"""
     total = 0
     for name, shape in parameters:
         with_muon = len(shape) == 2 and name not in ("embedding", "head")
@@ -137,7 +122,10 @@ def my_states(parameters):
     return total
 
 
+@exercise("by_columns")
 def my_orthogonalised(part):
+    """x times xᵀ adds over the columns, so what each rank computes of it is one part of a sum. What else in the
+    iteration looks at all columns?"""
     squares = (part**2).sum()
     dist.all_reduce(squares)  # the norm of the whole matrix
     x = part / squares.sqrt()
@@ -148,7 +136,10 @@ def my_orthogonalised(part):
     return x
 
 
+@exercise("sent")
 def my_sent(width, ranks, way):
+    """Count what one gather of a matrix sends from a rank, and how many gathers there are. On its owner only one
+    rank receives the rows, and only one sends them back."""
     gather = 2 * (ranks - 1) / ranks * width**2  # bytes that a rank sends
     if way == "by products":
         return 15 * gather

@@ -7,22 +7,9 @@ import torch
 import torch.distributed as dist
 
 from pardemo import compat
-from pardemo.book.page.exercises import Exercise, Mistake, call, compare_tensors, fresh_seed, on_ranks
+from pardemo.book.page.exercises import Mistake, call, compare_tensors, exercise, fresh_seed, on_ranks
 from pardemo.formulas import overlap as formulas
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "scatter": Exercise(
-        "my_scatter",
-        "A rank's own chunk is the last that it multiplies, since its sum ends here. Whose chunk has the longest way, "
-        "and is therefore the first?",
-    ),
-    "pieces": Exercise(
-        "my_pieces",
-        "With equal pieces the first one computes alone, the last one sends alone, and between them the longer of "
-        "the two sets the pace.",
-    ),
-}
 
 RANKS = 3
 MOST = 64
@@ -127,7 +114,10 @@ def check_pieces(function: Callable[[float, float, float], int]) -> str:
     return "Right: more pieces hide more, until the starts take longer than the computation."
 
 
+@exercise("scatter")
 def my_scatter(x, multiply):
+    """A rank's own chunk is the last that it multiplies, since its sum ends here. Whose chunk has the longest way,
+    and is therefore the first?"""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     chunks = x.chunk(ranks)
     total = multiply(chunks[(rank - 1) % ranks])  # the chunk with the longest way home
@@ -141,7 +131,11 @@ def my_scatter(x, multiply):
     return total
 
 
+@exercise("pieces")
 def my_pieces(computing_s, sending_s, start_s):
+    """With equal pieces the first one computes alone, the last one sends alone, and between them the longer of the
+    two sets the pace."""
+
     def seconds(pieces):
         compute, send = computing_s / pieces, sending_s / pieces + start_s
         # the first piece only computes, the last one only sends

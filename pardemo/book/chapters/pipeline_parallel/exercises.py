@@ -4,28 +4,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pardemo import pipeline_parallel as pp
-from pardemo.book.page.exercises import Exercise, Mistake, call, formula
+from pardemo.book.page.exercises import Mistake, call, exercise, formula
 from pardemo.formulas import pipeline as formulas
 from pardemo.pipeline_parallel import Schedule, ScheduleError, chart, one_f_one_b, prove, zb_v
 from pardemo.pipeline_parallel.instructions import Compute
-
-EXERCISES = {
-    "bubble": Exercise(
-        "my_micro_batches",
-        "Take the forward and backward of one micro-batch as the unit of time. How many units does a rank work, and "
-        "how many does it wait?",
-    ),
-    "idle": Exercise(
-        "my_idle",
-        "Sort the computations of a rank by their begin, and remember until when the rank has been busy. A computation "
-        "that ends before that adds nothing.",
-    ),
-    "order": Exercise(
-        "my_order",
-        "Write down the loop of section 3 with yield. One number in it decides how many micro-batches a rank holds: "
-        "how large may that number be now?",
-    ),
-}
 
 #: Ranks, micro-batches, and how many of these a rank has memory for.
 SIZES = ((2, 4, 2), (4, 8, 2), (4, 8, 3), (4, 8, 9), (3, 7, 1), (4, 2, 4), (1, 3, 1))
@@ -142,7 +124,10 @@ def check_idle(spans: Spans):
     ]
 
 
+@exercise("order")
 def my_order(rank, ranks, micro_batches, most):
+    """Write down the loop of section 3 with yield. One number in it decides how many micro-batches a rank holds: how
+    large may that number be now?"""
     # A rank holds one more than it is ahead. Rank 0 of four would be 3 ahead; with
     # memory for two it can be ahead by one only, and waits a little longer.
     ahead = min(ranks - 1 - rank, most - 1, micro_batches)
@@ -155,7 +140,10 @@ def my_order(rank, ranks, micro_batches, most):
         yield pp.Backward(rank, k)
 
 
+@exercise("bubble")
 def my_micro_batches(stages, share):
+    """Take the forward and backward of one micro-batch as the unit of time. How many units does a rank work, and how
+    many does it wait?"""
     # A rank works for m units and waits for stages − 1. To try one m after the other
     # is slower than a formula, and cannot be rounded the wrong way.
     m = 1
@@ -164,7 +152,10 @@ def my_micro_batches(stages, share):
     return m
 
 
+@exercise("idle")
 def my_idle(spans):
+    """Sort the computations of a rank by their begin, and remember until when the rank has been busy. A computation
+    that ends before that adds nothing."""
     # Not from a rank's own first computation: it may begin late, and has to wait
     # before it. And not by adding up: two of a pair run at the same time.
     first = min(begin for _, begin, _ in spans)

@@ -5,7 +5,7 @@ import tempfile
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, formula, on_ranks
+from pardemo.book.page.exercises import exercise, formula, on_ranks
 from pardemo.claims import Ledger
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.formulas import communication
@@ -13,19 +13,6 @@ from pardemo.formulas import tensor_parallel as formulas
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters import WireMeter
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "step_bytes": Exercise(
-        "my_step_bytes",
-        "Two things travel: activations among the tp ranks, in each direction once, and gradients among the dp "
-        "replicas. Ask of both how large they are on one rank, and what an all-reduce on a ring sends of that.",
-    ),
-    "verdict": Exercise(
-        "my_verdict",
-        'Write a little function for "is near to", and ask it twice. Only if neither prediction is near does the '
-        "kind of evidence matter.",
-    ),
-}
 
 CASES = {  # what is judged -> what a wrong verdict has overlooked
     (100, 100, 0.0, "wire", None): "it is equal",
@@ -86,7 +73,11 @@ def _step(batch: int, sequence: int, hidden: int, tp: int, dp: int) -> int:
         return wire.sent_bytes
 
 
+@exercise("verdict")
 def my_verdict(predicted, measured, rel, evidence, instead):
+    """Write a little function for "is near to", and ask it twice. Only if neither prediction is near does the kind
+    of evidence matter."""
+
     def near(value):
         return abs(measured - value) <= rel * abs(value)
 
@@ -98,7 +89,10 @@ def my_verdict(predicted, measured, rel, evidence, instead):
     return "off" if evidence in ("time", "paced") else "fails"
 
 
+@exercise("step_bytes")
 def my_step_bytes(batch, sequence, hidden, tp, dp):
+    """Two things travel: activations among the tp ranks, in each direction once, and gradients among the dp
+    replicas. Ask of both how large they are on one rank, and what an all-reduce on a ring sends of that."""
     activation = 4 * batch * sequence * hidden  # fp32
     weights = 4 * 2 * hidden * (4 * hidden) / tp  # h → 4h and 4h → h: a rank has 1/tp of both
     # On a ring an all-reduce among N sends 2(N−1)/N of what is summed.

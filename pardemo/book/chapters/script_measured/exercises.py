@@ -8,20 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo import WireMeter
-from pardemo.book.page.exercises import Exercise, Mistake, formula, fresh_seed, on_ranks
-
-EXERCISES = {
-    "sent": Exercise(
-        "my_sent",
-        "How many laps round the ring does each of the three take? In one lap a rank sends all parts of the tensor but "
-        "its own.",
-    ),
-    "accuracy": Exercise(
-        "my_accuracy",
-        "What are the two whole numbers whose quotient is the accuracy? They can be counted on each rank, and counts "
-        "can be added.",
-    ),
-}
+from pardemo.book.page.exercises import Mistake, exercise, formula, fresh_seed, on_ranks
 
 RANKS, VOCABULARY = 3, 512
 MOST_BYTES = 4096  # of some numbers, with headers; the smallest logits are sixty times as large
@@ -86,12 +73,18 @@ def _try_accuracy(function: Callable, seed: int) -> str | tuple[float, int, int,
     return answer, right, count, wire.sent_bytes
 
 
+@exercise("sent")
 def my_sent(calls, ranks):
+    """How many laps round the ring does each of the three take? In one lap a rank sends all parts of the tensor but
+    its own."""
     rings = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # laps round the ring
     return sum(rings[kind] * nbytes * (ranks - 1) / ranks for kind, nbytes in calls)
 
 
+@exercise("accuracy")
 def my_accuracy(logits, targets):
+    """What are the two whole numbers whose quotient is the accuracy? They can be counted on each rank, and counts
+    can be added."""
     right = (logits.argmax(-1) == targets).sum()
     counts = torch.stack([right, torch.tensor(targets.numel(), device=right.device)])
     dist.all_reduce(counts)  # two numbers, however many logits there are

@@ -6,23 +6,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, formula, fresh_seed, on_ranks
+from pardemo.book.page.exercises import Mistake, compare_tensors, exercise, formula, fresh_seed, on_ranks
 from pardemo.formulas import memory
 from pardemo.meters import CallMeter
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "norm_gradients": Exercise(
-        "my_sum",
-        "Each rank's gradient comes from its own tokens, and the loss is a sum over all of them. Several small tensors "
-        "become one if you flatten them and lay them side by side.",
-    ),
-    "activations": Exercise(
-        "my_kept",
-        "Which of the 34 lie inside attention and MLP, where each rank has its heads and columns, and which outside? "
-        "Sequence parallelism cuts those, too.",
-    ),
-}
 
 SHAPES = ((48,), (48,), (16, 3))  # of gradients that a few replicated parameters may have
 
@@ -87,14 +74,20 @@ def check_activations(batch: int, sequence: int, hidden: int, heads: int, ranks:
     ]
 
 
+@exercise("norm_gradients")
 def my_sum(gradients):
+    """Each rank's gradient comes from its own tokens, and the loss is a sum over all of them. Several small tensors
+    become one if you flatten them and lay them side by side."""
     packed = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(packed)  # one message; several small ones would each cost a latency
     parts = packed.split([gradient.numel() for gradient in gradients])
     return [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
 
 
+@exercise("activations")
 def my_kept(batch, sequence, hidden, heads, ranks, in_sequence, flash):
+    """Which of the 34 lie inside attention and MLP, where each rank has its heads and columns, and which outside?
+    Sequence parallelism cuts those, too."""
     unit = batch * sequence * hidden
     core = 0 if flash else 5 * heads * sequence / hidden
     # Norms 4, masks 2, inputs of two layers cut by columns 4: whole, unless tokens are cut.

@@ -3,20 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from pardemo.book.page.exercises import Exercise, formula
-
-EXERCISES = {
-    "own": Exercise(
-        "my_own",
-        "Walk through the bars in the order of their begins, and keep a pile of those that are still open. Whose time "
-        "does a new bar take?",
-    ),
-    "exposed": Exercise(
-        "my_exposed",
-        "First think of one all-reduce and one operator. When several all-reduces are open at the same time, the "
-        "program still waits only once.",
-    ),
-}
+from pardemo.book.page.exercises import exercise, formula
 
 Bars = list[tuple[float, float]]
 
@@ -72,7 +59,10 @@ def check_exposed(communication: Bars, computation: Bars):
     ]
 
 
+@exercise("own")
 def my_own(bars):
+    """Walk through the bars in the order of their begins, and keep a pile of those that are still open. Whose time
+    does a new bar take?"""
     own, open_bars = [end - begin for begin, end in bars], []  # numbers of bars that are not over
     for number, (begin, end) in enumerate(bars):
         while open_bars and bars[open_bars[-1]][1] <= begin:
@@ -83,7 +73,11 @@ def my_own(bars):
     return own
 
 
+@exercise("exposed")
 def my_exposed(communication, computation):
+    """First think of one all-reduce and one operator. When several all-reduces are open at the same time, the
+    program still waits only once."""
+
     def together(bars):
         total, last = 0.0, float("-inf")
         for begin, end in sorted(bars):

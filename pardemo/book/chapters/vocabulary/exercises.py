@@ -7,24 +7,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, formula, fresh_seed, on_ranks
+from pardemo.book.page.exercises import Mistake, compare_tensors, exercise, formula, fresh_seed, on_ranks
 from pardemo.formulas import communication
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "vocabulary_loss": Exercise(
-        "my_loss",
-        "The log of a sum of exps, minus the target's own logit, and the largest logit so that exp stays small: which "
-        "rank knows how much of each? Two of the three numbers are sums.",
-    ),
-    "vocabulary_bytes": Exercise(
-        "my_bytes",
-        "First find the number of rows: the next multiple of 128 times the ranks. Each rank has its share of them, "
-        "with weights for each row, and with logits and their gradients for each token.",
-    ),
-}
 
 RANKS = 2
 TOKENS, VOCABULARY = 16384, 64
@@ -92,7 +79,10 @@ def check_vocabulary_bytes(words: int, hidden: int, tokens: int, ranks: int, tie
     ]
 
 
+@exercise("vocabulary_loss")
 def my_loss(logits, targets):
+    """The log of a sum of exps, minus the target's own logit, and the largest logit so that exp stays small: which
+    rank knows how much of each? Two of the three numbers are sums."""
     words = logits.shape[1]
     largest = logits.amax(1)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -108,7 +98,10 @@ def my_loss(logits, targets):
     return sums[0].log() - sums[1]
 
 
+@exercise("vocabulary_bytes")
 def my_bytes(words, hidden, tokens, ranks, tied):
+    """First find the number of rows: the next multiple of 128 times the ranks. Each rank has its share of them, with
+    weights for each row, and with logits and their gradients for each token."""
     rows = -(-words // (128 * ranks)) * 128  # padded, then divided among the ranks
     weights = rows * hidden * (1 if tied else 2)
     return 16 * weights + 8 * tokens * rows  # fp32 logits, and their gradient

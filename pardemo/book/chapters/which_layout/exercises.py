@@ -3,20 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from pardemo.book.page.exercises import Exercise, formula
-
-EXERCISES = {
-    "headroom": Exercise(
-        "my_headroom",
-        "First say who may stay, then what the quickest of these takes. Layouts within 3 % of it are equal as far as "
-        "anybody can predict: what decides among them?",
-    ),
-    "reason": Exercise(
-        "my_reason",
-        "The largest part of the slow step may be as large in the quick one. Lay both steps beside each other, part by "
-        "part; one that is missing takes no time.",
-    ),
-}
+from pardemo.book.page.exercises import exercise, formula
 
 Candidate = tuple[str, float, float]  # layout, seconds of a step, bytes of a GPU
 
@@ -88,7 +75,10 @@ def check_reason(quick: dict[str, float], slow: dict[str, float]):
     ]
 
 
+@exercise("headroom")
 def my_headroom(candidates, room, free):
+    """First say who may stay, then what the quickest of these takes. Layouts within 3 % of it are equal as far as
+    anybody can predict: what decides among them?"""
     fitting = [candidate for candidate in candidates if candidate[2] <= (1 - free) * room]
     quickest = min(seconds for _, seconds, _ in fitting)
     # within 3 % nobody can tell which is quicker: take the one that needs least
@@ -96,6 +86,9 @@ def my_headroom(candidates, room, free):
     return min(near, key=lambda candidate: candidate[2])[0]
 
 
+@exercise("reason")
 def my_reason(quick, slow):
+    """The largest part of the slow step may be as large in the quick one. Lay both steps beside each other, part by
+    part; one that is missing takes no time."""
     # what is slow in both explains nothing: ask what has grown, in seconds
     return max({*quick, *slow}, key=lambda part: slow.get(part, 0) - quick.get(part, 0))

@@ -8,22 +8,9 @@ from numbers import Real
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import POINT_TO_POINT, Exercise, Mistake, formula, fresh_seed, on_ranks
+from pardemo.book.page.exercises import POINT_TO_POINT, Mistake, exercise, formula, fresh_seed, on_ranks
 from pardemo.formulas import communication
 from pardemo.meters import CallMeter
-
-EXERCISES = {
-    "bus_bandwidth": Exercise(
-        "my_bus_bandwidth",
-        "Ask what one rank has to send on a ring, not how large the array is. How many times does each of the three "
-        "collectives go round?",
-    ),
-    "neighbour": Exercise(
-        "my_neighbour",
-        "Every rank sends to the right and receives from the left. Which of the two calls goes on without waiting for "
-        "the other side, so that nobody waits for everybody?",
-    ),
-}
 
 RANKS = 4
 
@@ -82,7 +69,10 @@ def check_bus_bandwidth(collective: str, nbytes: int, ranks: int, seconds: float
     ]
 
 
+@exercise("neighbour")
 def my_neighbour(number):
+    """Every rank sends to the right and receives from the left. Which of the two calls goes on without waiting for
+    the other side, so that nobody waits for everybody?"""
     rank, n = dist.get_rank(), dist.get_world_size()
     received = torch.empty_like(number)
     send = dist.isend(number, (rank + 1) % n)  # goes on at once; send would wait here
@@ -91,7 +81,10 @@ def my_neighbour(number):
     return number + received
 
 
+@exercise("bus_bandwidth")
 def my_bus_bandwidth(collective, nbytes, ranks, seconds):
+    """Ask what one rank has to send on a ring, not how large the array is. How many times does each of the three
+    collectives go round?"""
     # On a ring a rank sends (N−1)/N of the array per round, and an all-reduce
     # goes round twice: reduce-scatter, then all-gather.
     rounds = 2 if collective == "all_reduce" else 1

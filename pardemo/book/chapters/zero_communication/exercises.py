@@ -6,24 +6,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.book.page.exercises import Exercise, Mistake, compare_tensors, formula, fresh_seed, on_ranks
+from pardemo.book.page.exercises import Mistake, compare_tensors, exercise, formula, fresh_seed, on_ranks
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.formulas import communication
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.small_models import gpt
-
-EXERCISES = {
-    "clipped_step": Exercise(
-        "my_step",
-        "After the reduce-scatter each rank has its own chunk of the mean gradient. The norm's square is a sum of "
-        "squares, so which single number does each rank have to add to the others' before it scales its chunk?",
-    ),
-    "psi": Exercise(
-        "my_psi",
-        "Count reduce-scatters and all-gathers: each is one Ψ(N−1)/N. Which come once a step, and which with every "
-        "micro-batch, because a rank has no room for the whole?",
-    ),
-}
 
 RANKS = 4
 NUMEL = 1 << 20
@@ -108,7 +95,10 @@ def check_psi(stage: int, micro_batches: int):
     return communication.zero_step(1, 2, stage, micro_batches, element_bytes=2), [(lambda _: True, hints[stage])]
 
 
+@exercise("clipped_step")
 def my_step(parameters, gradient, lr, max_norm):
+    """After the reduce-scatter each rank has its own chunk of the mean gradient. The norm's square is a sum of
+    squares, so which single number does each rank have to add to the others' before it scales its chunk?"""
     rank, n = dist.get_rank(), dist.get_world_size()
     mean = ring_reduce_scatter(gradient) / n  # of this rank's chunk, and of no other
     squares = mean.square().sum()
@@ -118,7 +108,10 @@ def my_step(parameters, gradient, lr, max_norm):
     return ring_all_gather(chunk)  # new parameters travel in the place of gradients
 
 
+@exercise("psi")
 def my_psi(stage, micro_batches):
+    """Count reduce-scatters and all-gathers: each is one Ψ(N−1)/N. Which come once a step, and which with every
+    micro-batch, because a rank has no room for the whole?"""
     if stage in (0, 1):
         return 2  # whole gradients wait for the end of the step: one all-reduce, or its two halves
     if stage == 2:

@@ -1,19 +1,7 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
-from pardemo.book.page.exercises import Exercise, formula
+from pardemo.book.page.exercises import exercise, formula
 from pardemo.formulas import memory
-
-EXERCISES = {
-    "bytes": Exercise(
-        "my_bytes",
-        "There are three kinds of model states. ZeRO-1 shards the largest of them, ZeRO-2 one more, ZeRO-3 all three.",
-    ),
-    "stage": Exercise(
-        "my_stage",
-        "Tensor parallelism leaves a rank fewer parameters, and fewer ranks to share them with. With that, ask your "
-        "function from the exercise before, one ZeRO stage after the other.",
-    ),
-}
 
 
 @formula(
@@ -57,7 +45,9 @@ def check_stage(params: int, gpus: int, tp: int, memory_bytes: float):
     ]
 
 
+@exercise("bytes")
 def my_bytes(params, n, stage, k):
+    """There are three kinds of model states. ZeRO-1 shards the largest of them, ZeRO-2 one more, ZeRO-3 all three."""
     parameters, gradients, states = 2 * params, 2 * params, k * params
     # Each ZeRO stage shards one kind more; every rank keeps the others whole.
     if stage >= 1:
@@ -69,7 +59,10 @@ def my_bytes(params, n, stage, k):
     return parameters + gradients + states
 
 
+@exercise("stage")
 def my_stage(params, gpus, tp, memory_bytes):
+    """Tensor parallelism leaves a rank fewer parameters, and fewer ranks to share them with. With that, ask your
+    function from the exercise before, one ZeRO stage after the other."""
     for stage in range(4):  # the first that fits sends the least
         if my_bytes(params // tp, gpus // tp, stage, 12) <= memory_bytes:
             return stage

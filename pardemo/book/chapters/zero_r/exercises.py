@@ -4,21 +4,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from pardemo.book.chapters.zero_r.arena import Arena, OutOfMemory
-from pardemo.book.page.exercises import Exercise, Mistake, call, formula
+from pardemo.book.page.exercises import Mistake, call, exercise, formula
 from pardemo.formulas import memory
-
-EXERCISES = {
-    "checkpoints": Exercise(
-        "my_checkpoints",
-        "One activation stays for each layer: count its elements. Tensor parallelism gives every rank a copy of it, "
-        "unless P_a steps in.",
-    ),
-    "order": Exercise(
-        "my_order",
-        "Holes appear where something temporary goes and something that stays stands behind it. Where should the "
-        "checkpoints stand before the first temporary comes?",
-    ),
-}
 
 SIZE, CHECKPOINT, TEMPORARY, ROUNDS = 100, 3, 40, 12
 
@@ -80,12 +67,18 @@ class _Watched(Arena):
         return address
 
 
+@exercise("checkpoints")
 def my_checkpoints(batch, sequence, hidden, layers, ranks, partitioned):
+    """One activation stays for each layer: count its elements. Tensor parallelism gives every rank a copy of it,
+    unless P_a steps in."""
     whole = 2 * batch * sequence * hidden * layers  # 16 bits are 2 bytes
     return whole / ranks if partitioned else whole
 
 
+@exercise("order")
 def my_order(arena):
+    """Holes appear where something temporary goes and something that stays stands behind it. Where should the
+    checkpoints stand before the first temporary comes?"""
     place = arena.take(12 * 3)  # all checkpoints' place, before any temporary
     for _ in range(12):
         temporary = arena.take(40)  # finds the same hole each time
