@@ -45,7 +45,7 @@ def examine() -> list[dict[str, Any]]:
             rows.append(_row(package, metadata.version(package), True))
         except metadata.PackageNotFoundError:
             rows.append(_row(package, f"not installed: {extras.install(package)}", False))
-    return rows + [_row(name, *_fits(name, cores, gpus)) for name in _notebooks()]
+    return rows + [_row(name, *_fits(name, cores, gpus)) for name in project.notebooks()]
 
 
 def examine_deepspeed(path: str, ranks: int) -> str:
@@ -85,10 +85,6 @@ def _bf16() -> dict[str, Any]:
     if bf16.slow():
         text += f"; so ranks multiply through fp32: {ms['through fp32']}"
     return _row("bf16", text, True)
-
-
-def _notebooks() -> list[str]:
-    return list(project.notebooks())
 
 
 def _fits(name: str, cores: int, gpus: int) -> tuple[str, bool]:

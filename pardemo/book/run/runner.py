@@ -104,7 +104,7 @@ def _run(
             continue
         except ValueError as error:  # of an earlier run, damaged since: no reason to lose this one
             say(name, str(error), end=True)
-    write_csv(folder / "claims.csv", rows)
+    write_csv(folder / "claims.csv", claims.COLUMNS, rows)
     report.write(folder, in_order, rows)
     return [ended[name] for name in selected]
 
@@ -242,12 +242,13 @@ def progress_printer() -> Callable[..., None]:
     return say
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
+    """Replaces a table, whole."""
     import csv
 
     def write(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, claims.COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(stream, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
 

@@ -54,7 +54,7 @@ def run(
         results |= {name: _result(ended[name]) for name in fit}
         for name, result in results.items():
             rows[name, size] = {"notebook": name, "world_size": str(size), "result": result}
-        _write(table, [rows[key] for key in sorted(rows)])
+        runner.write_csv(table, COLUMNS, [rows[key] for key in sorted(rows)])
     return [rows[key] for key in sorted(rows)]
 
 
@@ -66,16 +66,6 @@ def read(table: Path) -> list[dict[str, str]]:
 
 def _result(outcome: NotebookEnding) -> str:
     return "held" if outcome.status == "ok" else f"failed: {outcome.error.strip().partition(chr(10))[0]}"
-
-
-def _write(table: Path, rows: list[dict[str, str]]) -> None:
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-
-    project.write_atomically(table, write)
 
 
 def main() -> int:
