@@ -84,10 +84,14 @@ def merged_without_largest(first, second):
     return largest, sum(sums) / math.exp(largest), out
 
 
-def everything_to_everyone(tensor):
+def gathered(tensor):
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
-    return sum(parts)
+    return parts
+
+
+def everything_to_everyone(tensor):
+    return sum(gathered(tensor))
 
 
 def orthogonalised_by_columns(part, norm=True, gram=True):
@@ -104,9 +108,7 @@ def orthogonalised_by_columns(part, norm=True, gram=True):
 
 
 def orthogonalised_of_gathered(part):
-    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, part)
-    return orthogonalised(torch.cat(parts, 1)).float().chunk(len(parts), 1)[dist.get_rank()]
+    return orthogonalised(torch.cat(gathered(part), 1)).float().chunk(dist.get_world_size(), 1)[dist.get_rank()]
 
 
 def mean_of_accuracies(logits, targets):
@@ -118,9 +120,7 @@ def accuracy_of_gathered(logits, targets):
     """All ranks' logits, padded to the most tokens of a rank."""
     most = torch.tensor(len(logits))
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    room = F.pad(logits, (0, 0, 0, int(most) - len(logits)))
-    parts = [torch.empty_like(room) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, room)
+    gathered(F.pad(logits, (0, 0, 0, int(most) - len(logits))))
     return my_accuracy(logits, targets)
 
 
@@ -204,9 +204,7 @@ def sum_of_every_other(gradient, kv_heads):
 
 
 def loss_with_gather(logits, targets):
-    whole = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
-    dist.all_gather(whole, logits)
-    return F.cross_entropy(torch.cat(whole, 1), targets, reduction="none")
+    return F.cross_entropy(torch.cat(gathered(logits), 1), targets, reduction="none")
 
 
 def loss_in_three(logits, targets):
@@ -298,9 +296,7 @@ def clipped(mean, max_norm):
 
 
 def step_by_all_gather(parameters, gradient, lr, max_norm):
-    parts = [torch.empty_like(gradient) for _ in range(4)]
-    dist.all_gather(parts, gradient)
-    return parameters - lr * clipped(sum(parts) / 4, max_norm)
+    return parameters - lr * clipped(everything_to_everyone(gradient) / 4, max_norm)
 
 
 def clipped_after_all_reduce(parameters, gradient, lr, max_norm):
@@ -346,9 +342,7 @@ def fsdp2_but(**changes):
 
 def same_sum(model):
     total = torch.stack([p.detach().double().sum() for p in model.parameters()]).sum()
-    found = [torch.empty_like(total) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, total)
-    return all(torch.isclose(total, other, rtol=1e-12) for other in found)
+    return all(torch.isclose(total, other, rtol=1e-12) for other in gathered(total))
 
 
 def same_as_the_mean(model):
@@ -373,9 +367,7 @@ def sum_of_all(number):
 
 
 def neighbour_of_all(number):
-    found = [torch.empty_like(number) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, number)
-    return number + found[dist.get_rank() - 1]
+    return number + gathered(number)[dist.get_rank() - 1]
 
 
 def known_before(tensor):
@@ -406,15 +398,6 @@ def through_a_file(tensor):
 
 
 LOCK = threading.Lock()
-
-
-def lora_states(
-    frozen=lambda f, n, z: 2 * f / (n if z > 2 else 1),
-    gradients=lambda t, n, z: 2 * t / (n if z > 1 else 1),
-    states=lambda t, n, z: 12 * t / (n if z else 1),
-):
-    """The right answer, or one that is wrong about a part."""
-    return lambda f, t, n, z: frozen(f, n, z) + 2 * t / (n if z > 2 else 1) + gradients(t, n, z) + states(t, n, z)
 
 
 def takes_off_all(bars):
