@@ -430,6 +430,8 @@ def pasted(name):
     [
         *((name, None) for name in EXERCISES),
         ("megatron_mlp.f", copy_to),
+        ("long_sequences.positions", lambda *case: torch.tensor(my_positions(*case))),
+        ("host_fails.reads", lambda *case: (list(read) for read in my_reads(*case))),
         ("vocabulary.vocabulary_loss", lambda x, t: vocab_parallel_cross_entropy(x, t, reduction="none")),
     ],
 )
@@ -673,7 +675,7 @@ WRONG = {
         (lambda p, a, c: (p + a, p + a), "the prompt is trained on too"),
         (lambda p, a, c: (p + a, a), "both need one length"),
         (lambda p, a, c: ((p + a)[:c], ([-100] * len(p) + a)[:c]), "30 tokens of the prompt and 10 of the"),
-        (lambda *a: (1, 2), "it returned (1, 2); it should return two lists, input_ids and labels"),
+        (lambda *a: (1, 2), "it returned [1, 2]; it should return two lists, input_ids and labels"),
     ],
     "baichuan2_finetune.lora": [
         (lambda w, a, b, alpha, r: w + b @ a, "the scale is missing"),

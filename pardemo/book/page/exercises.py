@@ -15,7 +15,7 @@ import inspect
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from numbers import Real
@@ -110,7 +110,9 @@ class Formula:
 
     def __call__(self, function: Callable) -> str:
         for case in self.drawn():
-            self._compare(call(function, *copy.deepcopy(case)), case, *self.expected(*case))
+            right, mistakes = self.expected(*case)
+            answer = call(function, *copy.deepcopy(case))
+            self._compare(_as_lists(answer) if _is_list(right) else answer, case, right, mistakes)
         return self.praise
 
     def drawn(self) -> Iterable[tuple]:
@@ -184,6 +186,13 @@ def _share_near(answer: Any, right: Any, rel_tol: float, abs_tol: float) -> floa
     """Of a tensor's elements, the share that is near to the right ones."""
     off = (answer.detach().to(right.dtype) - right).abs()
     return (off <= rel_tol * right.abs() + abs_tol).double().mean().item()
+
+
+def _as_lists(answer: Any) -> Any:
+    """Lists of plain numbers for tensors, ranges, tuples and generators, also within one another."""
+    if hasattr(answer, "tolist"):
+        return answer.tolist()
+    return [_as_lists(each) for each in answer] if isinstance(answer, (list, tuple, range, Iterator)) else answer
 
 
 def _is_list(value: object) -> bool:

@@ -61,6 +61,7 @@ _BIAS = torch.tensor([0.5, -0.25, 0.0, 0.125])
     [(_BIAS, torch.tensor(load)) for load in ([9, 1, 4, 2], [4, 4, 4, 4], [0, 0, 12, 4])],
     "Right: it needs no gradient, and it disturbs none.",
     asked="the new biases, a tensor of 4 numbers",
+    abs=1e-6,
 )
 def check_bias(bias: torch.Tensor, load: torch.Tensor):
     """The bias of each expert after one step of 0.001."""
