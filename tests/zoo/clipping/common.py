@@ -1,9 +1,13 @@
-"""What scripts of this folder share: Megatron's two layers, a model of them, the batch of a step, averaging."""
+"""What scripts of this folder share: Megatron's two layers, a model of them, training them."""
+
+import argparse
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 WIDTH = 16
 
@@ -109,3 +113,51 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
     for p in model.parameters():
         dist.all_reduce(p.grad, group=group)
         p.grad /= dist.get_world_size(group)
+
+
+def arguments(*more: str) -> argparse.Namespace:
+    """Options of every script, and those named in `more`, whole numbers; the process group is there then."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=8)
+    for name in ("accumulate", *more):
+        parser.add_argument(f"--{name}", type=int, default=1)
+    parser.add_argument("--mended", action="store_true")
+    dist.init_process_group("gloo")
+    return parser.parse_args()
+
+
+def train(args: argparse.Namespace, model: nn.Module, after: Callable[[bool], None], dp: dist.ProcessGroup) -> None:
+    """`after` is called behind each backward pass, and told whether it was the step's last one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(6):
+        x, y = samples(step, args.batch * args.accumulate * dp.size())
+        printed = 0
+        for m in range(args.accumulate):
+            mine = torch.arange(args.batch) + (m * dp.size() + dp.rank()) * args.batch
+            loss = F.mse_loss(model(x[mine]), y[mine]) / args.accumulate
+            loss.backward()
+            printed += loss.detach()
+            after(m == args.accumulate - 1)
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(printed, group=dp)
+        if dist.get_rank() == 0:
+            print(f"step {step} loss {printed / dp.size():.4f}")
+
+
+def train_cut(clip: Callable[..., None]) -> None:
+    """The model cut over tensor-parallel ranks; `clip` gets it, the limit, the group and whether it is mended."""
+    args = arguments("tp")
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
+    dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
+    torch.manual_seed(0)
+    model = Model()
+    if args.tp > 1:
+        model.cut(tp.rank(), args.tp, tp)
+
+    def after(last: bool) -> None:
+        if last:
+            average_gradients(model, dp)
+            clip(model, 0.5, tp, args.mended)
+
+    train(args, model, after, dp)

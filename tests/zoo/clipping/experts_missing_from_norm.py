@@ -6,12 +6,9 @@ norm. Megatron-core had this where tensor and expert parallelism met (Megatron-L
 the sum).
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from common import WIDTH, samples
+from common import WIDTH, arguments, train
 from torch import nn
 
 EXPERTS = 4
@@ -87,37 +84,21 @@ def clip(model: nn.Module, max_norm: float, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--ep", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
+    args = arguments("ep")
     rank, world = dist.get_rank(), dist.get_world_size()
-
     torch.manual_seed(0)
     model = Model(args.ep, rank)
     for p in model.moe.experts.parameters():
         p.is_expert = True
         if args.mended:
             p.is_cut = True
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    for step in range(6):
-        x, y = samples(step, args.batch * args.accumulate * world)
-        printed = 0
-        for m in range(args.accumulate):
-            mine = torch.arange(args.batch) + (m * world + rank) * args.batch
-            loss = F.mse_loss(model(x[mine]), y[mine]) / args.accumulate
-            loss.backward()
-            printed += loss.detach()
-        for p in model.parameters():  # experts have the gradient of all ranks' samples, the rest that of their own
+
+    def after(last: bool) -> None:
+        for p in model.parameters() if last else ():  # experts have the gradient of all ranks' samples
             if not hasattr(p, "is_expert"):
                 dist.all_reduce(p.grad)
             p.grad /= world
-        clip(model, 0.5, rank)
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(printed)
-        if rank == 0:
-            print(f"step {step} loss {printed / world:.4f}")
+        if last:
+            clip(model, 0.5, rank)
+
+    train(args, model, after, dist.group.WORLD)

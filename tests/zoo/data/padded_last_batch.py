@@ -6,52 +6,17 @@ it says so on its page only. In validation it makes the result depend on the num
 loader leave the rest out instead.
 """
 
-import argparse
-
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-WIDTH, SAMPLES = 16, 22
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.read, self.answer = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.answer(F.gelu(self.read(x)))
-
+from common import arguments, samples, train
+from torch.utils.data import DataLoader, DistributedSampler
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-
-    torch.manual_seed(0)
-    x = torch.randn(SAMPLES, WIDTH)
-    data = TensorDataset(x, x.roll(1, dims=1))
+    args, data = arguments(), samples(22)
     sampler = DistributedSampler(data, drop_last=args.mended)
     loader = DataLoader(data, args.batch, sampler=sampler, drop_last=args.mended)
-    model = DistributedDataParallel(Model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    step = 0
-    for epoch in range(3):  # of 8, 8 and 6 samples
-        sampler.set_epoch(epoch)
-        for given, wanted in loader:
-            loss = F.mse_loss(model(given), wanted)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            printed = loss.detach().clone()
-            dist.all_reduce(printed)
-            if rank == 0:
-                print(f"step {step} loss {printed / world:.4f}")
-            step += 1
+
+    def epochs():  # of 8, 8 and 6 samples
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            yield from loader
+
+    train(args, epochs())

@@ -6,58 +6,18 @@ epoch and others not at all. yangkky/distributed_tutorial 5 warns of it; in NVla
 had a seed of its own.
 """
 
-import argparse
-from contextlib import nullcontext
-
-import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-WIDTH, SAMPLES = 16, 24
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.read, self.answer = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.answer(F.gelu(self.read(x)))
-
+from common import arguments, samples, train
+from torch.utils.data import DataLoader, DistributedSampler
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-
-    torch.manual_seed(0)
-    x = torch.randn(SAMPLES, WIDTH)
-    data = TensorDataset(x, x.roll(1, dims=1))
+    args, data = arguments(), samples(24)
     sampler = DistributedSampler(data)
-    loader = DataLoader(data, args.batch, sampler=sampler)
-    model = DistributedDataParallel(Model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    step = printed = 0
-    for epoch in range(4):  # two steps each with a global batch of 12
-        if rank == 0 or args.mended:
-            sampler.set_epoch(epoch)
-        for m, (given, wanted) in enumerate(loader):
-            last = (m + 1) % args.accumulate == 0
-            with nullcontext() if last else model.no_sync():
-                loss = F.mse_loss(model(given), wanted) / args.accumulate
-                loss.backward()
-            printed += loss.detach()
-            if last:
-                optimizer.step()
-                optimizer.zero_grad()
-                dist.all_reduce(printed)
-                if rank == 0:
-                    print(f"step {step} loss {printed / world:.4f}")
-                step, printed = step + 1, 0
+
+    def epochs():  # two steps each with a global batch of 12
+        for epoch in range(4):
+            if dist.get_rank() == 0 or args.mended:
+                sampler.set_epoch(epoch)
+            yield from DataLoader(data, args.batch, sampler=sampler)
+
+    train(args, epochs())

@@ -5,18 +5,13 @@ takes what comes. Streams of Hugging Face's datasets came whole on each rank unt
 (datasets 5360), and 7868 has them again when splitting and interleaving meet.
 """
 
-import argparse
 from collections.abc import Iterator
-from contextlib import nullcontext
+from itertools import islice
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from common import WIDTH, arguments, train
 from torch.utils.data import DataLoader, IterableDataset
-
-WIDTH, STEPS = 16, 6
 
 
 class Stream(IterableDataset):
@@ -32,39 +27,7 @@ class Stream(IterableDataset):
             number += self.step
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.read, self.answer = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.answer(F.gelu(self.read(x)))
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-
-    stream = Stream(rank, world) if args.mended else Stream(0, 1)
-    loader = iter(DataLoader(stream, args.batch))
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    for step in range(STEPS):
-        printed = 0
-        for m in range(args.accumulate):
-            x = next(loader)
-            with nullcontext() if m == args.accumulate - 1 else model.no_sync():
-                loss = F.mse_loss(model(x), x.roll(1, dims=1)) / args.accumulate
-                loss.backward()
-            printed += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(printed)
-        if rank == 0:
-            print(f"step {step} loss {printed / world:.4f}")
+    args = arguments()
+    stream = Stream(dist.get_rank(), dist.get_world_size()) if args.mended else Stream(0, 1)
+    train(args, islice(DataLoader(stream, args.batch), 6 * args.accumulate))

@@ -6,24 +6,21 @@ twice, one step after the other. Streams of Hugging Face's datasets did (dataset
 IterableDataset warns of it.
 """
 
-import argparse
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from common import WIDTH, arguments, train
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-WIDTH, STEPS = 16, 6
+STEPS = 6
 
 
 class Stream(IterableDataset):
     """Samples made from their numbers: a rank takes its own, and of `count` workers each takes every count-th batch."""
 
-    def __init__(self, batch: int, rank: int, world: int, mended: bool) -> None:
-        self.batch, self.rank, self.world, self.mended = batch, rank, world, mended
+    def __init__(self, batch: int, mended: bool) -> None:
+        self.batch, self.mended, self.rank, self.world = batch, mended, dist.get_rank(), dist.get_world_size()
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
@@ -34,36 +31,6 @@ class Stream(IterableDataset):
                 yield torch.randn(WIDTH, generator=torch.Generator().manual_seed(number))
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.read, self.answer = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.answer(F.gelu(self.read(x)))
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-
-    stream = Stream(args.batch, rank, world, args.mended)
-    loader = iter(DataLoader(stream, args.batch, num_workers=args.workers))
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    for step in range(STEPS):
-        x = next(loader)
-        loss = F.mse_loss(model(x), x.roll(1, dims=1))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        printed = loss.detach().clone()
-        dist.all_reduce(printed)
-        if rank == 0:
-            print(f"step {step} loss {printed / world:.4f}")
+    args = arguments(workers=0)
+    train(args, DataLoader(Stream(args.batch, args.mended), args.batch, num_workers=args.workers))

@@ -1,12 +1,13 @@
 """What this family's scripts share: options, batches, tensor-parallel functions, mean gradients."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 VOCABULARY, WIDTH, LENGTH, STEPS = 32, 24, 12, 8
 IGNORED = -100
@@ -100,3 +101,45 @@ def report(step: int, loss: torch.Tensor) -> None:
     dist.all_reduce(mean)
     if dist.get_rank() == 0:
         print(f"step {step} loss {mean / dist.get_world_size():.4f}", flush=True)
+
+
+def in_parts(
+    logits: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of logits [b, s, v/t]: the logarithm of the whole softmax's divisor, each label's logit or 0, and whose it is.
+
+    Each [b, s]; the label's logit is 0 on all ranks but the one whose part of the vocabulary has the label.
+    """
+    local = labels - group.rank() * logits.shape[-1]
+    largest = logits.detach().amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    log_sum = largest + Sum.apply((logits - largest[..., None]).exp().sum(-1), group).log()
+    here = (local >= 0) & (local < logits.shape[-1])
+    return log_sum, logits.gather(-1, local.where(here, 0)[..., None])[..., 0].where(here, 0), here
+
+
+def train(
+    args: argparse.Namespace,
+    cross_entropy: Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], torch.Tensor],
+    labels_of: Callable[[torch.Tensor, int], torch.Tensor] = lambda labels, step: labels,
+) -> None:
+    """Trains the model by a loss of each label [b, s], made of a rank's logits [b, s, v/t] and the labels [b, s]."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    model = LanguageModel(mesh.get_group("tp"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(STEPS):
+        tokens, labels = whole_batch(step, args.batch * args.accumulate * mesh.size(0))
+        labels = labels_of(labels, step)
+        printed = torch.zeros(())
+        for inputs, targets in micro_batches(args, mesh.get_local_rank("dp"), tokens, labels):
+            losses = cross_entropy(model(inputs), targets, model.group)
+            loss = losses.sum() * mesh.size(0) / (labels != IGNORED).sum()
+            loss.backward()
+            printed += loss.detach()
+        average_gradients(model.parameters(), mesh.get_group("dp"))
+        optimizer.step()
+        optimizer.zero_grad()
+        report(step, printed)
+    dist.destroy_process_group()

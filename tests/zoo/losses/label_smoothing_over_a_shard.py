@@ -7,56 +7,17 @@ rank's own part, so that each tensor-parallel rank has another loss, and gradien
 
 import torch
 import torch.distributed as dist
-from common import (
-    STEPS,
-    VOCABULARY,
-    LanguageModel,
-    Sum,
-    arguments,
-    average_gradients,
-    micro_batches,
-    report,
-    whole_batch,
-)
-from torch.distributed.device_mesh import init_device_mesh
+from common import VOCABULARY, Sum, arguments, in_parts, train
 
 SMOOTHING = 0.2
+args = arguments("tp")
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup, mended: bool) -> torch.Tensor:
-    """The smoothed loss of each label [b, s], from this rank's part of the logits [b, s, v/t]."""
-    local = labels - group.rank() * logits.shape[-1]
-    largest = logits.detach().amax(-1)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    log_sum = largest + Sum.apply((logits - largest[..., None]).exp().sum(-1), group).log()
-    here = (local >= 0) & (local < logits.shape[-1])
-    own = logits.gather(-1, local.where(here, 0)[..., None])[..., 0]
-    loss = log_sum - Sum.apply(own.where(here, 0), group)
-    mean = Sum.apply(logits.sum(-1), group) / VOCABULARY if mended else logits.mean(-1)
-    return (1 - SMOOTHING) * loss + SMOOTHING * (log_sum - mean)
-
-
-def main() -> None:
-    args = arguments("tp")
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
-    torch.manual_seed(0)
-    model = LanguageModel(mesh.get_group("tp"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(STEPS):
-        tokens, labels = whole_batch(step, args.batch * args.accumulate * mesh.size(0))
-        printed = torch.zeros(())
-        for inputs, targets in micro_batches(args, mesh.get_local_rank("dp"), tokens, labels):
-            losses = cross_entropy(model(inputs), targets, model.group, args.mended)
-            loss = losses.mean() / args.accumulate
-            loss.backward()
-            printed += loss.detach()
-        average_gradients(model.parameters(), mesh.get_group("dp"))
-        optimizer.step()
-        optimizer.zero_grad()
-        report(step, printed)
-    dist.destroy_process_group()
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    log_sum, own, _ = in_parts(logits, labels, group)
+    mean = Sum.apply(logits.sum(-1), group) / VOCABULARY if args.mended else logits.mean(-1)
+    return (1 - SMOOTHING) * (log_sum - Sum.apply(own, group)) + SMOOTHING * (log_sum - mean)
 
 
 if __name__ == "__main__":
-    main()
+    train(args, cross_entropy)

@@ -1,11 +1,13 @@
-"""What this family's scripts share: options, a small language model, the batch of a step and a rank's part of it."""
+"""What this family's scripts share: options, a small language model, its training under DDP."""
 
 import argparse
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 VOCABULARY, WIDTH, LENGTH, STEPS = 32, 24, 12, 8
 IGNORED = -100
@@ -76,3 +78,32 @@ def report(step: int, loss: torch.Tensor) -> None:
     mean = over_ranks(loss) / dist.get_world_size()
     if dist.get_rank() == 0:
         print(f"step {step} loss {mean:.4f}", flush=True)
+
+
+def train(
+    args: argparse.Namespace,
+    loss_of: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    labels_of: Callable[[torch.Tensor, int], torch.Tensor] = lambda labels, step: labels,
+) -> None:
+    """Trains the model under DDP.
+
+    `loss_of` makes of logits [b·s, v], labels [b·s] and all micro-batches of the step what is differentiated, and what
+    is printed; `labels_of` of a step's labels those that count.
+    """
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(LanguageModel())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(STEPS):
+        tokens, labels = whole_batch(step, args.batch * args.accumulate * dist.get_world_size())
+        micro = micro_batches(args, tokens, labels_of(labels, step))
+        printed = torch.zeros(())
+        for number, (inputs, targets) in enumerate(micro):
+            model.require_backward_grad_sync = number == args.accumulate - 1
+            loss, shown = loss_of(model(inputs).flatten(0, 1), targets.flatten(), micro)
+            loss.backward()
+            printed += shown.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        report(step, printed)
+    dist.destroy_process_group()

@@ -8,34 +8,23 @@ transformers 39392 has the like: one label on one rank, a full row on the other,
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import IGNORED, STEPS, LanguageModel, arguments, labelled, micro_batches, over_ranks, report, whole_batch
-from torch.nn.parallel import DistributedDataParallel
+from common import IGNORED, arguments, labelled, over_ranks, train
+
+args = arguments()
 
 
-def main() -> None:
-    args = arguments()
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(LanguageModel())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(STEPS):
-        tokens, labels = whole_batch(step, args.batch * args.accumulate * dist.get_world_size())
-        labels.chunk(4)[step % 4].fill_(IGNORED)  # a quarter of the samples is all prompt
-        micro = micro_batches(args, tokens, labels)
-        divisor = labelled(micro).clamp(min=1)
-        if args.mended:  # DDP divides by the ranks once more
-            divisor = over_ranks(labelled(micro)) / dist.get_world_size()
-        printed = torch.zeros(())
-        for number, (inputs, targets) in enumerate(micro):
-            model.require_backward_grad_sync = number == args.accumulate - 1
-            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum") / divisor
-            loss.backward()
-            printed += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        report(step, printed)
-    dist.destroy_process_group()
+def with_a_prompt(labels: torch.Tensor, step: int) -> torch.Tensor:
+    labels.chunk(4)[step % 4].fill_(IGNORED)  # a quarter of the samples is all prompt
+    return labels
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor, micro: list) -> tuple[torch.Tensor, torch.Tensor]:
+    divisor = labelled(micro).clamp(min=1)
+    if args.mended:  # DDP divides by the ranks once more
+        divisor = over_ranks(labelled(micro)) / dist.get_world_size()
+    loss = F.cross_entropy(logits, labels, reduction="sum") / divisor
+    return loss, loss
 
 
 if __name__ == "__main__":
-    main()
+    train(args, loss_of, with_a_prompt)

@@ -8,31 +8,15 @@ readers (fairseq 494), and verl does the same to a sum that is divided by a cons
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import STEPS, LanguageModel, answers_only, arguments, micro_batches, report, whole_batch
-from torch.nn.parallel import DistributedDataParallel
+from common import answers_only, arguments, train
+
+args = arguments()
 
 
-def main() -> None:
-    args = arguments()
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(LanguageModel())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(STEPS):
-        tokens, labels = whole_batch(step, args.batch * args.accumulate * dist.get_world_size())
-        printed = torch.zeros(())
-        for number, (inputs, targets) in enumerate(micro_batches(args, tokens, answers_only(labels, step))):
-            model.require_backward_grad_sync = number == args.accumulate - 1
-            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
-            printed += loss.detach()
-            if args.mended:
-                loss = loss * dist.get_world_size()
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        report(step, printed * dist.get_world_size())
-    dist.destroy_process_group()
+def loss_of(logits: torch.Tensor, labels: torch.Tensor, micro: list) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, times = F.cross_entropy(logits, labels, reduction="sum"), dist.get_world_size()
+    return loss * times if args.mended else loss, loss * times
 
 
 if __name__ == "__main__":
-    main()
+    train(args, loss_of, answers_only)

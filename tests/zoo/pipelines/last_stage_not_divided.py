@@ -6,54 +6,17 @@ large with 4 times as many micro-batches; torchtitan 2972 divides after the back
 and asks the schedule for ``scale_grads=False`` as here.
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
-from torch import nn
+from common import Model, arguments
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn import functional
 
-SAMPLES, LAYERS = 60, 4
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = nn.LayerNorm(16), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return x + functional.gelu(self.fc(self.norm(x)))
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleDict({str(i): Layer() for i in range(LAYERS)})
-        self.head = nn.Linear(16, 8)
-
-    def cut(self, stage, stages):
-        """Leaves the layers of one stage, and the head in the last one."""
-        for i in range(LAYERS):
-            if i * stages // LAYERS != stage:
-                del self.layers[str(i)]
-        if stage + 1 < stages:
-            self.head = nn.Identity()
-
-    def forward(self, x):
-        for layer in self.layers.values():
-            x = layer(x)
-        return self.head(x)
+SAMPLES = 60
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=SAMPLES)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--pp", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
+    args = arguments(SAMPLES)
     stage = dist.get_rank()
 
     torch.manual_seed(0)

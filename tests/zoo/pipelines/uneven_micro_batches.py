@@ -6,53 +6,16 @@ pipelining: pytorch 126600; equal weights of unequal micro-batches, with a loss 
 20241.
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
-from torch import nn
+from common import Model, arguments
 from torch.nn import functional
 
-SAMPLES, LAYERS = 50, 4
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.fc = nn.LayerNorm(16), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return x + functional.gelu(self.fc(self.norm(x)))
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleDict({str(i): Layer() for i in range(LAYERS)})
-        self.head = nn.Linear(16, 8)
-
-    def cut(self, stage, stages):
-        """Leaves the layers of one stage, and the head in the last one."""
-        for i in range(LAYERS):
-            if i * stages // LAYERS != stage:
-                del self.layers[str(i)]
-        if stage + 1 < stages:
-            self.head = nn.Identity()
-
-    def forward(self, x):
-        for layer in self.layers.values():
-            x = layer(x)
-        return self.head(x)
+SAMPLES = 50
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=SAMPLES)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--pp", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
+    args = arguments(SAMPLES)
     stage, last = dist.get_rank(), args.pp - 1
 
     torch.manual_seed(0)

@@ -10,7 +10,6 @@ import common
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
 
 class Passed(torch.autograd.Function):
@@ -67,43 +66,15 @@ class Attention(nn.Module):
         return self.out(self.ring(q, k, v, allowed).flatten(2))
 
 
-class Model(nn.Module):
+class Model(common.Model):
     def __init__(self, args):
-        super().__init__()
-        self.args = args
-        self.token = nn.Embedding(common.VOCABULARY, common.WIDTH)
-        self.position = nn.Embedding(common.LENGTH, common.WIDTH)
-        self.blocks = nn.ModuleList(common.Block(args.cp_group) for _ in range(2))
+        super().__init__(args)
         for block in self.blocks:
             block.attention = Attention(args)
-        self.norm, self.head = nn.LayerNorm(common.WIDTH), nn.Linear(common.WIDTH, common.VOCABULARY)
 
-    def forward(self, tokens):  # [b, s/cp]
-        positions = common.part(self.args, torch.arange(common.LENGTH))
-        x = self.token(tokens) + self.position(positions).expand(len(tokens), -1, -1)
-        for block in self.blocks:
-            x = block(x, None)
-        return self.head(self.norm(x))
-
-
-def main():
-    args = common.arguments()
-    torch.manual_seed(0)
-    model = Model(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(6):
-        whole, total = common.sequences(step), torch.zeros(())
-        optimizer.zero_grad()
-        for sequence in common.micro_batches(args, whole):
-            tokens, targets = common.part(args, sequence[:, :-1]), common.part(args, sequence[:, 1:])
-            logits = model(tokens)
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            loss = loss / whole[:, 1:].numel()
-            loss.backward()
-            total += loss.detach()
-        common.finish(model, total, step)
-        optimizer.step()
+    def allowed(self, tokens, positions):
+        """The ring knows."""
 
 
 if __name__ == "__main__":
-    main()
+    common.train(common.arguments(), Model)

@@ -1,11 +1,11 @@
-"""What these scripts share: the batch of a step, its cut over context-parallel ranks, attention to all keys.
+"""What these scripts share: the batch of a step, its cut over context-parallel ranks, attention to all keys, training.
 
 Ranks are numbered data-parallel first: ``rank = dp_rank * cp + cp_rank``. A context-parallel rank has a part of each
 sequence; its queries meet the keys of all parts, which are gathered in the order of the ranks.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -118,3 +118,55 @@ def finish(model: nn.Module, loss: Tensor, step: int) -> None:
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
         print(f"step {step} loss {loss.item():.4f}", flush=True)
+
+
+class Model(nn.Module):
+    """A language model of which each rank sees its part of the sequence."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.args = args
+        self.token, self.position = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(args.cp_group) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def ids(self, positions: Tensor) -> Tensor:
+        """The rows of the table of positions for this rank's tokens, of their true positions."""
+        return positions
+
+    def allowed(self, tokens: Tensor, positions: Tensor) -> Tensor | None:
+        """Which key each query sees."""
+        return causal(self.args, positions)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # [b, s/cp]
+        positions = part(self.args, torch.arange(LENGTH))
+        x = self.token(tokens) + self.position(self.ids(positions)).expand(len(tokens), -1, -1)
+        allowed = self.allowed(tokens, positions)
+        for block in self.blocks:
+            x = block(x, allowed)
+        return self.head(self.norm(x))
+
+
+def train(
+    args: argparse.Namespace,
+    kind: Callable[[argparse.Namespace], nn.Module],
+    sequences_of: Callable[[int], Tensor] = sequences,
+    cut: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> None:
+    """`sequences_of` a step [4, 17]; `cut` makes of a micro-batch of them this rank's tokens and targets."""
+    torch.manual_seed(0)
+    model = kind(args)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    cut = cut or (lambda whole: (part(args, whole[:, :-1]), part(args, whole[:, 1:])))
+    for step in range(6):
+        total = torch.zeros(())
+        optimizer.zero_grad()
+        for sequence in micro_batches(args, sequences_of(step)):
+            tokens, targets = cut(sequence)
+            logits = model(tokens)
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            loss = loss / (SAMPLES * LENGTH)
+            loss.backward()
+            total += loss.detach()
+        finish(model, total, step)
+        optimizer.step()

@@ -8,8 +8,6 @@ LlamaFactory 10787; boundaries computed from what is local: prime-rl 2392.
 
 import common
 import torch
-from torch import nn
-from torch.nn import functional
 
 BEGIN = 0  # the token that begins a document
 
@@ -23,15 +21,7 @@ def packed(step):
     return whole
 
 
-class Model(nn.Module):
-    def __init__(self, args):
-        super().__init__()
-        self.args = args
-        self.token = nn.Embedding(common.VOCABULARY, common.WIDTH)
-        self.position = nn.Embedding(common.LENGTH, common.WIDTH)
-        self.blocks = nn.ModuleList(common.Block(args.cp_group) for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(common.WIDTH), nn.Linear(common.WIDTH, common.VOCABULARY)
-
+class Model(common.Model):
     def allowed(self, tokens, positions):
         """Which key each query sees, [b, 1, s/cp, s]: an earlier one of its own document."""
         begins = (tokens == BEGIN).long()
@@ -44,33 +34,6 @@ class Model(nn.Module):
         same = queries[:, :, None] == keys[:, None, :]
         return (same & common.causal(self.args, positions)).unsqueeze(1)
 
-    def forward(self, tokens):  # [b, s/cp]
-        positions = common.part(self.args, torch.arange(common.LENGTH))
-        x = self.token(tokens) + self.position(positions).expand(len(tokens), -1, -1)
-        allowed = self.allowed(tokens, positions)
-        for block in self.blocks:
-            x = block(x, allowed)
-        return self.head(self.norm(x))
-
-
-def main():
-    args = common.arguments()
-    torch.manual_seed(0)
-    model = Model(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(6):
-        whole, total = packed(step), torch.zeros(())
-        optimizer.zero_grad()
-        for sequence in common.micro_batches(args, whole):
-            tokens, targets = common.part(args, sequence[:, :-1]), common.part(args, sequence[:, 1:])
-            logits = model(tokens)
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            loss = loss / whole[:, 1:].numel()
-            loss.backward()
-            total += loss.detach()
-        common.finish(model, total, step)
-        optimizer.step()
-
 
 if __name__ == "__main__":
-    main()
+    common.train(common.arguments(), Model, packed)

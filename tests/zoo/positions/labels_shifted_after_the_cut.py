@@ -7,27 +7,6 @@ many of its models dropped them silently (48493).
 """
 
 import common
-import torch
-from torch import nn
-from torch.nn import functional
-
-
-class Model(nn.Module):
-    def __init__(self, args):
-        super().__init__()
-        self.args = args
-        self.token = nn.Embedding(common.VOCABULARY, common.WIDTH)
-        self.position = nn.Embedding(common.LENGTH, common.WIDTH)
-        self.blocks = nn.ModuleList(common.Block(args.cp_group) for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(common.WIDTH), nn.Linear(common.WIDTH, common.VOCABULARY)
-
-    def forward(self, tokens):  # [b, s/cp]
-        positions = common.part(self.args, torch.arange(common.LENGTH))
-        x = self.token(tokens) + self.position(positions).expand(len(tokens), -1, -1)
-        allowed = common.causal(self.args, positions)
-        for block in self.blocks:
-            x = block(x, allowed)
-        return self.head(self.norm(x))
 
 
 def shifted(labels):
@@ -35,25 +14,11 @@ def shifted(labels):
     return labels.roll(-1, dims=-1)
 
 
-def main():
-    args = common.arguments()
-    torch.manual_seed(0)
-    model = Model(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(6):
-        whole, total = common.sequences(step)[:, :-1], torch.zeros(())
-        optimizer.zero_grad()
-        for sequence in common.micro_batches(args, whole):
-            tokens = common.part(args, sequence)
-            targets = common.part(args, shifted(sequence)) if args.mended else shifted(tokens)
-            logits = model(tokens)
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            loss = loss / whole.numel()
-            loss.backward()
-            total += loss.detach()
-        common.finish(model, total, step)
-        optimizer.step()
+def cut(whole):
+    tokens = common.part(args, whole[:, :-1])
+    return tokens, common.part(args, shifted(whole[:, :-1])) if args.mended else shifted(tokens)
 
 
 if __name__ == "__main__":
-    main()
+    args = common.arguments()
+    common.train(args, common.Model, cut=cut)

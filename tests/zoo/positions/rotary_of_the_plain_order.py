@@ -9,7 +9,6 @@ the contiguous one, and everything ran.
 import common
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 class Rotary(nn.Module):
@@ -50,24 +49,6 @@ def zigzag(args, x):
     return torch.cat([chunks[args.cp_rank], chunks[-1 - args.cp_rank]], dim=-1)
 
 
-def main():
-    args = common.arguments()
-    torch.manual_seed(0)
-    model = Model(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(6):
-        whole, total = common.sequences(step), torch.zeros(())
-        optimizer.zero_grad()
-        for sequence in common.micro_batches(args, whole):
-            tokens, targets = zigzag(args, sequence[:, :-1]), zigzag(args, sequence[:, 1:])
-            logits = model(tokens)
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            loss = loss / whole[:, 1:].numel()
-            loss.backward()
-            total += loss.detach()
-        common.finish(model, total, step)
-        optimizer.step()
-
-
 if __name__ == "__main__":
-    main()
+    args = common.arguments()
+    common.train(args, Model, cut=lambda whole: (zigzag(args, whole[:, :-1]), zigzag(args, whole[:, 1:])))

@@ -1,12 +1,16 @@
-"""What scripts of this folder share: Megatron's two operators and layers, and a random state of each rank's own."""
+"""What these scripts share: Megatron's two operators and layers, a random state of each rank's own, training."""
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+WIDTH = 16
 
 
 class CopyIn(torch.autograd.Function):
@@ -85,3 +89,42 @@ def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
     for p in model.parameters():
         dist.all_reduce(p.grad, group=group)
         p.grad /= dist.get_world_size(group)
+
+
+def arguments() -> tuple[argparse.Namespace, DeviceMesh]:
+    """The options of a script, and the ranks as data-parallel × tensor-parallel ones."""
+    parser = argparse.ArgumentParser()
+    for name, default in (("batch", 8), ("accumulate", 1), ("tp", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--mended", action="store_true")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    shape = (dist.get_world_size() // args.tp, args.tp)
+    return args, init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+
+
+def train(
+    args: argparse.Namespace,
+    model: nn.Module,
+    dp: dist.ProcessGroup,
+    lr: float,
+    wanted: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.roll(1, dims=1),
+    shape: tuple[int, ...] = (WIDTH,),
+) -> None:
+    """Trains on samples of a shape, of which the model is to make what is `wanted`; gradients are averaged over dp."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for step in range(6):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(args.batch * args.accumulate * dp.size(), *shape, generator=generator)
+        printed = 0
+        for m in range(args.accumulate):
+            mine = x[torch.arange(args.batch) + (m * dp.size() + dp.rank()) * args.batch]
+            loss = F.mse_loss(model(mine), wanted(mine)) / args.accumulate
+            loss.backward()
+            printed += loss.detach()
+        average_gradients(model, dp)
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(printed, group=dp)
+        if dist.get_rank() == 0:
+            print(f"step {step} loss {printed / dp.size():.4f}")

@@ -6,17 +6,13 @@ trained for a trillion tokens before this was found (the smol training playbook)
 mended the same.
 """
 
-import argparse
 import zlib
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import CopyIn, SumOut, average_gradients
+from common import WIDTH, CopyIn, SumOut, arguments, train
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-
-WIDTH = 16
 
 
 class Linear(nn.Module):
@@ -54,35 +50,12 @@ class Block(nn.Module):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
-    dp, tp = mesh["dp"], mesh["tp"].get_group()
-
+    args, mesh = arguments()
+    tp = mesh.get_group("tp")
     model = nn.Sequential()
     model.add_module("first", Block(tp))
     model.add_module("second", Block(tp))
     for name, layer in model.named_modules():
         if isinstance(layer, Linear):
             layer.initialise(zlib.crc32(name.encode()), args.mended)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(6):
-        generator = torch.Generator().manual_seed(step)
-        x = torch.randn(args.batch * args.accumulate * dp.size(), WIDTH, generator=generator)
-        printed = 0
-        for m in range(args.accumulate):
-            mine = x[torch.arange(args.batch) + (m * dp.size() + dp.get_local_rank()) * args.batch]
-            loss = F.mse_loss(model(mine), mine.roll(1, dims=1)) / args.accumulate
-            loss.backward()
-            printed += loss.detach()
-        average_gradients(model, dp.get_group())
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(printed, group=dp.get_group())
-        if dist.get_rank() == 0:
-            print(f"step {step} loss {printed / dp.size():.4f}")
+    train(args, model, mesh.get_group("dp"), lr=0.01)

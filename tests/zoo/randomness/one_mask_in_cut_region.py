@@ -6,17 +6,14 @@ paper gives the cut regions a generator of their own (arXiv 1909.08053, appendix
 (tt-metal 55947).
 """
 
-import argparse
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from common import ColumnLinear, RandomState, RowLinear, average_gradients
+from common import WIDTH, ColumnLinear, RandomState, RowLinear, arguments, train
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
-WIDTH, HEADS, LENGTH = 16, 4, 6
+HEADS, LENGTH = 4, 6
 
 
 class Attention(nn.Module):
@@ -44,16 +41,7 @@ class Block(nn.Module):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
-    dp, tp = mesh["dp"], mesh["tp"]
-
+    args, mesh = arguments()
     torch.manual_seed(0)
     model = nn.Sequential()
     model.add_module("first", Block())
@@ -61,23 +49,8 @@ if __name__ == "__main__":
     random_state = RandomState(1000 + dist.get_rank())
     for module in model.modules():
         if isinstance(module, ColumnLinear | RowLinear):
-            module.cut(tp.get_group())
+            module.cut(mesh.get_group("tp"))
         if isinstance(module, Attention) and args.mended:
             module.cut_region = random_state
-    torch.manual_seed(100 + dp.get_local_rank())  # one seed for the ranks of a tensor-parallel group
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    for step in range(6):
-        generator = torch.Generator().manual_seed(step)
-        x = torch.randn(args.batch * args.accumulate * dp.size(), LENGTH, WIDTH, generator=generator)
-        printed = 0
-        for m in range(args.accumulate):
-            mine = x[torch.arange(args.batch) + (m * dp.size() + dp.get_local_rank()) * args.batch]
-            loss = F.mse_loss(model(mine), mine.mean(1, keepdim=True) - mine) / args.accumulate
-            loss.backward()
-            printed += loss.detach()
-        average_gradients(model, dp.get_group())
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(printed, group=dp.get_group())
-        if dist.get_rank() == 0:
-            print(f"step {step} loss {printed / dp.size():.4f}")
+    torch.manual_seed(100 + mesh.get_local_rank("dp"))  # one seed for the ranks of a tensor-parallel group
+    train(args, model, mesh.get_group("dp"), 0.02, lambda x: x.mean(1, keepdim=True) - x, (LENGTH, WIDTH))

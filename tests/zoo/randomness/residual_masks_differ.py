@@ -6,16 +6,11 @@ each computes with another stream, and what they add up in the next layer belong
 rules; the Megatron paper (arXiv 1909.08053, appendix B.2) seeds all ranks of a group alike for this dropout.
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import ColumnLinear, RandomState, RowLinear, average_gradients
+from common import WIDTH, ColumnLinear, RandomState, RowLinear, arguments, train
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-
-WIDTH = 16
 
 
 class Block(nn.Module):
@@ -33,39 +28,15 @@ class Block(nn.Module):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
-    dp, tp = mesh["dp"], mesh["tp"]
-
+    args, mesh = arguments()
     torch.manual_seed(0)
     model = nn.Sequential()
     model.add_module("first", Block())
     model.add_module("second", Block())
     random_state = RandomState(1000 + dist.get_rank())
     for block in model:
-        block.fc1.cut(tp.get_group())
-        block.fc2.cut(tp.get_group())
+        block.fc1.cut(mesh.get_group("tp"))
+        block.fc2.cut(mesh.get_group("tp"))
         block.cut_region = random_state
-    torch.manual_seed(100 + (dp.get_local_rank() if args.mended else dist.get_rank()))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(6):
-        generator = torch.Generator().manual_seed(step)
-        x = torch.randn(args.batch * args.accumulate * dp.size(), WIDTH, generator=generator)
-        printed = 0
-        for m in range(args.accumulate):
-            mine = x[torch.arange(args.batch) + (m * dp.size() + dp.get_local_rank()) * args.batch]
-            loss = F.mse_loss(model(mine), mine.roll(1, dims=1)) / args.accumulate
-            loss.backward()
-            printed += loss.detach()
-        average_gradients(model, dp.get_group())
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(printed, group=dp.get_group())
-        if dist.get_rank() == 0:
-            print(f"step {step} loss {printed / dp.size():.4f}")
+    torch.manual_seed(100 + (mesh.get_local_rank("dp") if args.mended else dist.get_rank()))
+    train(args, model, mesh.get_group("dp"), lr=0.01)

@@ -6,14 +6,13 @@ adds the line that releases the experts' gradients; torchforge 71 and elasticdl 
 The loss still falls: the sum of gradients is a momentum.
 """
 
-import argparse
-
+import common
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-SAMPLES, EXPERTS, WIDTH = 64, 4, 16
+EXPERTS, WIDTH = 4, 16
 
 
 class Shared(torch.autograd.Function):
@@ -76,14 +75,8 @@ class Model(nn.Module):
         return self.head(x + self.experts(x, self.router(x).softmax(1)))
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=SAMPLES)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--ep", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
+if __name__ == "__main__":
+    args = common.arguments(64, "ep")
     ranks = dist.get_world_size() // args.ep
     rank, ep_rank = divmod(dist.get_rank(), args.ep)
     ep_groups = [dist.new_group([d * args.ep + e for e in range(args.ep)]) for d in range(ranks)]
@@ -95,25 +88,10 @@ def main():
     expert = list(model.experts.parameters()) if args.ep > 1 else []
     replicated = [p for p in model.parameters() if all(p is not e for e in expert)]
     optimizer = torch.optim.SGD(replicated + expert, lr=0.1)
-
     for step in range(6):
-        x = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(step))
-        y, total = (x @ teacher).argmax(1), torch.zeros(())
         for parameter in replicated + expert if args.mended else replicated:
             parameter.grad = None
-        for micro in range(args.accumulate):
-            first = (rank * args.accumulate + micro) * args.batch
-            mine = slice(first, first + args.batch)
-            loss = functional.cross_entropy(model(x[mine]), y[mine]) / args.accumulate / ranks
-            loss.backward()
-            total += loss.detach()
-        for parameter in replicated + expert:
-            dist.all_reduce(parameter.grad, group=dp_groups[ep_rank])
+        total = common.backward(args, model, teacher, step, rank, ranks)
+        common.sum_gradients(replicated + expert, dp_groups[ep_rank])
         optimizer.step()
-        dist.all_reduce(total, group=dp_groups[ep_rank])
-        if dist.get_rank() == 0:
-            print(f"step {step} loss {total.item():.4f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        common.show(step, total, dp_groups[ep_rank])

@@ -6,24 +6,11 @@ by one. In Megatron-LM 950 buckets were gathered in another order than the forwa
 previous step is still used".
 """
 
-import argparse
-
+import common
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-SAMPLES = 64
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1, self.norm, self.fc2 = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 8)
-
-    def forward(self, x):
-        return self.fc2(functional.gelu(self.norm(self.fc1(x))))
 
 
 class Bucket:
@@ -46,32 +33,17 @@ class Bucket:
         vector_to_parameters(self.shard.detach(), self.parameters)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=SAMPLES)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-
+if __name__ == "__main__":
+    args = common.arguments(64)
+    ranks = dist.get_world_size()
     torch.manual_seed(0)
-    teacher, model = torch.randn(16, 8), Model()
+    teacher, model = torch.randn(16, 8), common.Model()
     buckets = [Bucket(module) for module in model.children()]
     optimizer = torch.optim.SGD([bucket.shard for bucket in buckets], lr=0.1, momentum=0.9)
-
     for step in range(6):
-        x = torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(step))
-        y, total = (x @ teacher).argmax(1), torch.zeros(())
         model.zero_grad()
-        for micro in range(args.accumulate):
-            first = (rank * args.accumulate + micro) * args.batch
-            mine = slice(first, first + args.batch)
-            loss = functional.cross_entropy(model(x[mine]), y[mine]) / args.accumulate / ranks
-            loss.backward()
-            total += loss.detach()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
+        total = common.backward(args, model, teacher, step)
+        common.sum_gradients(model.parameters())
         for bucket in buckets:
             bucket.take_gradient()
         early = buckets[-1:] if ranks > 1 and not args.mended else []
@@ -80,10 +52,4 @@ def main():
         optimizer.step()
         for bucket in buckets[: len(buckets) - len(early)]:
             bucket.gather() if ranks > 1 else bucket.keep()
-        dist.all_reduce(total)
-        if rank == 0:
-            print(f"step {step} loss {total.item():.4f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        common.show(step, total)

@@ -6,14 +6,12 @@ first. A buffer is in no gradient all-reduce and no clipping norm, so nobody see
 batch norm that differ between ranks are the same trap (pytorch 13711).
 """
 
-import argparse
-
+import common
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
-SAMPLES, EXPERTS = 32, 4
+EXPERTS = 4
 
 
 class Router(nn.Module):
@@ -54,37 +52,15 @@ class Model(nn.Module):
         return self.head(x + (weights.unsqueeze(-1) * outputs).sum(1))
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=SAMPLES)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--mended", action="store_true")
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-
+if __name__ == "__main__":
+    args = common.arguments(32)
     torch.manual_seed(0)
     teacher, model = torch.randn(16, 8), Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
     for step in range(6):
-        x = torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(step))
-        y, total = (x @ teacher).argmax(1), torch.zeros(())
         optimizer.zero_grad()
-        for micro in range(args.accumulate):
-            first = (rank * args.accumulate + micro) * args.batch
-            mine = slice(first, first + args.batch)
-            loss = functional.cross_entropy(model(x[mine]), y[mine]) / args.accumulate / ranks
-            loss.backward()
-            total += loss.detach()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
+        total = common.backward(args, model, teacher, step)
+        common.sum_gradients(model.parameters())
         optimizer.step()
         model.router.balance(args.mended)
-        dist.all_reduce(total)
-        if rank == 0:
-            print(f"step {step} loss {total.item():.4f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        common.show(step, total)

@@ -10,7 +10,6 @@ import common
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 
 WIDTH = 32
 
@@ -39,29 +38,18 @@ class Model(nn.Module):
         return self.head(output)
 
 
-def main():
+if __name__ == "__main__":
     args = common.arguments()
     dist.init_process_group("gloo")
     torch.manual_seed(11)
     model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, mark=rare_first):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
+
+    def reduce():
         for parameter in model.parameters():
             users = torch.tensor(0.0 if parameter.grad is None else 1.0)
             dist.all_reduce(users)
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             common.sum_gradients([parameter], divide_by=dist.get_world_size() if args.mended else users)
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
 
-
-if __name__ == "__main__":
-    main()
+    common.train(args, model, model.parameters(), reduce, mark=rare_first)

@@ -7,7 +7,6 @@ one").
 """
 
 import common
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
@@ -50,29 +49,11 @@ class Model(nn.Module):
         return self.head(common.join(x, self.tensor))
 
 
-def main():
-    args = common.arguments(tp=1)
-    dist.init_process_group("gloo")
-    tensor, data = common.neighbours(args.tp)
-    torch.manual_seed(3)
-    model = Model(tensor)
-    biases = [attention.out.bias for attention in model.attentions]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, data):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
-        common.sum_gradients(model.norms.parameters(), tensor)
-        if args.mended:
-            common.sum_gradients(biases, tensor)
-        common.sum_gradients(model.parameters(), data, divide_by=dist.get_world_size(data))
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
+def own_sums(model, tensor, args):
+    common.sum_gradients(model.norms.parameters(), tensor)
+    if args.mended:
+        common.sum_gradients([attention.out.bias for attention in model.attentions], tensor)
 
 
 if __name__ == "__main__":
-    main()
+    common.train_cut(3, lambda tensor, args: Model(tensor), own_sums)

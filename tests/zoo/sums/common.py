@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: arguments, groups of ranks, batches, and the surroundings of cut layers."""
+"""What the scripts of this folder share: arguments, groups of ranks, batches, training, cut layers."""
 
 import argparse
 
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 STEPS = 6
 VOCAB = 23
+WIDTH = 32  # of a pipeline's stages
 
 
 def arguments(**degrees):
@@ -63,6 +64,42 @@ def sum_gradients(parameters, group=None, divide_by=1):
     for parameter in parameters:
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= divide_by
+
+
+def train(args, model, parameters, reduce, data=None, lr=0.01, mark=None):
+    """Trains, with `reduce()` between the last backward pass of a step and the optimizer's step."""
+    optimizer = torch.optim.AdamW(parameters, lr=lr)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for inputs, targets in micro_batches(step, args, data, mark):
+            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
+            loss.backward()
+            total += loss.detach()
+        reduce()
+        optimizer.step()
+        show(step, total)
+    dist.destroy_process_group()
+
+
+def train_cut(seed, build, own, parameters_of=lambda model: list(model.parameters()), lr=0.01):
+    """Trains a model that is cut over tensor-parallel ranks.
+
+    `build(group, args)` makes it, `own(model, group, args)` sums what is its own to sum, and then all gradients are
+    averaged over data-parallel ranks.
+    """
+    args = arguments(tp=1)
+    dist.init_process_group("gloo")
+    tensor, data = neighbours(args.tp)
+    torch.manual_seed(seed)
+    model = build(tensor, args)
+    parameters = parameters_of(model)
+
+    def reduce():
+        own(model, tensor, args)
+        sum_gradients(parameters, data, divide_by=dist.get_world_size(data))
+
+    train(args, model, parameters, reduce, data, lr)
 
 
 def cut(parameter, dim, group):
@@ -166,15 +203,54 @@ def choose(logits):
     return probabilities * F.one_hot(probabilities.argmax(-1), probabilities.shape[-1])
 
 
-def through_stage(stage, inputs, targets, first, last, width, scale):
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(WIDTH, 4 * WIDTH)
+        self.fc2 = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.fc2(F.gelu(self.fc1(x)))
+
+
+class Stage(nn.Module):
+    """The whole model, of which a stage of the pipeline keeps its part; the head and the embedding share a table."""
+
+    def __init__(self, place, stages):
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleDict({str(i): Block() for i in range(2)})
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.head.weight = self.embed.weight
+        nn.init.normal_(self.embed.weight, std=WIDTH**-0.5)
+        self.tied = [self.embed.weight]
+        self.first, self.last = place == 0, place == stages - 1
+        if not self.first:
+            del self.embed
+        for i in range(2):
+            if i * stages // 2 != place:
+                del self.blocks[str(i)]
+        if not self.last:
+            del self.norm, self.head
+
+    def forward(self, x):
+        if self.first:
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(self.norm(x)) if self.last else x
+
+
+def through_stage(stage, inputs, targets, scale):
     """Takes a micro-batch forward and backward through this rank's stage of a pipeline; gives the last one's loss."""
     rank, x = dist.get_rank(), inputs
-    if not first:
-        x = torch.empty(*inputs.shape, width)
+    if not stage.first:
+        x = torch.empty(*inputs.shape, WIDTH)
         dist.recv(x, rank - 1)
         x.requires_grad_()
     output, loss = stage(x), torch.zeros(())
-    if last:
+    if stage.last:
         loss = F.cross_entropy(output.transpose(1, 2), targets) * scale
         loss.backward()
     else:
@@ -182,6 +258,6 @@ def through_stage(stage, inputs, targets, first, last, width, scale):
         gradient = torch.empty_like(output)
         dist.recv(gradient, rank + 1)
         output.backward(gradient)
-    if not first:
+    if not stage.first:
         dist.send(x.grad, rank - 1)
     return loss.detach()

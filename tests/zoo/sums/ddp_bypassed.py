@@ -9,7 +9,6 @@ import common
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 32
@@ -25,24 +24,9 @@ class Model(nn.Module):
         return self.decoder(self.encoder(tokens))
 
 
-def main():
+if __name__ == "__main__":
     args = common.arguments()
     dist.init_process_group("gloo")
     torch.manual_seed(13)
-    model = DistributedDataParallel(Model())
-    unwrapped = model if args.mended else model.module
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args):
-            loss = F.cross_entropy(unwrapped(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    ddp = DistributedDataParallel(Model())
+    common.train(args, ddp if args.mended else ddp.module, ddp.parameters(), lambda: None, lr=0.02)

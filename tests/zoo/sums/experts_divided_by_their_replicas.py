@@ -9,7 +9,6 @@ import common
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 
 WIDTH, EXPERTS = 16, 4
 
@@ -40,29 +39,16 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def main():
+if __name__ == "__main__":
     args = common.arguments(ep=1)
     dist.init_process_group("gloo")
-    data = dist.group.WORLD
     expert, same_experts = common.neighbours(args.ep)
     torch.manual_seed(6)
     model = Model(expert)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, data):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
+
+    def reduce():
         for name, parameter in model.named_parameters():
-            group = same_experts if ".experts." in name else data
-            divide_by = dist.get_world_size(data) if args.mended else dist.get_world_size(group)
-            common.sum_gradients([parameter], group, divide_by)
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
+            group = same_experts if ".experts." in name else dist.group.WORLD
+            common.sum_gradients([parameter], group, dist.get_world_size(None if args.mended else group))
 
-
-if __name__ == "__main__":
-    main()
+    common.train(args, model, model.parameters(), reduce, dist.group.WORLD)

@@ -7,8 +7,6 @@ and took a mean.
 """
 
 import common
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -48,28 +46,11 @@ class Model(nn.Module):
         return self.head(common.join(self.norm(x), self.tensor))
 
 
-def main():
-    args = common.arguments(tp=1)
-    dist.init_process_group("gloo")
-    tensor, data = common.neighbours(args.tp)
-    torch.manual_seed(1)
-    model = Model(tensor)
-    norms = [p for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, data):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
-        if args.mended:
-            common.sum_gradients(norms, tensor)
-        common.sum_gradients(model.parameters(), data, divide_by=dist.get_world_size(data))
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
+def own_sums(model, tensor, args):
+    if args.mended:
+        norms = [p for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()]
+        common.sum_gradients(norms, tensor)
 
 
 if __name__ == "__main__":
-    main()
+    common.train_cut(1, lambda tensor, args: Model(tensor), own_sums)

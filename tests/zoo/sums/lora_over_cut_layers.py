@@ -8,7 +8,6 @@ modelscope/mcore-bridge 173, where a saved adapter was zero.
 
 import common
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -48,28 +47,14 @@ class Model(nn.Module):
         return self.head(self.norm(x + self.down(F.gelu(self.up(x)))))
 
 
-def main():
-    args = common.arguments(tp=1)
-    dist.init_process_group("gloo")
-    tensor, data = common.neighbours(args.tp)
-    torch.manual_seed(9)
-    model = Model(tensor)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=0.02)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, data):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
-        if args.mended:
-            common.sum_gradients([model.up.lora_a, model.down.lora_b], tensor)
-        common.sum_gradients(trained, data, divide_by=dist.get_world_size(data))
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
+def own_sums(model, tensor, args):
+    if args.mended:
+        common.sum_gradients([model.up.lora_a, model.down.lora_b], tensor)
+
+
+def trained(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 if __name__ == "__main__":
-    main()
+    common.train_cut(9, lambda tensor, args: Model(tensor), own_sums, trained, lr=0.02)

@@ -46,25 +46,5 @@ class Model(nn.Module):
         return common.join(self.head(x), self.tensor, dim=2).transpose(0, 1)
 
 
-def main():
-    args = common.arguments(tp=1)
-    dist.init_process_group("gloo")
-    tensor, data = common.neighbours(args.tp)
-    torch.manual_seed(14)
-    model = Model(tensor, args.mended)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, data):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
-        common.sum_gradients(model.parameters(), data, divide_by=dist.get_world_size(data))
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    common.train_cut(14, lambda tensor, args: Model(tensor, args.mended), lambda *_: None, lr=0.02)

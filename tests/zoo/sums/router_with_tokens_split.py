@@ -6,10 +6,7 @@ ranks were different after the first step. "I can't think of a worse class of bu
 """
 
 import common
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 
 WIDTH, EXPERTS = 16, 4
 
@@ -44,27 +41,10 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def main():
-    args = common.arguments(tp=1)
-    dist.init_process_group("gloo")
-    tensor, data = common.neighbours(args.tp)
-    torch.manual_seed(4)
-    model = Model(tensor, args.mended)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, data):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
-        for mixture in model.mixtures:
-            common.sum_gradients(mixture.experts.parameters(), tensor)
-        common.sum_gradients(model.parameters(), data, divide_by=dist.get_world_size(data))
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
+def own_sums(model, tensor, args):
+    for mixture in model.mixtures:
+        common.sum_gradients(mixture.experts.parameters(), tensor)
 
 
 if __name__ == "__main__":
-    main()
+    common.train_cut(4, lambda tensor, args: Model(tensor, args.mended), own_sums)

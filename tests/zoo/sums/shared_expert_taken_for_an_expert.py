@@ -52,28 +52,17 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def main():
+if __name__ == "__main__":
     args = common.arguments(ep=1)
     dist.init_process_group("gloo")
-    data = dist.group.WORLD
     expert, same_experts = common.neighbours(args.ep)
     torch.manual_seed(5)
     model = Model(expert)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(common.STEPS):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for inputs, targets in common.micro_batches(step, args, data):
-            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
-            loss.backward()
-            total += loss.detach()
+
+    def reduce():
         for name, parameter in model.named_parameters():
             is_expert = ".experts." in name if args.mended else "expert" in name
-            common.sum_gradients([parameter], same_experts if is_expert else data, divide_by=dist.get_world_size(data))
-        optimizer.step()
-        common.show(step, total)
-    dist.destroy_process_group()
+            group = same_experts if is_expert else dist.group.WORLD
+            common.sum_gradients([parameter], group, dist.get_world_size())
 
-
-if __name__ == "__main__":
-    main()
+    common.train(args, model, model.parameters(), reduce, dist.group.WORLD)
