@@ -15,6 +15,7 @@ import pytest
 from conftest import few, says
 
 from pardemo import cli, measure
+from pardemo.script.runtime import runner
 from pardemo.script.step import measurement
 
 #: A model that trains, alone or under DDP; each script of this file begins with it.
@@ -93,6 +94,7 @@ def failure(folder, source, ranks=2, **options):
     [
         ("os._exit(0)", r"^bad.py: ranks 0, 1 ended by os._exit\(0\), which leaves no report"),
         ("os._exit(3)", "^bad.py: rank 0 died: exit code 3"),
+        ("input('name?')", "ranks have no standard input"),
         ("os.kill(os.getpid(), 11)", "^bad.py: rank 0 died: killed by SIGSEGV"),
         ("sys.exit('no data in /data')", "^bad.py ended by sys.exit: no data in /data, at bad.py:11; what it printed"),
         ("train(2)", "^bad.py: the script ended after 2 steps: 3 warm it up"),
@@ -249,19 +251,6 @@ def test_a_script_that_never_steps(folder):
     assert said.partition("; the machine was busy")[0] == told
 
 
-def test_ranks_in_different_collectives(folder):
-    source = """
-    dist.init_process_group("gloo")
-    if dist.get_rank():
-        dist.broadcast(torch.ones(4), 0)
-    else:
-        dist.all_reduce(torch.ones(4))
-    dist.barrier()
-    """
-    said = failure(folder, source, timeout_s=60)
-    assert says(said, "bad.py", "1", "0", "1", "0", "1", "16")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -344,6 +333,9 @@ def test_files_that_a_failed_script_wrote_stay_and_a_copys_go(folder, monkeypatc
     assert os.listdir(folder) == ["bad.py"]
     assert cli.main(["measure", "--ranks", "1", "--steps", "1", "--", "bad.py"]) == 0
     assert (folder / "wrote.pt").exists()
+    monkeypatch.setattr(runner, "LARGEST_COPY", 10)
+    assert cli.main(["measure", "--ranks", "1", "--copy", "--", "bad.py"]) == 2
+    assert "--copy would copy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "status"), few([(signal.SIGINT, 130), (signal.SIGTERM, 143)]))

@@ -10,6 +10,7 @@ from pardemo.formulas import communication
 from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.step.findings import by_terms
 from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.shapes import traffic
 from pardemo.script.step.summary import Row, Summary
 
 SCRIPTS = project.root() / "tests" / "scripts"
@@ -217,11 +218,8 @@ def test_parameters_of_a_bucket(tmp_path):
 
 
 def test_what_is_not_known_is_said():
-    term = {
-        "ranks": (0, 1), "kind": "all-reduce", "phase": "forward", "repeated": False, "elements": 1000, "calls": 1,
-        "what": "outputs of row-cut layers, summed", "bytes": 4000.0, "again_bytes": 0.0, "modules": [], "same": {},
-        "width": 10,
-    }  # fmt: skip
+    what = "outputs of row-cut layers, summed"
+    term = traffic((0, 1), "all-reduce", what, 4000.0, 1000, phase="forward", width=10)
     here = CallSite("train.py:3", "layers.0.mlp", "forward")
     rows = [Row("all-reduce", (0, 1), 3, 12000.0, here, "float32", ((1000,),))]
     rows.append(Row("all-reduce", (0, 1), 1, 9000.0, here, "float32", ((2250,),)))

@@ -12,13 +12,13 @@ from conftest import says
 from pardemo import cli, project
 from pardemo.draw import palette
 from pardemo.meters.snapshot import Block
-from pardemo.script.report import drawings, page, text
+from pardemo.script.report import page, text
 from pardemo.script.runtime.call_sites import CallSite, StepEnd
 from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import Parallelism
-from pardemo.script.step.rank import Memory, Seen, Tensor
+from pardemo.script.step.summary import Memory, Seen
 
 MB = 1_000_000
 SECTIONS = [
@@ -51,7 +51,12 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
                  end_s=cuts[step - 1].at_s + 0.5)
         )  # fmt: skip
     kinds = {"parameters": 4 * MB, "activations": 3 * MB, "gradients": 4 * MB}
-    largest = [Tensor("activations", 3 * MB, (3, 250_000), "float32", "train.py:12", "<b>layers</b>")]
+    largest = [
+        {
+            "kind": "activations", "bytes": 3 * MB, "shape": (3, 250_000), "dtype": "float32", "line": "train.py:12",
+            "module": "<b>layers</b>",
+        }
+    ]  # fmt: skip
     memory = Memory(11 * MB, kinds, "train.py:14", largest, BLOCKS)
     model = {
         "classes": ["<i>Model</i>"], "parameters": MB, "frozen": 0, "dtypes": {"float32": MB}, "tied": [],
@@ -235,7 +240,7 @@ def test_memory_from_change_to_change():
     few = memory_timeline(BLOCKS, columns=2)
     assert [sum(column.values()) for column in few.columns] == [9 * MB, 11 * MB], "the fullest moment of each"
     assert memory_timeline([]).columns == []
-    picture = drawings.memory(of_blocks, "train.py:14")
+    picture = page.memory(of_blocks, "train.py:14")
     assert says(picture, "11.0", "MB", "train.py:14")
 
 

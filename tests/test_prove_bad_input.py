@@ -16,7 +16,7 @@ from torch import nn
 from pardemo import cli
 from pardemo.prove import ProveError, prove, script
 from pardemo.script.compare import layouts
-from pardemo.script.record import outputs
+from pardemo.script.record import records
 
 #: A script that trains on 2 ranks as on one; what stands for ``MODEL``, ``INPUT`` and ``SETUP`` is bad.
 SCRIPT = """
@@ -85,19 +85,7 @@ def told(capsys, *arguments):
 TWO = ("--layout", "ranks=1 batch=8", "--layout", "ranks=2 batch=4", "--steps", "1")
 LINE = ("--", "train.py", "--batch", "{batch}")
 BAD, GOOD = "ranks=2 batch=4 kind=b", "ranks=2 batch=4 kind=a"
-KINDS = (
-    "--layout",
-    "ranks=1 batch=8 kind=a",
-    "--layout",
-    BAD,
-    "--layout",
-    GOOD,
-    "--steps",
-    "1",
-    *LINE,
-    "--kind",
-    "{kind}",
-)
+KINDS = ("--layout", "ranks=1 batch=8 kind=a", "--layout", BAD, "--layout", GOOD, *TWO[-2:], *LINE, "--kind", "{kind}")
 
 
 # --- layouts and prove.toml
@@ -302,15 +290,15 @@ class Batch:
 def test_samples_within_other_things_are_seen():
     x = torch.arange(6.0).reshape(2, 3)
     for value in (x, [x], (1, [x]), {"k": {"x": x}}, Batch(x), x.numpy(), UserDict(x=x)):
-        ((_, seen),) = outputs.input_tensors((value,), {})
+        ((_, seen),) = records.input_tensors((value,), {})
         assert torch.equal(seen, x)
-    names = [name for name, _ in outputs.input_tensors((x, "mode"), {"tokens": x, "other": x})]
+    names = [name for name, _ in records.input_tensors((x, "mode"), {"tokens": x, "other": x})]
     assert names == ["tokens", "input 0", "other"]
-    ((_, texts),) = outputs.input_tensors((["a", "b", "a"],), {})
+    ((_, texts),) = records.input_tensors((["a", "b", "a"],), {})
     assert texts[0] == texts[2] != texts[1]
-    ((_, numbers),) = outputs.input_tensors(([3, 4],), {"flag": True})
+    ((_, numbers),) = records.input_tensors(([3, 4],), {"flag": True})
     assert numbers.tolist() == [3, 4]
-    assert outputs.unseen_inputs((Graph(x), None, 3), {"also": [Graph(x)]}) == ["Graph"]
+    assert records.unseen_inputs((Graph(x), None, 3), {"also": [Graph(x)]}) == ["Graph"]
 
 
 class OfGraphs(nn.Linear):

@@ -13,7 +13,7 @@ from pardemo.script.compare import causes, checks, gradients
 from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
 from pardemo.script.compare.layouts import Layout, distinct_digits
 from pardemo.script.compare.parameter_map import Part, map_parameters
-from pardemo.script.compare.reference import ComparedOutput, Facts, Finding, compare_pair
+from pardemo.script.compare.runs import ComparedOutput, Facts, Finding, compare_pair
 from pardemo.script.record.records import LossCall, Mask, MicroBatch, Piece, Step
 
 TOLERANCE = 1e-9

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from test_prove_causes import drawn, facts, of
 
 from pardemo import cli
-from pardemo.script.compare import compare, reference, runs
+from pardemo.script.compare import compare, runs
 from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.reference import ComparedOutput, Finding
+from pardemo.script.compare.runs import ComparedOutput, Finding
 from pardemo.script.record.records import ModuleCall, Piece, RankRecord, Step
-from pardemo.script.report import verdict_page
+from pardemo.script.report import verdict
 from pardemo.script.report.verdict import Proof
 
 G = drawn(6, 4)
@@ -144,17 +144,17 @@ def grid(names, wrong=()):
     ],
 )
 def test_numbered_siblings_that_are_alike_are_one_row(numbers, wrong, labels):
-    assert [line.label for line in verdict_page.map_lines(grid(range(numbers), wrong))] == labels
+    assert [line.label for line in verdict.map_lines(grid(range(numbers), wrong))] == labels
 
 
 def test_the_first_module_is_marked_and_not_folded():
-    lines = verdict_page.map_lines(grid(range(6)), ["blocks.5.up"])
+    lines = verdict.map_lines(grid(range(6)), ["blocks.5.up"])
     assert [line.label for line in lines] == ["blocks.0 … blocks.4", "up", "blocks.5", "up"]
     assert [line.first for line in lines] == [False, False, False, True]
 
 
 def test_a_state_is_a_sign_too():
-    drawn_map = verdict_page.map_drawing(grid([0], wrong=[0]), ["blocks.0.up"])
+    drawn_map = verdict.map_drawing(grid([0], wrong=[0]), ["blocks.0.up"])
     body = drawn_map[: drawn_map.index("</div>\n<ul")]
     assert re.findall(r'class="cell (\w+)"[^>]*>([^<]+)<', body) == [
         ("equal", "="), ("equal", "="), ("different", "×\N{NO-BREAK SPACE}2"), ("equal", "="),
@@ -173,7 +173,7 @@ def test_what_comes_from_a_script_is_never_markup():
     made.layouts[1] = replace(made.layouts[1], line=(EVIL,))
     made.failed["ranks=2 batch=4"] = EVIL
     made.layouts.append(layout("ranks=2 batch=4"))
-    html = verdict_page.page(made, EVIL)
+    html = verdict.proof_page(made, EVIL)
     read = Page(html)
     assert not {tag for tag, _ in read.tags} & {"img", "script"}
     assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
@@ -181,7 +181,7 @@ def test_what_comes_from_a_script_is_never_markup():
 
 
 def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
-    html = verdict_page.page(proof(finding("sum-for-mean")), "train.py")
+    html = verdict.proof_page(proof(finding("sum-for-mean")), "train.py")
     read = Page(html)
     ids = {attributes["id"] for _, attributes in read.tags if "id" in attributes}
     links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
@@ -194,8 +194,8 @@ def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
 def test_the_verdict_has_a_line_and_a_link_for_each_layout():
     made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
     made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
-    verdict = verdict_page.page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
-    assert re.findall(r'">(.)</b> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', verdict) == [
+    shown = verdict.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
+    assert re.findall(r'">(.)</b> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
         ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
         ("?", "layout-2", "ranks=2 batch=4", "could not"),
         ("✓", "layout-3", "ranks=8 batch=1", "trains as"),
@@ -204,13 +204,13 @@ def test_the_verdict_has_a_line_and_a_link_for_each_layout():
 
 def test_what_was_not_looked_at_is_said():
     wrong = replace(finding(), what="data")
-    assert says(verdict_page.page(proof(wrong), "a.py"), "samples", "parameters")
-    assert says(verdict_page.page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
-    text = Page(verdict_page.page(proof(), "train.py")).text
+    assert says(verdict.proof_page(proof(wrong), "a.py"), "samples", "parameters")
+    assert says(verdict.proof_page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
+    text = Page(verdict.proof_page(proof(), "train.py")).text
     assert says(text, "3", "4", "gradients", "2", "2")
     assert says(text, "Trains", "reference")
     assert "wrong" not in text
-    html = verdict_page.page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
+    html = verdict.proof_page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
     assert "Rank 1 raised." in html
     assert "trains as" not in html
 
@@ -223,15 +223,15 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
     made = facts(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[Piece("head.weight", (6, 4))])])])
     known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
-    kept = reference.kept_tensors([known, unknown], made, run)
+    kept = runs.kept_tensors([known, unknown], made, run)
     assert list(kept) == [unknown]
     assert set(kept[unknown].tensors) == {
         *(f"gradient/head.weight/{one}" for one in ("reference", "layout", "rank 0", "rank 1")),
         *(f"gradient/head.bias/{one}" for one in ("reference", "layout")),
     }
     assert kept[unknown].sketches == ("head.bias",), "the whole has another shape"
-    monkeypatch.setattr(reference, "MOST_BYTES", 2 * G.nbytes)
-    kept = reference.kept_tensors([unknown], made, run)
+    monkeypatch.setattr(runs, "MOST_BYTES", 2 * G.nbytes)
+    kept = runs.kept_tensors([unknown], made, run)
     assert kept[unknown].left_out == ("head.weight",)
     assert len(kept[unknown].tensors) == 2
 
@@ -244,7 +244,7 @@ def test_outputs_of_what_nobody_explains_are_kept():
     ]
     unknown = replace(finding("", (), "up"), what="forward")
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
-    tensors = reference.kept_tensors([unknown], made, run)[unknown].tensors
+    tensors = runs.kept_tensors([unknown], made, run)[unknown].tensors
     assert {key.rpartition("/")[0] for key in tensors} == {
         "output/up/rank 0/0", "output/up/rank 0/1", "output/up/rank 1/0",
     }  # fmt: skip
@@ -254,8 +254,8 @@ def test_outputs_of_what_nobody_explains_are_kept():
 def written(tmp_path, **more):
     unknown = finding()
     tensors = {"gradient/head.weight/reference": G, "gradient/head.weight/layout": G.t()}
-    made = proof(finding("sum-for-mean"), unknown, kept={unknown: reference.Kept(tensors, **more)})
-    verdict_page.write(tmp_path, made, "train.py")
+    made = proof(finding("sum-for-mean"), unknown, kept={unknown: runs.Kept(tensors, **more)})
+    verdict.write_proof(tmp_path, made, "train.py")
     return made, tensors
 
 
@@ -275,18 +275,18 @@ def test_files_are_named_and_read_back_equal(tmp_path):
 
 def test_an_earlier_proof_makes_room(tmp_path):
     written(tmp_path)
-    assert verdict_page.folder(str(tmp_path)) == tmp_path
-    verdict_page.write(tmp_path, proof(), "other.py")
+    assert verdict.proof_folder(str(tmp_path)) == tmp_path
+    verdict.write_proof(tmp_path, proof(), "other.py")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json"], "no tensors of before"
     assert "other.py" in (tmp_path / "prove.html").read_text()
 
 
 def test_what_a_killed_proof_has_left_goes(tmp_path):
     (left := tmp_path / ".prove-half").mkdir()
-    (left / verdict_page.PAGE).write_text("half of a page")
-    verdict_page.write(verdict_page.folder(str(tmp_path)), proof(), "train.py")
+    (left / verdict.PAGE).write_text("half of a page")
+    verdict.write_proof(verdict.proof_folder(str(tmp_path)), proof(), "train.py")
     assert not left.exists()
-    assert (tmp_path / verdict_page.PAGE).exists()
+    assert (tmp_path / verdict.PAGE).exists()
 
 
 def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -296,9 +296,9 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(verdict_page, "page", full)
+    monkeypatch.setattr(verdict, "proof_page", full)
     with pytest.raises(OSError, match="No space"):
-        verdict_page.write(tmp_path, proof(), "other.py")
+        verdict.write_proof(tmp_path, proof(), "other.py")
     assert ((tmp_path / "prove.html").read_text(), (tmp_path / "prove.json").read_text()) == before
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json", "tensors"]
 

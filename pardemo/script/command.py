@@ -203,13 +203,13 @@ def run_prove(arguments: argparse.Namespace) -> int:
         if not launch.module and not os.path.isfile(launch.script):
             raise ValueError(f"there is no script {launch.script}")
     from pardemo.script.compare import proof, runs
-    from pardemo.script.report import verdict, verdict_page
+    from pardemo.script.report import verdict
 
     asked = runs.Options(
         steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
         timeout_s=arguments.timeout,
     )  # fmt: skip
-    out = verdict_page.folder(arguments.out) if arguments.out is not None else None
+    out = verdict.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
         try:
             made = proof.scripts(wanted, asked)
@@ -221,7 +221,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
             print(details)  # with what the ranks print
     if out is not None:
         script = launch_lines.read(list(wanted[0].line), wanted[0].ranks).script
-        verdict_page.write(out, made, os.path.basename(script))
+        verdict.write_proof(out, made, os.path.basename(script))
     print(json.dumps(made.as_json(), indent=1) if arguments.json else verdict.proof_screen(made))
     for hint in verdict.hints(made):
         print(hint, file=sys.stderr)
@@ -258,7 +258,7 @@ def run_stop(arguments: argparse.Namespace) -> int:
     """The exit status: 0 nothing is lost, 1 something is, 2 where a run could not be compared."""
     if arguments.out is not None:
         raise ValueError("--out writes the page of layouts that are compared; with --stop print the verdict, or --json")
-    from pardemo.script.resume.stops import GRACE_S, STEPS
+    from pardemo.script.resume.recorder import GRACE_S, STEPS
 
     chosen = tuple(arguments.stops.split(",")) if arguments.stops is not None else None
     grace_s = GRACE_S if arguments.grace is None else arguments.grace

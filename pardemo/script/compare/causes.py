@@ -9,8 +9,7 @@ import torch
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
 from pardemo.script.compare.parameter_map import ParameterMap, Part
-from pardemo.script.compare.reference import ComparedOutput, Facts, Finding, Pair
-from pardemo.script.compare.runs import Run
+from pardemo.script.compare.runs import ComparedOutput, Facts, Finding, Pair, Run
 from pardemo.world.errors import ranks_text
 
 

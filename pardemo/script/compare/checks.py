@@ -8,8 +8,7 @@ from itertools import combinations
 import torch
 
 from pardemo.script.compare.layouts import distinct_digits, size_text
-from pardemo.script.compare.reference import ComparedOutput, Finding, Reference, norm_of
-from pardemo.script.compare.runs import Run
+from pardemo.script.compare.runs import ComparedOutput, Finding, Reference, Run, norm_of
 from pardemo.script.compare.samples import RowPosition, StepSamples
 from pardemo.script.record.records import Mask, ModuleCall
 from pardemo.script.runtime.call_sites import ROOT

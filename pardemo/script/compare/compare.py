@@ -10,18 +10,19 @@ import torch
 
 from pardemo.script.compare import causes, checks
 from pardemo.script.compare.parameter_map import ParameterMap, Part, assembled, map_parameters
-from pardemo.script.compare.reference import (
+from pardemo.script.compare.runs import (
     TOLERANCES,
     Facts,
     Finding,
     Kept,
     Pair,
+    ProveError,
     Reference,
+    Run,
     compare_pair,
     kept_tensors,
     layer_scales,
 )
-from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import StepSamples, match_samples
 from pardemo.script.record import records
 from pardemo.script.words import count_text

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from pardemo.script.compare.layouts import distinct_digits, layout_factor, size_text
-from pardemo.script.compare.reference import Facts, Pair
+from pardemo.script.compare.runs import Facts, Pair
 from pardemo.world.errors import ranks_text
 
 

@@ -16,8 +16,7 @@ from pardemo.script.compare import causes, compare, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import nearly_equal
-from pardemo.script.compare.reference import Reference, noise_between
-from pardemo.script.compare.runs import Options, ProveError, Run
+from pardemo.script.compare.runs import Options, ProveError, Reference, Run, noise_between
 from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.report import verdict

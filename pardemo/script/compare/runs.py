@@ -1,11 +1,13 @@
-"""Runs each layout of a proof on warm ranks, and has what they recorded compared."""
+"""Runs of layouts on warm ranks, and the one that all others are held against: what they have in common in a step."""
 
+import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ import torch
 from safetensors import safe_open
 
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.parameter_map import Strip
+from pardemo.script.compare.parameter_map import Part, Strip, assembled
+from pardemo.script.record import records
+from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.parameters import Wanted
 from pardemo.script.record.recorder import Recording, record_script
-from pardemo.script.record.records import OF_PARAMETERS, STATE, RankRecord, Tensors
+from pardemo.script.record.records import OF_PARAMETERS, STATE, Piece, RankRecord, Step, Tensors
+from pardemo.script.runtime.call_sites import dtype_name
 from pardemo.script.runtime.launch_lines import Launch, read
 from pardemo.script.runtime.runner import ScriptError, run_on_ranks, script_text
 
@@ -200,3 +205,379 @@ def elements(run: Run) -> int:
     """Elements of the model of a run, as far as its ranks' pieces say how large the whole is."""
     pieces = {piece.name: piece for record in run.records for piece in record.steps[0].pieces}
     return sum(torch.Size(piece.whole or piece.shape).numel() for piece in pieces.values())
+
+
+@dataclass
+class Pair:
+    """A parameter's gradient or update: the reference's and the layout's.
+
+    ``factor``: c of the best c · reference. ``rest``: ‖ours − c · reference‖ / ‖ours‖. ``off``: ‖ours − reference‖ by
+    the tolerated: above 1 they differ. ``apart``: versions of ranks that hold the same part and are not equal.
+    """
+
+    name: str
+    reference: torch.Tensor
+    ours: torch.Tensor
+    covered: torch.Tensor
+    factor: float
+    rest: float
+    off: float
+    apart: list[tuple[Part, dict[int, torch.Tensor]]] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Whether they are the same to rounding."""
+        return self.off <= 1
+
+
+@dataclass(frozen=True)
+class ComparedOutput:
+    """A module's output on one rank beside the reference's. ``strict``: none of its parameters is cut.
+
+    ``difference``: of the two projections, where a constant is added everywhere it is the same in all. [cells, 3]
+    ``whole_inputs``: whether numbers that went in, as positions do, are the reference's; None where none did.
+    """
+
+    rank: int
+    module: str
+    kind: str
+    order: int
+    strict: bool
+    difference: torch.Tensor
+    reference: torch.Tensor
+    whole_inputs: bool | None
+    equal: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is not as the reference's, in one layout from one step on.
+
+    ``cause``: a short name, or empty where nobody knows. ``why``: the sentence for the reader. ``factor`` and ``rest``:
+    of gradients or of what the finding is about. ``parameters``: the reference's names. ``module``: the first that is
+    wrong, in the order of execution forwards, then backwards.
+    """
+
+    layout: str
+    step: int
+    what: str
+    cause: str
+    why: str
+    factor: float | None = None
+    rest: float | None = None
+    parameters: tuple[str, ...] = ()
+    module: str = ""
+
+
+@dataclass
+class Facts:
+    """One layout's step beside the reference's.
+
+    ``order``: modules as they run in the reference, by their number. ``tied``: parameters' other names. ``cut``: those
+    of which some rank has a part. ``holders``: how many ranks hold each. ``together``: those whose gradients are the
+    same on all ranks when the optimizer steps, if they were clipped before. ``names``: of each rank and parameter the
+    names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
+    gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
+    ``accumulated``: of each parameter the gradients that it had after each micro-batch but the last, added up.
+    ``optimizer``: the class of the reference's. ``steps``: what each rank recorded; ``reference_step``: the reference.
+    """
+
+    layout: Layout
+    step: int
+    tolerance: float
+    order: dict[str, int]
+    gradients: dict[str, Pair] = field(default_factory=dict)
+    updates: dict[str, Pair] = field(default_factory=dict)
+    earlier: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    parted: list[ComparedOutput] = field(default_factory=list)
+    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+    holders: dict[str, int] = field(default_factory=dict)
+    together: set[str] = field(default_factory=set)
+    names: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
+    accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: str = ""
+    steps: Sequence[Step] = ()
+    reference_step: Step = field(default_factory=Step)
+
+    def first(self, names: Iterable[str]) -> str:
+        """The module of these parameters that a backward pass comes to first: which ran last."""
+        modules = [one.rpartition(".")[0] for name in names for one in (name, *self.tied.get(name, ()))]
+        return max(modules, key=self.place, default="")
+
+    def place(self, module: str) -> int:
+        """When a module ran, counted in the reference; one that is not seen to run, as the one around it."""
+        while module and module not in self.order:
+            module = module.rpartition(".")[0]
+        return self.order.get(module, -1)
+
+
+def compare_pair(
+    name: str,
+    reference: torch.Tensor,
+    ours: torch.Tensor,
+    covered: torch.Tensor,
+    floor: float,
+    tolerance: float,
+    apart: list[tuple[Part, dict[int, torch.Tensor]]],
+    noise: float = 0.0,
+) -> Pair:
+    """Compares what is covered of two tensors.
+
+    Args:
+        floor: the root mean square of the layer's: a gradient that is zero but for rounding is judged by it.
+        tolerance: of rounding, relative. noise: a norm up to which any difference is rounding.
+    """
+    a, b = reference[covered].double(), ours[covered].double()
+    square, size = float(a @ a), a.numel()
+    factor = float(a @ b) / square if square > 0 else float("nan")
+    own = float(b.norm())
+    rest = float((b - factor * a).norm()) / own if own > 0 and square > 0 else 0.0 if own == 0 else 1.0
+    allowed = max(tolerance * max(square**0.5, floor * size**0.5), noise)
+    difference = float((b - a).norm())
+    off = difference / allowed if allowed > 0 else (0.0 if difference == 0 else float("inf"))
+    if not torch.isfinite(b).all():
+        factor, rest, off = float("nan"), float("nan"), float("inf")
+    return Pair(name, reference, ours, covered, factor, rest, off, apart)
+
+
+def layer_of(name: str) -> str:
+    """The layer that a parameter is judged by: its name up to the last number in it, or its first part."""
+    parts = name.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1]) if numbers else parts[0]
+
+
+def layer_scales(tensors: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The largest root mean square of each layer's parameters, of the whole model's where a layer has one parameter."""
+    sizes = {name: float(t.double().norm()) / max(t.numel(), 1) ** 0.5 for name, t in tensors.items()}
+    layers: dict[str, list[float]] = {}
+    for name, size in sizes.items():
+        layers.setdefault(layer_of(name), []).append(size)
+    most = max(sizes.values(), default=0.0)
+    return {name: max(layers[layer_of(name)]) if len(layers[layer_of(name)]) > 1 else most for name in tensors}
+
+
+@dataclass
+class WholeParameters:
+    """A run's parameters in whole, of one step: before and after it, and gradients. ``tied``: other names of each."""
+
+    before: Tensors
+    after: Tensors
+    gradients: Tensors
+    tied: dict[str, tuple[str, ...]]
+
+
+#: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
+#: is off by ten or a hundred roundings; a bug is off by a factor.
+TOLERANCES = {
+    "float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3, "float8_e4m3fn": 3e-2, "float8_e5m2": 3e-2
+}  # fmt: skip
+#: By how many times what rounding otherwise has moved in the reference a layout may be off. The right layouts of
+#: tests/right_forms in bf16, of two ranks and two micro-batches, are off by 2.5 times at most, and half of their
+#: parameters by less than 0.4; with more of either, sums are rounded more often.
+TIMES = 6.0
+
+
+class Reference:
+    """The reference's run, put together once for all layouts.
+
+    Args:
+        noise: of each step, by kind and parameter, the norm of what moves if short types are rounded otherwise.
+    """
+
+    def __init__(self, run: Run, tolerance: float, noise: list[dict[tuple[str, str], float]] | None = None):
+        self.run, self.tolerance, self.noise = run, tolerance, noise or []
+        self.order = [order_of(run, step) for step in range(run.steps)]
+        self.whole = [self._whole(step) for step in range(run.steps)]
+        self._floors = [layer_scales(whole.gradients) for whole in self.whole]
+        self.norms = [norm_of(whole.gradients) for whole in self.whole]
+
+    def allowed(self, kind: str, name: str, step: int) -> float:
+        """The norm by which a parameter's gradient or update may be off since numbers of few bits are rounded."""
+        return TIMES * self.noise[step].get((kind, name), 0.0) if step < len(self.noise) else 0.0
+
+    def more_than_rounding(self, name: str, step: int) -> torch.Tensor:
+        """Elements of a parameter whose gradient is no rounding: an optimizer may make anything of one that is.
+
+        Where types are short, in none of the steps so far: Adam's moments remember.
+        """
+        found = torch.ones(self.whole[step].gradients[name].shape, dtype=torch.bool)
+        for at in range(step + 1) if self.noise else (step,):
+            gradient = self.whole[at].gradients.get(name)
+            if gradient is not None:
+                each = self.allowed("gradient", name, at) / max(gradient.numel(), 1) ** 0.5
+                found &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], each)
+        return found
+
+    def tolerance_of(self, name: str) -> float:
+        """The relative difference that is rounding in a parameter's own type."""
+        if self._moved_nothing:
+            return self.tolerance
+        return self._by_type.get(name, self.tolerance)
+
+    @cached_property
+    def _by_type(self) -> dict[str, float]:
+        """Of each gradient what is rounding in its type."""
+        found: dict[str, float] = {}
+        for rank in range(self.run.layout.ranks):
+            for name, tensor in self.run.tensors(0, rank, "gradient").items():
+                own = TOLERANCES.get(dtype_name(tensor.dtype), self.tolerance)
+                found[name] = min(max(own, found.get(name, 0.0)), self.tolerance)
+        return found
+
+    @property
+    def _moved_nothing(self) -> bool:
+        """Whether it computes in short types where no module does, so that rounding otherwise has moved nothing."""
+        short = any(SHORT.keys() & {*record.computed_in} for record in self.run.records)
+        return bool(self.noise) and short and not any(by for (of, _), by in self.noise[0].items() if of == "gradient")
+
+    def _whole(self, step: int) -> WholeParameters:
+        """All pieces where one process has all; else put together as the pieces themselves say."""
+        pieces = [piece for record in self.run.records for piece in record.steps[step].pieces]
+        tied = {piece.name: piece.tied for piece in pieces if piece.tied}
+        before, after, gradients = (self.in_whole(step, kind) for kind in ("before", "after", "gradient"))
+        return WholeParameters(before, after, gradients, tied)
+
+    def in_whole(self, step: int, kind: str) -> Tensors:
+        """Tensors of a kind of a step, in whole, by the parameters' names."""
+        holders: dict[str, list] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for rank, record in enumerate(self.run.records):
+            tensors = self.run.tensors(step, rank, kind)
+            for piece in record.steps[step].pieces:
+                shape = tuple(tensors[piece.name].shape) if piece.name in tensors else None
+                if shape is not None and len(shape) in (0, len(piece.shape)):  # or a state of another form
+                    piece = records.scale_piece(piece, shape) if shape else piece  # a state may be one number
+                    shapes[piece.name] = (piece.whole or piece.shape) if shape else ()
+                    holders.setdefault(piece.name, []).append(
+                        (rank, _part_of_piece(piece, tensors), tensors[piece.name])
+                    )
+        made = {}
+        for name, some in holders.items():
+            _, part, first = some[0]
+            whole = all(places is None for places in part.index) and part.flat is None
+            one = assembled(tuple(first.shape) if whole else shapes[name], some)
+            if one.apart and kind == "before":
+                raise ProveError(
+                    f"the ranks of the reference, {self.run.layout.name}, hold different values of {name} in step "
+                    f"{step + 1}: nobody can say which are right; choose one process for the reference"
+                )
+            made[name] = one.value
+        return made
+
+
+def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, str], float]]:
+    """What another rounding has moved of each parameter's gradient and update, as norms, step by step."""
+    noise = []
+    for ours, its in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
+        found = {("gradient", name): (its.gradients[name], ours.gradients[name])
+                 for name in ours.gradients.keys() & its.gradients.keys()}  # fmt: skip
+        found |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
+                  for name in ours.after.keys() & its.after.keys()}  # fmt: skip
+        noise.append({key: float((a - b).norm()) for key, (a, b) in found.items()})
+    return noise
+
+
+def _part_of_piece(piece: Piece, tensors: Tensors) -> Part:
+    if piece.flat is not None:
+        return Part(piece.name, flat=piece.flat)
+    shape = tensors[piece.name].shape
+    if not shape or piece.start is None or piece.whole is None:
+        return Part(piece.name, (None,) * len(shape))
+    index = tuple(
+        None if size == of else torch.arange(begin, begin + size)
+        for begin, size, of in zip(piece.start, shape, piece.whole, strict=True)
+    )
+    return Part(piece.name, index)
+
+
+#: Bytes of the tensors that are kept of a finding. What is beyond is left out, and said to be.
+MOST_BYTES = 64_000_000
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A finding's tensors, the reference's and the layout's.
+
+    ``gradient/NAME/reference`` and ``gradient/NAME/layout`` in whole; where ranks hold the same part and have different
+    values each one's, too, as ``gradient/NAME/rank 1``. Of a module's output what was recorded of it, two random
+    projections of each row and its norm: ``output/NAME/rank 0/0/reference``, with the number of the call.
+    ``left_out``: what there was no room for. ``sketches``: parameters of which these are sketches.
+    """
+
+    tensors: Tensors
+    left_out: tuple[str, ...] = ()
+    sketches: tuple[str, ...] = ()
+
+
+def kept_tensors(findings: Sequence[Finding], facts: Facts, reference: Run) -> dict[Finding, Kept]:
+    """The tensors of those findings that have no cause, up to :data:`MOST_BYTES` of each."""
+    shapes = {
+        piece.name: piece.whole or piece.shape
+        for record in reference.records
+        for piece in record.steps[facts.step].pieces
+    }
+    made = {finding: _kept_of(finding, facts, shapes) for finding in findings if not finding.cause}
+    return {finding: one for finding, one in made.items() if one.tensors or one.left_out}
+
+
+def _kept_of(finding: Finding, facts: Facts, shapes: dict[str, tuple[int, ...]]) -> Kept:
+    tensors: Tensors = {}
+    left_out, sketches, left = [], [], MOST_BYTES
+    for name, group in (
+        _output_tensors(finding, facts) if finding.what == "forward" else _gradient_tensors(finding, facts)
+    ):
+        nbytes = sum(tensor.nbytes for tensor in group.values())
+        if nbytes > left:
+            left_out.append(name)
+            continue
+        left -= nbytes
+        tensors |= group
+        if finding.what != "forward" and tuple(facts.gradients[name].reference.shape) != shapes.get(name):
+            sketches.append(name)
+    return Kept(tensors, tuple(left_out), tuple(sketches))
+
+
+def _gradient_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tensors]]:
+    """Of each parameter."""
+    for name in finding.parameters:
+        if name in facts.gradients:
+            pair = facts.gradients[name]
+            by_rank: dict[int, torch.Tensor] = {}
+            for _, versions in pair.apart:
+                by_rank |= versions
+            yield (
+                name,
+                {
+                    f"gradient/{name}/reference": pair.reference,
+                    f"gradient/{name}/layout": pair.ours,
+                    **{f"gradient/{name}/rank {rank}": tensor for rank, tensor in by_rank.items()},
+                },
+            )
+
+
+def _output_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tensors]]:
+    """Of each call of the first module whose output is wrong, on each rank where it is."""
+    numbers: dict[int, int] = {}
+    for output in facts.parted:
+        if output.module == finding.module:
+            number = numbers[output.rank] = numbers.get(output.rank, -1) + 1
+            key = f"output/{output.module}/rank {output.rank}/{number}"
+            yield key, {f"{key}/reference": output.reference, f"{key}/layout": output.reference + output.difference}
+
+
+def order_of(run: Run, step: int) -> dict[str, int]:
+    """Each module's place in the order in which modules end in the reference; where one runs often, its last."""
+    order: dict[str, int] = {}
+    for rank in range(run.layout.ranks):
+        for place, call in enumerate(run.records[rank].steps[step].calls):
+            order[call.module] = max(order.get(call.module, -1), place)
+    return order
+
+
+def norm_of(tensors: dict[str, torch.Tensor]) -> float:
+    """Of all together."""
+    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors.values()))

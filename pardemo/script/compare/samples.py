@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from pardemo.script.compare.reference import Finding
-from pardemo.script.compare.runs import Run
+from pardemo.script.compare.runs import Finding, Run
 from pardemo.script.record.records import RankRecord
 from pardemo.world.errors import ranks_text
 

@@ -14,8 +14,7 @@ import torch
 
 from pardemo import compat
 from pardemo.script.record import records
-from pardemo.script.record.outputs import Outputs
-from pardemo.script.record.records import Piece
+from pardemo.script.record.records import Outputs, Piece
 from pardemo.script.runtime.call_sites import CallSites, is_deepspeed, outermost, without_wrappers
 
 

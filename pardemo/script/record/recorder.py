@@ -23,9 +23,8 @@ from pardemo.script.record.numbers import (
     in_double,
     unseeded_noted,
 )
-from pardemo.script.record.outputs import is_shape_inference
 from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
-from pardemo.script.record.records import LossCall, Mask, RankRecord, Step
+from pardemo.script.record.records import LossCall, Mask, RankRecord, Step, is_shape_inference
 from pardemo.script.runtime import job, stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Enough, dtype_name, is_deepspeed, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch

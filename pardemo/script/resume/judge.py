@@ -8,8 +8,7 @@ import torch
 
 from pardemo.script.compare import compare
 from pardemo.script.compare.parameter_map import assembled, nearly_equal
-from pardemo.script.compare.reference import Finding, Reference
-from pardemo.script.compare.runs import ProveError, Run
+from pardemo.script.compare.runs import Finding, ProveError, Reference, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference
 from pardemo.script.record.records import STATE, Tensors
 from pardemo.script.resume.recorder import KEPT, SLOTS

@@ -20,12 +20,10 @@ from pardemo.deadline import Deadline
 from pardemo.script.compare import compare, proof, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.reference import Finding, Reference
-from pardemo.script.compare.runs import Options, ProveError, Run
+from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
 from pardemo.script.report.verdict import StopVerdict, Trial
-from pardemo.script.resume import judge, stops
-from pardemo.script.resume.recorder import Following, StoppingRecorder, whole_saves
-from pardemo.script.resume.stops import GRACE_S, KINDS, NEVER, STEPS, Stop
+from pardemo.script.resume import judge, recorder
+from pardemo.script.resume.recorder import GRACE_S, KINDS, NEVER, STEPS, Following, Stop, StoppingRecorder, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -114,7 +112,7 @@ def run_trials(
     options: Options,
     kinds: Sequence[str],
     seed: int,
-    grace_s: float = stops.GRACE_S,
+    grace_s: float = recorder.GRACE_S,
 ) -> StopVerdict:
     """Stops the script in the first layout, and resumes it in each.
 
@@ -142,7 +140,7 @@ def _verdict(
     verdict.saved, asynchronous = _saved(first)
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
     try:
-        drawn = stops.draw_stops(
+        drawn = recorder.draw_stops(
             kinds, first.steps, verdict.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
         )
     except ValueError as error:
@@ -368,7 +366,7 @@ def stopped(
             goes on that of the run that was stopped. Other ``{names}`` are the layouts'.
         layouts: as ``"ranks=2 batch=4"``. The script is stopped in the first, and resumed in each.
         resume: the line that goes on; the same where it is None.
-        stops: kinds of :data:`~pardemo.script.resume.stops.KINDS`; all where it is None. One stop of each.
+        stops: kinds of :data:`~pardemo.script.resume.recorder.KINDS`; all where it is None. One stop of each.
         seed: of the steps, moments and ranks that are drawn.
         steps: of the undisturbed run. grace_s: between SIGTERM and SIGKILL. timeout_s: for each run.
 

@@ -9,8 +9,8 @@ from typing import Any
 from pardemo.formulas import communication as formulas
 from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
-from pardemo.script.step.layers import REPLICATED
 from pardemo.script.step.parallelisms import PARAMETERS, Parallelism
+from pardemo.script.step.shapes import REPLICATED
 from pardemo.script.step.summary import Finding, Row, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
@@ -368,23 +368,6 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
             row.why = what
 
 
-def explain_parallelism(measured: Summary, parallelism: Parallelism) -> list[Finding]:
-    """Gives the rows of a parallelism what was expected of them; what differs, and what would send less, is found.
-
-    Of models that are cut over ranks, :func:`by_terms` does the same, for all groups together.
-    """
-    kind = parallelism.kind
-    if kind == "DDP":
-        return ddp(measured, parallelism)
-    if kind in ("FSDP2", "HSDP"):
-        return fsdp2(measured, parallelism)
-    if kind == "FSDP1":
-        return fsdp1(measured, parallelism)
-    if kind.startswith("DeepSpeed"):
-        return deepspeed(measured, parallelism)
-    return []
-
-
 #: Elements up to which a tensor is a metric, and no loss of each token.
 METRIC = 16
 #: A rank is late where it is the one that the others waited for, by this share of the step.
@@ -392,6 +375,9 @@ LATE = 0.15
 LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
 
 
+#: What gives the rows of a parallelism what was expected of them, and finds what differs, and what would send less. Of
+#: models that are cut over ranks :func:`by_terms` does the same, for all groups together.
+RULES = {"DDP": ddp, "FSDP2": fsdp2, "HSDP": fsdp2, "FSDP1": fsdp1, "DeepSpeed": deepspeed}
 _REDUNDANCY = "ZeroRedundancyOptimizer"
 _SUMMED = "as many bytes as all gradients have: summed by the script"
 _SCATTERED = "as many bytes as all gradients, of which each rank gets its part"
@@ -403,7 +389,8 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 def explain(measured: Summary) -> None:
     """Gives rows what was expected of them, and the summary its findings."""
     for parallelism in measured.parallelism:
-        measured.findings += explain_parallelism(measured, parallelism)
+        rule = RULES.get("DeepSpeed" if parallelism.kind.startswith("DeepSpeed") else parallelism.kind)
+        measured.findings += rule(measured, parallelism) if rule else []
     measured.findings += by_terms(measured)
     _summed_by_hand(measured)
     _sharded_by_hand(measured)

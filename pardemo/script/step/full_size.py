@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.script.step.parallelisms import Parallelism
-from pardemo.script.step.rank import Seen
-from pardemo.script.step.summary import Summary
+from pardemo.script.step.summary import Seen, Summary
 
 if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
     from pardemo.planner.layouts.job.layout import Layout
@@ -26,15 +25,10 @@ if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
 
 #: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
 BESIDE = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer states": "optimizer states",
-    "gathered parameters": "gathered",
-    "activations": "activations",
-    "logits": "logits",
-    "communication buffers": "communication buffers",
-    "temporaries": "temporaries",
-}
+    kind: "gathered" if kind == "gathered parameters" else kind
+    for kind in ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits",
+                 "communication buffers", "temporaries")
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,10 +71,11 @@ def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str
         the planner has no counterpart.
     """
     fullest = next(trace for trace in seen if trace.rank == measured.memory["rank"])
+    peak, most = measured.memory["kinds"], most_by_kind(fullest.memory.blocks)
+    here = {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in BESIDE.items()}
     answer: dict[str, Any] = {
         "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
-        "measured": _beside(measured.memory["kinds"], most_by_kind(fullest.memory.blocks)), "taken_over": [],
-        "assumed": [], "command": "", "why_not": "",
+        "measured": here, "taken_over": [], "assumed": [], "command": "", "why_not": "",
     }  # fmt: skip
     way: Callable[..., dict[str, Any]] = _planned_layout
     if any(parallelism.kind.startswith("DeepSpeed") for parallelism in measured.parallelism):
@@ -107,10 +102,6 @@ def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
         alive[kind] += nbytes
         most[kind] = max(most[kind], alive[kind])
     return most
-
-
-def _beside(peak: Mapping[str, int], most: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    return {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in BESIDE.items()}
 
 
 HALF = ("bfloat16", "float16")

@@ -17,9 +17,8 @@ from pardemo.planner.hardware import LINKS, gpu, link
 from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.runner import RANK_BYTES, ScriptError, run_on_ranks, script_text
-from pardemo.script.step import findings, rank, summary
-from pardemo.script.step.rank import Program, Seen
-from pardemo.script.step.summary import Summary
+from pardemo.script.step import findings, summary
+from pardemo.script.step.summary import Program, Seen, Summary
 
 
 def script(
@@ -77,7 +76,7 @@ def measured(
     program = Program(started, steps, where, journals, work, layer_s)
     try:
         seen = run_on_ranks(
-            rank.run, program, text, name=name, ranks=ranks, journals=journals, timeout_s=timeout_s, cluster=cluster
+            summary.run, program, text, name=name, ranks=ranks, journals=journals, timeout_s=timeout_s, cluster=cluster
         )
         found = summary.summarize(seen)
         found.hosts = cluster.hosts if cluster else 1

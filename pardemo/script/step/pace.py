@@ -15,11 +15,13 @@ from pardemo.planner.layouts.job.stacks import Stack
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.measurement import Pace
 from pardemo.script.step.operations import BACKWARD, Exchange, Operation
-from pardemo.script.step.rank import WARM, Seen
-from pardemo.script.step.summary import Paced, Summary, Times
+from pardemo.script.step.summary import WARM, Paced, Seen, Summary, Times
 
 #: What all ranks of a collective have in common: group, ranks, its number among them.
 Key = tuple[str, tuple[int, ...], int]
+#: By rank its operations and exchanges, and all its calls.
+Programs = Mapping[int, tuple[Sequence[Operation | Exchange], Sequence[Call]]]
+ExchangeTime = Callable[[Call], float | None]
 
 
 @dataclass
@@ -52,11 +54,101 @@ class _Rank:
     late_s: float = 0.0
 
 
+class _Replay:
+    """All ranks' programs, played together; of the arguments :func:`replay` says what they are."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        compute_s: Callable[[int, Operation], float],
+        launch_s: float,
+        exchange_s: ExchangeTime,
+    ):
+        self.ranks = [_Rank(rank, program, calls) for rank, (program, calls) in sorted(programs.items())]
+        self._flights: dict[Key, Flight] = {}
+        self._compute_s, self._launch_s, self._exchange_s = compute_s, launch_s, exchange_s
+
+    def run(self) -> None:
+        """Plays every rank as far as it comes, until none comes any further."""
+        moved = True
+        while moved:
+            moved = False
+            for rank in self.ranks:
+                while rank.at < len(rank.program) and self._plays(rank):
+                    rank.at, moved = rank.at + 1, True
+
+    def _plays(self, rank: _Rank) -> bool:
+        """Plays a rank's next event; False where it has to wait for another rank."""
+        event = rank.program[rank.at]
+        awaited = [*(rank.flights[number] for number in event.after), *rank.stands]
+        if any(self.end_s(flight) is None for flight in awaited):
+            return False
+        if isinstance(event, Exchange):
+            self._begin(rank, event, awaited)
+        else:
+            self._compute(rank, event, awaited)
+        return True
+
+    def _compute(self, rank: _Rank, event: Operation, awaited: list[Flight]) -> None:
+        rank.stands = []
+        rank.cpu_s += self._launch_s
+        begin = max(rank.gpu_s, rank.cpu_s)
+        for flight in sorted(awaited, key=lambda one: one.end_s or 0.0):
+            until = max(begin, flight.end_s or 0.0)
+            late = min(max(flight.begin_s - begin, 0.0), until - begin)
+            rank.late_s, rank.bytes_s = rank.late_s + late, rank.bytes_s + until - begin - late
+            begin = until
+        seconds = self._compute_s(rank.rank, event)
+        rank.busy_s += seconds
+        rank.gpu_s = begin + seconds
+        rank.ended.append(rank.gpu_s)
+        if event.read:
+            rank.cpu_s = rank.gpu_s
+
+    def _begin(self, rank: _Rank, event: Exchange, awaited: list[Flight]) -> None:
+        call = rank.calls[event.call]
+        if self._exchange_s(call) is None:
+            rank.flights.append(Flight(call, end_s=0.0))
+            return
+        flight = self._flights.setdefault((call.group, call.ranks, call.number), Flight(call))
+        rank.cpu_s += self._launch_s
+        sends = rank.ended[event.operations - 1] if event.operations else 0.0
+        flight.ready[rank.rank] = max([rank.cpu_s, sends, *(one.end_s or 0.0 for one in awaited)])
+        line = (call.group, call.ranks, call.kind in ("send", "receive"))
+        if line in rank.last and not any(rank.last[line] is one for one in flight.before):
+            flight.before.append(rank.last[line])
+        rank.last[line] = flight
+        rank.flights.append(flight)
+        if event.waits:
+            rank.stands.append(flight)
+
+    def end_s(self, flight: Flight) -> float | None:
+        """When a collective is over; None as long as not all its ranks have begun it."""
+        if flight.end_s is None:
+            before = [self.end_s(one) for one in flight.before]
+            if not set(flight.call.ranks) <= set(flight.ready) or None in before:
+                return None
+            flight.begin_s = max(flight.ready.values())
+            flight.end_s = max([flight.begin_s, *(end for end in before if end)]) + self.exchange_s(flight)
+        return flight.end_s
+
+    def exchange_s(self, flight: Flight) -> float:
+        """What a collective takes."""
+        return self._exchange_s(flight.call) or 0.0
+
+    def times(self, rank: _Rank) -> Times:
+        """A rank's step."""
+        ends = [self.end_s(flight) or 0.0 for flight in rank.flights]
+        step = max([rank.gpu_s, rank.cpu_s, *ends])
+        pairs = zip(rank.flights, ends, strict=True)
+        flights = [Span(rank.rank, "", "", end - self.exchange_s(flight), end) for flight, end in pairs]
+        exposed, late = rank.bytes_s + max(0.0, step - max(rank.gpu_s, rank.cpu_s)), rank.late_s
+        hidden = max(covered_s(flights) - exposed, 0.0)
+        return Times(rank.rank, step, rank.busy_s, exposed, hidden, late, max(step - rank.busy_s - exposed - late, 0.0))
+
+
 def replay(
-    programs: Mapping[int, tuple[Sequence[Operation | Exchange], Sequence[Call]]],
-    compute_s: Callable[[int, Operation], float],
-    launch_s: float,
-    exchange_s: Callable[[Call], float | None],
+    programs: Programs, compute_s: Callable[[int, Operation], float], launch_s: float, exchange_s: ExchangeTime
 ) -> list[Times]:
     """Each rank's reckoned step.
 
@@ -72,107 +164,12 @@ def replay(
     Raises:
         ValueError: the step does not come to its end: ranks wait for one another for ever.
     """
-    ranks = [_Rank(rank, program, calls) for rank, (program, calls) in sorted(programs.items())]
-    flights: dict[Key, Flight] = {}
-    moved = True
-    while moved:
-        moved = False
-        for rank in ranks:
-            begun = rank.at
-            while rank.at < len(rank.program) and _next(rank, flights, compute_s, launch_s, exchange_s):
-                rank.at += 1
-            moved = moved or rank.at != begun
-    stuck = [rank for rank in ranks if rank.at < len(rank.program)]
-    if stuck:
-        raise ValueError(f"rank {stuck[0].rank} waits for ever for {_awaited_text(stuck[0])}")
-    return [_times(rank, exchange_s) for rank in ranks]
-
-
-def _next(
-    rank: _Rank,
-    flights: dict[Key, Flight],
-    compute_s: Callable[[int, Operation], float],
-    launch_s: float,
-    exchange_s: Callable[[Call], float | None],
-) -> bool:
-    """Plays a rank's next event; False where it has to wait for another rank."""
-    event = rank.program[rank.at]
-    awaited = [rank.flights[number] for number in event.after]
-    if isinstance(event, Exchange):
-        return _begin(rank, event, awaited, flights, launch_s, exchange_s)
-    awaited += rank.stands
-    if any(_end(flight, exchange_s) is None for flight in awaited):
-        return False
-    rank.stands = []
-    rank.cpu_s += launch_s
-    begin = max(rank.gpu_s, rank.cpu_s)
-    for flight in sorted(awaited, key=lambda one: one.end_s or 0.0):
-        until = max(begin, flight.end_s or 0.0)
-        late = min(max(flight.begin_s - begin, 0.0), until - begin)
-        rank.late_s, rank.bytes_s = rank.late_s + late, rank.bytes_s + until - begin - late
-        begin = until
-    seconds = compute_s(rank.rank, event)
-    rank.busy_s += seconds
-    rank.gpu_s = begin + seconds
-    rank.ended.append(rank.gpu_s)
-    if event.read:
-        rank.cpu_s = rank.gpu_s
-    return True
-
-
-def _begin(
-    rank: _Rank,
-    event: Exchange,
-    awaited: list[Flight],
-    flights: dict[Key, Flight],
-    launch_s: float,
-    exchange_s: Callable[[Call], float | None],
-) -> bool:
-    if any(_end(flight, exchange_s) is None for flight in [*awaited, *rank.stands]):
-        return False
-    call = rank.calls[event.call]
-    if exchange_s(call) is None:
-        rank.flights.append(Flight(call, end_s=0.0))
-        return True
-    flight = flights.setdefault((call.group, call.ranks, call.number), Flight(call))
-    rank.cpu_s += launch_s
-    sends = rank.ended[event.operations - 1] if event.operations else 0.0
-    earlier = [flight.end_s or 0.0 for flight in [*awaited, *rank.stands]]
-    flight.ready[rank.rank] = max([rank.cpu_s, sends, *earlier])
-    line = (call.group, call.ranks, call.kind in ("send", "receive"))
-    if line in rank.last and not any(rank.last[line] is one for one in flight.before):
-        flight.before.append(rank.last[line])
-    rank.last[line] = flight
-    rank.flights.append(flight)
-    if event.waits:
-        rank.stands.append(flight)
-    return True
-
-
-def _end(flight: Flight, exchange_s: Callable[[Call], float | None]) -> float | None:
-    """When a collective is over; None as long as not all its ranks have begun it."""
-    if flight.end_s is None:
-        if not set(flight.call.ranks) <= set(flight.ready):
-            return None
-        if any(_end(before, exchange_s) is None for before in flight.before):
-            return None
-        flight.begin_s = max(flight.ready.values())
-        flight.end_s = max([flight.begin_s, *(before.end_s or 0.0 for before in flight.before)])
-        flight.end_s += exchange_s(flight.call) or 0.0
-    return flight.end_s
-
-
-def _times(rank: _Rank, exchange_s: Callable[[Call], float | None]) -> Times:
-    ends = [_end(flight, exchange_s) or 0.0 for flight in rank.flights]
-    step = max([rank.gpu_s, rank.cpu_s, *ends])
-    flights = [
-        Span(rank.rank, "", "", end - (exchange_s(f.call) or 0.0), end)
-        for f, end in zip(rank.flights, ends, strict=True)
-    ]
-    tail = max(0.0, step - max(rank.gpu_s, rank.cpu_s))
-    exposed, late = rank.bytes_s + tail, rank.late_s
-    hidden = max(covered_s(flights) - exposed, 0.0)
-    return Times(rank.rank, step, rank.busy_s, exposed, hidden, late, max(step - rank.busy_s - exposed - late, 0.0))
+    played = _Replay(programs, compute_s, launch_s, exchange_s)
+    played.run()
+    for rank in played.ranks:
+        if rank.at < len(rank.program):
+            raise ValueError(f"rank {rank.rank} waits for ever for {_awaited_text(rank)}")
+    return [played.times(rank) for rank in played.ranks]
 
 
 def _awaited_text(rank: _Rank) -> str:
@@ -245,25 +242,34 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
     kinds = {event.product for some in seen if some.work for event in some.work.list if isinstance(event, Operation)}
     of_kind, told = rates(kinds, any(some.work.tf32 for some in seen if some.work), machine)
     on_gpu = operation_s(machine, of_kind)
-
-    def compute_s(_: int, operation: Operation) -> float:
-        return on_gpu(operation)
-
-    programs = {trace.rank: (trace.work.list, trace.calls) for trace in seen if trace.work is not None}
-    later = [_later(trace) for trace in seen]
-
-    def exchange_s(call: Call) -> float | None:
-        return collective_s(call, machine) if any(_call_key(call) in some for some in later) else None
-
-    paced = replay(programs, compute_s, LAUNCH_S, exchange_s)
-    alone = replay(programs, compute_s, LAUNCH_S, lambda call: None)
+    later = set().union(*(_later(trace) for trace in seen))
     told.append(
         f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what "
         "else the script's Python does, data and files take no time"
     )
-    if any(trace.notes for trace in seen if any("compile" in note for note in trace.notes)):
+    if any("compile" in note for trace in seen for note in trace.notes):
         told.append("operations one by one: torch.compile would launch fewer")
-    return Paced(machine.gpu.name, _links(machine), paced, max(pair.step_s for pair in alone), told)
+
+    def exchange_s(call: Call) -> float | None:
+        return collective_s(call, machine) if _call_key(call) in later else None
+
+    return _paced(seen, machine.gpu.name, machine, lambda _, one: on_gpu(one), LAUNCH_S, exchange_s, told)
+
+
+def _paced(
+    seen: Sequence[Seen],
+    on: str,
+    machine: Machine,
+    compute_s: Callable[[int, Operation], float],
+    launch_s: float,
+    exchange_s: ExchangeTime,
+    told: list[str],
+) -> Paced:
+    """The second step of all ranks, and the same with collectives that take no time."""
+    programs = {trace.rank: (trace.work.list, trace.calls) for trace in seen if trace.work is not None}
+    with_links = replay(programs, compute_s, launch_s, exchange_s)
+    alone = replay(programs, compute_s, launch_s, lambda call: None)
+    return Paced(on, _links(machine), with_links, max(one.step_s for one in alone), told)
 
 
 def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
@@ -289,11 +295,11 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
             return None
         return collective_s(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
 
-    programs = {trace.rank: (trace.work.list, trace.calls) for trace in seen if trace.work is not None}
-    paced = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, exchange_s)
-    alone = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, lambda call: None)
-    layer_s = seen[0].waited.forward_s if seen[0].waited else 0.0
-    return Paced("layers that wait", _links(machine), paced, max(pair.step_s for pair in alone), [], layer_s)
+    def compute_s(rank: int, operation: Operation) -> float:
+        return shares[rank].get(id(operation), 0.0)
+
+    paced = _paced(seen, "layers that wait", machine, compute_s, 0.0, exchange_s, [])
+    return replace(paced, layer_s=seen[0].waited.forward_s if seen[0].waited else 0.0)
 
 
 def _shares(trace: Seen) -> dict[int, float]:

@@ -20,7 +20,7 @@ from pardemo.script.runtime.call_sites import (
     outermost,
     without_wrappers,
 )
-from pardemo.script.step.shapes import Ranks, Shapes, ranks_of, sent_by
+from pardemo.script.step.shapes import Ranks, Shapes, ranks_of, sent_by, traffic
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,8 @@ def _optimizers() -> int:
 
 def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, what: str) -> dict[str, Any]:
     """A term that a step has once, whatever the phase."""
-    return {
-        "ranks": ranks, "kind": kind, "phase": "", "repeated": False, "elements": tensor.numel(), "what": what,
-        "calls": 1, "bytes": sent_by(kind, tensor.nbytes, len(ranks)), "again_bytes": 0,
-        "modules": [], "same": {}, "width": 0, "whole": tensor.nbytes,
-    }  # fmt: skip
+    nbytes = sent_by(kind, tensor.nbytes, len(ranks))
+    return traffic(ranks, kind, what, nbytes, tensor.numel(), whole=tensor.nbytes)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
@@ -193,7 +190,7 @@ def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Par
         trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
         if len(replicas) > 1 and trained:
             whole = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device="meta")
-            term = _term("all-reduce", replicas, whole, "gradients, summed whole") | {"elements": 0, "calls": 0}
+            term = _term("all-reduce", replicas, whole, "gradients, summed whole") | {"elements": 0}
             yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [term]})
 
 
@@ -209,10 +206,7 @@ def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularie
         for sender, receiver, outputs in options.pop("stages", []):
             nbytes, elements = shapes.median(outputs, first)
             for ends, what in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
-                terms.append({
-                    "ranks": ends, "kind": "send", "phase": "", "repeated": False, "elements": elements, "what": what,
-                    "calls": 0, "bytes": nbytes, "again_bytes": 0, "modules": [], "same": {}, "width": 0,
-                })  # fmt: skip
+                terms.append(traffic(ends, "send", what, nbytes, elements))
         told.append(replace(one, options=options | {"terms": terms}) if terms else replace(one, options=options))
     rest = [
         Parallelism(kind, ranks, ("attention" if kind == "CP" else "activations",), {}, {"by": "torch", "terms": terms})

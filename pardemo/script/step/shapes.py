@@ -1,15 +1,16 @@
-"""Shapes that decide over a parallelism's bytes, seen where modules begin and end, never at the collectives.
+"""What cut layers need of the other ranks, by the shapes where modules begin and end, never at the collectives.
 
 Each passage of a cut module says what has to travel: a row-cut layer's output is a sum over the group's ranks, a
 column-cut layer's input is whole on each of them, and so on (Shoeybi et al. 2019, 3; Korthikanti et al. 2022, 4.2).
-What was sent is then held against that.
+What was sent is then held against that. Layers are those of torch's ``parallelize_module``, and Megatron-core's.
 """
 
 import contextlib
 import functools
 import statistics
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,15 +58,13 @@ class Term:
 
 @dataclass
 class Sum:
-    """What a term says of one step: calls, bytes that a rank sends; and what modules add that take the same input.
+    """What a term says of one step: bytes that a rank sends, and those that modules add which take the same input.
 
-    ``modules``: those that add it. ``same``: of those that add it again, the module that took the input before.
+    ``same``: of each of these the module that took the input before.
     """
 
-    calls: float = 0
     bytes: float = 0.0
     again_bytes: float = 0.0
-    modules: set[str] = field(default_factory=set)
     same: dict[str, str] = field(default_factory=dict)
 
 
@@ -86,18 +85,17 @@ class Shapes(Hooks):
     """Adds up, step by step, the terms of all formulas whose shapes it sees while the block runs.
 
     Args:
-        sites: names of modules. step: the number of the step that runs. readers: of :mod:`~pardemo.script.step.layers`,
-            each made of these shapes and told of each module as it begins and ends.
+        sites: names of modules. step: the number of the step that runs.
     """
 
     also_raised = True
 
-    def __init__(self, sites: CallSites, step: Callable[[], int], readers: Sequence[Callable[["Shapes"], Any]]):
+    def __init__(self, sites: CallSites, step: Callable[[], int]):
         super().__init__()
         self._sites, self._step = sites, step
         self._sums: dict[Term, dict[int, Sum]] = {}
         self._stack: list[Passage] = []
-        self._readers = [reader(self) for reader in readers]
+        self._dtensors, self._megatron = DTensors(self), Megatron(self)
         self._graphless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._wrapped: dict[type, bool] = {}
         #: by step, how often modules that FSDP2 wraps run in the forward, by name
@@ -155,14 +153,11 @@ class Shapes(Hooks):
             one.again_bytes += nbytes
             one.same[module] = again
         else:
-            one.calls += times
             one.bytes += nbytes
-        if module:
-            one.modules.add(module)
 
     def once(self, term: Term, nbytes: float) -> None:
         """A term that a step has once, however often it is seen."""
-        self._sums.setdefault(term, {})[self._step()] = Sum(1, nbytes)
+        self._sums.setdefault(term, {})[self._step()] = Sum(nbytes)
 
     def terms(self, first: int, vocabularies: Iterable[int]) -> dict[tuple[str, Ranks], list[dict[str, Any]]]:
         """The median step's terms from step ``first`` on, by parallelism and group."""
@@ -173,21 +168,17 @@ class Shapes(Hooks):
             seen = [by_step.get(step, Sum()) for step in range(first, last)]
             if not seen or (term.loss and term.width not in known):
                 continue
-            told = {
-                "kind": term.kind, "phase": term.phase, "repeated": term.repeated, "elements": term.elements,
-                "what": term.what, "calls": statistics.median(trace.calls for trace in seen),
-                "bytes": statistics.median(trace.bytes for trace in seen),
-                "again_bytes": statistics.median(trace.again_bytes for trace in seen),
-                "modules": sorted(set().union(*(trace.modules for trace in seen))),
-                "same": {name: first for trace in seen for name, first in trace.same.items()},
-                "width": term.width, "ranks": term.ranks,
-            }  # fmt: skip
+            told = traffic(
+                term.ranks, term.kind, term.what, statistics.median(one.bytes for one in seen), term.elements,
+                phase=term.phase, repeated=term.repeated, width=term.width,
+                again_bytes=statistics.median(one.again_bytes for one in seen),
+                same={name: before for one in seen for name, before in one.same.items()},
+            )  # fmt: skip
             if not told["bytes"]:
                 continue
             some = of_group.setdefault((term.parallelism, term.ranks), [])
             same = [one for one in some if all(one[key] == told[key] for key in ("kind", "phase", "what", "elements"))]
             if same and term.of:
-                same[0]["calls"] += told["calls"]
                 same[0]["bytes"] += told["bytes"]
             else:
                 some.append(told)
@@ -218,8 +209,7 @@ class Shapes(Hooks):
         if self._wrapped[kind] and counts and not backward:
             by_step = self.runs.setdefault(self.name(module), {})
             by_step[self._step()] = by_step.get(self._step(), 0) + 1
-        for reader in self._readers:
-            reader.begins(passage, args)
+        self._dtensors.begins(passage, args)
 
     def _module_ends(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         while self._stack[-1:] and self._stack[-1].module is not module:  # one that raised has not said that it ended
@@ -227,7 +217,7 @@ class Shapes(Hooks):
         if not self._stack:
             return
         passage = self._stack[-1]
-        for reader in self._readers:
+        for reader in (self._dtensors, self._megatron):
             reader.ends(passage, args, output)
         self._stack.pop()
         if not self._stack and passage.counts and not passage.repeated:
@@ -235,6 +225,12 @@ class Shapes(Hooks):
             by_step = self.outputs.setdefault(module, {}).setdefault(self._step(), [0, 0])
             by_step[0] += sum(local_part(t).nbytes for t in floats)
             by_step[1] = floats[0].numel() if floats else 0
+
+
+def traffic(ranks: Ranks, kind: str, what: str, nbytes: float, elements: int = 0, **more: Any) -> dict[str, Any]:
+    """What a formula says of one kind of calls in a step; by default in any phase, of inputs that nobody shares."""
+    usual = {"phase": "", "repeated": False, "again_bytes": 0.0, "same": {}, "width": 0}
+    return {"ranks": ranks, "kind": kind, "what": what, "bytes": nbytes, "elements": elements} | usual | more
 
 
 def sent_by(kind: str, nbytes: float, ranks: int) -> float:
@@ -276,3 +272,329 @@ def _add_ring(shapes: Shapes, key: DTensor, value: DTensor) -> None:
         shapes.add("CP", ranks, kind, phase, elements, size, what, passage=passage, sent=once)
     hop = elements // n * (4 if in_float32 else size)
     shapes.add("CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, passage=passage, sent=hop, times=n)
+
+
+WHOLE, SHARD, SUM, UNKNOWN = "whole", "shard", "sum", "unknown"
+GATHERED = "inputs of column-cut layers, gathered"
+SUMMED = "outputs of row-cut layers, summed"
+GRADIENTS = "gradients of column-cut layers' inputs, summed"
+REGATHERED = "gradients of row-cut layers' outputs, gathered"
+REPLICATED = "gradients of parameters that each rank has and whose inputs are cut"
+LOSS = "a loss on the cut vocabulary: maximum, sum and target's logit of each token"
+
+
+@dataclass
+class Input:
+    """One input of a module: how it comes, as which DTensor it goes on, and whether its gradient is a sum."""
+
+    ranks: Ranks
+    comes: str
+    goes: str
+    ratio: int
+    itemsize: int
+    summed: bool = False
+
+
+class DTensors:
+    """Reads layouts: of what a module is called with, of what reaches its forward, of what that returns, and of what
+    the module returns in the end. Only meshes of one dimension are read; the others stay without a formula."""
+
+    def __init__(self, shapes: Shapes):
+        self._shapes = shapes
+        #: of modules that take or return DTensors their inputs, by position
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, Input]] = weakref.WeakKeyDictionary()
+        self._taken: list[tuple[weakref.ref[torch.Tensor], str]] = []
+
+    def begins(self, passage: Passage, args: tuple[Any, ...]) -> None:
+        """A module is called; nothing of its hooks has run yet."""
+        known = self._known.get(passage.module)
+        if known is None:
+            return
+        passage.begun = tuple((_layout(a), a.numel()) if isinstance(a, torch.Tensor) else None for a in args)
+        passage.hook = passage.module.register_forward_hook(lambda module, args, output: self._left(passage, output))
+        for position, one in known.items():
+            if position < len(args) and isinstance(args[position], torch.Tensor):
+                self._input(passage, one, args[position])
+
+    def _input(self, passage: Passage, taken: Input, raw: torch.Tensor) -> None:
+        """What has to travel before, and after, a module's input is used: known since it was called before."""
+        if taken.goes != WHOLE:
+            return
+        elements, name = raw.numel() * taken.ratio, self._shapes.name(passage.module)
+        again = next((first for ref, first in self._taken if ref() is raw), "")
+        if not again and (taken.comes == SHARD or taken.summed):
+            self._taken.append((weakref.ref(raw), name))
+        told: dict[str, Any] = {"passage": passage, "again": again, "module": name}
+        if taken.comes == SHARD:
+            self._shapes.add("TP", taken.ranks, "all-gather", "forward", elements, taken.itemsize, GATHERED, **told)
+        if taken.summed and raw.requires_grad:
+            if taken.comes == SHARD:
+                kind = "reduce-scatter"
+            elif not isinstance(raw, DTensor):
+                kind = "all-reduce"
+            else:  # it stays a sum, and the module that made it a DTensor sums it
+                return
+            self._shapes.add("TP", taken.ranks, kind, "backward", elements, taken.itemsize, GRADIENTS, **told)
+
+    def ends(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
+        """A module's forward has returned; its own hooks have not run yet. ``args`` are those that reached it."""
+        first = output[0] if isinstance(output, tuple) and output else output
+        some = any(isinstance(a, DTensor) for a in args)
+        if passage.module not in self._known:
+            if some or isinstance(first, DTensor):
+                self._known[passage.module] = {}
+            return
+        known = self._known[passage.module]
+        for position, arg in enumerate(args):
+            if isinstance(arg, DTensor) and position < len(passage.begun) and passage.begun[position] is not None:
+                self._learn(passage, known, position, arg)
+        if isinstance(first, DTensor) and (ranks := _ranks(first)):
+            of = first.numel(), first.element_size(), first.requires_grad, first.shape
+            passage.ended = ranks, _layout(first), *of
+        if not list(self._shapes.outer()):
+            self._taken = []
+
+    def _learn(self, passage: Passage, known: dict[int, Input], position: int, arg: DTensor) -> None:
+        ranks = _ranks(arg)
+        if not ranks:
+            return
+        layout, numel = passage.begun[position]
+        ratio = max(arg.numel() // max(numel, 1), 1)
+        comes = layout if layout != WHOLE or ratio == 1 else SHARD if ratio == len(ranks) else UNKNOWN
+        taken = Input(ranks, comes, _layout(arg), ratio, arg.element_size(), _column(passage.module))
+        before = known.get(position)
+        if before is not None and before.summed:
+            taken.summed = True
+        known[position] = taken
+        if taken.summed and isinstance(arg, DTensor) and layout == WHOLE and ratio == 1:
+            self._around(ranks)
+        if taken.goes == SHARD and arg.requires_grad and passage.backward:
+            self._replicated(passage, ranks)
+
+    def _around(self, ranks: Ranks) -> None:
+        """A column-cut layer takes what is whole: the gradient of a module's around it is a sum, if it made it so."""
+        for outer in self._shapes.outer():
+            for taken in self._known.get(outer.module, {}).values():
+                if taken.ranks == ranks and taken.goes == WHOLE:
+                    taken.summed = True
+                    return
+
+    def _replicated(self, passage: Passage, ranks: Ranks) -> None:
+        """Parameters that all ranks have, of a module whose input is cut: their gradients are sums over the ranks."""
+        own = [p for p in passage.module.parameters(recurse=False) if isinstance(p, DTensor) and p.requires_grad]
+        if not passage.counts or not own or any(_layout(p) != WHOLE or _ranks(p) != ranks for p in own):
+            return
+        for number, parameter in enumerate(own):
+            of = f"{self._shapes.name(passage.module)} {number}"
+            term = Term("TP", ranks, "all-reduce", "", False, parameter.numel(), REPLICATED, of=of)
+            self._shapes.once(term, sent_by("all-reduce", parameter.numel() * parameter.element_size(), len(ranks)))
+
+    def _left(self, passage: Passage, output: Any) -> None:
+        """A module's last hook: what its output has become."""
+        passage.hook.remove()
+        first = output[0] if isinstance(output, tuple) and output else output
+        if passage.ended is None or not isinstance(first, torch.Tensor):
+            return
+        ranks, layout, elements, itemsize, grad, shape = passage.ended
+        if isinstance(first, DTensor):
+            became = _layout(first)
+        else:
+            became = WHOLE if first.numel() == elements else SHARD if first.numel() * len(ranks) == elements else ""
+        module = self._shapes.name(passage.module)
+        told: dict[str, Any] = {"passage": passage}
+
+        def add(kind: str, phase: str, what: str) -> None:
+            self._shapes.add(
+                "TP", ranks, kind, phase, elements, itemsize, what, module=module, width=shape[-1], **told
+            )  # fmt: skip
+
+        if layout == SUM and became == WHOLE:
+            add("all-reduce", "forward", SUMMED)
+        elif layout == SUM and became == SHARD:
+            add("reduce-scatter", "forward", SUMMED)
+            if grad:
+                add("all-gather", "backward", REGATHERED)
+        elif layout == SHARD and became == WHOLE:
+            add("all-gather", "forward", f"outputs of {module}, gathered whole")
+        elif layout == WHOLE and became == SHARD and grad:
+            add("all-gather", "backward", f"gradients of outputs of {module}, gathered")
+        elif layout == SHARD and isinstance(first, DTensor) and _column(passage.module):
+            self._shapes.add(
+                "TP", ranks, "all-reduce", "", elements // shape[-1], itemsize, LOSS, times=3,
+                width=shape[-1], loss=True, **told,
+            )  # fmt: skip
+
+
+def _column(module: torch.nn.Module) -> bool:
+    """Whether it is a linear layer whose output's features are cut: the gradient of its input is a sum over ranks."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(module, torch.nn.Linear) or not isinstance(weight, DTensor):
+        return False
+    return any(p.is_shard(0) for p in weight.placements)
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    """Of a DTensor over one dimension: whole, a shard, or a sum that is not summed yet. Any other tensor is whole."""
+    if not isinstance(tensor, DTensor):
+        return WHOLE
+    (placement,) = tensor.placements if len(tensor.placements) == 1 else (None,)
+    if placement is None:
+        return UNKNOWN
+    return WHOLE if placement.is_replicate() else SHARD if placement.is_shard() else SUM
+
+
+def _ranks(tensor: DTensor) -> Ranks:
+    """Of a mesh of one dimension; of others none."""
+    return ranks_of(tensor.device_mesh.get_group()) if tensor.device_mesh.ndim == 1 else ()
+
+
+AGAIN = "inputs of column-cut layers, gathered again: sequence parallelism keeps only its shard"
+TOKENS = "tokens to experts of other ranks, and back"
+
+
+class Megatron:
+    """Reads Megatron-core's tensor-parallel layers, its language models' losses, and its layers of experts."""
+
+    def __init__(self, shapes: Shapes):
+        self._shapes = shapes
+        self._roles: dict[type, Callable | None] = {}
+
+    def ends(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
+        """A module's forward has returned."""
+        kind = type(passage.module)
+        if kind not in self._roles:
+            self._roles[kind] = self._role(kind)
+        role = self._roles[kind]
+        if role is not None and output is not None:
+            role(passage, args, output)
+        for outer in self._shapes.outer():  # experts are any class: they are a layer's, by name
+            if passage.module is getattr(outer.module, "experts", None) and args and isinstance(outer.ended, dict):
+                outer.ended["received"] = args[0].shape[0]
+            break
+
+    def _role(self, kind: type) -> Callable | None:
+        layers = sys.modules.get("megatron.core.tensor_parallel.layers")
+        if layers is None or not any(base.__module__.startswith("megatron.core.") for base in kind.__mro__):
+            return None
+        roles = {
+            "ColumnParallelLinear": self._column, "RowParallelLinear": self._row,
+            "VocabParallelEmbedding": self._vocabulary, "LanguageModelEmbedding": self._embedding,
+            "GPTModel": self._loss, "TopKRouter": self._routed, "MoELayer": self._experts,
+        }  # fmt: skip
+        return next((roles[base.__name__] for base in kind.__mro__ if base.__name__ in roles), None)
+
+    def _tp(
+        self, passage: Passage, ranks: Ranks, kind: str, phase: str, whole: int, of: torch.Tensor, what: str
+    ) -> None:
+        if phase == "forward" or of.requires_grad:
+            self._shapes.add(
+                "TP", ranks, kind, phase, whole, of.element_size(), what, passage=passage,
+                module=self._shapes.name(passage.module),
+            )  # fmt: skip
+
+    def _column(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
+        layer: Any = passage.module
+        taken, made = args[0], output[0]
+        ranks = ranks_of(layer.tp_group)
+        if layer.explicit_expert_comm:
+            return
+        if layer.sequence_parallel:
+            whole, frozen = taken.numel() * len(ranks), layer.weight is not None and not layer.weight.requires_grad
+            self._tp(passage, ranks, "all-gather", "forward", whole, taken, GATHERED)
+            if made.requires_grad:
+                if not frozen:
+                    self._tp(passage, ranks, "all-gather", "backward", whole, made, AGAIN)
+                self._tp(passage, ranks, "reduce-scatter", "backward", whole, made, GRADIENTS)
+        elif layer.allreduce_dgrad:
+            self._tp(passage, ranks, "all-reduce", "backward", taken.numel(), made, GRADIENTS)
+        if layer.gather_output:
+            what = f"outputs of {self._shapes.name(layer)}, gathered whole"
+            self._tp(passage, ranks, "all-gather", "forward", made.numel(), made, what)
+
+    def _row(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
+        layer: Any = passage.module
+        made = output[0]
+        ranks = ranks_of(layer.tp_group)
+        if layer.explicit_expert_comm:
+            return
+        if not layer.input_is_parallel:
+            what = "gradients of row-cut layers' inputs, gathered"
+            self._tp(passage, ranks, "all-gather", "backward", args[0].numel(), made, what)
+        self._summed(passage, ranks, made, layer.sequence_parallel)
+
+    def _vocabulary(self, passage: Passage, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        layer: Any = passage.module
+        self._summed(passage, ranks_of(layer.tp_group), output, layer.reduce_scatter_embeddings)
+
+    def _summed(self, passage: Passage, ranks: Ranks, made: torch.Tensor, scattered: bool) -> None:
+        if scattered:
+            self._tp(passage, ranks, "reduce-scatter", "forward", made.numel() * len(ranks), made, SUMMED)
+            self._tp(passage, ranks, "all-gather", "backward", made.numel() * len(ranks), made, REGATHERED)
+        else:
+            self._tp(passage, ranks, "all-reduce", "forward", made.numel(), made, SUMMED)
+
+    def _embedding(self, passage: Passage, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        layer: Any = passage.module
+        if (
+            layer.config.sequence_parallel
+            and not layer.reduce_scatter_embeddings
+            and layer.scatter_to_sequence_parallel
+        ):
+            ranks = ranks_of(layer.word_embeddings.tp_group)
+            what = "gradients of the embedding's output, gathered"
+            self._tp(passage, ranks, "all-gather", "backward", output.numel() * len(ranks), output, what)
+
+    def _loss(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
+        model: Any = passage.module
+        ranks = ranks_of(model.pg_collection.tp)
+        if isinstance(output, torch.Tensor) and output.dim() == 2 and model.post_process:
+            if not model.config.cross_entropy_loss_fusion:  # the fused one sends the same by other calls
+                self._shapes.add(
+                    "TP", ranks, "all-reduce", "forward", output.numel(), 4, LOSS, passage=passage, times=3
+                )
+            if model.config.sequence_parallel:
+                self._norms(model, ranks)
+
+    def _norms(self, model: torch.nn.Module, ranks: Ranks) -> None:
+        """Parameters that each rank has, of layers between the cut ones, which see a shard of the sequence."""
+        some: list[Any] = [p for p in model.parameters() if getattr(p, "sequence_parallel", False) and p.requires_grad]
+        elements = sum(p.numel() for p in some)
+        size = some[0].main_grad.element_size() if some and hasattr(some[0], "main_grad") else 4
+        term = Term("TP", ranks, "all-reduce", "", False, elements, REPLICATED)
+        self._shapes.once(term, sent_by("all-reduce", elements * size, len(ranks)))
+
+    def _routed(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
+        """Which tokens go to which experts: a router returns probabilities and a map of tokens × experts."""
+        for outer in self._shapes.outer():
+            if self._roles.get(type(outer.module), self._role(type(outer.module))) == self._experts:
+                outer.ended = {"counts": output[1].sum(dim=0), "probability_bytes": output[0].element_size()}
+            break
+
+    def _experts(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
+        layer: Any = passage.module
+        routed = passage.ended
+        dispatcher, hidden = layer.token_dispatcher, args[0]
+        if not isinstance(routed, dict) or "received" not in routed or dispatcher.tp_size > 1:
+            return  # with tensor-parallel experts tokens are gathered as well
+        if layer.config.moe_expert_capacity_factor is not None:
+            return  # some tokens are dropped, others padded
+        ranks, size = ranks_of(dispatcher.ep_group), hidden.element_size()
+        width, probability = hidden.shape[-1], routed["probability_bytes"]
+        told: dict[str, Any] = {"passage": passage, "module": self._shapes.name(layer)}
+        if type(dispatcher).__name__ == "MoEAlltoAllTokenDispatcher":
+            own = int(routed["counts"][layer.local_expert_indices].sum())
+            leave, come = int(routed["counts"].sum()) - own, routed["received"] - own
+            there = leave * (width * size + probability) + come * width * size
+            back = come * (width * size + probability) + leave * width * size
+            for phase, sent in (("forward", there), ("backward", back)):
+                self._shapes.add("EP", ranks, "all-to-all", phase, 0, size, TOKENS, sent=sent, **told)
+        elif type(dispatcher).__name__ == "MoEAllGatherTokenDispatcher":
+            whole, chances = hidden.numel() * len(ranks), hidden.numel() // width * layer.config.num_moe_experts
+            for kind, other in (("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")):
+                self._shapes.add("EP", ranks, kind, "forward", whole, size, TOKENS, **told)
+                self._shapes.add("EP", ranks, other, "backward", whole, size, TOKENS, **told)
+            what = "each token's probabilities, to all ranks"
+            chances *= len(ranks)
+            self._shapes.add("EP", ranks, "all-gather", "forward", chances, probability, what, **told)
+            self._shapes.add("EP", ranks, "reduce-scatter", "backward", chances, probability, what, **told)
+            self._shapes.add("EP", ranks, "all-gather", "forward", chances, 1, "each token's experts", **told)
