@@ -529,8 +529,7 @@ def test_tokens_that_come_back_to_others_are_found_where_that_shows():
     ],
 )
 def test_what_differs_is_told_from_where_it_does_not_come_right_again(judged, told):
-    signs = enumerate(judged.split())
-    modules = [SimpleNamespace(equal=sign == "=", place=n, strict=sign == "!") for n, sign in signs]
+    modules = [SimpleNamespace(place=n, equal=s == "=", strict=s == "!") for n, s in enumerate(judged.split())]
     assert "".join(str(one.place) for one in checks._that_stay_apart(modules)) == told
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from pardemo import options, project
@@ -52,7 +53,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
     from pardemo.script.report import page, text
     from pardemo.script.runtime import launch_lines, runner
-    from pardemo.script.step import full_size
+    from pardemo.script.step import full_size, measurement
+    from pardemo.script.step import pace as paces
     from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
@@ -68,7 +70,16 @@ def run_measure(arguments: argparse.Namespace) -> int:
         if cluster is None and launch.hosts > 1:
             cluster = _hosts(launch.hosts, ranks)
         try:
-            measured, seen = _measured(arguments, launch, ranks, cluster, pace, out)
+            with runner.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy, _beside_stdout():
+                measured, seen = measurement.measured(
+                    launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
+                    folder=copy.folder if copy else None, timeout_s=arguments.timeout,
+                    work=pace is not None, layer_s=pace.layer_s if pace else 0.0,
+                    log=out / "calls.csv" if out is not None else None,
+                )  # fmt: skip
+                measured.notes += [copy.note] if copy else []
+            if pace is not None:
+                paces.add_pace(pace, measured, seen)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
@@ -84,6 +95,21 @@ def run_measure(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _beside_stdout() -> Iterator[None]:
+    """Within the block what scripts print goes to stderr, since a report has stdout for itself, and an error's details.
+
+    They are those of a run that failed: the ranks' tracebacks.
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        except ValueError as error:
+            if details := getattr(error, "details", ""):
+                print(details)
+            raise
+
+
 def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
     """Tells of a run that failed: in one line, and below it who waited for whom, where somebody did."""
     print(f"pardemo measure: {error}", file=sys.stderr)
@@ -95,35 +121,6 @@ def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
     if out is not None:
         project.write_atomically(out / "standstill.json", lambda temporary: temporary.write_text(told, "utf-8"))
     return 2
-
-
-def _measured(
-    arguments: argparse.Namespace, launch: Any, ranks: int, cluster: Any, pace: Any, out: Any
-) -> tuple[Any, Any]:
-    """The run; in a scratch copy, where one was asked for."""
-    from pardemo.script.runtime import runner
-    from pardemo.script.step import measurement
-
-    with runner.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy:
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # what the script prints: the summary has stdout for itself
-                measured, seen = measurement.measured(
-                    launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
-                    folder=copy.folder if copy else None, timeout_s=arguments.timeout,
-                    work=pace is not None, layer_s=pace.layer_s if pace else 0.0,
-                    log=out / "calls.csv" if out is not None else None,
-                )  # fmt: skip
-        except runner.ScriptError as error:
-            if error.details:
-                print(error.details, file=sys.stderr)
-            raise
-        if copy:
-            measured.notes.append(copy.note)
-    if pace is not None:
-        from pardemo.script.step import pace as paces
-
-        paces.add_pace(pace, measured, seen)
-    return measured, seen
 
 
 def _hosts(hosts: int, ranks: int) -> Any:
@@ -168,7 +165,13 @@ def add_prove(commands: Any) -> None:
     )
     prove.add_argument("--layout", action="append", metavar="TEXT", help='a layout, as "ranks=4 batch=8"; repeat it')
     prove.add_argument("--steps", type=int, metavar="K", help="first steps to compare (3; with --stop 8)")
-    add_stop_options(prove)
+    stop = prove.add_argument_group("--stop", "stop the script at random steps, resume it, and say what was lost")
+    stop.add_argument("--stop", action="store_true", help="{folder} in the script's line is where it saves; "
+                      "further layouts are resumed in")  # fmt: skip
+    stop.add_argument("--resume", metavar="LINE", help="the script's line that goes on (the same line)")
+    stop.add_argument("--stops", metavar="KINDS", help="which of rank, all, launcher, save, term, with commas (all)")
+    stop.add_argument("--seed", type=int, metavar="N", help="of the moments that are drawn (0)")
+    stop.add_argument("--grace", type=float, metavar="S", help="seconds between SIGTERM and SIGKILL (10)")
     prove.add_argument("--double", action="store_true", help="run the script in fp64: a difference is a difference")
     prove.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each layout (600)")
     prove.add_argument(
@@ -185,7 +188,9 @@ def run_prove(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
     if arguments.stop:
         return run_stop(arguments)
-    refuse_without_stop(arguments)
+    for name in ("resume", "stops", "seed", "grace"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} says something about a stop: say --stop, too")
     from pardemo.script.compare import layouts
     from pardemo.script.runtime import launch_lines
 
@@ -210,13 +215,8 @@ def run_prove(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )  # fmt: skip
     out = verdict.proof_folder(arguments.out) if arguments.out is not None else None
-    with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
-        try:
-            made = proof.scripts(wanted, asked)
-        except runs.ProveError as error:
-            if error.details:
-                print(error.details, file=sys.stderr)
-            raise
+    with ends_in_order("prove"), _beside_stdout():
+        made = proof.scripts(wanted, asked)
         for details in filter(None, made.details.values()):
             print(details)  # with what the ranks print
     if out is not None:
@@ -226,32 +226,6 @@ def run_prove(arguments: argparse.Namespace) -> int:
     for hint in verdict.hints(made):
         print(hint, file=sys.stderr)
     return 2 if made.failed and not made.findings else 1 if made.findings else 0
-
-
-#: Options that say nothing without ``--stop``.
-_STOP_OPTIONS = ("resume", "stops", "seed", "grace")
-
-
-def add_stop_options(prove: Any) -> None:
-    """Adds its options to those of ``prove``."""
-    stop = prove.add_argument_group("--stop", "stop the script at random steps, resume it, and say what was lost")
-    stop.add_argument("--stop", action="store_true", help="{folder} in the script's line is where it saves; "
-                      "further layouts are resumed in")  # fmt: skip
-    stop.add_argument("--resume", metavar="LINE", help="the script's line that goes on (the same line)")
-    stop.add_argument("--stops", metavar="KINDS", help="which of rank, all, launcher, save, term, with commas (all)")
-    stop.add_argument("--seed", type=int, metavar="N", help="of the moments that are drawn (0)")
-    stop.add_argument("--grace", type=float, metavar="S", help="seconds between SIGTERM and SIGKILL (10)")
-
-
-def refuse_without_stop(arguments: argparse.Namespace) -> None:
-    """Options of ``--stop`` where it was not asked for.
-
-    Raises:
-        ValueError: names one.
-    """
-    for name in _STOP_OPTIONS:
-        if getattr(arguments, name) is not None:
-            raise ValueError(f"--{name} says something about a stop: say --stop, too")
 
 
 def run_stop(arguments: argparse.Namespace) -> int:
@@ -268,20 +242,14 @@ def run_stop(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "steps")
     steps = arguments.steps or said.get("steps", STEPS)
     options.at_least(argparse.Namespace(steps=steps), 3, "steps")
-    from pardemo.script.compare import runs
     from pardemo.script.report import verdict
     from pardemo.script.resume import trials
 
-    with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
-        try:
-            made = trials.stopped(
-                line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
-                double=arguments.double or said.get("double", False), timeout_s=arguments.timeout,
-            )  # fmt: skip
-        except runs.ProveError as error:
-            if error.details:
-                print(error.details, file=sys.stderr)
-            raise
+    with ends_in_order("prove"), _beside_stdout():
+        made = trials.stopped(
+            line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
+            double=arguments.double or said.get("double", False), timeout_s=arguments.timeout,
+        )  # fmt: skip
     print(json.dumps(verdict.stops_json(made), indent=1) if arguments.json else verdict.stops_screen(made))
     return 1 if made.findings else 2 if any(trial.error for trial in made.trials) else 0
 

@@ -41,7 +41,7 @@ def initial_findings(
         return min(modules, key=lambda module: order.get(module, len(order)), default="")
 
     own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
-    unknown = _unknown_names(maps)
+    unknown = {name for of_rank in maps.unknown.values() for name in of_rank}
     names = [
         name
         for name in sorted(unknown | maps.different | uncovered)
@@ -86,10 +86,6 @@ def overwritten_finding(other: Run, names: list[str], order: Mapping[str, int]) 
         "been given one rank's values, as a wrapper does that broadcasts them from its first rank",
         parameters=tuple(names), module=min(modules, key=lambda module: order.get(module, len(order)), default=""),
     )  # fmt: skip
-
-
-def _unknown_names(maps: ParameterMap) -> set[str]:
-    return {name for of_rank in maps.unknown.values() for name in of_rank}
 
 
 def _same_on_ranks(name: str, own: list[dict[str, torch.Tensor]]) -> bool:
@@ -437,15 +433,9 @@ def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
         if key is not None and (named := multiple_cause(some, facts)):
             made.append(_finding(facts, some, *named))
         else:
-            made.append(_explain_together(facts, some))
+            told = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(some, facts)))
+            made.append(_finding(facts, some, *next(told, ("", "nobody here knows why"))))
     return made
-
-
-def _explain_together(facts: Facts, pairs: list[Pair]) -> Finding:
-    for cause in TOGETHER:
-        if why := cause.explains(pairs, facts):
-            return _finding(facts, pairs, cause.name, why)
-    return _finding(facts, pairs, "", "nobody here knows why")
 
 
 def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
@@ -516,11 +506,7 @@ def _stale_cause(apart: list[Pair], facts: Facts) -> str:
 
 
 def _update_finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
-    made = _finding(facts, pairs, cause, why)
-    return Finding(
-        made.layout, made.step, "parameters after the step", cause, why, made.factor, made.rest, made.parameters,
-        made.module,
-    )  # fmt: skip
+    return replace(_finding(facts, pairs, cause, why), what="parameters after the step")
 
 
 def printed_findings(facts: Facts) -> list[Finding]:
@@ -537,7 +523,7 @@ def printed_findings(facts: Facts) -> list[Finding]:
             continue
         printed, of_rank = step.printed[-1], sum(step.losses)
         right = [shown * value for value in (mean, together, of_rank, *step.losses, wanted) if value]
-        tolerance = max(10 ** -_decimals(printed), 1e-3)
+        tolerance = max(10 ** -min(len(f"{printed:.10g}".partition(".")[2]), 3), 1e-3)
         if any(math.isclose(printed, value, rel_tol=tolerance) for value in right):
             continue
         for value in (mean, of_rank, wanted):
@@ -546,7 +532,3 @@ def printed_findings(facts: Facts) -> list[Finding]:
                 why = f"rank {rank} prints a loss of {printed:.6g} where it is {shown * value:.6g}: {named.text}"
                 return [Finding(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
     return []
-
-
-def _decimals(value: float) -> int:
-    return min(len(f"{value:.10g}".partition(".")[2]), 3)

@@ -112,18 +112,16 @@ def words_of(line: str, where: str = "") -> list[str]:
         raise ValueError(f"{where}the script's line cannot be read, {str(error).lower()}: {line}") from None
 
 
-def from_texts(texts: Sequence[str], line: Sequence[str]) -> list[Layout]:
-    """Layouts as ``"ranks=4 batch=8"``, for a script's line with ``{batch}`` in it."""
-    return fill_line([_layout(_parse_values(text, "--layout takes"), f"--layout {text!r}") for text in texts], line)
+def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], alone: bool = False) -> list[Layout]:
+    """Layouts as ``"ranks=4 batch=8"``, or as tables, for a script's line with ``{batch}`` in it.
 
-
-def at_least_one(layouts: Sequence[Mapping[str, Any] | str], line: Sequence[str]) -> list[Layout]:
-    """Layouts as texts or tables, for a script's line; one is enough where no two are compared."""
+    ``alone``: one layout is enough, where no two are compared.
+    """
     read = [
-        _layout(_parse_values(one, "--layout takes") if isinstance(one, str) else one, f"layout {number}")
-        for number, one in enumerate(layouts, 1)
-    ]
-    return fill_line(read, line, alone=True)
+        _layout(_parse_values(one, "--layout takes"), f"--layout {one!r}") if isinstance(one, str)
+        else _layout(one, f"layout {number}") for number, one in enumerate(texts, 1)
+    ]  # fmt: skip
+    return fill_line(read, line, alone)
 
 
 def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
@@ -184,6 +182,10 @@ def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = Fals
     return _require_distinct(made, alone)
 
 
+def _fill(part: str, values: Mapping[str, Any]) -> str:
+    return _FIELD.sub(lambda found: str(values[found[1]]), part)
+
+
 def _require_distinct(layouts: list[Layout], alone: bool = False) -> list[Layout]:
     """The layouts, if they are two or more, and no two of them the same."""
     if len(layouts) < 2 and not alone:
@@ -197,10 +199,6 @@ def _require_distinct(layouts: list[Layout], alone: bool = False) -> list[Layout
             if layout.ranks == other.ranks and same:
                 raise ValueError(f"two layouts are the same, {other.name} and {layout.name}: nothing would be compared")
     return layouts
-
-
-def _fill(part: str, values: Mapping[str, Any]) -> str:
-    return _FIELD.sub(lambda found: str(values[found[1]]), part)
 
 
 #: Numbers of a layout, the likeliest first.

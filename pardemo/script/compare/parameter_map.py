@@ -74,16 +74,13 @@ class Strips:
             if whole is None or whole.dim() != value.dim() or len(whole) < len(strip.rows):
                 return []
             part = whole if strip.places is None else whole.index_select(0, strip.places)
-            if part.shape != strip.cut_from(value).shape or not _is_equal(
-                part, strip.cut_from(value), self._tolerance, whole
+            own_rows = strip.cut_from(value)
+            if part.shape != own_rows.shape or bool(
+                ((part - own_rows).abs() > self._tolerance * whole.abs().max()).any()
             ):
                 return []
             made.append(replace(strip, name=name))
         return made
-
-
-def _is_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float, whole: torch.Tensor) -> bool:
-    return bool(((a - b).abs() <= tolerance * whole.abs().max()).all())
 
 
 class _RowTable:
@@ -281,7 +278,9 @@ def map_parameters(
             strips = _strips(in_strips, cut, piece, value)
             if strips:
                 cut[piece.name] = strips
-                found |= {strip.name_in(piece.name): _part_of_strip(strip, value.dim()) for strip in strips}
+                for strip in strips:
+                    index = tuple(strip.places if axis == strip.axis else None for axis in range(value.dim()))
+                    found[strip.name_in(piece.name)] = Part(strip.name, index)
                 continue
             part = _part_by_sibling(reference, found, piece, value)
             if part is None:
@@ -300,10 +299,6 @@ def _strips(found: Strips, cut: Mapping[str, list[Strip]], piece: Piece, value: 
     beside = [strips for name, strips in cut.items() if name.rpartition(".")[0] == module]
     by_weight = (found.beside(strips, own, value) for strips in beside) if value.dim() == 1 else ()
     return next(filter(None, by_weight), None) or found.find(value)
-
-
-def _part_of_strip(strip: Strip, axes: int) -> Part:
-    return Part(strip.name, tuple(strip.places if axis == strip.axis else None for axis in range(axes)))
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
@@ -327,7 +322,10 @@ def _stated_part(
     name = next((one for one in names if one in reference), None)
     whole = reference.get(name) if name else None
     if whole is not None and piece.flat is not None and piece.whole == tuple(whole.shape):
-        return _checked_part(Part(name or "", flat=piece.flat), whole, value, tolerance, maps)
+        part = Part(name or "", flat=piece.flat)
+        if not _is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance):
+            maps.different.add(part.name)
+        return part
     if whole is not None and piece.start is not None and piece.whole == tuple(whole.shape):
         index = tuple(
             None if size == of else torch.arange(begin, begin + size)
@@ -357,12 +355,6 @@ def _stated_part(
 def _last_names(name: str) -> list[str]:
     """A parameter's name and its module's, without where that stands."""
     return name.split(".")[-2:]
-
-
-def _checked_part(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, maps: ParameterMap) -> Part:
-    if not _is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance):
-        maps.different.add(part.name)
-    return part
 
 
 class _RowIndex:

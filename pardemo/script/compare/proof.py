@@ -28,20 +28,12 @@ IN_FULL = 50_000_000
 
 
 def compare_in_full(
-    truth: Reference,
-    other: Run,
-    compared: compare.Comparison,
-    options: Options,
-    folder: Path,
-    plain: Callable[[Run], Reference],
+    truth: Reference, other: Run, compared: compare.Comparison, options: Options, folder: Path
 ) -> compare.Comparison:
     """A layout compared by sketches, compared once more with the parameters that part recorded in full.
 
     Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
     sketches say of a part that does not begin at one of their blocks is not true, and does not come again.
-
-    Args:
-        plain: makes of the reference's run what layouts are held against.
     """
     parted = [name for finding in compared.findings for name in finding.parameters]
     unknown = sorted({name for own in compared.maps.unknown.values() for name in own})
@@ -59,7 +51,7 @@ def compare_in_full(
     try:
         if any(run.error or not run.steps for run in again):
             return compared
-        made = compare.compare_layout(plain(again[0]), again[1])
+        made = compare.compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
     finally:
         runs.remove_folder(str(folder))
     if not made.findings and not chosen.issuperset(parted):  # what parts is past the budget
@@ -103,7 +95,9 @@ def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
 
 
 def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
-    reference, again, options = runs.run_reference(layouts[0], options, folder)
+    reference, again, options = runs.run_twice(
+        lambda options, name: runs.run_layout(layouts[0], options, Path(folder, name)), options
+    )
     tolerance = compare.tolerance_of(reference, options.double)
     require_hashed_samples(reference)
     require_deterministic(reference, again, tolerance, options.sketched)
@@ -165,9 +159,7 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
     compared = compare.compare_layout(truth, other)
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
-        compared = compare_in_full(
-            truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance, truth.noise)
-        )
+        compared = compare_in_full(truth, other, compared, options, place / "full")
     return compared
 
 

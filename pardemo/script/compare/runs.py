@@ -172,8 +172,8 @@ def remove_folder(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_reference(layout: Layout, options: Options, folder: str) -> tuple[Run, Run, Options]:
-    """The reference, the same once more, and the options for all other runs.
+def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run, Run, Options]:
+    """The reference, the same once more, and the options for all other runs; ``run`` runs it into a folder by its name.
 
     The first of the two keeps sketches of parameters, which are enough to see whether the second is the same; if the
     model is a large one, they all do from then on.
@@ -181,11 +181,11 @@ def run_reference(layout: Layout, options: Options, folder: str) -> tuple[Run, R
     Raises:
         ProveError: it could not be run, or took no step.
     """
-    again = run_layout(layout, replace(options, sketched=True), Path(folder, "again"))
+    again = run(replace(options, sketched=True), "again")
     require_steps(again)
     if elements(again) > SKETCHED:
         options = replace(options, sketched=True)
-    first = run_layout(layout, options, Path(folder, "0"))
+    first = run(options, "first")
     require_steps(first)
     return first, again, options
 

@@ -121,22 +121,12 @@ def _describe_mismatch(
 ) -> None:
     layout = other.layout
     share = sum(wanted.values())
-    model = 1
-    for key in ("tp", "cp"):
-        model *= int(layout.values.get(key, 1))
+    model = layout.size("tp") * layout.size("cp")
     own = sum(total.values()) // model
     missing = sum(1 for sample in wanted if sample not in total)
     strange = sum(1 for sample in total if sample not in wanted)
-    if own != share and not missing and step == 0 and strange:
-        samples.error = _unequal_batches(reference, other, own, share)
-        return
-    if (
-        own != share
-        and step == 0
-        and not strange
-        and missing == share - len(total)
-        and len(total) == sum(total.values())
-    ):
+    fewer = not strange and missing == share - len(total) and len(total) == sum(total.values())
+    if own != share and step == 0 and (fewer or (strange and not missing)):
         samples.error = _unequal_batches(reference, other, own, share)
         return
     least = min((total[sample] for sample in total if sample in wanted), default=1)

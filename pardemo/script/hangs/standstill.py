@@ -270,6 +270,19 @@ class Standstill:
             table.append((ranks_text(ranks).split(" ", 1)[1], *row, f"{max(since):.1f} s" if since else "–"))
         return text_table(table)
 
+    @property
+    def whereabouts(self) -> str:
+        """What each rank does; those that do the same share a part."""
+        parts = []
+        for text, ranks in ranks_by_text(self.does).items():
+            verb, _, rest = text.removeprefix("it ").partition(" ")
+            if verb == "its":
+                parts.append(f"the script has ended on {ranks_text(ranks)}")
+            else:
+                several = {"is": "are", "has": "have"}.get(verb, verb)
+                parts.append(f"{ranks_text(ranks)} {verb if len(ranks) == 1 else several} {rest}")
+        return "; ".join(parts)
+
     def as_json(self) -> dict[str, Any]:
         """Everything, for machines."""
         first = None

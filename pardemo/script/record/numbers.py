@@ -17,7 +17,7 @@ from pardemo.script.record import records
 from pardemo.script.record.records import Mask
 from pardemo.script.runtime import stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Hooks, dtype_name, local_part
-from pardemo.script.runtime.libraries import is_script
+from pardemo.script.runtime.libraries import is_script, note_once
 
 #: Dropout in its forms: torch.nn's modules call these.
 _DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -37,7 +37,7 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
             if not training or p <= 0 or inside[0]:
                 return function(input, p, training, inplace)
             inside[0] = True
-            _note_once(notes, "dropout → its masks are drawn and compared, and not applied")
+            note_once(notes, "dropout → its masks are drawn and compared, and not applied")
             with torch.no_grad():
                 plain = local_part(input)
                 try:
@@ -61,7 +61,7 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
         given = list(args)
         dropped = given[1] if len(given) > 1 else options.get("dropout_p", 0.0)
         if dropped:
-            _note_once(notes, "dropout within scaled_dot_product_attention → left out: its mask is not to be seen")
+            note_once(notes, "dropout within scaled_dot_product_attention → left out: its mask is not to be seen")
             if len(given) > 1:
                 given[1] = 0.0
             else:
@@ -71,11 +71,6 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
     changed = [(getattr(functional, name), noted(getattr(functional, name))) for name in _DROPOUT]
     with stand_ins.replaced_everywhere([*changed, (attend, attention)]):
         yield
-
-
-def _note_once(notes: list[str], line: str) -> None:
-    if line not in notes:
-        notes.append(line)
 
 
 def as_in_a_new_process() -> None:

@@ -117,7 +117,8 @@ class Recorder(Parameters):
             self._summed, self._clipped_after = True, self.now.backwards
 
     def _on_model(self, module: torch.nn.Module) -> None:
-        self._take_pending()
+        if self._pending:
+            self._finish()
         self._meet(module)
         if self.now.micro_batches and self.now.backwards and not self._wanted.sketched:
             self._note_accumulated()
@@ -256,10 +257,6 @@ class Recorder(Parameters):
         if own and own <= self._stepped:
             self._finish()
 
-    def _take_pending(self) -> None:
-        if self._pending:
-            self._finish()
-
     def _finish(self) -> None:
         """The step is over: parameters are what the next one begins with."""
         self._note_parameters("after")
@@ -275,7 +272,8 @@ class Recorder(Parameters):
     def end(self) -> None:
         """The script has ended by itself."""
         with contextlib.suppress(Enough):
-            self._take_pending()
+            if self._pending:
+                self._finish()
         if not self.complete and not self.now.file:
             self._tensors.clear()
 
@@ -400,7 +398,6 @@ def _clipping_noted(recorder: Recorder) -> Iterator[None]:
     inside = [False]
     from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 
-    of_fsdp: Any = Fsdp.clip_grad_norm_
     ours: Any = gradient_norm.clip_grad_norm_
 
     def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
@@ -420,23 +417,21 @@ def _clipping_noted(recorder: Recorder) -> Iterator[None]:
             recorder.clipped(total_norm)
         clip_by(parameters, max_norm, total_norm, *args, **kwargs)
 
-    def clip_of_fsdp(self: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-        recorder.before_clipping()
-        norm = of_fsdp(self, max_norm, *args, **kwargs)
-        recorder.clipped(norm)
-        return norm
+    def noted(function: Any) -> Any:
+        def clips(*args: Any, **kwargs: Any) -> Any:
+            recorder.before_clipping()
+            norm = function(*args, **kwargs)
+            recorder.clipped(norm)
+            return norm
 
-    def clip_of_ours(module: torch.nn.Module, max_norm: float, **kwargs: Any) -> float:
-        recorder.before_clipping()
-        norm = ours(module, max_norm, **kwargs)
-        recorder.clipped(norm)
-        return norm
+        return clips
 
+    clip_of_ours = noted(ours)
     with (
         stand_ins.replaced_everywhere(
             [(clip, clip_grad_norm_), (clip_by, clip_grads_with_norm_), (ours, clip_of_ours)]
         ),
-        compat.replaced(Fsdp, "clip_grad_norm_", clip_of_fsdp),
+        compat.replaced(Fsdp, "clip_grad_norm_", noted(Fsdp.clip_grad_norm_)),
         compat.replaced(gradient_norm, "clip_grad_norm_", clip_of_ours),  # for those who import it from now on
     ):
         yield

@@ -18,11 +18,6 @@ from pardemo.world.errors import ranks_text
 RANKS_IN_A_LINE = 32
 
 
-def to_be_drawn(some: Sequence[GroupKind]) -> bool:
-    """Whether a drawing says more than a line: there are several groups."""
-    return sum(len(kind.groups) for kind in some) > 1
-
-
 def groups_text(some: Sequence[GroupKind], ranks: int, hosts: int = 1) -> str:
     """A column for each rank, a row for each kind, the letters of the groups as cells; hosts are parted by a line."""
     beside = ranks // hosts
@@ -193,7 +188,7 @@ def _running(measured: Summary) -> str:
     first, *rest = [*model(measured), *parallelisms_text(measured)]
     lines = [f"WHAT IS RUNNING  {first}", *(f"  {line}" for line in rest)]
     kinds = parallelisms.groups_by_kind(measured.parallelism)
-    if to_be_drawn(kinds):
+    if sum(len(kind.groups) for kind in kinds) > 1:  # then a drawing says more than a line
         lines.append(groups_text(kinds, measured.ranks, measured.hosts))
     lines += [f"  note: {note}" for note in measured.notes]
     return "\n".join(lines)
@@ -258,15 +253,11 @@ def collectives(measured: Summary) -> list[tuple[str, ...]]:
     for row in _merge_numbered(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
-        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, _row_note(row)
+        most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
+        what = "; ".join(filter(None, [row.why, most]))
+        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, what
         together.setdefault(rest, []).append(ranks)
     return [(kind, first_of(some, 4, " | "), *rest) for (kind, *rest), some in together.items()]
-
-
-def _row_note(row: Row) -> str:
-    """What a row is, and whose bytes it has where ranks send unlike ones."""
-    most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
-    return "; ".join(filter(None, [row.why, most]))
 
 
 def peak(measured: Summary) -> str:

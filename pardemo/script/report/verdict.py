@@ -269,12 +269,7 @@ def _trial(trial: Trial) -> list[str]:
         unseen = "" if trial.states else "; the optimizer's states by what its step makes of them alone"
         behind = f": continues after step {trial.begins}{again}{equal}{unseen}"
     lines = textwrap.wrap(f"{mark}  {trial.name}{behind}", WIDTH, subsequent_indent="   ")
-    for finding in trial.findings:
-        lines += indented(finding_head(finding))
-        lines += indented(finding_why(finding), 6)
-        if finding.parameters:
-            lines += indented(parameters_text(finding), 6)
-    return lines
+    return [*lines, *(line for finding in trial.findings for line in _finding(finding))]
 
 
 def stops_json(verdict: StopVerdict) -> dict[str, Any]:

@@ -268,7 +268,8 @@ class StoppingRecorder(Recorder):
     # --- what a step begins with
 
     def _on_model(self, module: torch.nn.Module) -> None:
-        self._take_pending()
+        if self._pending:
+            self._finish()
         if not self._sees_saves:  # by now the script has imported what it saves with
             self._sees_saves = True
             saving = [(f, self._noted(f)) for f in _saving_functions()]

@@ -1,15 +1,15 @@
 """A launcher that is to be killed: a program of its own that runs a script on ranks, as a JSON file says."""
 
 import contextlib
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,9 @@ def recorder_factory(saves: str, stop: Stop | None, marker: str) -> Any:
 def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
     saves.mkdir(parents=True, exist_ok=True)
-    marker, request = place / "stop", place / "request.json"
-    filled = in_folder(layout, saves)
-    request.write_text(json.dumps({
-        "ranks": layout.ranks, "values": dict(layout.values), "line": list(filled.line), "saves": str(saves),
-        "marker": str(marker), "stop": asdict(stop), "place": str(place / "stopped"), "steps": options.steps,
-        "double": options.double, "timeout_s": options.timeout_s,
-    }), "utf-8")  # fmt: skip
+    marker, request = place / "stop", place / "request"
+    options = replace(options, follow=recorder_factory(str(saves), stop, str(marker)))
+    request.write_bytes(pickle.dumps((in_folder(layout, saves), options, place / "stopped")))
     words = [sys.executable, "-m", "pardemo.script.resume.trials", str(request)]
     paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
     with subprocess.Popen(
@@ -79,13 +75,7 @@ def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, save
 def run_request(request: str) -> None:
     """Runs until it is killed, or until who has started it is gone, which closes its standard input."""
     threading.Thread(target=_end_with_input, daemon=True).start()
-    asked = json.loads(Path(request).read_text("utf-8"))
-    said = asked["stop"]
-    stop = Stop(**{**said, "ranks": tuple(said["ranks"]), "saves_s": tuple(said["saves_s"])})
-    options = Options(asked["steps"], asked["double"], asked["timeout_s"])
-    options = replace(options, follow=recorder_factory(asked["saves"], stop, asked["marker"]))
-    layout = Layout(asked["ranks"], asked["values"], tuple(asked["line"]))
-    run = runs.run_layout(layout, options, Path(asked["place"]))
+    run = runs.run_layout(*pickle.loads(Path(request).read_bytes()))
     if run.error:  # it ended before it was killed, and nobody else has heard why
         Path(request).with_name("said").write_text(run.error, "utf-8")
 
@@ -192,12 +182,7 @@ def _saved(first: Run) -> tuple[list[int], bool]:
 
 def _undisturbed(layout: Layout, options: Options, scratch: Path) -> tuple[Run, bool, Options]:
     """The run that nothing stops, whether it is the same twice to the last bit, and the options for all others."""
-    again = _recorded(layout, replace(options, sketched=True), scratch / "again")
-    runs.require_steps(again)
-    if runs.elements(again) > runs.SKETCHED:
-        options = replace(options, sketched=True)
-    first = _recorded(layout, options, scratch / "first")
-    runs.require_steps(first)
+    first, again, options = runs.run_twice(lambda options, name: _recorded(layout, options, scratch / name), options)
     proof.require_hashed_samples(first)
     proof.require_deterministic(first, again, compare.tolerance_of(first, options.double), options.sketched)
     try:
@@ -384,7 +369,10 @@ def stopped(
         raise ValueError(f"{unknown[0]!r} is no kind of stop: {', '.join(KINDS)}")
     if not kinds:
         raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
-    begun, resumed = (of_layouts.at_least_one(layouts, _with_folder_mark(of)) for of in (words, again))
+    begun, resumed = (
+        of_layouts.from_texts(layouts, [word.replace("{folder}", FOLDER) for word in of], alone=True)
+        for of in (words, again)
+    )
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
         runs.launch_of(layout)
     options = Options(steps=steps, double=double, timeout_s=timeout_s)
@@ -393,10 +381,6 @@ def stopped(
 
 def _words(line: str | Sequence[str]) -> list[str]:
     return of_layouts.words_of(line) if isinstance(line, str) else list(line)
-
-
-def _with_folder_mark(words: Sequence[str]) -> list[str]:
-    return [word.replace("{folder}", FOLDER) for word in words]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pardemo.cluster import loopback
 from pardemo.script.runtime import libraries, stand_ins
 from pardemo.script.runtime.call_sites import Enough
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.runtime.libraries import is_script, script_line
+from pardemo.script.runtime.libraries import is_script, note_once, script_line
 from pardemo.script.runtime.without_gpu import teach_dtensor, without_gpu
 from pardemo.script.words import at_line
 
@@ -87,9 +87,7 @@ def spawned_here(rank: int, beside: int, notes: list[str]) -> Iterator[None]:
                 f"the script starts {nprocs} processes by torch.multiprocessing.spawn, and the ranks are {beside}: "
                 f"measure with --ranks {nprocs}"
             )
-        line = "torch.multiprocessing.spawn → its function runs on each rank, which is there already"
-        if line not in notes:
-            notes.append(line)
+        note_once(notes, "torch.multiprocessing.spawn → its function runs on each rank, which is there already")
         fn(rank, *args)
         return None if join else _EndedProcesses()
 

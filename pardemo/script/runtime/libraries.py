@@ -140,7 +140,7 @@ def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) 
     begin = deepspeed.initialize
 
     def initialize(*args: Any, **kwargs: Any) -> Any:
-        _note(notes, "DeepSpeed on GPUs → its own accelerator for CPUs, over gloo")
+        note_once(notes, "DeepSpeed on GPUs → its own accelerator for CPUs, over gloo")
         return begin(*args, **kwargs)
 
     changes.enter_context(compat.replaced(deepspeed, "initialize", initialize))
@@ -149,7 +149,7 @@ def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) 
                    **options: Any) -> Any:  # fmt: skip
         if not bias_correction:
             raise NeedsGpu("FusedAdam without bias_correction runs on GPUs only")
-        _note(notes, "DeepSpeed's FusedAdam → torch.optim.AdamW, fused: it has no kernel of its own for CPUs")
+        note_once(notes, "DeepSpeed's FusedAdam → torch.optim.AdamW, fused: it has no kernel of its own for CPUs")
         return (torch.optim.AdamW if adam_w_mode else torch.optim.Adam)(params, fused=True, **options)
 
     changes.enter_context(compat.replaced(deepspeed.ops.adam, "FusedAdam", fused_adam))
@@ -161,7 +161,7 @@ def _fsdp2(fsdp: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:
     real = fsdp.FSDPModule.set_gradient_divide_factor
 
     def set_gradient_divide_factor(self: Any, factor: float) -> None:
-        _note(notes, "FSDP2's set_gradient_divide_factor → gradients are divided after they are summed, not within")
+        note_once(notes, "FSDP2's set_gradient_divide_factor → gradients are divided after they are summed, not within")
         real(self, factor)
         self.set_force_sum_reduction_for_comms(True)
 
@@ -183,7 +183,7 @@ def _context_parallel(attention: Any, changes: contextlib.ExitStack, notes: list
         if given.pop("attn_mask", None) is not None:
             raise ValueError("context_parallel takes no attention mask")
         options = {} if op is forward else {"grad_out_name": "grad_out"}
-        _note(notes, "context_parallel's flash attention → the ring of torch with the CPU's flash attention")
+        note_once(notes, "context_parallel's flash attention → the ring of torch with the CPU's flash attention")
         results = (ring if op is forward else back)(mesh.get_group(), 2, op, **given, **options)
         return tuple(DTensor.from_local(result, mesh, placements, run_check=False) for result in results)
 
@@ -206,7 +206,8 @@ def _experts(dispatcher: Any, changes: contextlib.ExitStack, notes: list[str]) -
         changes.enter_context(compat.replaced(utils, "te_general_gemm", None))
 
 
-def _note(notes: list[str], line: str) -> None:
+def note_once(notes: list[str], line: str) -> None:
+    """Adds a line to what a run is told, unless it is there."""
     if line not in notes:
         notes.append(line)
 
@@ -255,7 +256,7 @@ class _RefusingFinder:
             frame = frame.f_back
         if frame is not None and is_script(frame.f_code.co_filename):
             line = f"{name} runs on GPUs only: choose {GPU_ONLY[name]}"
-            _note(self.notes, line)  # the script may catch the error, and go another way
+            note_once(self.notes, line)  # the script may catch the error, and go another way
             raise ModuleNotFoundError(line, name=name)
 
 

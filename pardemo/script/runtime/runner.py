@@ -19,7 +19,7 @@ from pardemo.script.hangs.journal import Log
 from pardemo.script.hangs.standstill import DeadlockWatch, Standstill
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.libraries import is_script
-from pardemo.script.words import at_line, first_of, ranks_by_text, shortened
+from pardemo.script.words import at_line, first_of, shortened
 from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
 
 #: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
@@ -121,9 +121,7 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
     elif isinstance(error, RankFailed):
         return ScriptError(_raised_text(name, error, still), str(error), still)
     elif isinstance(error, RankTimeout):
-        line = "; ".join(
-            filter(None, (f"not over after {error.timeout_s:g} s: {_waiting_text(error, logs)}", error.busy))
-        )
+        line = "; ".join(filter(None, (f"not over after {error.timeout_s:g} s: {still.whereabouts}", error.busy)))
     else:
         line = _as_one_line(str(error))
     return ScriptError(f"{name}: {line}", str(error), still)
@@ -147,27 +145,6 @@ def _raised_text(name: str, error: RankFailed, still: Standstill) -> str:
 def _as_one_line(text: str) -> str:
     """A message of any length as a part of a line."""
     return shortened(" ".join(text.split()), LONGEST)
-
-
-def _waiting_text(error: RankTimeout, logs: dict[int, Log]) -> str:
-    """What each rank is in: a collective, or a line after one; ranks that are in the same share a part."""
-    where: dict[int, str] = {}
-    for rank, stack in sorted(error.stacks.items()):
-        calls = logs[rank].calls if rank in logs else []
-        line = _script_line(stack)
-        if stack.startswith(STOPPED):
-            where[rank] = STOPPED
-        elif not calls:
-            where[rank] = f"at {line or 'a line that is not known'}, before any collective"
-        elif line in ("", calls[-1].line):
-            where[rank] = f"in {standstill.call_text(calls[-1])}"
-        else:
-            where[rank] = f"at {line}, after {standstill.call_text(calls[-1])}"
-    parts = [
-        f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}"
-        for text, ranks in ranks_by_text(where).items()
-    ]
-    return "; ".join([*parts, *([f"the script has ended on {ranks_text(error.finished)}"] if error.finished else [])])
 
 
 def _script_line(stack: str) -> str:

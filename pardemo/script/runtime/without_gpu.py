@@ -145,8 +145,8 @@ class _CpuForCuda(TorchFunctionMode):
         self.own: dict[Any, Callable] = {
             **dict.fromkeys((*random, torch.nn.functional.dropout), self._random),
             torch.device: self._device,
-            tensor.to: self._to,
-            tensor.cuda: lambda func, x, device=None, non_blocking=False, **options: self._to(
+            tensor.to: self.to,
+            tensor.cuda: lambda func, x, device=None, non_blocking=False, **options: self.to(
                 tensor.to, x, "cuda", **options
             ),
             tensor.pin_memory: lambda func, x, *_: (self.note("pin_memory"), x)[1],
@@ -179,7 +179,8 @@ class _CpuForCuda(TorchFunctionMode):
         device = func(x)
         return torch.device("cuda", self.index) if device.type == "cpu" and script_asks(3) else device
 
-    def _to(self, func: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def to(self, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """``x.to(…)`` of a tensor or a module."""
         if args and is_cuda(args[0]):
             args = (CPU, *args[1:])
             self.note("device")
@@ -275,13 +276,6 @@ def _class_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise NeedsGpu("DataParallel cuts one process's batch over many GPUs: choose DistributedDataParallel")
 
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and is_cuda(args[0]):
-            args = (CPU, *args[1:])
-        if is_cuda(kwargs.get("device")):
-            kwargs["device"] = CPU
-        return module_to(self, *args, **kwargs)
-
     def backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with mode:  # put aside while it was called: for hooks, and for what is computed again
             return run(*args, **kwargs)
@@ -310,7 +304,7 @@ def _class_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
         yield owner, "__init__", with_changed_arguments(owner.__init__, change)
     yield torch.optim.Optimizer, "add_param_group", add_param_group
     yield compat.engine_replaced(backward)
-    yield torch.nn.Module, "to", to
+    yield torch.nn.Module, "to", lambda self, *args, **kwargs: mode.to(module_to, self, *args, **kwargs)
     yield torch.Tensor, "record_stream", stand_ins.no_op
     yield torch.UntypedStorage, "cuda", lambda self, *_, **__: self
     yield torch.TypedStorage, "cuda", lambda self, *_, **__: self
@@ -319,39 +313,20 @@ def _class_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
     yield dist.Work, "get_future", stand_ins.with_future(dist.Work.get_future)
 
 
-#: An axis of queries, keys and values along which attention needs nothing of the other ranks: samples, heads.
-AXES = (0, 1)
-Placements = list[tuple[list, list]]
-
-
 @functools.cache
 def teach_dtensor() -> None:
     """Has DTensors take the CPU's flash attention, as they take the GPU's; in this process, from here on."""
-    register_sharding(compat.attention_cpu.default)(_forward)
-    register_sharding(compat.attention_cpu_backward.default)(_backward)
+    register_sharding(compat.attention_cpu.default)(_equal_placements(2, 3))  # of output, logsumexp; query, key, value
+    register_sharding(compat.attention_cpu_backward.default)(_equal_placements(3, 6))  # of three gradients
 
 
-def _forward(query: Any, key: Any, value: Any, *rest: Any, attn_mask: Any = None, **_: Any) -> Placements:
-    """Acceptable placements: of output and logsumexp, and of the three inputs."""
-    return _equal_placements(2, 3, rest, attn_mask)
+def _equal_placements(outputs: int, inputs: int) -> Callable[..., list[tuple[list, list]]]:
+    """Acceptable placements of so many outputs and inputs, along the axes that need nothing of the other ranks."""
 
+    def placements(*args: Any, attn_mask: Any = None, **_: Any) -> list[tuple[list, list]]:
+        if attn_mask is not None:
+            raise NeedsGpu("attention with a mask on DTensors runs on GPUs only: choose is_causal, or local tensors")
+        rest = [None] * (len(args) - inputs)
+        return [([way] * outputs, [way] * inputs + rest) for way in (Replicate(), Shard(0), Shard(1))]  # samples, heads
 
-def _backward(
-    grad_out: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    logsumexp: Any,
-    *rest: Any,
-    attn_mask: Any = None,
-    **_: Any,
-) -> Placements:
-    """Of the three gradients, and of the six inputs."""
-    return _equal_placements(3, 6, rest, attn_mask)
-
-
-def _equal_placements(outputs: int, inputs: int, rest: tuple, attn_mask: Any) -> Placements:
-    if attn_mask is not None:
-        raise NeedsGpu("attention with a mask on DTensors runs on GPUs only: choose is_causal, or local tensors")
-    return [([way] * outputs, [way] * inputs + [None] * len(rest)) for way in (Replicate(), *map(Shard, AXES))]
+    return placements
