@@ -1,11 +1,26 @@
-"""A command that is told to end, by a scheduler or a closed terminal, clears up before it does."""
+"""Ends processes in order: a command clears up before it ends by a signal, and a child ends with its parent."""
 
 import contextlib
+import ctypes
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when the process ``parent``, which started it, ends (on Linux).
+
+    Where the parent has ended already, this process ends here.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextlib.contextmanager

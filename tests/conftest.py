@@ -19,7 +19,7 @@ from pardemo.book.page.exercises import exercises_of
 from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.testing import warm_world
 from pardemo.testing.worlds import PRELOAD
-from pardemo.world import bf16, loading, nursery
+from pardemo.world import bf16, fork_server, imports
 
 #: Torch's threads sleep while they wait for one another, here and in all that tests start. They would keep a core busy
 #: with waiting, and where another test has that core they take three times the seconds of it, for the same results.
@@ -34,7 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HERE = os.getcwd()
 
 #: What these modules import: a rank that runs a function of theirs would load it anew, and there are a thousand ranks.
-nursery.ALWAYS += (*PRELOAD, "hypothesis")
+fork_server.PRELOADED += (*PRELOAD, "hypothesis")
 #: No test is timed: an example that takes long beside other work is no fault of what it tries.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -100,7 +100,7 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """The tests' files load every library. What is there then lives to the end: the collector walks only what comes."""
-    with loading.no_garbage():
+    with imports.without_garbage_collection():
         found = yield
     gc.collect()
     gc.freeze()  # a second each time that it walked all of them, and where a test measures memory it does so often

@@ -28,12 +28,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import Cluster, RankError, World
 from pardemo.book.run import doctor
-from pardemo.cluster import hosts, keeper, loopback, pacer, tiers
+from pardemo.cluster import hosts, loopback, namespaces, pacer, tiers
 from pardemo.cluster.bandwidth import bytes_per_second, told
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters.links import LinkMeter
-from pardemo.world import generation
+from pardemo.world import rank_processes
 
 SLOW = "80 Mbit/s"  # 10 MB/s
 RATE = 10e6
@@ -117,7 +117,7 @@ def test_where_nothing_can_limit_a_link_the_world_says_so(monkeypatch):
         raise OSError("Operation not permitted")
 
     monkeypatch.setattr(loopback, "paces", lambda: False)
-    monkeypatch.setattr(generation, "Hosts", no_hosts)
+    monkeypatch.setattr(rank_processes, "Hosts", no_hosts)
     with pytest.raises(ValueError, match="Operation"):
         World(2, cluster=Cluster(hosts=2, between=SLOW))
     with pytest.raises(ValueError, match="Operation"):
@@ -128,7 +128,7 @@ def test_a_kernel_that_makes_no_namespace_is_told(monkeypatch):
     refuses = SimpleNamespace(unshare=lambda flags: ctypes.set_errno(errno.EPERM) or -1)
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **more: refuses)
     with pytest.raises(PermissionError, match="Operation not permitted"):
-        keeper.unshare(0)
+        namespaces.unshare(0)
 
 
 def test_the_better_tier_that_works_is_taken(monkeypatch):
@@ -139,7 +139,7 @@ def test_the_better_tier_that_works_is_taken(monkeypatch):
     def no_hosts(cluster):
         raise OSError("Operation not permitted")
 
-    monkeypatch.setattr(generation, "Hosts", no_hosts)
+    monkeypatch.setattr(rank_processes, "Hosts", no_hosts)
     with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
         assert world.tier == "pacing"
     with pytest.raises(ValueError, match=r"'namespaces'.*'pacing'.*'none'.*None.*'docker'"):
@@ -185,8 +185,8 @@ def tier(request):
 
 
 @pytest.fixture
-def keeper_that(tmp_path, monkeypatch):
-    """``keeper_that(lines)``: from now on hosts have a keeper that runs these lines of shell."""
+def supervisor_that(tmp_path, monkeypatch):
+    """``supervisor_that(lines)``: from now on hosts have a supervisor that runs these lines of shell."""
 
     def get(lines):
         script = tmp_path / "python"
@@ -199,26 +199,26 @@ def keeper_that(tmp_path, monkeypatch):
     return get
 
 
-def test_a_keeper_that_says_nothing_is_ended_and_the_hosts_are_refused(keeper_that):
-    keeper_that("exec sleep 10")
+def test_a_supervisor_that_says_nothing_is_ended_and_the_hosts_are_refused(supervisor_that):
+    supervisor_that("exec sleep 10")
     with pytest.raises(OSError, match=r"process.*0\.5"):
         hosts.Hosts(Cluster(hosts=2))
     with pytest.raises(ValueError, match=r"process.*answer"):
         World(2, cluster=Cluster(hosts=2, tier="namespaces"))
 
 
-def test_a_keeper_that_stops_answering_is_ended_and_the_limit_refused(keeper_that):
-    keeper_that("""echo '{"hosts": [1, 2]}'; exec sleep 10""")
-    keeper = hosts.Hosts(Cluster(hosts=2))
+def test_a_supervisor_that_stops_answering_is_ended_and_the_limit_refused(supervisor_that):
+    supervisor_that("""echo '{"hosts": [1, 2]}'; exec sleep 10""")
+    supervisor = hosts.Hosts(Cluster(hosts=2))
     with pytest.raises(OSError, match=r"process.*0\.5"):
-        keeper.limit(0, RATE)
-    keeper._process.wait(60)
+        supervisor.limit(0, RATE)
+    supervisor._process.wait(60)
     with pytest.raises(OSError, match=r"process.*keeps"):
-        keeper.limit(0, RATE)
-    keeper.close()
+        supervisor.limit(0, RATE)
+    supervisor.close()
 
 
-def test_ranks_whose_keeper_is_gone_do_not_wait_for_their_limit():
+def test_ranks_whose_supervisor_is_gone_do_not_wait_for_their_limit():
     if not works("namespaces"):
         pytest.skip("no namespaces on this machine")
 
@@ -236,12 +236,12 @@ def test_ranks_whose_keeper_is_gone_do_not_wait_for_their_limit():
         assert world.run(dist.get_rank) == [0, 1], "other hosts, other ranks"
 
 
-def test_a_keeper_that_cannot_build_its_network_says_why():
+def test_a_supervisor_that_cannot_build_its_network_says_why():
     if not works("namespaces"):
         pytest.skip("no namespaces on this machine")
     impossible = json.dumps({"hosts": 2, "rate": 0.0, "user": True})
     ended = subprocess.run(
-        [sys.executable, "-m", "pardemo.cluster.keeper", impossible], stdin=subprocess.DEVNULL, capture_output=True,
+        [sys.executable, "-m", "pardemo.cluster.namespaces", impossible], stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=120,
     )  # fmt: skip
     assert ended.returncode == 1
@@ -516,7 +516,7 @@ def network(pid):
     return None
 
 
-def namespaces(pid):
+def namespaces_of(pid):
     """The network namespaces that the descendants of a process are in, but not it: other tests have clusters, too."""
     inside = {network(child.pid) for child in psutil.Process(pid).children(recursive=True)}
     return inside - {None, network(pid)}
@@ -540,12 +540,12 @@ def until(condition, seconds=120):
 
 
 def test_nothing_is_left_of_a_cluster(tier):
-    before = namespaces(os.getpid())
+    before = namespaces_of(os.getpid())
     with World(2, cluster=Cluster(hosts=2, between=SLOW, tier=tier)) as world:
         world.run(os.getpid)
         tables = world._ranks.tables
         assert all(map(os.path.exists, tables))
-        spaces = namespaces(os.getpid()) - before
+        spaces = namespaces_of(os.getpid()) - before
         assert len(spaces) == (3 if tier == "namespaces" else 0), "two hosts and the switch between them"
     ended = time.time()
     assert not any(map(os.path.exists, tables))
@@ -568,7 +568,7 @@ def test_nothing_is_left_when_its_process_was_killed(tier):
     ) as owner:
         assert owner.stdout.readline() == "there\n"
         family = psutil.Process(owner.pid).children(recursive=True)
-        spaces = namespaces(owner.pid)
+        spaces = namespaces_of(owner.pid)
         assert len(spaces) == (3 if tier == "namespaces" else 0)
         owner.send_signal(signal.SIGKILL)
         owner.wait()

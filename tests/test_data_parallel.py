@@ -394,7 +394,7 @@ def test_torchs_clipping_right_after_backward_clips_the_mean(world_of):
         assert clipped == pytest.approx(0.5, rel=1e-5)
 
 
-def test_counting_without_a_kernel_sees_the_courier(world_of):
+def test_counting_without_a_kernel_sees_the_thread(world_of):
     def check():
         model = BucketedDataParallel(
             nn.Linear(512, 512, bias=False), all_reduce=lambda t, g: dist.all_reduce(t, group=g)

@@ -12,7 +12,7 @@ import pytest
 from pardemo import RankFailed, RankTimeout, World, deadline, measure
 from pardemo.book.run.cell_limit import CellLimit
 from pardemo.deadline import MOST, Deadline, ended_within
-from pardemo.world import generation, nursery
+from pardemo.world import fork_server, rank_processes
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/proc/self/schedstat") or not hasattr(os, "sched_setaffinity"),
@@ -177,8 +177,8 @@ def test_ranks_that_sleep_or_compute_for_ever_end_at_their_limit(hogs):
 def test_a_process_that_ranks_start_from_has_its_time_to_load(hogs, world, tmp_path, monkeypatch):
     (tmp_path / "computes_when_loaded.py").write_text(f"import os; os.sched_setaffinity(0, {{{CORE}}})\n{COMPUTES}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(nursery, "START_TIMEOUT_S", LIMIT_S)
-    monkeypatch.setattr(generation, "START_TIMEOUT_S", LIMIT_S)
+    monkeypatch.setattr(fork_server, "START_TIMEOUT_S", LIMIT_S)
+    monkeypatch.setattr(rank_processes, "START_TIMEOUT_S", LIMIT_S)
     with World(1, preload=["computes_when_loaded"]) as late:
         assert late.run(int) == [0]
 

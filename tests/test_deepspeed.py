@@ -122,9 +122,9 @@ def test_ranks_with_deepspeed_end_in_order(turn):
     """Exit status 0, no abort: the ranks end without running what libraries registered in C++ for the exit."""
     world = World(2, preload=PEERS, timeout_s=200)
     world.run(train, turn % 4, 1)
-    nursery, pids = world._ranks.nursery, world.pids
+    server, pids = world._ranks.fork_server, world.pids
     codes = []
-    wait = nursery.wait_exit
+    wait = server.wait_exit
 
     def note(pid, timeout_s):
         code = wait(pid, timeout_s)
@@ -132,11 +132,11 @@ def test_ranks_with_deepspeed_end_in_order(turn):
             codes.append(code)
         return code
 
-    nursery.wait_exit = note
+    server.wait_exit = note
     try:
         world.close()
     finally:
-        nursery.wait_exit = wait
+        server.wait_exit = wait
     assert codes == [0] * len(pids)
 
 

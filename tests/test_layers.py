@@ -17,7 +17,7 @@ ROOT = PACKAGE.parent
 #: The rooms from the ground up: each may use those of the floors below its own, and none of its own floor or above.
 #: The core ends with zero; the frameworks, the jobs, the planner and the book stand on it.
 FLOORS = (
-    ("private_names",),
+    ("private_names", "rank_registry"),
     ("compat", "deadline", "extras"),
     ("options", "project", "tables", "closed_pipe", "termination"),
     ("cluster", "seals"),

@@ -347,7 +347,7 @@ def test_a_signal_ends_a_run(folder, nothing_is_left, number, status):
         if "it trains" in text:
             break
     started = psutil.Process(run.pid).children(recursive=True)
-    assert len(started) >= 3, "a nursery and two ranks"
+    assert len(started) >= 3, "a fork server and two ranks"
     began = time.monotonic()
     os.killpg(run.pid, number)
     rest = [text for text in run.stderr.read().splitlines() if text and "it trains" not in text]

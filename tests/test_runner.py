@@ -107,7 +107,7 @@ from pardemo import World
 loaded = sorted(name for name in ("pandas", "matplotlib.pyplot", "torch") if name in sys.modules)
 world = World(2)
 ranks = world.run(os.getpid)
-told = dict(parent=os.getppid(), pid=os.getpid(), ranks=ranks, nursery=psutil.Process(ranks[0]).ppid(), loaded=loaded,
+told = dict(parent=os.getppid(), pid=os.getpid(), ranks=ranks, server=psutil.Process(ranks[0]).ppid(), loaded=loaded,
             random=[random.random(), float(np.random.rand())], later=os.environ.get("PARDEMO_LATER"), cwd=os.getcwd())
 with open("{name}.json", "w") as stream:
     json.dump(told, stream)"""
@@ -124,10 +124,10 @@ def test_kernels_are_processes_of_their_own_with_the_libraries_loaded(collection
     assert a["loaded"] == ["matplotlib.pyplot", "pandas", "torch"]
     for told in (a, b):
         assert psutil.pid_exists(told["parent"])
-        assert gone([told["pid"], told["nursery"], *told["ranks"]]), "nothing of the kernel's is left"
+        assert gone([told["pid"], told["server"], *told["ranks"]]), "nothing of the kernel's is left"
         assert told["later"] == "set after the first kernel of this process"
         assert told["cwd"] == str(root / "notebooks")
-    assert a["nursery"] != b["nursery"]
+    assert a["server"] != b["server"]
     assert not set(a["random"]) & set(b["random"])
 
 
@@ -172,7 +172,7 @@ def test_no_kernel_outlives_its_run(collection, tmp_path, how):
         told = wait_for_kernel(root, process)
         process.send_signal(how)
         process.wait(60)
-    assert gone([told["parent"], told["pid"], told["nursery"], *told["ranks"]], within_s=60)
+    assert gone([told["parent"], told["pid"], told["server"], *told["ranks"]], within_s=60)
     assert how == signal.SIGTERM or not (root / "out" / "01_a.ipynb").exists(), "half a copy has no name"
     assert json.loads((root / "out" / "run.json").read_text()) == []
 
@@ -197,7 +197,7 @@ def test_a_run_that_is_told_to_end_leaves_no_sockets_and_no_connection_file(coll
             process.kill()  # where something above was wrong; it takes its kernel along
         assert process.returncode == 128 + signal.SIGTERM
         assert error.splitlines()[-1] == "pardemo run: ended by SIGTERM"
-        assert gone([told["parent"], told["pid"], told["nursery"], *told["ranks"]], within_s=60)
+        assert gone([told["parent"], told["pid"], told["server"], *told["ranks"]], within_s=60)
         assert os.listdir(temporary) == []
         assert not runtime.exists() or list(runtime.iterdir()) == []
 

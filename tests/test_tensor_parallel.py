@@ -431,7 +431,7 @@ def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(monkey
     with Watch():
         y.backward()
     (_, first_ended), (second_began, _) = seen
-    assert threads == [False], "it is in the courier's thread"
+    assert threads == [False], "it is in the communication thread"
     assert second_began - first_ended < 0.2, "while the exchange was still asleep"
 
 
@@ -639,7 +639,7 @@ def test_the_courier_ends_with_its_group():
 
     gc.collect()
     until = time.monotonic() + 20
-    while len(names := [t.name for t in threading.enumerate() if "group-courier" in t.name]) > 1:
+    while len(names := [t.name for t in threading.enumerate() if "group-communication" in t.name]) > 1:
         assert time.monotonic() < until, names  # a thread hears a moment later that its executor has gone
         time.sleep(0.01)
 

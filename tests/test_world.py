@@ -24,10 +24,10 @@ from pardemo import RankDied, RankError, RankFailed, RankTimeout, World, deadlin
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.links import bytes_of, link_of
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.world import generation, nursery
+from pardemo.world import fork_server, rank_processes
 from pardemo.world.errors import Failure
-from pardemo.world.generation import Ranks
-from pardemo.world.nursery import Forked
+from pardemo.world.fork_server import Forked
+from pardemo.world.rank_processes import Ranks
 
 
 def rank_and_size():
@@ -384,15 +384,15 @@ def test_a_death_starts_the_grace_time_of_ranks_that_wait_for_nobody(monkeypatch
     looks = itertools.count()
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: next(looks) / 10})
     monkeypatch.setattr(deadline, "time", clock)
-    monkeypatch.setattr(generation, "POLL_S", 0.0)
+    monkeypatch.setattr(rank_processes, "POLL_S", 0.0)
     (works, its_end), (died, closed) = Pipe(), Pipe()
     closed.close()
     ranks = Ranks.__new__(Ranks)
     ranks.size, ranks.controls, ranks.printers, ranks.hosts, ranks.pids = 2, [works, died], [], None, [2**30, 2**30 + 1]
-    ranks.nursery = SimpleNamespace(wait_exit=lambda pid, within_s: -signal.SIGKILL)
+    ranks.fork_server = SimpleNamespace(wait_exit=lambda pid, within_s: -signal.SIGKILL)
     with works, its_end, died, pytest.raises(RankDied, match=r"1.*SIGKILL"):
         ranks.collect(timeout_s=1000.0)
-    assert generation.GRACE_S <= clock.monotonic() < generation.GRACE_S + 1
+    assert rank_processes.GRACE_S <= clock.monotonic() < rank_processes.GRACE_S + 1
 
 
 def test_a_hang_ends_at_the_time_limit_with_stacks():
@@ -409,7 +409,7 @@ def test_a_hang_ends_at_the_time_limit_with_stacks():
         assert sorted(caught.value.stacks) == [0, 1]
         for stack in caught.value.stacks.values():
             assert "only_rank_0_enters_the_barrier" in stack
-            assert "pardemo/nursery" not in stack, "the reader's frames, not ours"
+            assert "pardemo/world" not in stack, "the reader's frames, not ours"
         assert world.run(rank_sum) == [1.0, 1.0]
 
 
@@ -566,7 +566,7 @@ def test_what_left_the_session_ends_with_its_rank_and_not_before():
     with World(1) as world, World(1) as other:
         ((child, daemon),) = world.run(start_what_leaves_the_session)
         with pytest.raises(RankDied):
-            other.run(lambda: os._exit(3))  # the nursery clears up after another rank
+            other.run(lambda: os._exit(3))  # the fork server clears up after another rank
         assert psutil.pid_exists(child)
         until = time.monotonic() + 120
         while psutil.Process(daemon).status() != psutil.STATUS_SLEEPING:  # on a loaded machine it may not have begun to
@@ -639,12 +639,12 @@ def test_a_killed_parent_leaves_nothing_that_left_the_session():
     assert gone([int(pid) for pid in pids])
 
 
-def test_a_killed_nursery_takes_its_ranks_along_and_is_replaced():
+def test_a_killed_fork_server_takes_its_ranks_along_and_is_replaced():
     with World(2, preload=["sndhdr" if sys.version_info < (3, 13) else "wave"]) as world:
         world.run(rank_sum)
         pids = world.pids
-        nursery = psutil.Process(pids[0]).ppid()
-        os.kill(nursery, signal.SIGKILL)
+        server = psutil.Process(pids[0]).ppid()
+        os.kill(server, signal.SIGKILL)
         assert gone(pids)
         with pytest.raises(RankDied):
             world.run(rank_sum)
@@ -654,27 +654,27 @@ def test_a_killed_nursery_takes_its_ranks_along_and_is_replaced():
 def test_a_killed_process_that_ranks_start_from_leaves_no_folder():
     """It cannot remove its folder; whoever asks for the next such process does."""
     with World(2, preload=["colorsys"]) as world:
-        killed = world._ranks.nursery
+        killed = world._ranks.fork_server
         assert os.path.isdir(killed.folder)
         os.kill(killed.pid, signal.SIGKILL)
         assert gone(world.pids)
         with pytest.raises(RankDied):
             world.run(rank_sum)
         assert world.run(rank_sum) == [1.0, 1.0]
-        assert world._ranks.nursery is not killed
+        assert world._ranks.fork_server is not killed
         assert not os.path.exists(killed.folder)
 
 
 LATE = """
 import os, time
-from pardemo.world.nursery_process import end_with
+from pardemo.termination import end_with_parent
 read, write = os.pipe()
 if os.fork() == 0:
     parent = os.getpid()
     if os.fork() == 0:
         while os.getppid() == parent:
             time.sleep(0.01)
-        end_with(parent)
+        end_with_parent(parent)
         os.write(1, b"it lives on")
     os._exit(0)
 os.close(write)
@@ -692,9 +692,9 @@ LAST_WORLD = """
 import os, signal
 from pardemo import World
 with World(2) as world:
-    nursery = world._ranks.nursery
-    print(nursery.folder, flush=True)
-    os.kill(nursery.pid, signal.SIGKILL)
+    server = world._ranks.fork_server
+    print(server.folder, flush=True)
+    os.kill(server.pid, signal.SIGKILL)
 """
 
 
@@ -717,11 +717,11 @@ def test_a_process_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = set(nursery._handles)
+    before = set(fork_server._handles)
     with pytest.raises(OSError, match="Too many open files"):
-        nursery.Nursery((), nursery.RANK, full)
+        fork_server.ForkServer((), fork_server.RANK, full)
     assert list(tmp_path.iterdir()) == []
-    assert set(nursery._handles) == before, "nothing to close when Python ends"
+    assert set(fork_server._handles) == before, "nothing to close when Python ends"
 
 
 def test_scripts_need_no_main_guard(tmp_path):
@@ -821,7 +821,7 @@ def test_a_world_that_is_closed_when_python_ends_prints_nothing():
 def test_a_world_that_is_closed_after_the_process_its_ranks_come_from_does_not_wait():
     script = "import atexit\natexit.register(lambda: holder.world.close())\n"
     script += CLOSED_AT_THE_END.replace("__del__", "not_deleted") + "import time; begin = time.monotonic()\n"
-    script += "atexit.register(lambda: [one.close() for one in __import__('pardemo').world.nursery._handles])"
+    script += "atexit.register(lambda: [one.close() for one in __import__('pardemo').world.fork_server._handles])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -855,12 +855,12 @@ def test_a_fork_of_the_parent_does_not_keep_the_ranks_alive():
                 process.kill()
 
 
-@pytest.mark.parametrize("answer", ["nursery", "ready", "pid"])
+@pytest.mark.parametrize("answer", ["server", "ready", "pid"])
 def test_an_interrupt_while_forking_spoils_no_other_world(world_of, monkeypatch, answer):
-    """Whatever it interrupts: another nursery's start, its loading, the ranks'."""
-    from pardemo.world import nursery
+    """Whatever it interrupts: another fork server's start, its loading, the ranks'."""
+    from pardemo.world import fork_server
 
-    read, before = nursery.Nursery._read, world_of(2).pids
+    read, before = fork_server.ForkServer._read, world_of(2).pids
     world_of(2).run(os.getpid)
 
     def interrupted(self, wanted, timeout_s):
@@ -870,8 +870,8 @@ def test_an_interrupt_while_forking_spoils_no_other_world(world_of, monkeypatch,
         return found
 
     # Of modules that no other test preloads: else that process is there already, and nothing is left to interrupt.
-    modules = {"nursery": "plistlib", "ready": "shelve", "pid": "stringprep"}
-    monkeypatch.setattr(nursery.Nursery, "_read", interrupted)
+    modules = {"server": "plistlib", "ready": "shelve", "pid": "stringprep"}
+    monkeypatch.setattr(fork_server.ForkServer, "_read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         World(2, preload=[modules[answer]])
     monkeypatch.undo()

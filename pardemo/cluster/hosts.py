@@ -1,4 +1,4 @@
-"""The World's handle on its hosts: starts their keeper where namespaces are allowed, and lets go of it."""
+"""Starts the supervisor of a World's hosts where namespaces are allowed, gives it limits, and ends it."""
 
 import contextlib
 import json
@@ -8,10 +8,10 @@ import subprocess
 import sys
 from typing import NamedTuple, TextIO, cast
 
-from pardemo.cluster import Cluster, keeper
+from pardemo.cluster import Cluster, namespaces
 from pardemo.deadline import Deadline, ended_within
 
-START_TIMEOUT_S = 20.0  # the keeper makes 250 hosts in a few seconds
+START_TIMEOUT_S = 20.0  # the supervisor makes 250 hosts in a few seconds
 LIMIT_TIMEOUT_S = 20.0  # and changes a limit in milliseconds
 
 
@@ -41,12 +41,12 @@ class Hosts:
         raise OSError(errors[-1])
 
     def _start(self, user: bool) -> None:
-        if self._cluster.hosts > keeper.MOST_HOSTS:
-            raise OSError(f"more than {keeper.MOST_HOSTS} hosts")
+        if self._cluster.hosts > namespaces.MOST_HOSTS:
+            raise OSError(f"more than {namespaces.MOST_HOSTS} hosts")
         settings = {"hosts": self._cluster.hosts, "rate": self._cluster.between_rate, "user": user}
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pardemo.cluster.keeper", json.dumps(settings)],
+            [sys.executable, "-m", "pardemo.cluster.namespaces", json.dumps(settings)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
         )  # fmt: skip
@@ -59,7 +59,7 @@ class Hosts:
             raise
 
     def _answer(self, timeout_s: float) -> dict:
-        """The keeper's next line. OSError: it says why it cannot, has ended, or says nothing for so long (and ends)."""
+        """The supervisor's next line; OSError where it reports an error, has ended, or is too late (it is killed)."""
         waiting = select.poll()
         waiting.register(self._answers, select.POLLIN)
         deadline = Deadline(timeout_s, [self._process.pid])
@@ -67,7 +67,7 @@ class Hosts:
             if left_s:
                 continue
             self._process.kill()  # what it would say later is no answer to the next question
-            raise OSError(f"the process that keeps the hosts did not answer within {deadline}")
+            raise OSError(f"the supervisor of the hosts did not answer within {deadline}")
         line = self._answers.readline()
         answer = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
@@ -76,11 +76,11 @@ class Hosts:
 
     def _last_words(self) -> str:
         lines = self._errors.read().strip().splitlines()
-        return lines[-1] if lines else "the keeper of the hosts ended at once"
+        return lines[-1] if lines else "the supervisor of the hosts ended at once"
 
     @property
     def ended(self) -> int | None:
-        """None while the keeper runs; else its exit code. The links between the hosts go with it."""
+        """None while the supervisor runs; else its exit code. The links between the hosts go with it."""
         return self._process.poll()
 
     def place(self, rank: int) -> Place:
@@ -91,16 +91,16 @@ class Hosts:
         """Another limit for a host's network card, from now on.
 
         Raises:
-            OSError: the keeper is gone or does not answer, or the kernel refuses; says why.
+            OSError: the supervisor is gone or does not answer, or the kernel refuses; says why.
         """
         try:
             print(json.dumps({"host": host, "rate": rate}), file=self._questions, flush=True)
         except BrokenPipeError:
-            raise OSError("the process that keeps the hosts has ended") from None
+            raise OSError("the supervisor of the hosts has ended") from None
         self._answer(LIMIT_TIMEOUT_S)
 
     def close(self) -> None:
-        """Ends the keeper; what it kept is gone when the ranks are."""
+        """Ends the supervisor; the namespaces are gone when the ranks are."""
         process = self._process
         with contextlib.suppress(OSError):
             self._questions.close()

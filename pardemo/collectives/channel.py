@@ -1,4 +1,4 @@
-"""An engine's own way to the other ranks of its group: links and a thread that nobody else uses."""
+"""Links and a communication thread of one engine's own, so that engines of a group do not disturb each other."""
 
 import itertools
 import weakref
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pardemo import compat
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter
-from pardemo.collectives.courier import Courier, courier_of
+from pardemo.collectives.communication_thread import CommunicationThread, communication_thread_of
 from pardemo.collectives.links import Link
 from pardemo.collectives.ring import agree
 
@@ -19,17 +19,17 @@ _numbers: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weak
 
 
 class Channel:
-    """Links and a courier for one engine, so that two engines of a group never meet on the wire.
+    """Links and a communication thread for one engine, so that two engines of a group never meet on the wire.
 
     Whatever the engines' order on each rank, what one sends is received by itself. Collective: all ranks of ``group``
     make their channels in the same order. Dropped or closed, it leaves neither a socket nor a thread behind.
 
-    Without links of its own (CUDA tensors, a function of the caller's that sends by other ways) it takes the group's
-    ways and its shared courier: the order of the program is the order of sending, and ranks whose orders differ are
-    told so before data moves.
+    Without links of its own (CUDA tensors, a function of the caller's that sends otherwise) it takes the group's
+    links and its shared communication thread: the order of the program is the order of sending, and ranks whose orders
+    differ are told so before data moves.
 
     Args:
-        name: whose it is, for messages; the channel's number in its group is added.
+        name: the engine's, for messages; the channel's number in its group is added.
         links: whether to make links of its own: the tensors are the CPU's. No matter in a group of one.
     """
 
@@ -37,18 +37,18 @@ class Channel:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self.name = f"{name} {next(_numbers.setdefault(group, itertools.count()))}"
         self._link: Link | None = None
-        self._courier = courier_of(group)
+        self._thread = communication_thread_of(group)
         if links and self.size > 1:
             with compat.without_modes():  # meters: the caller did not ask for these messages
                 self._link = Link(group, self.name)
-            self._courier = Courier(self.name)
+            self._thread = CommunicationThread(self.name)
 
     def submit(self, function: Callable, *args: object) -> Future:
-        """Runs ``function(*args)`` in the courier's thread, after what was submitted before.
+        """Runs ``function(*args)`` in the communication thread, after what was submitted before.
 
         The exchanges below are for functions that run there, or for the caller's own thread while none does.
         """
-        return self._courier.submit(function, *args)
+        return self._thread.submit(function, *args)
 
     def all_reduce(self, tensor: torch.Tensor, what: str, op: str = "sum") -> torch.Tensor:
         """:func:`~pardemo.collectives.ring_all_reduce`, in place. ``what``: the same words on every rank."""
@@ -73,7 +73,7 @@ class Channel:
     def close(self) -> None:
         """Waits for what was submitted, then closes the links of its own and ends their thread."""
         if self._link is not None:
-            self._courier.close()
+            self._thread.close()
             self._link.close()
 
     def _ours(self, what: str) -> str:

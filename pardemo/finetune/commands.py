@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pardemo import options
 from pardemo.closed_pipe import work_goes_on
 from pardemo.world import launched
-from pardemo.world.loading import no_garbage
+from pardemo.world.imports import without_garbage_collection
 
 if TYPE_CHECKING:
     from pardemo.finetune.recipe import Recipe
@@ -160,7 +160,7 @@ def _as_rank(arguments: argparse.Namespace) -> NoReturn:
         )
     size = int(os.environ["WORLD_SIZE"])
     job = _job(arguments, size)  # the launcher's number counts
-    with no_garbage():
+    with without_garbage_collection():
         import pardemo.peers.deepspeed.engine  # noqa: F401, before the group: DeepSpeed chooses its device
         from pardemo.finetune.train import train
 

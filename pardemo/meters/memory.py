@@ -42,8 +42,9 @@ class MemoryMeter(compat.TorchDispatchMode):
     everything else that was made in the block and is alive: what the backward pass waits for, and temporaries. What
     was there before, such as the batch, is counted only where it belongs to ``modules`` or ``optimizers``. A storage
     counts once, however many views it has, and with its full size in bytes. Tensors that other threads make are not
-    seen (pardemo's own couriers take the meter along). A storage that is resized (ZeRO-3 and FSDP2 free and refill
-    whole parameters so) counts with the size it has; filled from nothing within the block, it is new, whoever made it.
+    seen (pardemo's own communication threads take the meter along). A storage that is resized (ZeRO-3 and FSDP2 free
+    and refill whole parameters so) counts with the size it has; filled from nothing within the block, it is
+    new, whoever made it.
 
     What is read from pickles, checkpoints and safetensors counts, and a tensor over memory that others have made
     (numpy's, a buffer's, a mapped file's) with that memory. Not seen: a storage that no tensor shows, what

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from pardemo import extras
-from pardemo.world.loading import compiled_when_called
+from pardemo.world.imports import compile_at_first_call
 
-with warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name__):
+with warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name__):
     warnings.simplefilter("ignore")  # it takes its own implementations for Apex's and Transformer Engine's, and says so
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import extras
-from pardemo.world.loading import compiled_when_called
+from pardemo.world.imports import compile_at_first_call
 
-with warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name__):
+with warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name__):
     warnings.simplefilter("ignore")
     from megatron.core import parallel_state
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec

@@ -8,7 +8,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
 from pardemo import compat, project
-from pardemo.world.nursery_process import end_with
+from pardemo.termination import end_with_parent
 
 IMPORTED = ["pardemo.planner.memory", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
 
@@ -33,7 +33,7 @@ def server() -> tuple[BaseContext, int]:
 def begin(parent: int) -> None:
     """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
     compat.let_go_of_forkserver()  # as long as somebody holds its pipe the server lives, and with it this process
-    end_with(parent)
+    end_with_parent(parent)
     import torch
 
     torch.set_num_threads(1)

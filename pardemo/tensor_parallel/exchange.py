@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from pardemo.collectives.courier import courier_of
+from pardemo.collectives.communication_thread import communication_thread_of
 from pardemo.collectives.decorators import not_compiled
 from pardemo.collectives.links import materialized
 from pardemo.groups import share
 
-#: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
+#: On CPU ranks smaller exchanges are done at once: waking the communication thread takes longer than sending them.
 COURIER_BYTES = 1 << 20
 
 
@@ -97,7 +97,7 @@ def start(
     if tensor.numel() * tensor.element_size() < COURIER_BYTES:
         result = collective(tensor, group, *args)
         return lambda: result
-    return courier_of(group).submit(collective, tensor, group, *args).result
+    return communication_thread_of(group).submit(collective, tensor, group, *args).result
 
 
 def _start_in_stream(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable[[], torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pardemo.world import packing, waiting
+from pardemo.world import pickling, waiting
 
 OF_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
@@ -44,9 +44,9 @@ class SingleProcess:
             os.makedirs(self._folder, exist_ok=True)
             try:
                 with _no_group():
-                    reply = packing.dumps(("ok", function(*args, **kwargs)))
+                    reply = pickling.dumps(("ok", function(*args, **kwargs)))
             except BaseException as error:
-                _write(path, packing.dumps(("failed", f"{type(error).__name__}: {error}")))
+                _write(path, pickling.dumps(("failed", f"{type(error).__name__}: {error}")))
                 raise
             _write(path, reply)
         else:

@@ -18,7 +18,7 @@ from pardemo import compat, project
 from pardemo.extras import needed_by
 from pardemo.testing.fixtures import Fixtures
 from pardemo.testing.messages import NotPassed, Record, Shown, Stage
-from pardemo.world.nursery import QUIET
+from pardemo.world.fork_server import SINGLE_THREADED
 
 with needed_by("pardemo.testing"):
     import pytest
@@ -27,7 +27,7 @@ SEED = 1000  # and the rank: as a World seeds its ranks
 #: Variables by which a rank is the one that it is: the main process's own values are not for it.
 OWN = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT",
-    "GLOO_SOCKET_IFNAME", "TOKENIZERS_PARALLELISM", *QUIET,
+    "GLOO_SOCKET_IFNAME", "TOKENIZERS_PARALLELISM", *SINGLE_THREADED,
 }  # fmt: skip
 _own_environment: dict[str, str] = {}
 _left: list[Fixtures] = []  # of a test that failed: were they freed, generators would go on to what stands behind yield

@@ -19,7 +19,7 @@ import cloudpickle
 
 from pardemo.extras import needed_by
 from pardemo.testing.messages import OnRanks, Task
-from pardemo.world import packing
+from pardemo.world import pickling
 
 with needed_by("pardemo.testing"):
     import pytest
@@ -49,7 +49,7 @@ def travelling(patterns: tuple[str, ...], module: types.ModuleType) -> list[type
     return [module, *others]
 
 
-class _Pickler(packing.Pickler):
+class _Pickler(pickling.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (pytest.Mark, pytest.MarkDecorator, _FIXTURE)):
             return _left_behind, ()

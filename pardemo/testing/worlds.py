@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pardemo.cluster import Cluster
 from pardemo.extras import needed_by
-from pardemo.world import World, nursery
+from pardemo.world import World, fork_server
 
 with needed_by("pardemo.testing"):
     import pytest
@@ -33,7 +33,7 @@ class Worlds:
 
     def begin(self) -> None:
         """Starts the process that ranks are forked from, without waiting for it: it loads torch meanwhile."""
-        nursery.nursery(self._preload)
+        fork_server.shared(self._preload)
 
     def get(self, size: int, cluster: Cluster | None = None) -> World:
         """The World of so many ranks."""

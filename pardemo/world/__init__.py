@@ -1,8 +1,8 @@
 """World: N real ranks, driven from a notebook or a script.
 
-Each rank is a process of its own with ``torch.distributed`` ready in it, forked from a warm nursery
-(:mod:`pardemo.world.nursery`), so that starting four of them takes tens of milliseconds. The same experiment
-functions also run as the ranks of a job that another launcher started, on one host or many::
+Each rank is a process of its own with ``torch.distributed`` ready in it, forked from a process that has
+torch loaded (:mod:`pardemo.world.fork_server`), so that starting four of them takes tens of milliseconds. The same
+experiment functions also run as the ranks of a job that another launcher started, on one host or many::
 
     torchrun --nnodes 2 --nproc-per-node 4 ... -m pardemo.world MODULE:FUNCTION [ARGS]
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from pardemo.cluster import Cluster, loopback
 from pardemo.world.errors import RankDied, RankError
-from pardemo.world.generation import Ranks
+from pardemo.world.rank_processes import Ranks
 
 MAX_RANKS = 64
 
@@ -121,7 +121,7 @@ class World:
             TypeError: the function or an argument cannot be pickled.
             RankFailed: it raised on one or more ranks; RankDied: a rank's process ended;
             RankTimeout: not all ranks finished within ``timeout_s`` seconds, put off as above.
-            RankError: the process that keeps a cluster's hosts ended; the World is busy or closed.
+            RankError: the supervisor of a cluster's hosts ended; the World is busy or closed.
         """
         limit = self.timeout_s if timeout_s is None else timeout_s
         if not limit > 0:
@@ -199,7 +199,7 @@ class World:
             finally:
                 self._busy.release()
         elif (ranks := self._ranks) is not None:  # another thread is in run(): without ranks it ends
-            ranks.nursery.kill(ranks.pids)
+            ranks.fork_server.kill(ranks.pids)
 
     def _start(self) -> Ranks:
         self._ranks = Ranks(self.size, self.backend, self.preload, self.threads, self._env, self.cluster)
@@ -237,12 +237,12 @@ def _on_cluster(cluster: Cluster, size: int, backend: str | None) -> str:
 
 
 def _pack(function: Callable, args: tuple, kwargs: dict) -> bytes:
-    from pardemo.world import packing
+    from pardemo.world import pickling
 
     if not callable(function):
         raise TypeError(f"World.run needs a function, not {function!r}")
     try:
-        return packing.dumps((function, args, kwargs))
+        return pickling.dumps((function, args, kwargs))
     except Exception as error:
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from pardemo import compat
-from pardemo.world.loading import no_garbage
+from pardemo.world.imports import without_garbage_collection
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    with no_garbage():
+    with without_garbage_collection():
         from pardemo.world.rank import end, find_function
 
         sys.path.insert(0, os.getcwd())  # for the caller's function, and not for what we load ourselves

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from pardemo.world.nursery import readable
+from pardemo.world.fork_server import readable
 
 
 class LinePrinter:

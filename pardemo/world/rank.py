@@ -19,21 +19,13 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from pardemo import compat, project
-from pardemo.world import bf16, packing, waiting
+from pardemo import compat, rank_registry
+from pardemo.world import bf16, pickling, waiting
 from pardemo.world.errors import Failure
 
 if TYPE_CHECKING:
     from pardemo.cluster import Cluster
     from pardemo.cluster.hosts import Place
-
-#: Whose frames lie between the process's begin and the reader's code.
-OURS = (
-    __file__,
-    os.path.join(project.PACKAGE, "cells", ""),
-    os.path.join(project.PACKAGE, "measure", "program.py"),
-    "<frozen runpy>",  # by which it runs a script
-)
 
 
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> None:
@@ -79,14 +71,14 @@ def join_group(
     """Makes this process rank ``rank`` of ``size``: environment, threads, seeds, default process group.
 
     ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``gone``: variables that
-    the parent had when the nursery began, and has no more. ``cluster``: limits for the links, kept with the help of
+    the parent had when the fork server began, and has no more. ``cluster``: limits for the links, kept with the help of
     ``table``, a file that the ranks share; ``place``: the host it goes to; ``latency``: what
     :func:`pardemo.cluster.latency.keep` takes. Returns the backend.
     """
     if place is not None:
-        from pardemo.cluster import keeper
+        from pardemo.cluster import namespaces
 
-        keeper.enter(*place)  # while this process has one thread
+        namespaces.enter(*place)  # while this process has one thread
     if latency is not None:
         from pardemo.cluster import latency as latencies
 
@@ -170,7 +162,7 @@ def _attempt(action) -> bytes:
             with contextlib.suppress(Exception):  # the function may have closed it
                 stream.flush()
     try:
-        return packing.dumps(("ok", result))
+        return pickling.dumps(("ok", result))
     except Exception as error:
         reason = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
         return _pack_failure(TypeError(reason))
@@ -192,9 +184,9 @@ def _pack_failure(error: BaseException) -> bytes:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """Drops our frames from the top of the traceback: the reader's code starts below them."""
+    """Drops the frames above the user's code from a traceback."""
     tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename.startswith(OURS):
+    while tb is not None and tb.tb_next is not None and rank_registry.is_hidden(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
     return error.with_traceback(tb)
 

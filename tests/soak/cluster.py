@@ -1,4 +1,4 @@
-"""Faults of a cluster: a link that becomes slow, goes away, comes back; a keeper that dies; what is left of hosts.
+"""Faults of a cluster: a link that becomes slow, goes away, comes back; a supervisor that dies; what is left of hosts.
 
 The hosts are network namespaces. Where those are not allowed, the cases are skipped and say why.
 """
@@ -24,10 +24,10 @@ LIMIT_S = 6.0
 SWITCH = """
 import sys
 from pyroute2 import IPRoute
-from pardemo.cluster import keeper
-keeper.enter(int(sys.argv[1]), sys.argv[2] == "True")
+from pardemo.cluster import namespaces
+namespaces.enter(int(sys.argv[1]), sys.argv[2] == "True")
 with IPRoute() as route:
-    index = route.link_lookup(ifname=keeper.ADAPTER)[0]
+    index = route.link_lookup(ifname=namespaces.ADAPTER)[0]
     print(flush=True)
     for line in sys.stdin:
         route.link("set", index=index, state=line.strip())
@@ -120,14 +120,14 @@ def _slow_link(case: Case) -> str:
         return goes_on(case, world, slower, case.rng.random() / 4, 60, ELEMENTS)
 
 
-@fault("cluster/ends", ("rank", "keeper"))
+@fault("cluster/ends", ("rank", "supervisor"))
 def _ends(case: Case) -> str:
     """A rank of a host is killed, or the process that keeps the hosts: an error, then other hosts and ranks."""
     cluster = _cluster(case)
     with working(_world(cluster)) as world:
         who = case.rng.randrange(cluster.size)
         target, error, says = world.pids[who], RankDied, rf"^rank {who} died: killed by SIGKILL"
-        if case.way == "keeper":
+        if case.way == "supervisor":
             target, error = world._ranks.hosts._process.pid, RankError
             says = "keeps the hosts and their network has ended: killed by SIGKILL"
         run = partial(world.run, compute, ENDLESS, ELEMENTS, timeout_s=LONG_S)
@@ -147,6 +147,6 @@ SIGNALS = {"SIGINT": signal.SIGINT, "SIGKILL": signal.SIGKILL}
 
 @fault("cluster/interrupted", SIGNALS, signals=SIGNALS)
 def _interrupted(case: Case) -> str:
-    """The process that made the hosts is interrupted or killed at any moment: no namespace, link or keeper is left."""
+    """The process that made the hosts is interrupted or killed at any moment: no namespace, link or process is left."""
     start = partial(_world, _cluster(case))
     return interrupted(case, start, lambda world: world.run(compute, 20, 1000, timeout_s=LONG_S))

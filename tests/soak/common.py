@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pardemo import RankError, RankFailed, World
 from pardemo.collectives import ring_all_reduce
 from pardemo.deadline import Deadline
-from pardemo.world import nursery
+from pardemo.world import fork_server
 from soak.case import Case, NotReached, Skipped, Wrong
 from soak.leftovers import running
 
@@ -101,7 +101,7 @@ def nothing_runs() -> None:
     """Raises :class:`Wrong` where something of this case still runs, but for the processes that ranks start from."""
     gc.collect()  # a World whose making was interrupted ends its ranks when nobody knows it any more
     limit = Deadline(GONE_WITHIN_S, [os.getpid()])
-    while left := running({handle.pid for handle in nursery.living()}):
+    while left := running({handle.pid for handle in fork_server.running()}):
         if not limit.left_s():
             raise Wrong(f"still running: {', '.join(map(str, left))}")
         time.sleep(0.02)

@@ -18,7 +18,7 @@ from pardemo import RankError, headlines
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
 from pardemo.finetune.recipes import recipe
 from pardemo.finetune.tiny import train_tokenizer
-from pardemo.world import nursery
+from pardemo.world import fork_server
 from soak.case import Case, Lost, fault
 from soak.common import damaged, small_disk
 
@@ -149,5 +149,5 @@ def _full_disk(case: Case) -> str:
 
 def _limit_files(soft: int, hard: int) -> None:
     """For ranks to come: they have the limits of the processes that they are forked from."""
-    for warm in nursery.living():
+    for warm in fork_server.running():
         resource.prlimit(warm.pid, resource.RLIMIT_FSIZE, (soft, hard))

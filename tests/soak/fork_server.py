@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pardemo import compat, extras
-from pardemo.cluster import keeper
+from pardemo.cluster import namespaces
 from pardemo.deadline import Deadline
-from pardemo.world import nursery
+from pardemo.termination import end_with_parent
+from pardemo.world import fork_server
 from pardemo.world.errors import exit_text
-from pardemo.world.loading import no_garbage
-from pardemo.world.nursery_process import adopt_orphans, end_with
+from pardemo.world.fork_server_process import become_subreaper
+from pardemo.world.imports import without_garbage_collection
 from soak.case import BEGUN, Case, Kind, Lost, NotReached, Skipped, Wrong, kinds_of
 from soak.leftovers import Leftovers, end_all, left_open, open_sockets, running
 from soak.report import Result
@@ -47,11 +48,13 @@ MODULES = {
 
 def load(groups: Iterable[str]) -> tuple[dict[str, Kind], dict[str, str]]:
     """Loads groups of cases, with the libraries that they use: the kinds by name, and why a group cannot be run."""
-    os.environ.update({**nursery.QUIET, "TOKENIZERS_PARALLELISM": "false"})  # one thread, or forks were not safe
+    os.environ.update(
+        {**fork_server.SINGLE_THREADED, "TOKENIZERS_PARALLELISM": "false"}
+    )  # one thread, or forks were not safe
     kinds: dict[str, Kind] = {}
     missing: dict[str, str] = {}
-    with no_garbage(), contextlib.redirect_stdout(sys.stderr):
-        for module in nursery.ALWAYS:
+    with without_garbage_collection(), contextlib.redirect_stdout(sys.stderr):
+        for module in fork_server.PRELOADED:
             import_module(module)
         for group in groups:
             try:
@@ -77,7 +80,7 @@ class ForkServer:
     def __enter__(self) -> "ForkServer":
         self._root = Path(tempfile.mkdtemp(prefix="pardemo-soak-"))
         (self._root / "shared").mkdir()
-        adopt_orphans()
+        become_subreaper()
         for finalizer in list(compat.finalizers):
             finalizer.atexit = False  # torch's libraries would be taken down in every case
         gc.collect()
@@ -168,7 +171,7 @@ def _child(run: Callable[[Case], object], case: Case, folder: Path, server: int)
     """The forked process: runs the case, writes what became of it, and ends without a word to the libraries."""
     said: dict[str, Any] = {}
     try:
-        end_with(server)
+        end_with_parent(server)
         _settle_in(case, folder)
         before = open_sockets(os.getpid())
         try:
@@ -230,5 +233,5 @@ def _settle_in(case: Case, folder: Path) -> None:
     os.chdir(case.folder)
     random.seed(f"{case.seed} {case.kind} {case.number} else")
     with contextlib.suppress(OSError):  # what it mounts is gone with its last process; small_disk() says if not allowed
-        keeper.unshare(CLONE_NEWNS)
-    nursery.fork_here()
+        namespaces.unshare(CLONE_NEWNS)
+    fork_server.fork_here()

@@ -15,7 +15,8 @@ from pardemo.deadline import Deadline
 
 COUNTERS = ("orphans", "leaked_sockets", "leaked_namespaces", "leaked_folders")
 SHARED_MEMORY = Path("/dev/shm")
-#: How long what was ended may take to be gone: a killed process has memory to give back, a keeper looks twice a second.
+#: How long what was ended may take to be gone: a killed process has memory to give back, a cluster's supervisor
+#: looks twice a second.
 GONE_WITHIN_S = 15.0
 #: How long a closed socket may take to be gone: a thread of a library may still hold it.
 CLOSED_WITHIN_S = 5.0

@@ -17,7 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[:1] = [str(Path(__file__).resolve().parents[up]) for up in (1, 2)]
 
-from pardemo.cluster import keeper
+from pardemo.cluster import namespaces
 from soak import fork_server, leftovers
 from soak.case import Case, Kind, Lost, NotReached, Skipped, Wrong
 
@@ -34,7 +34,7 @@ def orphan(case: Case) -> None:
 
 def namespace(case: Case) -> None:
     if not os.fork():
-        keeper.unshare(CLONE_NEWNET)
+        namespaces.unshare(CLONE_NEWNET)
         time.sleep(600)
     time.sleep(0.2)
     os._exit(3)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pardemo import compat, project
-from pardemo.world import nursery
+from pardemo.world import fork_server
 
 #: What most notebooks import. It is loaded once; a notebook that wants more loads that itself.
 LOADED = (
@@ -74,19 +74,19 @@ def none_left() -> Iterator[list[Any]]:
                 kernel.wait()
 
 
-def _mother() -> nursery.Nursery:
+def _mother() -> fork_server.ForkServer:
     with project.environment({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}):
-        return nursery.nursery(LOADED, MAIN)
+        return fork_server.shared(LOADED, MAIN)
 
 
-def _launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **unused: Any) -> nursery.Forked:
+def _launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **unused: Any) -> fork_server.Forked:
     """In place of jupyter_client's: here, too, the process has a group of its own."""
     ours, theirs = socket.socketpair()
     with open(os.devnull, "rb") as nothing, Connection(ours.detach()) as control, theirs:
         (pid,) = _mother().fork([[theirs.fileno(), 1, 2, nothing.fileno()]])
         settings = {"env": dict(env), "path": sys.path, "cwd": cwd or os.getcwd(), "argv": cmd[cmd.index("-f") :]}
         control.send_bytes(json.dumps(settings).encode())
-        return nursery.Forked(pid)
+        return fork_server.Forked(pid)
 
 
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None:
@@ -102,7 +102,7 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None
     os.environ.update(settings["env"], JPY_PARENT_PID=str(os.getppid()))
     os.chdir(settings["cwd"])
     sys.path[:] = settings["path"]
-    nursery.fork_here()
+    fork_server.fork_here()
     _as_a_new_process()
     # an interrupt that comes before the end of each kernel is no error to tell; a cell's are in the notebook
     quiet = [f"--IPKernelApp.parent_handle={os.getppid()}", "--IPKernelApp.log_level=CRITICAL"]

@@ -14,11 +14,11 @@ from torch import nn
 
 from pardemo import compat, extras
 from pardemo.groups import Groups
-from pardemo.world.loading import compiled_when_called, variable
+from pardemo.world.imports import compile_at_first_call, variable
 
 # it chooses its device while it is imported, once for the process; what is not said to it, it guesses and tells
 _device = variable("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-with _device, warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name__):
+with _device, warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name__):
     warnings.simplefilter("ignore")
     import deepspeed
     from deepspeed.utils import logger

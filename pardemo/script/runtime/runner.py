@@ -22,9 +22,9 @@ from pardemo.script.runtime.libraries import is_script
 from pardemo.script.words import at_line, first_of, shortened
 from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
 
-#: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
+#: Libraries that take seconds to import: the ranks' fork server loads those that a script names, once for all of them.
 HEAVY = ("transformers", "accelerate", "deepspeed", "megatron.core", "peft", "datasets", "torchvision")
-#: Called in the nursery once all is loaded there.
+#: Called in the fork server once all is loaded there.
 READ_MODULES = "pardemo.script.runtime.stand_ins:read_modules"
 #: What a rank takes before the script's own memory: 64 of them took 6.2 GB.
 RANK_BYTES = 100e6

@@ -1,11 +1,10 @@
-"""A warm process that ranks are forked from.
+"""Starts the fork server: a process that has torch loaded, from which ranks are forked.
 
-Importing torch costs seconds, forking a process that has already done so costs a millisecond. The
-nursery is started once per Python process and set of preloaded modules, imports them, stays single
-threaded (only then is forking safe), and forks a rank whenever asked. It also is the one place that
-knows for certain which rank processes exist: it reaps them, reports how each ended, and kills every
-one of them with its descendants when the parent is gone, even when the parent was killed by SIGKILL.
-Here is the parent's side; what runs in the process itself is :mod:`pardemo.world.nursery_process`.
+Importing torch costs seconds, forking a process that has already done so costs a millisecond. The server is started
+once per Python process and set of preloaded modules, imports them, stays single-threaded (only then is forking safe),
+and forks a rank whenever asked. It reaps the ranks, reports how each ended, and kills every one of them with its
+descendants when the parent is gone, even when the parent was killed by SIGKILL. Here is the parent's side; what runs
+in the process itself is :mod:`pardemo.world.fork_server_process`.
 
 The standard library's forkserver was not enough: it is one per process, re-imports the caller's main
 script in every child, and leaves its children behind when the parent is killed.
@@ -27,32 +26,32 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pardemo import rank_registry
 from pardemo.deadline import Deadline, ended_within
 
 RANK = "pardemo.world.rank:main"
 START_TIMEOUT_S = 120  # importing deepspeed and transformers on a cold disk
-#: One thread each while the libraries load, and in the ranks: a nursery with threads could not be forked safely.
-QUIET = {
+#: One thread each while the libraries load, and in the ranks: a process with threads cannot be forked safely.
+SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a preloaded module asks for GPUs: without starting CUDA, or forks lose it
 }
 #: Modules that every rank needs. Torch's compiler is one that any optimizer imports when it is made, a second each.
-ALWAYS = (
+PRELOADED = (
     "numpy.random",
     "torch",
     "torch.distributed",
     "torch._dynamo",
     "cloudpickle",
     "pardemo.world.rank",
-    "pardemo.collectives",
-    "pardemo.meters",
+    *rank_registry.PRELOAD,
 )
 
 
-class Nursery:
-    """The parent's handle on a nursery process. Thread-safe: each request waits for its reply.
+class ForkServer:
+    """The parent's handle on a fork server. Thread-safe: each request waits for its reply.
 
     ``main``: what each fork runs, ``module:function``, with four descriptors; ``start`` makes the process.
     """
@@ -63,7 +62,7 @@ class Nursery:
         self._exits: dict[int, int] = {}
         self._socket, theirs = socket.socketpair()
         _handles.add(self)
-        inside = home if os.path.isdir(home) else None
+        inside = inherited_folder if os.path.isdir(inherited_folder) else None
         self.folder = tempfile.mkdtemp(prefix="pardemo-", dir=inside)  # removed by it, even when this process is killed
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
         self.inherited = frozenset(os.environ)  # what ranks find, unless it is taken away again
@@ -79,7 +78,7 @@ class Nursery:
         self._buffer = b""
         self._broken = False
         self._ready = False
-        self._sprouts = 0
+        self._child_servers = 0
 
     @property
     def pid(self) -> int:
@@ -106,16 +105,16 @@ class Nursery:
                 self._exits.pop(pid, None)  # of an earlier rank that had this number
             return pids
 
-    def sprout(self, theirs: socket.socket, settings: dict[str, Any]) -> "Forked":
-        """Forks a process that becomes another nursery with what this one has loaded."""
+    def fork_server(self, theirs: socket.socket, settings: dict[str, Any]) -> "Forked":
+        """Forks another fork server, which has loaded what this one has."""
         with self._lock:
             self._wait_ready()
-            self._sprouts += 1  # the answer to one that was interrupted is known by its number, and passed over
-            number = self._sprouts
-            request = {"do": "nursery", "number": number, "settings": settings, "env": _environment()}
+            self._child_servers += 1  # the answer to one that was interrupted is known by its number, and passed over
+            number = self._child_servers
+            request = {"do": "server", "number": number, "settings": settings, "env": _environment()}
             socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
-            answer = self._read(lambda message: message.get("nursery") == number, START_TIMEOUT_S)
-            return Forked(answer["is"])
+            answer = self._read(lambda message: message.get("server") == number, START_TIMEOUT_S)
+            return Forked(answer["pid_of_server"])
 
     def kill(self, pids: Sequence[int]) -> None:
         """SIGKILL for those ranks and all their descendants in the same process group."""
@@ -134,7 +133,7 @@ class Nursery:
     def close(self) -> None:
         if self._owner != os.getpid():
             return
-        self._socket.close()  # the nursery sees it, kills its ranks and ends
+        self._socket.close()  # the server sees it, kills its ranks and ends
         if not ended_within(self._process, 5.0):
             self._process.kill()
             self._process.wait()
@@ -206,11 +205,11 @@ class Forked:
 
 
 def _environment() -> dict[str, str]:
-    return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **QUIET}
+    return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **SINGLE_THREADED}
 
 
 def _spawned(theirs: socket.socket, settings: dict[str, Any]) -> subprocess.Popen:
-    begin = "from pardemo.world.nursery_process import serve; import sys; serve(sys.argv[1])"
+    begin = "from pardemo.world.fork_server_process import serve; import sys; serve(sys.argv[1])"
     return subprocess.Popen(
         [sys.executable, "-c", begin, json.dumps(settings)],
         pass_fds=[theirs.fileno()],
@@ -226,7 +225,7 @@ def _forked(theirs: socket.socket, settings: dict[str, Any]) -> Forked:
         return Forked(pid)
     try:
         os.setsid()
-        from pardemo.world.nursery_process import serve
+        from pardemo.world.fork_server_process import serve
 
         serve(json.dumps(settings))
     finally:
@@ -234,40 +233,40 @@ def _forked(theirs: socket.socket, settings: dict[str, Any]) -> Forked:
 
 
 def fork_here() -> None:
-    """Makes this process's nursery by a fork of it: while it has one thread, and all of ``ALWAYS`` loaded."""
-    _nurseries[RANK, ALWAYS] = Nursery(ALWAYS, RANK, _forked)
+    """Forks this process into its fork server, while it has one thread and all of ``PRELOADED`` loaded."""
+    _servers[RANK, PRELOADED] = ForkServer(PRELOADED, RANK, _forked)
 
 
-#: In a process that was forked from a nursery: that one's folder. It may end what this process has started before
-#: that could clear up, and removes all that lies in its folder when it ends itself.
-home = ""
-_handles: weakref.WeakSet[Nursery] = weakref.WeakSet()
-_nurseries: dict[tuple[str, tuple[str, ...]], Nursery] = {}  # by what it runs and what it has loaded
-_nurseries_lock = threading.Lock()
+#: In a process that was forked from a fork server: the server's folder. The server may end what this process has
+#: started before that could clear up, and removes all that lies in its folder when it ends itself.
+inherited_folder = ""
+_handles: weakref.WeakSet[ForkServer] = weakref.WeakSet()
+_servers: dict[tuple[str, tuple[str, ...]], ForkServer] = {}  # by what it runs and what it has loaded
+_servers_lock = threading.Lock()
 
 
-def nursery(preload: Sequence[str] = (), main: str = RANK) -> Nursery:
-    """The warm process with these modules loaded; started on first use, shared by all Worlds of this process."""
-    key = main, (*ALWAYS, *sorted(set(preload) - set(ALWAYS)))
-    with _nurseries_lock:
-        living = _nurseries.get(key)
-        if living is None or not living.alive:
-            if living is not None:
-                living.clear_up()
-            living = _nurseries[key] = _new(*key)
-        return living
+def shared(preload: Sequence[str] = (), main: str = RANK) -> ForkServer:
+    """The fork server with these modules loaded; started on first use, shared by all Worlds of this process."""
+    key = main, (*PRELOADED, *sorted(set(preload) - set(PRELOADED)))
+    with _servers_lock:
+        server = _servers.get(key)
+        if server is None or not server.alive:
+            if server is not None:
+                server.clear_up()
+            server = _servers[key] = _new(*key)
+        return server
 
 
-def _new(main: str, preload: tuple[str, ...]) -> Nursery:
-    base = _nurseries.get((RANK, ALWAYS))
+def _new(main: str, preload: tuple[str, ...]) -> ForkServer:
+    base = _servers.get((RANK, PRELOADED))
     if base is not None and base.alive and sys.platform == "linux":
         with contextlib.suppress(OSError, RuntimeError, ImportError):  # it has ended meanwhile
-            return Nursery(preload, main, base.sprout)  # what that one has loaded need not be loaded again
-    return Nursery(preload, main)
+            return ForkServer(preload, main, base.fork_server)  # what that one has loaded need not be loaded again
+    return ForkServer(preload, main)
 
 
-def living() -> list[Nursery]:
-    """The warm processes of this process that run now."""
+def running() -> list[ForkServer]:
+    """The fork servers of this process that run now."""
     return [handle for handle in list(_handles) if handle.alive]
 
 
@@ -279,7 +278,7 @@ def readable(fd: int, timeout_s: float = 0.0) -> bool:
 
 
 def _let_go_after_fork() -> None:
-    """A fork of the notebook's process must not hold the line that tells the nursery its parent is gone."""
+    """Closes the sockets in a fork of this process: their end tells the servers that their parent is gone."""
     for handle in list(_handles):
         handle._socket.close()
 

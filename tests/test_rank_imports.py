@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from pardemo.world.loading import compiled_when_called, no_garbage
+from pardemo.world.imports import compile_at_first_call, without_garbage_collection
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def compiled(monkeypatch):
 
 
 def test_a_function_is_compiled_at_its_first_call_and_once(compiled):
-    with compiled_when_called():
+    with compile_at_first_call():
 
         @torch.compile(dynamic=False)
         def double(x):
@@ -40,28 +40,28 @@ def test_a_function_is_compiled_at_its_first_call_and_once(compiled):
 
 def test_modules_are_compiled_at_once_and_torch_has_its_own_again(compiled):
     own, module = torch.compile, torch.nn.Linear(1, 1)
-    with compiled_when_called():
+    with compile_at_first_call():
         assert torch.compile(module, fullgraph=True) is module
     assert compiled == [(module, {"fullgraph": True})]
     assert torch.compile is own
 
 
 def test_what_was_put_off_is_torchs_own_compilation_afterwards():
-    with compiled_when_called():
+    with compile_at_first_call():
         add = torch.compile(lambda a, b: a + b, backend="eager")
     assert torch.equal(add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_the_collector_is_as_it_was():
     assert gc.isenabled()
-    with pytest.raises(ImportError), no_garbage():
+    with pytest.raises(ImportError), without_garbage_collection():
         import no_module_of_this_name  # noqa: F401
-    with no_garbage():
+    with without_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
     try:
-        with no_garbage():
+        with without_garbage_collection():
             assert not gc.isenabled()
         assert not gc.isenabled(), "it was off before"
     finally:

@@ -1,4 +1,4 @@
-"""One generation of rank processes: forked together, asked together, ended together. :class:`World` makes them."""
+"""The rank processes of a :class:`pardemo.World`: forked together, given tasks together, ended together."""
 
 import contextlib
 import dataclasses
@@ -17,12 +17,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pardemo.cluster import Cluster, keeper, loopback, pacer
+from pardemo import rank_registry
+from pardemo.cluster import Cluster, loopback, namespaces, pacer
 from pardemo.cluster.hosts import Hosts
 from pardemo.deadline import Deadline
 from pardemo.world import waiting
 from pardemo.world.errors import STOPPED, Failure, RankDied, RankError, RankFailed, RankTimeout, exit_text
-from pardemo.world.nursery import QUIET, Nursery, nursery
+from pardemo.world.fork_server import SINGLE_THREADED, ForkServer, shared
 from pardemo.world.output_streams import LinePrinter
 
 START_TIMEOUT_S = 60.0
@@ -32,15 +33,15 @@ POLL_S = 0.5  # an interrupt that another thread received is noticed by the main
 
 
 class Ranks:
-    """One generation of rank processes: forked together, ended together."""
+    """The processes of all ranks, with their control sockets, output and stacks."""
 
     def __init__(
         self, size: int, backend: str | None, preload: Sequence[str], threads: int, env: dict[str, str],
         cluster: Cluster | None = None,
     ):  # fmt: skip
         self.size, self.backend, self.owner = size, backend, os.getpid()
-        self.nursery: Nursery = nursery(preload)
-        self.store = os.path.join(self.nursery.folder, f"store-{secrets.token_hex(8)}")
+        self.fork_server: ForkServer = shared(preload)
+        self.store = os.path.join(self.fork_server.folder, f"store-{secrets.token_hex(8)}")
         self.cluster, self.hosts = cluster, None
         self.tables = [f"{self.store}.links{host}" for host in range(cluster.hosts if cluster else 0)]
         if cluster is not None:
@@ -57,7 +58,7 @@ class Ranks:
         try:
             for rank in range(self.size):
                 theirs.append(self._open_rank(rank))  # noqa: PERF401 (so that what was opened can be closed)
-            self.pids = self.nursery.fork(theirs)
+            self.pids = self.fork_server.fork(theirs)
         except BaseException as error:
             self.kill()
             if isinstance(error, ImportError):
@@ -101,14 +102,18 @@ class Ranks:
             "threads": threads,
             "path": sys.path[:],
             "cwd": os.getcwd(),
-            "gone": sorted(self.nursery.inherited - os.environ.keys()),
+            "gone": sorted(self.fork_server.inherited - os.environ.keys()),
             "timeout_s": 1800.0,  # of the process group; the World's own limit comes first
             **self._links_of(rank),
             "env": {
-                **{name: value for name, value in os.environ.items() if name not in QUIET},
+                **{name: value for name, value in os.environ.items() if name not in SINGLE_THREADED},
                 "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
                 "MASTER_ADDR": "127.0.0.1",
-                **({"GLOO_SOCKET_IFNAME": keeper.ADAPTER, "MASTER_ADDR": keeper.address(0)} if self.hosts else {}),
+                **(
+                    {"GLOO_SOCKET_IFNAME": namespaces.ADAPTER, "MASTER_ADDR": namespaces.address(0)}
+                    if self.hosts
+                    else {}
+                ),
                 "MASTER_PORT": "0",
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank % beside),
@@ -171,7 +176,7 @@ class Ranks:
                 left_s = limit.left_s() if grace is None else min(limit.left_s(), grace.left_s())
                 if self.hosts is not None and (ended := self.hosts.ended) is not None:
                     self._drain()
-                    raise RankError(f"the process that keeps the hosts and their network has ended: {exit_text(ended)}")
+                    raise RankError(f"the supervisor of the hosts and their network has ended: {exit_text(ended)}")
                 for key, _ in selector.select(min(left_s, POLL_S)):
                     if isinstance(key.data, LinePrinter):
                         if not key.data.pump():
@@ -182,7 +187,7 @@ class Ranks:
                         replies[rank] = _unpack(self.controls[rank].recv_bytes())
                         failed = replies[rank][0] == "failed"
                     except (EOFError, ConnectionResetError):
-                        deaths[rank] = self.nursery.wait_exit(self.pids[rank], 2.0)
+                        deaths[rank] = self.fork_server.wait_exit(self.pids[rank], 2.0)
                         failed = True
                     selector.unregister(key.fileobj)
                     if failed and grace is None:
@@ -238,18 +243,18 @@ class Ranks:
                 control.send_bytes(b"")
         until, alive = Deadline(5.0, self.pids), set(self.pids)
         # in short turns: what they print at the end has to be read, too
-        while alive and self.nursery.alive and until.left_s():
-            alive = {pid for pid in alive if self.nursery.wait_exit(pid, 0.02 / len(alive)) is None}
+        while alive and self.fork_server.alive and until.left_s():
+            alive = {pid for pid in alive if self.fork_server.wait_exit(pid, 0.02 / len(alive)) is None}
             self._drain()
         self.kill()
 
     def kill(self) -> None:
-        """Ends every process of this generation and lets go of all its resources."""
+        """Ends every rank process and releases all its resources."""
         if self.ended or self.owner != os.getpid():  # a fork of the notebook's process owns nothing here
             return
         self.ended = True
-        if self.nursery.alive:
-            self.nursery.kill(self.pids)
+        if self.fork_server.alive:
+            self.fork_server.kill(self.pids)
         for control in self.controls:
             control.close()
         for printer in self.printers:
@@ -306,7 +311,7 @@ def _readers_part(stack: str) -> str:
     for line in stack.splitlines():
         if not line.startswith("  "):  # a thread's headline
             ours = False
-        ours = ours or "pardemo/world/rank.py" in line or "pardemo/cells/" in line
+        ours = ours or rank_registry.is_hidden(line)
         if not ours:
             shown.append(line)
     return "\n".join(shown)

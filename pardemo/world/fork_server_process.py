@@ -1,8 +1,8 @@
-"""The nursery process itself: preloads, then forks ranks, reaps and kills them until its parent is gone.
+"""Runs in the fork server: preloads modules, forks ranks, reaps them, and kills them when its parent is gone.
 
 A descendant that has left its rank's process group (``setsid``, a daemon) is caught too, on Linux: each
-rank, and the nursery itself, is the "subreaper" of its orphans. What loses its parent becomes the rank's
-child; when the rank ends, the nursery's, which ends it.
+rank, and the fork server itself, is the "subreaper" of its orphans. What loses its parent becomes the rank's
+child; when the rank ends, the fork server's, which ends it.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from importlib import import_module
 from typing import Any
 
 from pardemo import compat
-from pardemo.world import nursery
-from pardemo.world.loading import no_garbage
+from pardemo.termination import end_with_parent
+from pardemo.world import fork_server
+from pardemo.world.imports import without_garbage_collection
 
 END_TIMEOUT_S = 5  # a killed process may still have memory of many gigabytes to give back
 PR_SET_CHILD_SUBREAPER = 36
-PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -48,12 +48,12 @@ def _no_output() -> Iterator[None]:
 
 
 def serve(settings_json: str) -> None:
-    """The nursery process: preload, then fork, reap and kill on request until the parent is gone."""
+    """Runs the fork server: preloads, then forks, reaps and kills on request until the parent is gone."""
     settings = json.loads(settings_json)
     control = socket.socket(fileno=settings["fd"])
     os.set_inheritable(control.fileno(), False)
     sys.path[:] = settings["path"]
-    nursery.home = settings["folder"]
+    fork_server.inherited_folder = settings["folder"]
 
     def say(**message):
         with contextlib.suppress(OSError):  # the parent may be gone; the main loop will notice
@@ -62,7 +62,7 @@ def serve(settings_json: str) -> None:
     calls = [name for name in settings["preload"] if ":" in name]
     for name in [*(name for name in settings["preload"] if ":" not in name), *calls]:
         try:
-            with no_garbage(), _no_output():
+            with without_garbage_collection(), _no_output():
                 pkgutil.resolve_name(name)() if name in calls else import_module(name)
         except Exception as error:  # whatever a module raises at import is the caller's to read
             say(error=f"cannot preload {name!r}: {error}")
@@ -77,10 +77,10 @@ def serve(settings_json: str) -> None:
     os.set_blocking(wake_w, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_w)
-    adopt_orphans()
+    become_subreaper()
     helpers = frozenset(_own_children())  # of a preloaded module, as multiprocessing's resource tracker
     children: set[int] = set()
-    nurseries: set[int] = set()
+    servers: set[int] = set()
     poller = select.poll()
     for fd in (control.fileno(), wake_r):
         poller.register(fd, select.POLLIN)
@@ -91,8 +91,8 @@ def serve(settings_json: str) -> None:
                 os.read(wake_r, 4096)
                 for pid, code in _reap(children):
                     say(exited=pid, code=code)
-                _reap(nurseries)
-                _end_orphans(children | nurseries | helpers)
+                _reap(servers)
+                _end_orphans(children | servers | helpers)
                 continue
             try:
                 data, new_fds, _, _ = socket.recv_fds(control, 65536, 64)
@@ -100,7 +100,7 @@ def serve(settings_json: str) -> None:
                 data, new_fds = b"", []
             fds += new_fds
             if not data:
-                _kill_all(children, helpers | nurseries)  # those end by themselves, when their own line does
+                _kill_all(children, helpers | servers)  # those end by themselves, when their own line does
                 shutil.rmtree(settings["folder"], ignore_errors=True)
                 os._exit(0)
             buffer += data
@@ -110,31 +110,31 @@ def serve(settings_json: str) -> None:
                     for pid in children.intersection(request["pids"]):
                         _kill_group(pid)
                     continue
-                own = [control.fileno(), wake_r, wake_w]
+                descriptors = [control.fileno(), wake_r, wake_w]
                 if request["do"] == "fork":
                     mine, fds = fds[:4], fds[4:]
-                    pid = _fork(own, functools.partial(_rank, os.getpid(), settings["main"], mine))
+                    pid = _fork(descriptors, functools.partial(_rank, os.getpid(), settings["main"], mine))
                     with contextlib.suppress(OSError):  # both sides do it, so that it holds whoever runs first
                         os.setpgid(pid, pid)
                     children.add(pid)
                     say(pid=pid)
                 else:
                     mine, fds = fds[:1], fds[1:]
-                    pid = _fork(own, functools.partial(_nursery, request, mine[0]))
-                    nurseries.add(pid)
-                    say(nursery=request["number"], **{"is": pid})
+                    pid = _fork(descriptors, functools.partial(_child_server, request, mine[0]))
+                    servers.add(pid)
+                    say(server=request["number"], pid_of_server=pid)
                 for fd in mine:
                     os.close(fd)
 
 
-def adopt_orphans() -> None:
-    """A descendant whose parent ends becomes this process's child, not init's (on Linux)."""
+def become_subreaper() -> None:
+    """Makes descendants whose parent ends this process's children, not init's (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _fork(own: list[int], run: Callable[[], None]) -> int:
-    """A child that runs that, without this process's descriptors and signals, and ends."""
+def _fork(descriptors: list[int], run: Callable[[], None]) -> int:
+    """Forks a child that calls ``run`` without this process's descriptors and signals, and ends; its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -142,11 +142,11 @@ def _fork(own: list[int], run: Callable[[], None]) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in own:
+        for fd in descriptors:
             os.close(fd)
         run()
         status = 0
-    except BaseException:  # a forked child must never return into the nursery's loop
+    except BaseException:  # a forked child must never return into the server's loop
         import traceback
 
         traceback.print_exc()
@@ -154,26 +154,15 @@ def _fork(own: list[int], run: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def end_with(parent: int) -> None:
-    """Should the process of that id, which started this one, be killed, this one ends as well.
-
-    The kernel sees to it (on Linux) from now on only: where the parent is gone already, this one ends here.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _rank(parent: int, main: str, fds: list[int]) -> None:
-    end_with(parent)
+    end_with_parent(parent)
     os.setpgid(0, 0)
-    adopt_orphans()
+    become_subreaper()
     pkgutil.resolve_name(main)(*fds)
 
 
-def _nursery(request: dict[str, Any], fd: int) -> None:
-    """Another nursery, that goes on with what this one has loaded."""
+def _child_server(request: dict[str, Any], fd: int) -> None:
+    """Runs another fork server, which has loaded what this one has."""
     os.setsid()
     os.environ.clear()
     os.environ.update(request["env"])

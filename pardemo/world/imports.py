@@ -11,7 +11,7 @@ from pardemo import compat
 
 
 @contextlib.contextmanager
-def no_garbage() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Within the block nothing is collected: an import makes little garbage, and the collector walks all of it often.
 
     A seventh of the time that DeepSpeed, PEFT and Transformers take.
@@ -39,7 +39,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiled_when_called() -> Iterator[None]:
+def compile_at_first_call() -> Iterator[None]:
     """Within the block ``torch.compile`` puts off its work until what it made is called for the first time.
 
     DeepSpeed and Megatron-core decorate functions of theirs with it, so that importing either loads all of torch's

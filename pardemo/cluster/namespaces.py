@@ -1,26 +1,26 @@
-"""Hosts as network namespaces: a process that makes and connects them, limits their cards, and keeps them alive.
+"""Supervises hosts that are network namespaces: makes and connects them, limits their cards, keeps them alive.
 
-``python -m pardemo.cluster.keeper`` is started by a World. It makes a namespace that is the switch (a bridge), and for
-each host a child with a namespace of its own; a veth pair leads from each host to the switch, and a token bucket (tbf)
-at both of its ends lets through what the card carries, each way. As root, or as anybody in a user namespace of its
-own. Ranks enter by ``setns`` (:func:`enter`).
+``python -m pardemo.cluster.namespaces`` is started by a World. It makes a namespace that is the switch (a bridge), and
+for each host a child with a namespace of its own; a veth pair leads from each host to the switch, and a token bucket
+(tbf) at both of its ends lets through what the card carries, each way. As root, or as anybody in a user namespace of
+its own. Ranks enter by ``setns`` (:func:`enter`).
 
-Nothing has a name on the machine: namespaces, links and limits are gone with the last process in them, and the keeper
-and its children end with the World's process, whatever ends that.
+Nothing has a name on the machine: namespaces, links and limits are gone with the last process in them, and the
+supervisor and its children end with the World's process, whatever ends that.
 """
 
 import ctypes
 import json
 import os
 import select
-import signal
 import socket
 import struct
 import sys
 from contextlib import suppress
 
+from pardemo.termination import end_with_parent
+
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-PR_SET_PDEATHSIG = 1
 ADAPTER = "eth0"  # of a host, seen from inside
 NETWORK = "10.77."  # that the hosts share; two octets more for each
 MTU, SMALL_MTU = 9000, 1500  # bytes of a packet: of 9,000 less than a hundredth are headers
@@ -66,7 +66,7 @@ def enter(pid: int, user: bool) -> None:
     """Moves this process, which has one thread, into the namespaces of a host that ``pid`` keeps.
 
     Raises:
-        OSError: the kernel does not allow it, or the keeper is gone.
+        OSError: the kernel does not allow it, or the supervisor is gone.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     kinds = [("user", CLONE_NEWUSER)] * user + [("net", CLONE_NEWNET)]
@@ -82,7 +82,7 @@ def enter(pid: int, user: bool) -> None:
 
 
 def _build(hosts: int, rate: float | None) -> dict[int, socket.socket]:
-    """The process that keeps each host, and the line to it."""
+    """Makes and connects the hosts: the pid of the process that keeps each one, and the socket to it."""
     from pyroute2 import IPRoute
 
     with IPRoute() as switch:
@@ -90,13 +90,13 @@ def _build(hosts: int, rate: float | None) -> dict[int, socket.socket]:
         switch.link("add", ifname="switch", kind="bridge")
         _up(switch, "switch")
         bridge = switch.link_lookup(ifname="switch")[0]
-        found = {}
+        lines, supervisor = {}, os.getpid()
         for host in range(hosts):
             ours, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                _keep_host(host, rate, theirs)
+                _keep_host(host, rate, theirs, supervisor)
             theirs.close()
             _expect(ours)  # it has its namespace
             port = f"port{host}"
@@ -106,8 +106,8 @@ def _build(hosts: int, rate: float | None) -> dict[int, socket.socket]:
             _limit(switch, index, rate)
             ours.send(b"1")
             _expect(ours)  # it has configured its end
-            found[pid] = ours
-        return found
+            lines[pid] = ours
+        return lines
 
 
 def _change(lines: list[socket.socket], host: int, rate: float | None) -> dict:
@@ -124,9 +124,9 @@ def _change(lines: list[socket.socket], host: int, rate: float | None) -> dict:
         return {"error": f"{getattr(error, 'strerror', None) or error}"}
 
 
-def _keep_host(host: int, rate: float | None, line: socket.socket) -> None:
-    """A host's keeper: its own network namespace, the network card's inner end, then nothing until the end."""
-    _end_with_parent()
+def _keep_host(host: int, rate: float | None, line: socket.socket, supervisor: int) -> None:
+    """Keeps a host alive: makes its network namespace, configures the card's inner end, and waits for new limits."""
+    end_with_parent(supervisor)
     status = 1
     with suppress(Exception):  # pyroute2's errors are not all OSErrors; a child of a fork ends here, whatever happens
         from pyroute2 import IPRoute
@@ -144,7 +144,7 @@ def _keep_host(host: int, rate: float | None, line: socket.socket) -> None:
             own.link("set", index=index, mtu=packet_bytes(rate), state="up")
             _limit(own, index, rate)
             line.send(b"1")
-            while said := line.recv(8):  # until the keeper is gone, which ends this process, too
+            while said := line.recv(8):  # until the supervisor is gone, which ends this process, too
                 _limit(own, index, struct.unpack("d", said)[0] or None)
                 line.send(b"1")
         status = 0
@@ -190,10 +190,6 @@ def unshare(flags: int) -> None:
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

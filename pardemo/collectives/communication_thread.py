@@ -1,4 +1,4 @@
-"""A thread that exchanges while the caller computes: one per owner, tasks strictly in the order of their submission."""
+"""A thread that runs collectives while the caller computes, strictly in the order of their submission."""
 
 import weakref
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from pardemo import compat
 
 
-class Courier:
+class CommunicationThread:
     """Runs functions one after the other in a thread of its own, under the caller's meters.
 
     One thread, so that a group's ring is used by one collective at a time and in the order that all ranks agree on.
@@ -40,11 +40,11 @@ def _under(task: list):
             compat.pop_mode()
 
 
-_of_group: "weakref.WeakKeyDictionary[dist.ProcessGroup, Courier]" = weakref.WeakKeyDictionary()
+_of_group: "weakref.WeakKeyDictionary[dist.ProcessGroup, CommunicationThread]" = weakref.WeakKeyDictionary()
 
 
-def courier_of(group: dist.ProcessGroup) -> Courier:
-    """The courier that users of a group's ring share, so that exchanges keep one order. It ends with the group."""
+def communication_thread_of(group: dist.ProcessGroup) -> CommunicationThread:
+    """The thread that all users of a group's ring share, so that collectives keep one order. It ends with the group."""
     if group not in _of_group:
-        _of_group[group] = Courier("group-courier")
+        _of_group[group] = CommunicationThread("group-communication")
     return _of_group[group]
