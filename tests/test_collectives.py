@@ -20,7 +20,6 @@ from pardemo.collectives import (
     ring_all_reduce,
     ring_broadcast,
     ring_reduce_scatter,
-    ring_steps,
 )
 from pardemo.formulas import communication
 from pardemo.groups import Groups, ParallelDims
@@ -167,7 +166,7 @@ def test_outside_a_process_group():
 @pytest.mark.ranks(3, timeout=120)
 @pytest.mark.parametrize(
     "collective",
-    [ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce, lambda t: list(ring_steps(t))],
+    [ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce],
 )
 @pytest.mark.parametrize(
     ("odd_one", "told"),
@@ -266,16 +265,6 @@ def test_memory_beyond_the_tensor_is_at_most_two_nths(world_size, nbytes, collec
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_after_one_lap_one_chunk_is_done_after_two_all(rank, world_size):
-    x = torch.ones(world_size * 5)
-    held = [x.tolist(), *(x.tolist() for _ in ring_steps(x))]
-    assert len(held) == 1 + 2 * (world_size - 1)
-    finished = [sum(v == world_size for v in state) // 5 for state in held]
-    assert finished == [0] * (world_size - 1) + list(range(1, world_size + 1))
-    assert held[world_size - 1][rank * 5] == world_size, "a rank finishes the chunk of its own number"
-
-
-@pytest.mark.ranks(2, 3, 4)
 def test_the_point_to_point_form_that_nccl_uses(monkeypatch, world_size):
     monkeypatch.setattr(ring.Ring, "__enter__", lambda its_ring: its_ring)  # without links
     for numel in (0, 1, world_size - 1, 10_007):
@@ -337,11 +326,6 @@ def test_a_server_outside_the_group():
 @pytest.mark.ranks(3)
 def test_any_rank_can_be_the_server():
     assert parameter_server_all_reduce(torch.ones(5), server=2).tolist() == [3.0] * 5
-
-
-@pytest.mark.ranks(2)
-def test_looking_at_the_steps_leaves_autograd_on():
-    assert [torch.is_grad_enabled() for _ in ring_steps(torch.ones(4))] == [True, True]
 
 
 @pytest.mark.ranks(1, 2, 4)
@@ -504,11 +488,9 @@ def test_bytes_of_lazy_tensors_are_not_taken():
 
 
 @pytest.mark.ranks(2)
-def test_a_result_goes_into_no_lazy_tensor_and_steps_are_those_of_a_contiguous_one():
+def test_a_result_goes_into_no_lazy_tensor_and_a_sparse_one_is_refused():
     with pytest.raises(ValueError, match=r"contiguous.*conjugate"):
         ring_all_gather(torch.ones(2, dtype=torch.complex64), out=torch.empty(4, dtype=torch.complex64).conj())
-    with pytest.raises(ValueError, match=r"contiguous.*tensor"):
-        list(ring_steps(torch.ones(8)[::2]))
     with pytest.raises(TypeError, match=r"dense tensors, not torch\.sparse_coo"):
         ring_all_reduce(torch.eye(3).to_sparse())
 
@@ -542,7 +524,7 @@ def test_many_dimensions_differ_behind_what_a_message_shows(rank):
 
 
 @pytest.mark.ranks(2, 3, timeout=20)
-@pytest.mark.parametrize("other", [ring_all_reduce, ring_reduce_scatter, lambda x: list(ring_steps(x))])
+@pytest.mark.parametrize("other", [ring_all_reduce, ring_reduce_scatter])
 def test_a_parameter_server_on_one_rank_and_a_ring_on_the_others_are_told(rank, world_size, other):
     x = torch.ones(6)
     server = rank == 1

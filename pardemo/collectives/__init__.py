@@ -20,8 +20,6 @@ order, and from one thread at a time. Before data moves the ranks compare the op
 caller's words for whose turn it is (``bucket 3``). ``link``: an engine's own links in place of the group's.
 """
 
-from collections.abc import Iterator
-
 import torch
 import torch.distributed as dist
 
@@ -37,7 +35,6 @@ __all__ = [
     "ring_all_reduce",
     "ring_broadcast",
     "ring_reduce_scatter",
-    "ring_steps",
 ]
 
 
@@ -223,19 +220,6 @@ def parameter_server_all_reduce(
                 dist.recv(piece, home, group)
         write_back()
     return tensor
-
-
-@torch.no_grad()
-def ring_steps(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Iterator[int]:
-    """The ring all-reduce one step at a time: yields the number of each of the 2(N−1) steps when it is done.
-
-    Between two steps ``tensor`` (contiguous, on every rank) can be looked at. To understand, not for speed.
-    """
-    group, _, size = _membership(group)
-    agree(tensor, "all_reduce (sum) by steps", group)
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        raise ValueError("the steps can be looked at in a contiguous tensor alone: pass its clone()")
-    yield from Ring(group, tensor).steps_p2p(cut(tensor.detach().view(-1), size), range(2 * size - 2))
 
 
 def gather_into(ring: Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, size: int) -> torch.Tensor:
