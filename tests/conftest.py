@@ -207,9 +207,9 @@ def _in_order(text, values):
 def tiny_folder(folder, texts, **changes):
     """A checkpoint folder with a random Baichuan2 of two small layers and a tokenizer of these texts."""
     import torch
+    from tiny_model import train_tokenizer
 
     from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-    from pardemo.finetune.tiny import train_tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.model").write_bytes(train_tokenizer(texts, 1400))

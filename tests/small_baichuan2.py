@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import torch
+from tiny_model import train_tokenizer
 
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
 from pardemo.finetune import models, recipe
-from pardemo.finetune.tiny import train_tokenizer
 
 VOCABULARY = 331
 TEXT = [f"第{i}号渡口开通夜航，票价{i % 7}.5元，每周{i % 5}班。Gate {i} opens at noon." for i in range(300)]

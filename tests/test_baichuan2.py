@@ -12,6 +12,7 @@ import sentencepiece
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from tiny_model import train_tokenizer
 from torch.nn import functional as F
 
 from pardemo.baichuan2 import (
@@ -26,7 +27,6 @@ from pardemo.baichuan2.attention import Pattern, alibi_slopes
 from pardemo.baichuan2.checkpoints import write_folder
 from pardemo.baichuan2.tokenization import ASSISTANT
 from pardemo.finetune.samples import source_ids
-from pardemo.finetune.tiny import train_tokenizer
 
 SMALL = {
     "vocab_size": 320,

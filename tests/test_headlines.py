@@ -106,7 +106,7 @@ def test_a_column_headline_is_the_plain_one_turned_round():
 def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
     from itertools import islice
 
-    from pardemo.finetune import tiny
+    import tiny_model as tiny
 
     read, _ = headlines.corpus(20000, 1000, grammar.PRETRAINED, "plain")
     known = {field: {r[field] for r in read} for field in ("input", "output")}

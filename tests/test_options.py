@@ -92,7 +92,6 @@ def test_every_option_that_takes_a_number_is_among_them():
 DOORS = [
     ("pardemo.finetune", "tiny-cpu --ranks 0", "--ranks must be at least 1, not 0"),
     ("pardemo.finetune", "tiny-cpu --ranks x", "argument --ranks: invalid int value: 'x'"),
-    ("pardemo.finetune.tiny", "", "the following arguments are required: --out"),
     ("pardemo.planner.cuda_peak", "--outt x", "unrecognized arguments: --outt x"),
     ("pardemo.book.run.reference", "--outt x", "unrecognized arguments: --outt x"),
     ("pardemo.book.run.world_sizes", "--sizes 2 0", "--sizes must be at least 1, not 0"),

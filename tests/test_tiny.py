@@ -3,11 +3,11 @@
 import random
 from itertools import islice
 
+import tiny_model as tiny
 import torch
 
 from pardemo import headlines, project
 from pardemo.baichuan2 import load_checkpoint, load_tokenizer
-from pardemo.finetune import tiny
 
 FOLDER = project.root() / "data" / "tiny-baichuan2"
 

@@ -10,13 +10,13 @@ from random import Random
 from statistics import median
 
 import torch
+from tiny_model import SIZES
 
 from bench.table import BenchRow, by_turns, compare, slowest
 from pardemo import World, headlines
 from pardemo.baichuan2.head import NormHead, cross_entropy, label_loss
 from pardemo.finetune import predict, recipe
 from pardemo.finetune.launch import PRELOAD
-from pardemo.finetune.tiny import SIZES
 from pardemo.meters import MemoryMeter
 
 STEPS, ROUNDS = 100, 3

@@ -10,14 +10,13 @@ import shutil
 from pathlib import Path
 
 import torch
-from pardemo.finetune.recipes.recipe_schema import Recipe
-from pardemo.finetune.training import checkpoint_seal
-from pardemo.finetune.training.launch import launch
+from tiny_model import train_tokenizer
 
-from pardemo import RankError, headlines
+from pardemo import RankError, headlines, signed_folders
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-from pardemo.finetune.recipes import recipe
-from pardemo.finetune.tiny import train_tokenizer
+from pardemo.finetune import checkpoints, recipe
+from pardemo.finetune.launch import launch
+from pardemo.finetune.recipe import Recipe
 from pardemo.world import fork_server
 from soak.case import Case, Lost, fault
 from soak.common import damaged, small_disk
@@ -66,8 +65,8 @@ def _goes_on(case: Case, base: Path, run: Path) -> str:
 
     Half a checkpoint and no whole one is refused, and ``overwrite`` begins anew, as the refusal says.
     """
-    # not as resume itself looks for it: the seal is written last
-    sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{checkpoint_seal.SEAL}")]
+    # not as resume itself looks for it: the signature is written last
+    sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{signed_folders.SIGNATURE}")]
     half = [path.name for path in run.glob("checkpoint-*")] if not sealed else []
     if half:
         due = (
@@ -94,7 +93,7 @@ def _damaged(case: Case) -> str:
     base, run = _base(case), case.folder / "run"
     if case.way == "the first save cut off":
         shutil.copytree(base / "run" / FIRST, run / FIRST)
-        for path in (run / FIRST / checkpoint_seal.SEAL, case.rng.choice(sorted((run / FIRST).glob("*.*")))):
+        for path in (run / FIRST / signed_folders.SIGNATURE, case.rng.choice(sorted((run / FIRST).glob("*.*")))):
             path.unlink(missing_ok=True)
         return _goes_on(case, base, run)
     shutil.copytree(base / "run", run)
@@ -105,10 +104,10 @@ def _damaged(case: Case) -> str:
     name = path.relative_to(run / LAST).as_posix()
     result = launch(_job(base, run), resume=True)
     told = " ".join(result.notes)
-    sealed = name == checkpoint_seal.SEAL
-    says = (name,) if not sealed else ("seal", "never finished", "another user", "not what was written", "missing")
+    sealed = name == signed_folders.SIGNATURE
+    says = (name,) if not sealed else ("signature", "never finished", "another user", "not what was written", "missing")
     if result.resumed_from == LAST and sealed and case.way == "changed":
-        return "what the seal says has not changed"
+        return "what the signature says has not changed"
     case.expect(result.resumed_from == FIRST, f"resumed from {result.resumed_from} in spite of {name}")
     case.expect(any(word in told for word in says), f"{name} {case.way} is told as: {told}")
     _check_weights(case, base, run)
@@ -135,12 +134,12 @@ def _full_disk(case: Case) -> str:
         _limit_files(int(largest * (0.2 + 0.7 * case.rng.random())), hard)
         told = _outcome(_job(base, run), resume=True)
         _limit_files(soft, hard)
-        case.keeps(checkpoint_seal.newest(run)[0] == run / FIRST, "the checkpoint from before")
+        case.keeps(checkpoints.newest(run)[0] == run / FIRST, "the checkpoint from before")
     else:
         need = sum(path.stat().st_size for path in (base / "run").rglob("*") if path.is_file())
         with small_disk(case.folder / "disk", int(need * (0.1 + 0.6 * case.rng.random()))) as disk:
             told = _outcome(_job(base, disk / "run"), resume=False)
-            newest = checkpoint_seal.newest(disk / "run")[0] if (disk / "run").exists() else None
+            newest = checkpoints.newest(disk / "run")[0] if (disk / "run").exists() else None
             if newest is not None:
                 shutil.copytree(newest, run / newest.name)
     case.expect(re.search("could not be written|No space left|File too large", told), f"told as: {told or 'nothing'}")

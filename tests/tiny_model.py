@@ -1,6 +1,6 @@
-"""The tiny Baichuan2 in ``data/``: the 13B's architecture at three million parameters, pretrained on generated news.
+"""Pretrains the tiny Baichuan2 in ``data/`` on generated news: the 13B's architecture at three million parameters.
 
-    python -m pardemo.finetune.tiny --out data/tiny-baichuan2
+    python tests/tiny_model.py --out data/tiny-baichuan2
 
 What it has read: 20,000 bodies of the generated news and their headlines in plain style, as plain text, and nothing
 else. A page is a body and its headline, in either order: so it can go on from a body and a line's end with a headline.
@@ -193,7 +193,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pardemo.finetune.tiny", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, metavar="DIR")
     arguments = parser.parse_args(argv)
     print(f"loss {build(arguments.out):.4f}; written to {arguments.out}")
