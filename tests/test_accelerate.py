@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from pardemo import World, seals
+from pardemo import World, signed_folders
 from pardemo.groups import ParallelDims
 from pardemo.peers.accelerate import config_files as accelerate_configs
 from pardemo.peers.accelerate import configurations as accelerate_configurations
@@ -73,7 +73,7 @@ def test_every_configuration_trains_and_resumes_as_one_process(ranks, configurat
     assert train(ranks, configuration, tmp_path, *saves, "--resume", "1") == [resumed] * configuration.processes
 
 
-def test_a_checkpoint_that_is_not_sealed_is_not_read(ranks, tmp_path):
+def test_a_checkpoint_that_is_not_signed_is_not_read(ranks, tmp_path):
     """DeepSpeed's states are pickles: nothing of a folder from elsewhere is unpickled."""
     configuration = Configuration("zero2", 2)
     train(ranks, configuration, tmp_path, *SHORT, "--folder", str(tmp_path), "--save-at", "1")
@@ -84,7 +84,7 @@ def test_a_checkpoint_that_is_not_sealed_is_not_read(ranks, tmp_path):
     for message in ("is not what was written", "it was never finished"):
         with pytest.raises(RankFailed, match=f"step-1 is not read, since it may hold pickles: .*{message}"):
             train(ranks, configuration, tmp_path, *SHORT, "--folder", str(tmp_path), "--resume", "1")
-        (tmp_path / "step-1" / seals.SEAL).unlink(missing_ok=True)
+        (tmp_path / "step-1" / signed_folders.SIGNATURE).unlink(missing_ok=True)
     assert not mark.exists()
 
 
@@ -425,7 +425,7 @@ def with_megatron(steps=3):
     settings["optimizer"]["params"]["weight_decay"] = 0.01  # torch's default
     with megatron.megatron(tp=2), Groups(ParallelDims(tp=2, dp=2)) as groups:
         net = megatron.GPT(gpt.seeded(lambda: gpt.GPT(vocabulary=64)))
-        engine = deepspeed.engine(net, settings, megatron.DeepSpeedUnit)
+        engine = deepspeed.engine(net, settings, megatron.groups())
         part = torch.distributed.get_rank(groups.dp)
         losses = []
         for step in range(steps):

@@ -245,7 +245,7 @@ def test_in_a_kernel_a_cell_that_fails_fails_the_notebook(cell):
 
 def test_the_ranks_end_with_the_extension(shell):
     run(shell, "%%ranks 2\n1")
-    (world,) = shell.pardemo_ranks._worlds.values()
+    (world,) = shell.pardemo_ranks._worlds._worlds.values()
     shell.run_line_magic("unload_ext", "pardemo")
     with pytest.raises(Exception, match="closed"):
         world.run(World)

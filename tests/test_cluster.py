@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pardemo import Cluster, RankError, World
 from pardemo.book.run import doctor
 from pardemo.cluster import hosts, loopback, namespaces, pacer, tiers
-from pardemo.cluster.bandwidth import bytes_per_second, told
+from pardemo.cluster.bandwidth import bandwidth_text, bytes_per_second
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters.links import LinkMeter
@@ -61,7 +61,7 @@ def works(tier):
 )
 def test_a_bandwidth_is_read(text, rate):
     assert bytes_per_second(text) == pytest.approx(rate)
-    assert bytes_per_second(told(rate)) == pytest.approx(rate, rel=1e-3)
+    assert bytes_per_second(bandwidth_text(rate)) == pytest.approx(rate, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_connections():
 
 def test_more_than_loopback_carries_is_refused_with_what_it_carries():
     with pytest.raises(ValueError, match=r"inside: 8 Tbit/s is more than loopback carries here, [\d.]+ Gbit/s on"):
-        Cluster(hosts=2, inside="1 TB/s")
+        World(2, cluster=Cluster(hosts=2, inside="1 TB/s"))
 
 
 def test_a_world_has_to_fit_its_cluster():
@@ -201,19 +201,19 @@ def supervisor_that(tmp_path, monkeypatch):
 
 def test_a_supervisor_that_says_nothing_is_ended_and_the_hosts_are_refused(supervisor_that):
     supervisor_that("exec sleep 10")
-    with pytest.raises(OSError, match=r"process.*0\.5"):
+    with pytest.raises(OSError, match=r"supervisor.*0\.5"):
         hosts.Hosts(Cluster(hosts=2))
-    with pytest.raises(ValueError, match=r"process.*answer"):
+    with pytest.raises(ValueError, match=r"supervisor.*answer"):
         World(2, cluster=Cluster(hosts=2, tier="namespaces"))
 
 
 def test_a_supervisor_that_stops_answering_is_ended_and_the_limit_refused(supervisor_that):
     supervisor_that("""echo '{"hosts": [1, 2]}'; exec sleep 10""")
     supervisor = hosts.Hosts(Cluster(hosts=2))
-    with pytest.raises(OSError, match=r"process.*0\.5"):
+    with pytest.raises(OSError, match=r"supervisor.*0\.5"):
         supervisor.limit(0, RATE)
     supervisor._process.wait(60)
-    with pytest.raises(OSError, match=r"process.*keeps"):
+    with pytest.raises(OSError, match=r"supervisor.*ended"):
         supervisor.limit(0, RATE)
     supervisor.close()
 

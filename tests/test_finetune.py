@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from pardemo import RankFailed, World, cli, headlines, project, seals
+from pardemo import RankFailed, World, cli, headlines, project, signed_folders
 from pardemo.finetune import checkpoints, recipe
 from pardemo.finetune.launch import PRELOAD, launch
 from pardemo.finetune.logs import TokenCount, read_log, smoothed
@@ -193,8 +193,8 @@ def test_a_resumed_run_ends_where_the_whole_one_did(ranks, job, whole, tmp_path)
     (begun / "left.pt").write_bytes(b"of the run before")
     done = run(ranks, job, folder, "lora.lora_dropout=0.1", resume=True)
     assert done["resumed_from"] == "checkpoint-3"
-    assert not (begun / "left.pt").exists(), "a seal would vouch for it"
-    assert seals.fault(begun) is None
+    assert not (begun / "left.pt").exists(), "a signature would vouch for it"
+    assert signed_folders.fault(begun) is None
     assert losses(folder) == pytest.approx(losses(whole), abs=1e-6)
     assert apart(folder, whole) < 1e-7
 
@@ -286,10 +286,10 @@ def test_a_run_with_the_keys_of_before_is_gone_on_with(job, whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     checkpoint = folder / f"checkpoint-{STEPS}"
-    about, before = seals.about(checkpoint), {new: old for old, new in recipe.RENAMED.items()}
+    about, before = signed_folders.about(checkpoint), {new: old for old, new in recipe.RENAMED.items()}
     values = {before.get(name, name): value for name, value in about["run"].items()} | {"train.precision": "fp32"}
     del values["train.bf16"], values["train.fp16"]
-    seals.seal(checkpoint, **{**about, "run": values})
+    signed_folders.sign(checkpoint, **{**about, "run": values})
     changed = recipe.override(job, [f"output_dir={folder}", "lora.lora_dropout=0.1"])
     assert checkpoints.choose(folder, changed, True, False)[0] == checkpoint
     other = recipe.override(changed, ["train.bf16=true", "train.lr_scheduler_type=linear"])
@@ -318,8 +318,8 @@ def test_patience_is_resumed_too(ranks, job, tmp_path):
     [
         (lambda f: (f / "adapter_model.safetensors").write_bytes(b"x"), "adapter_model.safetensors is not what was"),
         (lambda f: (f / "trainer_state.json").unlink(), "trainer_state.json is missing"),
-        (lambda f: (f / seals.SEAL).unlink(), "it was never finished"),
-        (lambda f: (f / seals.SEAL).write_text("{"), "its seal cannot be read"),
+        (lambda f: (f / signed_folders.SIGNATURE).unlink(), "it was never finished"),
+        (lambda f: (f / signed_folders.SIGNATURE).write_text("{"), "its signature cannot be read"),
         (lambda f: (f / "added.pt").write_bytes(b"x"), "added.pt is not what was written"),
     ],
 )
@@ -373,7 +373,7 @@ def test_only_a_runs_own_checkpoints_are_counted(ranks, job, whole, tmp_path):
     done = run(ranks, job, folder, "lora.lora_dropout=0.1", "train.save_total_limit=1", resume=True)
     assert done["resumed_from"] == "checkpoint-3"
     assert [path.name for path in checkpoints.folders(folder)] == ["checkpoint-40", f"checkpoint-{STEPS}"]
-    assert seals.fault(folder / f"checkpoint-{STEPS}") is None
+    assert signed_folders.fault(folder / f"checkpoint-{STEPS}") is None
     assert not list(folder.glob(".checkpoint-*"))
 
 
@@ -384,7 +384,7 @@ def test_what_to_keep(tmp_path):
     for number in (2, 4, 6, 8):
         (tmp_path / f"checkpoint-{number}").mkdir()
         if number != 4:  # never finished
-            seals.seal(tmp_path / f"checkpoint-{number}", step=number)
+            signed_folders.sign(tmp_path / f"checkpoint-{number}", step=number)
     checkpoints.keep(tmp_path, None)
     assert left() == ["checkpoint-8", "checkpoint-6", "checkpoint-2"]
     (tmp_path / "checkpoint-8" / "of somebody else").touch()
@@ -485,7 +485,7 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
     drain = threading.Thread(target=process.stdout.read, daemon=True)
     drain.start()
     deadline = time.monotonic() + 240
-    while not list(folder.glob(f"checkpoint-*/{seals.SEAL}")):  # early ones go when later ones come
+    while not list(folder.glob(f"checkpoint-*/{signed_folders.SIGNATURE}")):  # early ones go when later ones come
         assert time.monotonic() < deadline, "no checkpoint came"
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)

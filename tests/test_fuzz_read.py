@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from test_zero_checkpoint import PATHS, VALUES, mutations
 
-from pardemo import Cluster, claims, cli, headlines, project, seals
+from pardemo import Cluster, claims, cli, headlines, project, signed_folders
 from pardemo.baichuan2 import load_checkpoint
 from pardemo.book.run import doctor, parameters
 from pardemo.finetune import predict, recipe
@@ -237,7 +237,7 @@ def test_prove_toml(tmp_path):
     check()
 
 
-def test_claims_traces_and_seals(tmp_path):
+def test_claims_traces_and_signed_folders(tmp_path):
     row = dict.fromkeys(claims.COLUMNS, "x")
     (tmp_path / "claims").mkdir()
 
@@ -256,14 +256,14 @@ def test_a_seal_may_hold_anything(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoint-3"
     folder.mkdir()
     (folder / "state.pt").write_bytes(b"a state")
-    seals.seal(folder, step=3)
-    assert seals.fault(folder) is None
-    whole = (folder / seals.SEAL).read_bytes()
+    signed_folders.sign(folder, step=3)
+    assert signed_folders.fault(folder) is None
+    whole = (folder / signed_folders.SIGNATURE).read_bytes()
     plain = json.loads(whole)
 
     def check(content):
-        (folder / seals.SEAL).write_bytes(content)
-        reason, refused, _ = outcome(seals.fault, folder)
+        (folder / signed_folders.SIGNATURE).write_bytes(content)
+        reason, refused, _ = outcome(signed_folders.fault, folder)
         assert refused is None, "it answers with a reason"
         try:
             same = json.loads(content) == plain

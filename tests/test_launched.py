@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from pardemo.cluster.sockets import address_towards
 from pardemo.peers import launchers
 from pardemo.small_models import classifier as small
 from pardemo.world import launched
-from pardemo.world.address import address_towards
 from pardemo.world.errors import RankError
 
 FUNCTION = "pardemo.small_models.classifier:train_bucketed"

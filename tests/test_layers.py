@@ -20,7 +20,7 @@ FLOORS = (
     ("private_names", "rank_registry"),
     ("compat", "deadline", "extras"),
     ("options", "project", "tables", "closed_pipe", "termination"),
-    ("cluster", "seals"),
+    ("cluster", "signed_folders"),
     ("formulas", "world"),
     ("groups",),
     ("collectives",),

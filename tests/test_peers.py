@@ -1,5 +1,8 @@
 """The frameworks beside pardemo's layers: same weights, same inputs, same numbers."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -162,3 +165,30 @@ def test_a_layout_that_megatron_refuses_leaves_torch_as_it_was(world):
     for message, restored in world.run(refused, 3):
         assert "is not divisible by" in message
         assert restored
+
+
+MEGATRON = """
+import itertools, warnings
+warnings.simplefilter("ignore")
+from megatron.core.parallel_state import RankGenerator
+from pardemo.groups import AXES, ParallelDims
+compared = 0
+orders = ["-".join(order) for order in itertools.permutations(("tp", "dp", "pp"))]
+orders += ["tp-cp-ep-dp-pp", "tp-pp-cp-ep-dp", "dp-tp-ep-cp-pp", "pp-dp-ep-cp-tp"]
+sizes = [(2, 1, 1, 2, 4), (4, 1, 1, 2, 2), (8, 1, 1, 64, 1), (8, 1, 1, 8, 8), (3, 1, 1, 5, 2), (1, 1, 1, 1, 16)]
+sizes += [(2, 2, 1, 2, 3), (1, 4, 1, 3, 1), (2, 1, 4, 2, 2), (1, 1, 8, 4, 1)]
+kinds = ["-".join(axes) for size in range(1, 6) for axes in itertools.combinations(AXES, size)]
+for size, order in itertools.product(sizes, orders):
+    of = dict(zip(AXES, size))
+    if all(of[axis] == 1 or axis in order for axis in AXES):
+        theirs, ours = RankGenerator(**of, order=order), ParallelDims(**of, order=order)
+        for axes in kinds:
+            assert ours.groups(axes) == theirs.get_ranks(axes), (of, order, axes)
+            compared += 1
+print(compared)
+"""
+
+
+def test_groups_are_megatron_cores():
+    done = subprocess.run([sys.executable, "-c", MEGATRON], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == [str((6 * 10 + 4 * 4) * 31)]

@@ -12,9 +12,9 @@ import textwrap
 import pytest
 import torch  # noqa: F401 (the runs within this one import it: not anew each time)
 
-import pardemo.testing.running  # noqa: F401 (and keep the warm process that the first of them starts)
+import pardemo.testing.runner  # noqa: F401 (and keep the warm process that the first of them starts)
 from pardemo import project
-from pardemo.testing.marker import places
+from pardemo.testing.marker import rank_setups
 
 pytest_plugins = ["pytester"]
 IMPORTS = """
@@ -665,13 +665,16 @@ def test_the_page_says_what_is_so(run):
 def test_loading_it_loads_nothing_else():
     code = "import sys, pytest; was = set(sys.modules); import pardemo.testing.plugin; print(*set(sys.modules) - was)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    own = {"pardemo", "pardemo.extras", "pardemo.testing", "pardemo.testing.plugin"}
+    own = {"pardemo", "pardemo.extras", "pardemo.rank_registry", "pardemo.testing", "pardemo.testing.plugin"}
     assert {name for name in done.stdout.split() if name.startswith(("pardemo", "torch", "numpy"))} == own
 
 
 def test_sizes_and_clusters_of_a_marker():
-    assert [(p.size, p.id, p.timeout_s) for p in places((1, 4), {}, 60.0)] == [(1, "1rank", 60.0), (4, "4ranks", 60.0)]
-    (place,) = places((), {"cluster": "2x3", "inside": "1 Gbit/s", "timeout": 5}, 60.0)
+    assert [(p.size, p.id, p.timeout_s) for p in rank_setups((1, 4), {}, 60.0)] == [
+        (1, "1rank", 60.0),
+        (4, "4ranks", 60.0),
+    ]
+    (place,) = rank_setups((), {"cluster": "2x3", "inside": "1 Gbit/s", "timeout": 5}, 60.0)
     assert (place.size, place.id, place.timeout_s, place.cluster.inside) == (6, "2x3", 5.0, "1 Gbit/s")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pardemo import project, seals
+from pardemo import project, signed_folders
 from pardemo.finetune import train
 
 
@@ -35,9 +35,9 @@ def test_a_seal_that_was_not_finished_is_no_seal(tmp_path):
     folder.mkdir()
     (folder / "weights").write_bytes(b"w" * 1000)
     with pytest.raises(InterruptedError):
-        seals.seal(folder, step=3)
+        signed_folders.sign(folder, step=3)
     assert [path.name for path in folder.iterdir()] == ["weights"]
-    assert seals.fault(folder) == "it was never finished"
+    assert signed_folders.fault(folder) == "it was never finished"
 
 
 def test_a_key_has_its_name_when_it_is_whole(own_key, monkeypatch):
@@ -50,9 +50,9 @@ def test_a_key_has_its_name_when_it_is_whole(own_key, monkeypatch):
         open(source, "w").close()
 
     monkeypatch.setattr(os, "link", link)
-    assert len(seals._key()) == seals.KEY_BYTES
-    assert before == [(seals.KEY_BYTES, False)]
-    assert seals._key() == own_key.read_bytes(), "and stays"
+    assert len(signed_folders._key()) == signed_folders.KEY_BYTES
+    assert before == [(signed_folders.KEY_BYTES, False)]
+    assert signed_folders._key() == own_key.read_bytes(), "and stays"
     assert own_key.stat().st_mode & 0o077 == 0, "the user's alone"
 
 

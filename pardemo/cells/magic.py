@@ -10,8 +10,8 @@ from pardemo.cells.meters import METERS, print_alike
 from pardemo.cells.run import run_cell
 from pardemo.cluster import Cluster
 from pardemo.options import seconds
-from pardemo.world import World
 from pardemo.world.errors import RankError
+from pardemo.world.pool import WorldPool
 
 ANEW = "The ranks start anew with the next cell: their variables are gone."
 USAGE = " ".join(
@@ -21,7 +21,7 @@ USAGE = " ".join(
 
 
 class RanksMagic:
-    """Holds one World for each number of ranks, and for each cluster, and runs cells on them.
+    """Runs cells on warm Worlds, one for each number of ranks and each cluster.
 
     Args:
         shell: an IPython shell: where variables are taken from and put.
@@ -29,7 +29,7 @@ class RanksMagic:
 
     def __init__(self, shell: Any):
         self._shell = shell
-        self._worlds: dict[tuple[int, Cluster | None], World] = {}
+        self._worlds = WorldPool()
         self._count = 0
 
     def ranks(self, line: str, cell: str) -> None:
@@ -54,7 +54,7 @@ class RanksMagic:
             name = f"<ranks cell {self._count}>"
             _check_source(cell, name)
             put = self._to_put(options.put)
-            world = self._world(options.ranks, options.preload, self._cluster(options.cluster))
+            world = self._worlds.get(options.ranks, self._cluster(options.cluster), options.preload)
             meters = {meter: getattr(options, meter) for meter in METERS if getattr(options, meter)}
             cells = run_cell(
                 world, cell, get=options.get, put=put, meters=[*meters], name=name, timeout_s=options.timeout
@@ -72,9 +72,7 @@ class RanksMagic:
 
     def close(self) -> None:
         """Ends all ranks."""
-        for world in self._worlds.values():
-            world.close()
-        self._worlds.clear()
+        self._worlds.close()
 
     def _cluster(self, name: str | None) -> Cluster | None:
         if name is None:
@@ -86,17 +84,6 @@ class RanksMagic:
             )
             raise ValueError(f"--cluster {name}: the notebook {problem}; it names a Cluster")
         return cluster
-
-    def _world(self, size: int, preload: Sequence[str], cluster: Cluster | None = None) -> World:
-        world = self._worlds.get((size, cluster))
-        if world is not None and not set(preload) <= set(world.preload):
-            print(f"The {size} ranks start anew, with {', '.join(preload)} loaded: their variables are gone.")
-            preload = sorted({*world.preload, *preload})
-            world.close()
-            world = None
-        if world is None:
-            world = self._worlds[size, cluster] = World(size, preload=preload, cluster=cluster)
-        return world
 
     def _to_put(self, names: Sequence[str]) -> dict[str, Any]:
         missing = [name for name in names if name not in self._shell.user_ns]

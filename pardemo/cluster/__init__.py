@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from pardemo import options
 from pardemo.cluster import latency as latencies
-from pardemo.cluster.bandwidth import bytes_per_second, told
-from pardemo.cluster.loopback import checked
+from pardemo.cluster.bandwidth import bandwidth_text, bytes_per_second
 
 __all__ = ["Cluster"]
 
@@ -34,7 +33,7 @@ class Cluster:
 
     Raises:
         ValueError: a number of hosts or ranks below 1; a bandwidth that is no amount of bits or bytes a second, not
-            above zero, or more than loopback carries here; a latency that is no time.
+            above zero; a latency that is no time. (What loopback can carry is measured where a World starts.)
     """
 
     hosts: int
@@ -53,12 +52,12 @@ class Cluster:
             latencies.seconds(self.latency, "Cluster: latency")
         for name in ("between", "inside"):
             if getattr(self, name) is not None:
-                checked(getattr(self, name), f"Cluster: {name}")
+                bytes_per_second(getattr(self, name), f"Cluster: {name}")
 
     def __str__(self) -> str:
         parts = [f"{self.hosts} node{'s' * (self.hosts > 1)} of {self.ranks_per_host}"]
         limits = {"between": self.between_rate, "inside": self.inside_rate}
-        parts += [f"{told(rate)} {name}" for name, rate in limits.items() if rate]
+        parts += [f"{bandwidth_text(rate)} {name}" for name, rate in limits.items() if rate]
         parts += [f"{self.latency} between"] * (self.latency is not None)
         return ", ".join(parts)
 

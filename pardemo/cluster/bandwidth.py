@@ -26,7 +26,7 @@ def bytes_per_second(text: str, what: str = "bandwidth") -> float:
     return rate
 
 
-def told(rate: float) -> str:
+def bandwidth_text(rate: float) -> str:
     """25e6 -> ``200 Mbit/s``."""
     bits = 8 * rate
     for prefix in ("T", "G", "M", "k"):

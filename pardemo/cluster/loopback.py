@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 
-from pardemo.cluster.bandwidth import bytes_per_second, told
+from pardemo.cluster.bandwidth import bandwidth_text
 
 #: ``SO_MAX_PACING_RATE``, bytes a second; Python has no name for it.
 PACING = 47
-SURE = 125e6  # 1 Gbit/s, which every machine's loopback carries: nothing is measured for less
+SURE_BYTES_PER_S = 125e6  # 1 Gbit/s, which every machine's loopback carries: nothing is measured for less
 _PROBE_BYTES = 128 << 20
 
 
@@ -29,7 +29,7 @@ def paces() -> bool:
 
 
 @functools.cache
-def carries() -> float:
+def measured_rate() -> float:
     """Bytes a second that one connection over loopback carries here, measured once per process."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
         receiver, _ = server.accept()
@@ -48,17 +48,13 @@ def _send(sender: socket.socket, piece: memoryview) -> None:
         sender.sendall(piece)
 
 
-def checked(bandwidth: str, what: str) -> float:
-    """Bytes a second of a bandwidth as people write it.
-
-    Raises:
-        ValueError: it is none, or loopback cannot carry it: such a link would not be what it says.
-    """
-    rate = bytes_per_second(bandwidth, what)
-    if rate > SURE and rate > carries():
-        there = told(carries())
-        raise ValueError(f"{what}: {told(rate)} is more than loopback carries here, {there} on one connection")
-    return rate
+def refuse_above_measured(rate: float, what: str) -> None:
+    """Raises ValueError where loopback cannot carry so many bytes a second: such a link would not be what it says."""
+    if rate > SURE_BYTES_PER_S and rate > measured_rate():
+        there = bandwidth_text(measured_rate())
+        raise ValueError(
+            f"{what}: {bandwidth_text(rate)} is more than loopback carries here, {there} on one connection"
+        )
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from pardemo import compat
 from pardemo.cluster import latency, pacer
-from pardemo.world.address import address_towards
+from pardemo.cluster.sockets import address_towards
 from pardemo.world.waiting import PATIENCE_S, Wait
 
 TIMEOUT_S = 600  # a neighbour that neither sends nor reads for so long is taken for lost

@@ -1,7 +1,7 @@
 """Checkpoints of a run: where it begins, anew or at the newest that is whole, ours and of the same run; what is kept.
 
-A checkpoint is whole and ours where its seal says so (:mod:`pardemo.seals`). One of another number of ranks is read in
-DeepSpeed's universal form.
+A checkpoint is whole and ours where its signature says so (:mod:`pardemo.signed_folders`). One of another number of
+ranks is read in DeepSpeed's universal form.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from pardemo import project, seals
+from pardemo import project, signed_folders
 from pardemo.baichuan2.checkpoints import find_shards
 from pardemo.finetune.recipe import RENAMED, Recipe, locate, to_dict
 from pardemo.tables import amount
@@ -55,7 +55,7 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that may be read, and a line for each newer one that may not."""
     notes: list[str] = []
     for folder in folders(run):
-        reason = seals.fault(folder)
+        reason = signed_folders.fault(folder)
         if reason is None:
             return folder, notes
         notes.append(f"{folder.name} is passed over: {reason}")
@@ -65,10 +65,10 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
 def keep(run: Path, limit: int | None) -> None:
     """Removes the oldest of a run's checkpoints beyond ``limit``, and what was never finished.
 
-    Of what is sealed and cannot be read nothing is counted and nothing removed: it is not known whose work it holds.
+    Of what is signed and cannot be read nothing is counted and nothing removed: it is not known whose work it holds.
     """
-    unfinished = [folder for folder in folders(run) if not (folder / seals.SEAL).is_file()]
-    ours = [folder for folder in folders(run) if seals.fault(folder) is None] if limit is not None else []
+    unfinished = [folder for folder in folders(run) if not (folder / signed_folders.SIGNATURE).is_file()]
+    ours = [folder for folder in folders(run) if signed_folders.fault(folder) is None] if limit is not None else []
     for folder in [*ours[limit:], *unfinished]:
         shutil.rmtree(folder)
 
@@ -186,15 +186,19 @@ def begin(
             shutil.rmtree(path, ignore_errors=True)
         if start is None:
             return None, notes, {}
-        before, ranks = seals.about(start)["ranks"], job.world.ranks
+        before, ranks = signed_folders.about(start)["ranks"], job.world.ranks
         if job.deepspeed is not None and before != ranks:
             notes.append(f"written by {before} ranks, read by {ranks}: through DeepSpeed's universal checkpoint")
             start = convert(start)
-        return start, notes, seals.checksums(start)
+        return start, notes, signed_folders.checksums(start)
 
     start, notes, checksums = from_rank_0(ready)
     first_of_other_host = dist.is_initialized() and dist.get_rank() and os.environ.get("LOCAL_RANK") == "0"
-    if start is not None and first_of_other_host and not (start.is_dir() and seals.checksums(start) == checksums):
+    if (
+        start is not None
+        and first_of_other_host
+        and not (start.is_dir() and signed_folders.checksums(start) == checksums)
+    ):
         raise RuntimeError(
             f"{start} is not here what it is on the first host: output_dir has to be shared by all hosts"
         )
@@ -270,7 +274,7 @@ def _remove_empty(folder: Path) -> None:
 
 def _refuse_changed(start: Path, now: dict[str, Any], allow: Collection[str]) -> list[str]:
     """A line for each allowed change of what the checkpoint was written with."""
-    before = dict(seals.about(start)["run"])
+    before = dict(signed_folders.about(start)["run"])
     if precision := before.pop("train.precision", None):  # of pardemo 0.1, as all of RENAMED
         before |= {"train.bf16": precision == "bf16", "train.fp16": precision == "fp16"}
     before = {RENAMED.get(name, name): value for name, value in before.items()}

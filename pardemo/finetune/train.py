@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pardemo import compat, extras, seals
+from pardemo import compat, extras, signed_folders
 
 with extras.needed_by(__name__):
     import transformers
@@ -60,7 +60,7 @@ def train(
     """Runs the recipe on this rank; all ranks of the job call it alike.
 
     Writes into the recipe's ``output_dir``: ``recipe.yaml``, ``train_log.jsonl``, TensorBoard's events, ``loss.png``,
-    sealed ``checkpoint-N`` folders, and at the end ``adapter``.
+    signed ``checkpoint-N`` folders, and at the end ``adapter``.
 
     Args:
         resume: go on from the newest checkpoint that is whole and ours; from the beginning where none was written.
@@ -141,7 +141,7 @@ def _samples(job: Recipe, path: str, tokenizer: Baichuan2Tokenizer, limit: int |
 
 
 class _Trainer(Trainer):
-    """The Trainer with our order of samples, real tokens counted, and checkpoints that are sealed when whole."""
+    """The Trainer with our order of samples, real tokens counted, and checkpoints that are signed when whole."""
 
     def __init__(self, job: Recipe, run: Path, **kwargs: Any):
         self._job, self._run = job, run
@@ -170,7 +170,7 @@ class _Trainer(Trainer):
         try:
             super()._save_checkpoint(model, trial)
         except Exception as error:  # of the system, of torch, of safetensors: each has its own
-            whole = (f for f in checkpoints.folders(self._run) if f != folder and not seals.fault(f))
+            whole = (f for f in checkpoints.folders(self._run) if f != folder and not signed_folders.fault(f))
             last = next(whole, None)
             # without one before it: the adapter twice, AdamW's moments and copy of it, all in fp32
             nbytes = checkpoints.folder_bytes(last) if last else checkpoints.trained_bytes(model, 20)
@@ -180,7 +180,7 @@ class _Trainer(Trainer):
         _meet()
         if self.is_world_process_zero():
             about = checkpoints.fingerprint(self._job)
-            seals.seal(folder, step=self.state.global_step, ranks=self._job.world.ranks, run=about)
+            signed_folders.sign(folder, step=self.state.global_step, ranks=self._job.world.ranks, run=about)
             checkpoints.keep(self._run, self._job.train.save_total_limit)
         _meet()
 

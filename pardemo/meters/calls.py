@@ -9,7 +9,7 @@ from pardemo import compat
 from pardemo.collectives import links
 from pardemo.formulas import communication as formulas
 from pardemo.meters import figures
-from pardemo.meters.inside import tensors_in
+from pardemo.meters.tensors import tensors_in
 
 #: torch's operator names -> the collective that they are
 _NAMES = (

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pardemo import compat
 from pardemo.meters import figures
-from pardemo.meters.inside import innermost, plain_tensors, tensors_in
+from pardemo.meters.tensors import local_tensors, tensors_in, unwrap_optimizer
 
 KINDS = ("parameters", "gradients", "optimizer states", "random states", "activations")
 #: Functions that make a tensor past the dispatcher, and the kind of what they make.
@@ -74,7 +74,7 @@ class MemoryMeter(compat.TorchDispatchMode):
         super().__init__()
         self._modules = [modules] if isinstance(modules, torch.nn.Module) else list(modules)
         given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-        self._optimizers = [innermost(optimizer) for optimizer in given]
+        self._optimizers = [unwrap_optimizer(optimizer) for optimizer in given]
         self._meets, self._met = meets, weakref.WeakSet[torch.nn.Module]()
         self._clock = self._peak_clock = 0  # of growing storages: which of them were there at the peak
         self.live: dict[str, int] = dict.fromkeys(KINDS, 0)
@@ -123,7 +123,7 @@ class MemoryMeter(compat.TorchDispatchMode):
             self._hooks.append(optimizer.register_step_post_hook(lambda o, *_: self._note_states(o)))
         if self._meets:
             self._hooks.append(register_module_forward_pre_hook(self._meet))
-            self._hooks.append(register_optimizer_step_post_hook(lambda o, *_: self._note_updated(innermost(o))))
+            self._hooks.append(register_optimizer_step_post_hook(lambda o, *_: self._note_updated(unwrap_optimizer(o))))
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
         self._watch_what_nothing_dispatches()
@@ -249,12 +249,12 @@ class MemoryMeter(compat.TorchDispatchMode):
                 self._note(parameter, "optimizer states")
 
     def _is_parameters(self, tensor: torch.Tensor) -> bool:
-        records = [self._records.get(part.untyped_storage()) for part in plain_tensors(tensor)]
+        records = [self._records.get(part.untyped_storage()) for part in local_tensors(tensor)]
         return any(record is not None and record.kind == "parameters" for record in records)
 
     def _note_older(self, tensor: torch.Tensor) -> None:
         """An argument whose storage nobody has seen being made was there before: not ours to count."""
-        for part in plain_tensors(tensor):
+        for part in local_tensors(tensor):
             storage = part.untyped_storage()
             with self._lock:
                 if storage not in self._records:
@@ -262,7 +262,7 @@ class MemoryMeter(compat.TorchDispatchMode):
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
         """Takes a tensor's storage into the books; with ``kind``, moves it to that kind."""
-        for part in plain_tensors(tensor) if tensor is not None else ():
+        for part in local_tensors(tensor) if tensor is not None else ():
             with self._lock:
                 self._book(part.untyped_storage(), kind)
 

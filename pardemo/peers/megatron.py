@@ -8,6 +8,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -156,18 +157,11 @@ class GPT(nn.Module):
         return self.model(tokens[:, :-1], positions, later, labels=tokens[:, 1:].contiguous()).mean()
 
 
-class DeepSpeedUnit:
-    """Megatron-core's groups for ``deepspeed.initialize(mpu=…)``, which asks by the names that they had in Megatron-LM.
-
-    Megatron-core says *tensor model parallel* where DeepSpeed says *model parallel*. (A pipeline would be part of it.)
-    """
-
-    get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
-    get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
-    get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
-    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
-    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
-    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
+def groups() -> SimpleNamespace:
+    """Megatron-core's tensor- and data-parallel groups, as ``tp`` and ``dp``."""
+    return SimpleNamespace(
+        tp=parallel_state.get_tensor_model_parallel_group(), dp=parallel_state.get_data_parallel_group()
+    )
 
 
 def gradients(module: MLP | Block) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from pardemo import compat
-from pardemo.meters.inside import tensors_in
+from pardemo.meters.tensors import tensors_in
 
 
 def _attention_flops(q, k, v, *args, **kwargs) -> int:

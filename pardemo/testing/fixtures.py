@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from pardemo.extras import needed_by
 from pardemo.meters import MemoryMeter, WireMeter
-from pardemo.testing.alone import SingleProcess
 from pardemo.testing.messages import OnRanks
-from pardemo.testing.same import same_on_all_ranks
+from pardemo.testing.same_on_all_ranks import same_on_all_ranks
+from pardemo.testing.single_process import SingleProcess
 
 with needed_by("pardemo.testing"):
     import pytest
@@ -129,36 +129,36 @@ def _monkeypatch() -> Generator[pytest.MonkeyPatch, None, None]:
     patch.undo()
 
 
-class _Wire(WireMeter):
+class _Used:
+    """Notes whether a meter was entered: one that never was has zeros, and whoever compared them has tested nothing."""
+
     used = False
 
-    def __enter__(self) -> WireMeter:
+    def __enter__(self) -> Any:
         self.used = True
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[misc]
 
 
-class _Memory(MemoryMeter):
-    used = False
+class _Wire(_Used, WireMeter):
+    pass
 
-    def __enter__(self) -> MemoryMeter:
-        self.used = True
-        return super().__enter__()
+
+class _Memory(_Used, MemoryMeter):
+    pass
+
+
+def _meter(name: str, make: Callable[[], Any]) -> Generator[Any, None, None]:
+    yield (meter := make())
+    if not meter.used:
+        pytest.fail(f"the test asks for {name!r} and measures nothing with it: write 'with {name}:'", pytrace=False)
 
 
 def _wire() -> Generator[WireMeter, None, None]:
-    yield (meter := _Wire())
-    _refuse_unused(meter.used, "wire")
+    yield from _meter("wire", _Wire)
 
 
 def _memory() -> Generator[MemoryMeter, None, None]:
-    yield (meter := _Memory(meets=True))
-    _refuse_unused(meter.used, "memory")
-
-
-def _refuse_unused(used: bool, name: str) -> None:
-    """A meter that was never entered has zeros, and whoever compared them has tested nothing."""
-    if not used:
-        pytest.fail(f"the test asks for {name!r} and measures nothing with it: write 'with {name}:'", pytrace=False)
+    yield from _meter("memory", lambda: _Memory(meets=True))
 
 
 _BUILT_IN: dict[str, Callable] = {

@@ -14,7 +14,7 @@ OPTIONS = ("cluster", "between", "inside", "timeout")
 
 
 @dataclass(frozen=True)
-class Place:
+class RankSetup:
     """Where a test runs once: so many ranks, on a cluster or not, for so many seconds at most."""
 
     size: int
@@ -29,7 +29,7 @@ class Place:
         return f"{self.size}rank{'s' * (self.size > 1)}"
 
 
-def places(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s: float) -> list[Place]:
+def rank_setups(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s: float) -> list[RankSetup]:
     """What a marker with these arguments asks for; ``timeout_s`` where it names none.
 
     Raises:
@@ -49,13 +49,13 @@ def places(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s: floa
     if cluster is None:
         if not arguments:
             raise ValueError("ranks names no number of ranks: ranks(2), ranks(2, 4) or ranks(cluster='2x2')")
-        return [Place(size, None, limit) for size in arguments]
+        return [RankSetup(size, None, limit) for size in arguments]
     if wrong := [size for size in arguments if size != cluster.size]:
         parts = f"{cluster.hosts} × {cluster.ranks_per_host} = {cluster.size}"
         raise ValueError(f"{wrong[0]} ranks do not fit a cluster of {parts}: leave the number out")
     if cluster.size > MAX_RANKS:
         raise ValueError(f"the cluster has {cluster.size} ranks; {MAX_RANKS} is the limit")
-    return [Place(cluster.size, cluster, limit)]
+    return [RankSetup(cluster.size, cluster, limit)]
 
 
 def unfit(function: Callable) -> str | None:

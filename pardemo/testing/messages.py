@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class Shown:
+class ReportOptions:
     """How this run of pytest shows a failure: ``--tb``, ``-l``, ``-v``, ``--full-trace``, and the ini file's limits."""
 
     style: str
@@ -19,7 +19,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Stage:
+class RankContext:
     """What a rank has around it while a test runs, whatever the test before it left behind.
 
     Attributes:
@@ -33,7 +33,7 @@ class Stage:
     env: dict[str, str]
     folder: str
     module: str
-    shown: Shown
+    shown: ReportOptions
 
 
 @dataclass
@@ -95,8 +95,8 @@ class NotPassed(Exception):
         self.record = record
 
 
-def execute(stage: Stage, task: bytes) -> str | None:
+def execute(context: RankContext, task: bytes) -> str | None:
     """:func:`pardemo.testing.on_rank.run`, which is loaded on the rank alone."""
     from pardemo.testing.on_rank import run
 
-    return run(stage, task)
+    return run(context, task)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pardemo import compat, project
 from pardemo.extras import needed_by
 from pardemo.testing.fixtures import Fixtures
-from pardemo.testing.messages import NotPassed, Record, Shown, Stage
+from pardemo.testing.messages import NotPassed, RankContext, Record, ReportOptions
 from pardemo.world.fork_server import SINGLE_THREADED
 
 with needed_by("pardemo.testing"):
@@ -34,29 +34,29 @@ _left: list[Fixtures] = []  # of a test that failed: were they freed, generators
 OURS = os.path.join(project.PACKAGE, "testing", "")
 
 
-def run(stage: Stage, packed: bytes) -> str | None:
+def run(context: RankContext, packed: bytes) -> str | None:
     """Runs a test; returns the type of what it returned where that is not None, for pytest's warning.
 
     Raises:
         NotPassed: it failed, or was skipped, or is expected to fail. The fixtures are left as they are then: this
             process ends, and a fixture's ``yield`` that waits for the other ranks would only hold up the news.
     """
-    _set(stage)
-    fixtures = Fixtures(stage.folder)
+    _set(context)
+    fixtures = Fixtures(context.folder)
     _left[:] = [fixtures]
     record, returned = None, None
-    with _explained(stage.shown), warnings.catch_warnings():
+    with _explained(context.shown), warnings.catch_warnings():
         try:
             task = pickle.loads(packed)
             warnings.filters[:] = task.filters  # type: ignore[index]
-            with _module(stage.module, task.function):
+            with _module(context.module, task.function):
                 seed(dist.get_rank())
                 for fixture in task.fixtures:
                     fixtures.value(fixture)
                 returned = task.function(**{name: fixtures.value(value) for name, value in task.arguments.items()})
                 fixtures.close()
         except BaseException as error:
-            record = _record(error, stage.shown)
+            record = _record(error, context.shown)
     if record is not None:
         raise NotPassed(record)
     _left.clear()
@@ -71,16 +71,16 @@ def seed(number: int) -> None:
         sys.modules["numpy"].random.seed(SEED + number)
 
 
-def _set(stage: Stage) -> None:
+def _set(context: RankContext) -> None:
     """Working folder, modules' folders and environment of the main process, whatever a test before has changed."""
     if not _own_environment:
         _own_environment.update({name: value for name, value in os.environ.items() if name in OWN})
-    wanted = stage.env | _own_environment
+    wanted = context.env | _own_environment
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
-    sys.path[:] = stage.path
-    os.chdir(stage.cwd)
+    sys.path[:] = context.path
+    os.chdir(context.cwd)
     sys.breakpointhook = _no_breakpoint
 
 
@@ -111,7 +111,7 @@ def _module(name: str, function: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(shown: Shown) -> Iterator[None]:
+def _explained(shown: ReportOptions) -> Iterator[None]:
     """Asserts that pytest has rewritten say where two values differ, as in the main process."""
     asked = _Asked(shown)
 
@@ -128,7 +128,7 @@ class _Asked:
 
     pluginmanager = types.SimpleNamespace(has_plugin=lambda name: False)  # no terminal, so no colours
 
-    def __init__(self, shown: Shown):
+    def __init__(self, shown: ReportOptions):
         self.getini = shown.ini.get
         self._verbosity = shown.assertion_verbosity
 
@@ -136,7 +136,7 @@ class _Asked:
         return self._verbosity
 
 
-def _record(error: BaseException, shown: Shown) -> Record:
+def _record(error: BaseException, shown: ReportOptions) -> Record:
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next and traceback.tb_frame.f_code.co_filename.startswith(OURS):
         traceback = traceback.tb_next
@@ -167,7 +167,7 @@ def _message(error: BaseException) -> str:
         return f"(its text cannot be had: {type(reason).__name__})"
 
 
-def _represented(error: BaseException, shown: Shown) -> Any:
+def _represented(error: BaseException, shown: ReportOptions) -> Any:
     """As ``pytest.Function.repr_failure`` does, with the frames between this module and the test's left out."""
     style: Any = "long" if shown.style == "auto" else shown.style
     if isinstance(error, pytest.fail.Exception) and not error.pytrace:

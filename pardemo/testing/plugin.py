@@ -68,13 +68,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None:
         return
     from pardemo.options import seconds
-    from pardemo.testing.marker import places, unfit
+    from pardemo.testing.marker import rank_setups, unfit
 
     try:
         default = seconds(metafunc.config.getini("ranks_timeout"), "ranks_timeout")
         if reason := unfit(metafunc.function):
             raise ValueError(reason)
-        chosen = places(marker.args, marker.kwargs, default)
+        chosen = rank_setups(marker.args, marker.kwargs, default)
     except ValueError as error:
         _refuse(f"{metafunc.definition.nodeid}: @pytest.mark.ranks: {error}")
     metafunc.fixturenames.append(PARAMETER)
@@ -85,7 +85,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A debugger in this process would not see the ranks."""
     for option in ("usepdb", "trace"):
-        if config.getoption(option, False) and any(place_of(item) for item in items):
+        if config.getoption(option, False) and any(setup_of(item) for item in items):
             raise pytest.UsageError(
                 f"--{option.removeprefix('use')} cannot enter the ranks' processes, and tests on ranks were asked for: "
                 "leave it out, a failure shows each rank's frames, and with -l their variables; or deselect them"
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuses a marked test that is no function of pytest's."""
-    if item.get_closest_marker("ranks") is None or place_of(item) is not None:
+    if item.get_closest_marker("ranks") is None or setup_of(item) is not None:
         return
     if getattr(item, "cls", None) is not None:
         _refuse(
@@ -108,11 +108,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: Any) -> "OnRanks | None":
     """In a marked test the ranks make what asks for a rank: here stands a place holder."""
-    if request.scope != "function" or place_of(request.node) is None:
+    if request.scope != "function" or setup_of(request.node) is None:
         return None
-    from pardemo.testing import fixtures_here
+    from pardemo.testing import placeholders
 
-    holder = fixtures_here.on_ranks(fixturedef, request, OURS, PYTESTS)
+    holder = placeholders.on_ranks(fixturedef, request, OURS, PYTESTS)
     if holder is not None:
         fixturedef.cached_result = (holder, fixturedef.cache_key(request), None)  # as pytest's own hook leaves it
     return holder
@@ -121,12 +121,12 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: Any) -> "OnRank
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a marked test's body on its ranks."""
-    place = place_of(pyfuncitem)
+    place = setup_of(pyfuncitem)
     if place is None:
         return None
-    from pardemo.testing import running
+    from pardemo.testing import runner
 
-    running.run(pyfuncitem, place)
+    runner.run(pyfuncitem, place)
     return True
 
 
@@ -134,15 +134,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What the ranks say takes the place of this process's frames, which are this plug-in's."""
     report = yield
-    if report.when == "call" and place_of(item) is not None:
-        from pardemo.testing import running
+    if report.when == "call" and setup_of(item) is not None:
+        from pardemo.testing import runner
 
-        running.complete(item, report)
+        runner.complete(item, report)
     return report
 
 
-def place_of(item: Any) -> Any:
-    """Where a test runs, a :class:`pardemo.testing.marker.Place`; None of a test without the marker."""
+def setup_of(item: Any) -> Any:
+    """Where a test runs, a :class:`pardemo.testing.marker.RankSetup`; None of a test without the marker."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(PARAMETER) if callspec is not None else None
 

@@ -1,4 +1,4 @@
-"""The warm ranks of a run of pytest: one World for each number of ranks, and for each cluster."""
+"""The warm Worlds of a run of pytest, and the folder that their ranks exchange files in."""
 
 import itertools
 import os
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pardemo.cluster import Cluster
 from pardemo.extras import needed_by
 from pardemo.world import World, fork_server
+from pardemo.world.pool import WorldPool
 
 with needed_by("pardemo.testing"):
     import pytest
@@ -19,7 +20,7 @@ KEY = pytest.StashKey["Worlds"]()
 
 
 class Worlds:
-    """Worlds that are made when they are first asked for, and kept until :meth:`close`.
+    """Worlds for tests on ranks, kept until :meth:`close`.
 
     Args:
         preload: modules to have loaded before the ranks are forked, beside those of this plug-in.
@@ -27,7 +28,7 @@ class Worlds:
 
     def __init__(self, preload: Sequence[str] = ()):
         self._preload = (*PRELOAD, *preload)
-        self._worlds: dict[tuple[int, Cluster | None], World] = {}
+        self._worlds = WorldPool()
         self._folder: str | None = None
         self._numbers = itertools.count()
 
@@ -37,10 +38,7 @@ class Worlds:
 
     def get(self, size: int, cluster: Cluster | None = None) -> World:
         """The World of so many ranks."""
-        world = self._worlds.get((size, cluster))
-        if world is None:
-            world = self._worlds[size, cluster] = World(size, cluster=cluster, preload=self._preload)
-        return world
+        return self._worlds.get(size, cluster, self._preload)
 
     def folder(self) -> str:
         """A path for a folder that one test's ranks may make; nobody has it yet."""
@@ -50,9 +48,7 @@ class Worlds:
 
     def close(self) -> None:
         """Ends all ranks."""
-        for world in self._worlds.values():
-            world.close()
-        self._worlds.clear()
+        self._worlds.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pardemo.cluster import Cluster, loopback
+from pardemo.cluster.bandwidth import bytes_per_second
 from pardemo.world.errors import RankDied, RankError
 from pardemo.world.rank_processes import Ranks
 
@@ -38,7 +39,7 @@ class World:
 
     Raises:
         ValueError, TypeError: ``size`` or ``threads`` out of range; nccl without a GPU for each rank; a cluster of
-            another size, or where the kernel cannot limit a connection.
+            another size, of links that loopback does not carry, or where the kernel cannot limit a connection.
         RankError: the ranks could not start.
 
     The ranks stay between calls of :meth:`run`: a module that they have imported stays as it was then, and what one
@@ -180,7 +181,9 @@ class World:
             raise ValueError("this World has no cluster, so no links with limits")
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.cluster.hosts:
             raise ValueError(f"host is one of 0 to {self.cluster.hosts - 1}, not {host!r}")
-        rate = None if between is None else loopback.checked(between, "between")
+        rate = None if between is None else bytes_per_second(between, "between")
+        if rate is not None:
+            loopback.refuse_above_measured(rate, "between")
         ranks = self._ranks  # another thread's close() takes it away at any time
         if ranks is not None:
             ranks.limit(host, rate)
@@ -227,12 +230,15 @@ def _gpus() -> int:
 
 
 def _on_cluster(cluster: Cluster, size: int, backend: str | None) -> str:
-    """The backend of ranks on an emulated cluster; ValueError where there can be none."""
+    """The backend of ranks on an emulated cluster; ValueError where there can be no such cluster here."""
     if cluster.size != size:
         places = f"{cluster.hosts} × {cluster.ranks_per_host} = {cluster.size}"
         raise ValueError(f"{size} ranks do not fit a cluster of {places}")
     if backend == "nccl":
         raise ValueError("a cluster limits TCP connections: its ranks need the backend 'gloo', not 'nccl'")
+    for name, rate in (("between", cluster.between_rate), ("inside", cluster.inside_rate)):
+        if rate is not None:
+            loopback.refuse_above_measured(rate, f"Cluster: {name}")
     return "gloo"
 
 

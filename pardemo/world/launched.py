@@ -85,7 +85,7 @@ def _interface() -> dict[str, str]:
         return {}
     import psutil
 
-    from pardemo.world.address import address_towards
+    from pardemo.cluster.sockets import address_towards
 
     address = address_towards(os.environ["MASTER_ADDR"])
     for name, entries in psutil.net_if_addrs().items():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pardemo import compat, extras, seals
+from pardemo import compat, extras, signed_folders
 
 with extras.needed_by(__name__):
     from accelerate import Accelerator
@@ -151,12 +151,12 @@ def _forget() -> None:
 
 
 def save_state(accelerator: Accelerator, folder: Path) -> None:
-    """``accelerator.save_state``, and a seal for the folder when all ranks have written. Collective."""
+    """``accelerator.save_state``, and a signature for the folder when all ranks have written. Collective."""
     accelerator.save_state(folder)
     if dist.is_initialized():
         dist.barrier()
     if accelerator.is_main_process:
-        seals.seal(folder)
+        signed_folders.sign(folder)
     if dist.is_initialized():
         dist.barrier()
 
@@ -166,14 +166,14 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
     FSDP2's index are pickles, which can run code.
 
     Raises:
-        ValueError: the folder has no seal, another user's, or other files than were written.
+        ValueError: the folder has no signature, another user's, or other files than were written.
     """
-    if (reason := seals.fault(folder)) is not None:
+    if (reason := signed_folders.fault(folder)) is not None:
         raise ValueError(f"{folder} is not read, since it may hold pickles: {reason}")
     accelerator.load_state(folder)
 
 
 def checkpoints(folder: Path) -> dict[str, int]:
-    """Files of an Accelerate checkpoint and their bytes, by path within the folder; the seals are ours and left out."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != seals.SEAL]
+    """Files of an Accelerate checkpoint and their bytes, by path within the folder, without our signature."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != signed_folders.SIGNATURE]
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}

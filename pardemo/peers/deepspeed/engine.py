@@ -7,6 +7,8 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -71,22 +73,20 @@ def zero_settings(stage: int, batch: int = 8, lr: float = 1e-3, micro_batches: i
 def engine(module: nn.Module, settings: dict[str, Any], groups: Any = None) -> "deepspeed.DeepSpeedEngine":
     """A DeepSpeed engine over all ranks; with ``groups`` over the data-parallel ones of a tensor-parallel model.
 
-    ``groups`` are a :class:`~pardemo.groups.Groups`, or another library's behind an adapter of the six methods that
-    :class:`ModelParallelUnit` has.
+    ``groups`` are a :class:`~pardemo.groups.Groups`, or anything with process groups ``tp`` and ``dp``.
 
     Raises:
         RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
     """
     prepare()
-    unit = ModelParallelUnit(groups) if isinstance(groups, Groups) else groups
     found, *_ = deepspeed.initialize(
         model=module,
         model_parameters=[p for p in module.parameters() if p.requires_grad],
         config=settings,
-        mpu=unit,
+        mpu=None if groups is None else model_parallel_unit(groups),
     )
     asked = settings["zero_optimization"]["stage"]
-    ranks = torch.distributed.get_world_size(None if unit is None else unit.get_data_parallel_group())
+    ranks = torch.distributed.get_world_size(None if groups is None else groups.dp)
     if found.zero_optimization_stage() != asked or found.dp_world_size != ranks:
         raise RuntimeError(f"asked for stage {asked} on {ranks} ranks, DeepSpeed runs stage "
                            f"{found.zero_optimization_stage()} on {found.dp_world_size}")  # fmt: skip
@@ -157,29 +157,14 @@ def whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
         yield parameters
 
 
-class ModelParallelUnit:
-    """What DeepSpeed asks of a tensor-parallel library (``deepspeed.initialize(mpu=…)``), answered from our groups."""
-
-    def __init__(self, groups: Groups):
-        self._groups = groups
-
-    def get_model_parallel_group(self) -> torch.distributed.ProcessGroup:
-        return self._groups.tp
-
-    def get_model_parallel_rank(self) -> int:
-        return torch.distributed.get_rank(self._groups.tp)
-
-    def get_model_parallel_world_size(self) -> int:
-        return self._groups.tp.size()
-
-    def get_data_parallel_group(self) -> torch.distributed.ProcessGroup:
-        return self._groups.dp
-
-    def get_data_parallel_rank(self) -> int:
-        return torch.distributed.get_rank(self._groups.dp)
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._groups.dp.size()
+def model_parallel_unit(groups: Any) -> SimpleNamespace:
+    """Groups ``tp`` and ``dp`` in the form that ``deepspeed.initialize(mpu=…)`` takes."""
+    unit = {}
+    for name, group in (("model", groups.tp), ("data", groups.dp)):
+        unit[f"get_{name}_parallel_group"] = lambda group=group: group
+        unit[f"get_{name}_parallel_rank"] = partial(torch.distributed.get_rank, group)
+        unit[f"get_{name}_parallel_world_size"] = partial(torch.distributed.get_world_size, group)
+    return SimpleNamespace(**unit)
 
 
 def checkpointing(groups: Groups, partition: bool) -> Any:
@@ -191,7 +176,7 @@ def checkpointing(groups: Groups, partition: bool) -> Any:
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False)
     deepspeed.checkpointing.configure(
-        ModelParallelUnit(groups),
+        model_parallel_unit(groups),
         partition_activations=partition,
         contiguous_checkpointing=False,
         checkpoint_in_cpu=False,

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
-from pardemo.meters.inside import tensors_in
+from pardemo.meters.tensors import tensors_in
 from pardemo.script.runtime.libraries import library_folders
 
 

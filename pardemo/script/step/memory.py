@@ -11,9 +11,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pardemo import compat
-from pardemo.meters.inside import innermost, plain_tensors
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.snapshot import Block
+from pardemo.meters.tensors import local_tensors, unwrap_optimizer
 from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks, dtype_name, is_deepspeed
 from pardemo.script.step.operations import equal_layers
 
@@ -94,7 +94,7 @@ class ScriptMemoryMeter(MemoryMeter):
         of = {"all-gather": ("", "gathered"), "all-reduce": ("communication buffers", "")}
         of_inputs, of_outputs = of.get(kind, ("communication buffers", "communication buffers"))
         for tensors, use in ((inputs, of_inputs), (outputs, of_outputs)):
-            for part in (p for tensor in tensors if use for p in plain_tensors(tensor)):
+            for part in (p for tensor in tensors if use for p in local_tensors(tensor)):
                 with self._lock:
                     made = self.storages.get(self._records.get(part.untyped_storage()))
                     if made is not None and not made.use:
@@ -279,7 +279,7 @@ class Trained(Hooks):
         }
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._optimizers.add(innermost(optimizer))
+        self._optimizers.add(unwrap_optimizer(optimizer))
 
     def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if not isinstance(module, torch.nn.Embedding) or module.num_embeddings < LEAST_VOCABULARY:
@@ -314,11 +314,11 @@ def _bytes_each(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _elements(tensor: torch.Tensor) -> int:
-    return sum(part.numel() for part in plain_tensors(tensor))
+    return sum(part.numel() for part in local_tensors(tensor))
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in plain_tensors(tensor))
+    return sum(part.numel() * part.element_size() for part in local_tensors(tensor))
 
 
 def _deepspeed(roots: Iterable[torch.nn.Module]) -> dict[str, Any]:

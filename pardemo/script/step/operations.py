@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from pardemo import compat
-from pardemo.meters.inside import tensors_in
+from pardemo.meters.tensors import tensors_in
 from pardemo.planner.work import FLOPS, traffic
 from pardemo.script.runtime.call_sites import CallSites, Hooks, without_wrappers
 from pardemo.script.step.collectives import Call

@@ -63,7 +63,7 @@ def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Ma
     """What a rank holds besides Adam's states while a step goes on, a panel for each way, all on one scale.
 
     Args:
-        courses: way -> states (bytes by kind after each change) and marks, of a ``MemoryCourse``.
+        courses: way -> states (bytes by kind after each change) and marks, of a ``MemoryTimeline``.
         params: the parameters that the bytes are divided by.
         name: of the file. larger: a way that is drawn once more below, on a scale of its own.
     """

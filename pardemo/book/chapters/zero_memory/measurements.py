@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.groups import Groups, ParallelDims
-from pardemo.meters.memory_course import MemoryCourse
+from pardemo.meters.memory_timeline import MemoryTimeline
 from pardemo.peers import states
 from pardemo.peers.deepspeed import engine as deepspeed
 from pardemo.peers.pytorch import fsdp
@@ -53,7 +53,7 @@ def step_of_deepspeed(width: int, depth: int, stage: int = 2) -> float:
         gpt.numbers(8, width, dtype=torch.bfloat16).to(device()),
     )
     for step in range(2):
-        with MemoryCourse(engine.module, engine.optimizer.optimizer if step else ()) as course:
+        with MemoryTimeline(engine.module, engine.optimizer.optimizer if step else ()) as course:
             engine.backward(engine(x).square().mean())
             engine.step()
     deepspeed.close(engine)
@@ -97,10 +97,10 @@ def by_package(start: torch.Tensor, width: int, samples: Callable[[int], torch.T
 
 
 def course(net: nn.Module, width: int) -> tuple[list[dict[str, int]], dict[str, int]]:
-    """One training step of a net that has taken one before: a ``MemoryCourse``'s states and marks."""
+    """One training step of a net that has taken one before: a ``MemoryTimeline``'s states and marks."""
     x, adam = gpt.numbers(8, width).to(device()), torch.optim.AdamW(net.parameters(), fused=True)
     for _ in range(2):
-        with MemoryCourse(net, adam) as course:
+        with MemoryTimeline(net, adam) as course:
             net(x).square().mean().backward()
             adam.step()
             adam.zero_grad()

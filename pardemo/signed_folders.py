@@ -1,8 +1,8 @@
-"""Folders that are ours: checksums of every file, signed with this user's key.
+"""Signs folders with this user's key, and says whether a folder is what the user's own run wrote.
 
-A library's checkpoint may be a pickle, and reading a pickle can run code. So such a folder is read only when each file
-is what this user's own run wrote: the run seals it with a list of checksums, signed with a key that lies in the user's
-configuration folder. The seal is written last; a folder without one was never finished.
+A library's checkpoint may be a pickle, and reading a pickle can run code. So such a folder is read only where each file
+has the checksum that the run signed, with a key that lies in the user's configuration folder. The signature is written
+last; a folder without one was never finished.
 """
 
 import contextlib
@@ -17,26 +17,26 @@ from typing import Any
 
 from pardemo import project
 
-SEAL = "pardemo-seal.json"
+SIGNATURE = "pardemo-seal.json"
 KEY_BYTES = 32
 
 
-def seal(folder: Path, **about: Any) -> None:
-    """Writes the seal of a complete checkpoint; ``about`` is kept in it (ranks, step)."""
+def sign(folder: Path, **about: Any) -> None:
+    """Writes the signature file of a complete checkpoint; ``about`` is kept in it (ranks, step)."""
     body = {"about": about, "files": checksums(folder)}
-    project.write_json(folder / SEAL, {**body, "signature": _sign(body)})
+    project.write_json(folder / SIGNATURE, {**body, "signature": _signature(body)})
 
 
 def fault(folder: Path) -> str | None:
     """Why the folder is not to be read; None when it is whole and ours."""
     try:
-        seal = json.loads((folder / SEAL).read_text("utf-8"))
-        body = {key: seal[key] for key in ("about", "files")}
-        ours = hmac.compare_digest(str(seal["signature"]).encode(), _sign(body).encode())
+        signed = json.loads((folder / SIGNATURE).read_text("utf-8"))
+        body = {key: signed[key] for key in ("about", "files")}
+        ours = hmac.compare_digest(str(signed["signature"]).encode(), _signature(body).encode())
     except FileNotFoundError:
         return "it was never finished"
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
-        return "its seal cannot be read"
+        return "its signature cannot be read"
     if not ours:
         return f"another user or machine wrote it (another key than {_key_file()})"
     now = checksums(folder)
@@ -47,26 +47,21 @@ def fault(folder: Path) -> str | None:
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """What was kept in a seal."""
-    return json.loads((folder / SEAL).read_text("utf-8"))["about"]
-
-
-def files(folder: Path) -> dict[str, str]:
-    """The checksums of a seal."""
-    return json.loads((folder / SEAL).read_text("utf-8"))["files"]
+    """What was kept beside the signature."""
+    return json.loads((folder / SIGNATURE).read_text("utf-8"))["about"]
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below the folder but the seal."""
+    """SHA-256 of every file below the folder but the signature."""
     sums = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != SEAL:
+        if path.is_file() and path.name != SIGNATURE:
             with open(path, "rb") as file:
                 sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums
 
 
-def _sign(body: dict[str, Any]) -> str:
+def _signature(body: dict[str, Any]) -> str:
     text = json.dumps(body, sort_keys=True, ensure_ascii=False).encode()
     return hmac.new(_key(), text, "sha256").hexdigest()
 

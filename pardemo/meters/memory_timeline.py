@@ -1,4 +1,4 @@
-"""Live bytes as they come and go, for pictures of a step."""
+"""Records live bytes after each allocation and each release, for pictures of a step."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,10 +9,10 @@ from pardemo import compat
 from pardemo.meters.memory import MemoryMeter
 
 
-class MemoryCourse(MemoryMeter):
+class MemoryTimeline(MemoryMeter):
     """A :class:`MemoryMeter` that keeps every change: what was alive after each tensor came, or went.
 
-    >>> with MemoryCourse(model, optimizer) as course:        # doctest: +SKIP
+    >>> with MemoryTimeline(model, optimizer) as course:        # doctest: +SKIP
     ...     model(batch).sum().backward()
     ...     optimizer.step()
     >>> course.at("step")["gradients"]                         # doctest: +SKIP
@@ -38,7 +38,7 @@ class MemoryCourse(MemoryMeter):
         """Bytes by kind at a mark: at "step", what is there between backward and step."""
         return self.states[self.marks[mark]]
 
-    def __enter__(self) -> "MemoryCourse":
+    def __enter__(self) -> "MemoryTimeline":
         self._own = None
         super().__enter__()
         self.marks, self.states = {"forward": 0}, [dict(self.live)]

@@ -1,4 +1,4 @@
-"""What is inside of what a program holds: tensors of arguments, plain tensors of sharded ones, wrapped optimizers."""
+"""Finds tensors in arguments, the local tensors of sharded ones, and the optimizer within a wrapper."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import torch
 from pardemo import compat
 
 
-def innermost(optimizer: Any) -> Any:
-    """The optimizer that keeps the states: of Accelerate's and DeepSpeed's the one that they wrap."""
+def unwrap_optimizer(optimizer: Any) -> Any:
+    """The optimizer that keeps the states: within Accelerate's and DeepSpeed's the one that they wrap."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
@@ -31,12 +31,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return tensors
 
 
-def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values; none for meta."""
     if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.nn.Parameter:
         names, _ = tensor.__tensor_flatten__()
         inner = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
-        return [part for component in inner if isinstance(component, torch.Tensor) for part in plain_tensors(component)]
+        return [part for component in inner if isinstance(component, torch.Tensor) for part in local_tensors(component)]
     if tensor.layout is torch.sparse_coo:
         return [*compat.sparse_parts(tensor)]
     # a fake tensor's own attribute: asking for its device is an operation, and would be dispatched

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from pardemo.extras import needed_by
-from pardemo.testing import fixtures_here, sending, verdict
-from pardemo.testing.marker import Place
-from pardemo.testing.messages import NotPassed, OnRanks, Record, Shown, Stage, Task, execute
+from pardemo.testing import pickling, placeholders, verdict
+from pardemo.testing.marker import RankSetup
+from pardemo.testing.messages import NotPassed, OnRanks, RankContext, Record, ReportOptions, Task, execute
 from pardemo.testing.worlds import worlds_of
 from pardemo.world.errors import RankDied, RankError, RankFailed
 
@@ -25,22 +25,22 @@ INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_
 KEY = pytest.StashKey[verdict.Verdict | None]()
 
 
-def run(item: pytest.Function, place: Place) -> None:
+def run(item: pytest.Function, place: RankSetup) -> None:
     """Runs a test on its ranks, and raises what pytest would have met in one process."""
     __tracebackhide__ = True
-    arguments = fixtures_here.arguments_of(item)
+    arguments = placeholders.arguments_of(item)
     made_there = [value for value in item.funcargs.values() if isinstance(value, OnRanks)]
-    modules = sending.travelling(tuple(item.config.getini("python_files")), item.module)
-    task = sending.pack(Task(item.obj, arguments, made_there, [*warnings.filters]), modules)
+    modules = pickling.travelling(tuple(item.config.getini("python_files")), item.module)
+    task = pickling.pack(Task(item.obj, arguments, made_there, [*warnings.filters]), modules)
     if isinstance(task, str):
         _fail(task)
     worlds = worlds_of(item.config)
-    stage = _stage(item, worlds.folder())
+    context = _context(item, worlds.folder())
     line, returned = None, []
     outcome = item.stash[KEY] = None  # nothing of an earlier run of the same test
     try:
         world = worlds.get(place.size, place.cluster)
-        returned = world.run(execute, stage, task, timeout_s=place.timeout_s)
+        returned = world.run(execute, context, task, timeout_s=place.timeout_s)
     except RankFailed as error:
         records = _records(error)
         if records is None:
@@ -52,7 +52,7 @@ def run(item: pytest.Function, place: Place) -> None:
     except (RankError, ValueError) as error:  # a hang; ranks or links that cannot be had here
         line = _without_ours(str(error))
     finally:
-        shutil.rmtree(stage.folder, ignore_errors=True)
+        shutil.rmtree(context.folder, ignore_errors=True)
     if line is not None:
         _fail(line)
     if outcome is not None:
@@ -69,7 +69,7 @@ def complete(item: pytest.Item, report: pytest.TestReport) -> None:
         report.longrepr = outcome.text
 
 
-def _stage(item: pytest.Function, folder: str) -> Stage:
+def _context(item: pytest.Function, folder: str) -> RankContext:
     config = item.config
     known = {}
     for name in INI:
@@ -77,7 +77,7 @@ def _stage(item: pytest.Function, folder: str) -> Stage:
             known[name] = config.getini(name)
         except (KeyError, ValueError):
             continue
-    shown = Shown(
+    shown = ReportOptions(
         style=config.getoption("tbstyle", "auto"),
         variables=config.getoption("showlocals", False),
         verbosity=config.get_verbosity(),
@@ -87,7 +87,7 @@ def _stage(item: pytest.Function, folder: str) -> Stage:
         ini=known,
     )
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    return Stage(path, os.getcwd(), dict(os.environ), folder, item.module.__name__, shown)
+    return RankContext(path, os.getcwd(), dict(os.environ), folder, item.module.__name__, shown)
 
 
 def _records(error: RankFailed) -> Mapping[int, Record] | None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from pardemo.book.chapters.zero_memory import figures as zero_figures
 from pardemo.book.chapters.zero_memory import measurements as kept
-from pardemo.meters.memory_course import MemoryCourse
+from pardemo.meters.memory_timeline import MemoryTimeline
 
 FLOAT = 4
 
@@ -22,7 +22,7 @@ def test_a_step_is_told_from_its_parameters_to_its_states():
     optimizer = torch.optim.AdamW(net.parameters())
     x = torch.ones(8, 64)
     step(net, optimizer, x)
-    with MemoryCourse(net, optimizer) as course:
+    with MemoryTimeline(net, optimizer) as course:
         step(net, optimizer, x)
     weight = 64 * 32 * FLOAT
     assert list(course.marks) == ["forward", "backward", "step"]
@@ -40,7 +40,7 @@ def test_a_copy_that_the_optimizer_updates_is_its_state_and_a_gradient_put_in_pl
     weights[0].grad = gradients.view(8, 8)
     master = flat.float()
     optimizer = torch.optim.AdamW([master])
-    with MemoryCourse(weights, optimizer) as course:
+    with MemoryTimeline(weights, optimizer) as course:
         (torch.ones(2, 8, dtype=torch.bfloat16) @ weights[0]).sum().backward()
         master.grad = gradients.float()
         optimizer.step()
@@ -51,7 +51,7 @@ def test_a_copy_that_the_optimizer_updates_is_its_state_and_a_gradient_put_in_pl
 
 def test_phases_are_equally_wide_and_one_without_changes_is_left_out():
     net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
-    with MemoryCourse(net) as course:
+    with MemoryTimeline(net) as course:
         net(torch.ones(2, 16)).sum().backward()
     figures.held_over_a_step({"one": (course.states, course.marks), "two": (course.states, course.marks)}, 544)
     at, ends = zero_figures._by_phase(len(course.states), course.marks)
