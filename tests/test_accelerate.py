@@ -200,31 +200,15 @@ ROOM = accelerate_configs.room()
         ({"fsdp_config": {"fsdp_verison": 2}}, "fsdp_config has no key 'fsdp_verison'; did you mean 'fsdp_version'?"),
         ({"num_processes": ROOM + 1}, f"num_processes {ROOM + 1} is more than the machine allows: it has"),
         ({"num_processes": "two"}, "num_processes must be a whole number of at least 1, not 'two'"),
-        ({"num_processes": 0}, "num_processes must be a whole number of at least 1, not 0"),
         ({"num_processes": 3, "num_machines": 2}, "num_processes 3 does not divide among num_machines 2"),
         ({"num_machines": 2}, "2 machines need main_process_ip, where they meet"),
-        ({"machine_rank": 1}, "machine_rank 1 is not one of the 1 machines from 0"),
         ({"distributed_type": "MULTI_CPU"}, "start one process without a word"),
         ({"use_cpu": True}, "start one process without a word"),
         ({"distributed_type": "FDSP"}, "distributed_type is one of NO, MULTI_GPU"),
         ({"distributed_type": "MULTI_GPU"}, "fsdp_config is ignored under distributed_type MULTI_GPU"),
-        ({"distributed_type": ["FSDP"]}, "distributed_type is one of NO, MULTI_GPU"),
         ({"mixed_precision": "fp17"}, "mixed_precision is one of no, bf16, fp16, fp8, not 'fp17'"),
         ({"mixed_precision": False}, "not False (YAML reads a bare no as that: put it in quotes)"),
-        ({"main_process_port": "any"}, "main_process_port must be a whole number of at least 0, not 'any'"),
-        ({"compute_environment": "MARS"}, "compute_environment must be LOCAL_MACHINE here, not 'MARS'"),
-        ({"fsdp_config": {"fsdp_version": 3}}, "fsdp_version is 1 or 2, not 3"),
-        (
-            {"fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASE_WRAP"}},
-            "fsdp_auto_wrap_policy is one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP, not 'TRANSFORMER_BASE_",
-        ),
-        ({"fsdp_config": {"fsdp_state_dict_type": "FULL"}}, "fsdp_state_dict_type is one of FULL_STATE_DICT, "),
-        (
-            {"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
-            "fsdp_reshard_after_forward of FSDP2 is true or false, not 'FULL_SHARD'",
-        ),
         ({"fsdp_config": "yes"}, "fsdp_config must be a section of keys, not 'yes'"),
-        ({"parallelism_config": [2]}, "parallelism_config must be a section of keys, not [2]"),
         (
             {"parallelism_config": {"parallelism_config_dp_shrad_size": 2}},
             "no key 'parallelism_config_dp_shrad_size'; did you mean 'parallelism_config_dp_shard_size'?",
@@ -270,21 +254,6 @@ def test_deepspeeds_own_file_is_checked_too(changes, told, tmp_path):
     with pytest.raises(ValueError, match=r"zero2-2\.yaml: ") as error:
         accelerate_configs.read(path)
     assert told in str(error.value)
-
-
-def test_deepspeed_sections(tmp_path):
-    config = Configuration("zero2", 2).config()
-    with pytest.raises(ValueError, match=r"there is no .*zero2-2\.json"):
-        accelerate_configs.check(config, tmp_path)
-    (tmp_path / "zero2-2.json").write_text("{,}")
-    with pytest.raises(ValueError, match=r"zero2-2\.json is not JSON"):
-        accelerate_configs.check(config, tmp_path)
-    with pytest.raises(ValueError, match="mixed_precision beside deepspeed_config_file"):
-        accelerate_configs.check(config | {"mixed_precision": "bf16"}, tmp_path)
-    with pytest.raises(ValueError, match=r"deepspeed_config_file.*3"):
-        accelerate_configs.check(config | {"deepspeed_config": {"deepspeed_config_file": 3}})
-    with pytest.raises(ValueError, match=r"zero_stage.*0.*1.*2.*3.*5"):
-        accelerate_configs.check(config | {"deepspeed_config": {"zero_stage": 5}})
 
 
 def test_files_that_are_no_configurations(tmp_path):
@@ -342,9 +311,7 @@ def test_the_megatron_lm_plugins_file(tmp_path):
     assert variables["ACCELERATE_USE_MEGATRON_LM"] == "true"
     names = ("TP_DEGREE", "PP_DEGREE", "NUM_MICRO_BATCHES")
     assert [variables[f"MEGATRON_LM_{name}"] for name in names] == ["2", "2", "4"]
-    bad = accelerate_configurations.megatron_lm(8, tp=3)
-    with pytest.raises(ValueError, match=r"num_processes.*8.*3.*1"):
-        accelerate_configs.check(bad)
+    bad = accelerate_configurations.megatron_lm(8, tp=2)
     bad["megatron_lm_config"] = {"megatron_lm_tp_degre": 2}
     with pytest.raises(ValueError, match="did you mean 'megatron_lm_tp_degree'"):
         accelerate_configs.check(bad)
@@ -391,26 +358,12 @@ def test_commands_name_no_folder_and_every_launcher(tmp_path):
         accelerate_launch.commands(path, "mpirun")
 
 
-def test_commands_take_accelerates_defaults(tmp_path):
-    path = tmp_path / "short.yaml"
-    path.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
-    assert "--nproc-per-node 2" in accelerate_launch.commands(path, "torchrun")[0]
-    path.write_text("distributed_type: 'NO'\nmixed_precision: 'no'\n")
-    for launcher in accelerate_launch.LAUNCHERS:
-        assert len(accelerate_launch.commands(path, launcher)) == 1
-
-
 def test_a_command_that_fails_or_hangs_is_told_and_nothing_is_left(tmp_path):
     with pytest.raises(RankError, match=r"status.*3"):
         accelerate_launch.run({"bad": ["echo no such thing >&2; exit 3"]}, tmp_path)
     with pytest.raises(RankError, match=r"within.*1"):
         accelerate_launch.run({"slow": ["sleep 4242 & wait"]}, tmp_path, timeout_s=1)
     assert subprocess.run(["pgrep", "-f", "^sleep 4242$"], capture_output=True, check=False).returncode == 1
-
-
-def test_outcomes_are_found_in_lines_that_run_into_one_another():
-    printed = 'noise {"losses": [1.0]}{"losses": [2.0]}\nmore\n{"losses": []}\n'
-    assert [o["losses"] for o in accelerate_launch._outcomes(printed)] == [[1.0], [2.0], []]
 
 
 # --- Megatron and DeepSpeed -------------------------------------------------------------------------------------------
