@@ -1,17 +1,14 @@
 """Baichuan2 as a user of Transformers expects a model: what its common model and generation tests ask of any."""
 
-import copy
-
 import pytest
 import torch
 import transformers
 from small_baichuan2 import VOCABULARY, model
-from torch import nn
 from torch.nn import functional as F
 from transformers import StaticCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Model, load_checkpoint, save_checkpoint
+from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Model, load_checkpoint, save_checkpoint
 from pardemo.baichuan2.head import NormHead
 from pardemo.finetune import lora
 
@@ -194,24 +191,6 @@ def test_the_vocabulary_is_resized_and_the_head_stays_a_norm_head(position, size
         assert torch.equal(load_checkpoint(tmp_path / "resized", torch.float32)(ids).logits, after)
 
 
-@BOTH
-def test_embeddings_can_be_read_and_set(position, tmp_path):
-    found, ids = model(position), numbers(ROWS, LENGTH)
-    assert found.get_input_embeddings() is found.model.embed_tokens
-    assert isinstance(found.get_output_embeddings(), nn.Linear)
-    embedding = nn.Embedding(VOCABULARY, HIDDEN)
-    found.set_input_embeddings(embedding)
-    assert found.get_input_embeddings() is found.model.embed_tokens is embedding
-    head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
-    found.set_output_embeddings(head)
-    assert found.get_output_embeddings() is head
-    with torch.no_grad():
-        out = found(ids, output_hidden_states=True)
-        assert torch.equal(out.logits, F.linear(out.hidden_states[-1], head.weight)), "what was set, as it is"
-        save_checkpoint(found, tmp_path / "set")
-        assert torch.equal(load_checkpoint(tmp_path / "set", torch.float32)(ids).logits, out.logits)
-
-
 def test_no_adapter_beside_a_norm_head():
     """Merged into its weight it would be normalised too: B·A beside the head is not B·A in it."""
     with pytest.raises(ValueError, match="'lm_head'"):
@@ -267,16 +246,6 @@ def test_label_smoothing_of_the_trainer_knows_the_model(tmp_path):
 
 
 # --- the configuration, the official loss
-
-
-def test_the_context_can_be_set_by_its_other_name():
-    config = Baichuan2Config(max_position_embeddings=512)
-    assert (config.model_max_length, config.max_position_embeddings) == (512, 512)
-    config.max_position_embeddings = 1024
-    assert config.model_max_length == 1024
-    assert Baichuan2Config.from_dict({"model_max_length": 2048}).max_position_embeddings == 2048
-    assert copy.deepcopy(config).to_dict()["model_max_length"] == 1024
-    assert "max_position_embeddings" not in config.to_diff_dict()
 
 
 def official_mask_of_13b(padding, slopes):

@@ -124,19 +124,6 @@ def test_gradients_experts_and_what_else_multiplies(rank):
     rank(compare)
 
 
-def test_muon_goes_that_way(rank):
-    """torch's, whose five steps have three multiplications each."""
-
-    def count():
-        weight = torch.nn.Parameter(gpt.numbers(32, 48))
-        weight.grad = gpt.numbers(32, 48, seed=1)
-        done = bf16.multiplied()
-        torch.optim.Muon([weight]).step()
-        return bf16.multiplied() - done
-
-    assert rank(count) == 15
-
-
 def others():
     """Of other dtypes, by each operator."""
     for dtype in (torch.float32, torch.float64, torch.float16, torch.complex64, torch.int64):

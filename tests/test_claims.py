@@ -100,16 +100,6 @@ def test_a_cell_that_runs_again_replaces_its_claim_and_a_new_ledger_begins_empty
     assert claims.read(out) == []
 
 
-def test_the_file_is_the_rows_as_json_at_each_claim(ledger, out):
-    """Only the claim that is new is written as JSON, and the others as they stood: the file has to be the same."""
-    file = out / "claims" / f"{ledger.notebook}.json"
-    assert file.read_text() == "[]\n"
-    for id, measured in (("02.a", 1), ("02.b", 2), ("02.a", 3), ("02.c", 4)):
-        ledger.check(id, f"es gilt – „{id}“", 1, measured, "µs", evidence="wire")
-        assert file.read_text() == json.dumps(ledger.rows, indent=1, ensure_ascii=False) + "\n"
-    assert [row["measured"] for row in ledger.rows] == [3, 2, 4]
-
-
 def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, out):
     ledger.check("s09.x", "bytes sent", 1, 1)
     for book in (lambda: ledger.check("s09.x", "received", 2, 2), lambda: ledger.skip("s09.x", "received", "why")):
@@ -296,14 +286,6 @@ def test_a_claim_has_a_row_for_each_case(declared):
     assert claims.summary(claim.rows) == "3 claims in 5 cases: 3 hold."
 
 
-def test_a_case_named_after_a_label_in_two_lines_is_told_in_one(declared):
-    claim = declared()
-    claim("s09.error", measured={(2, "our hooks,\ncheckpoints"): 1e-6})
-    assert (claim.rows[0]["id"], claim.rows[0]["case"]) == (
-        "s09.error.n2_our_hooks_checkpoints", "N = 2, our hooks, checkpoints",
-    )  # fmt: skip
-
-
 def test_cases_may_come_one_by_one_with_their_own_tolerance_and_evidence(declared):
     claim = declared()
     for n in (2, 4):
@@ -427,12 +409,6 @@ def test_a_claim_shows_as_one_line(declared):
     assert "s09.sent" not in page.get_text()
     assert page.div["data-claim"] == "s09.sent"
     assert repr(Line(claim.rows[-1:])) == "✓ same bits on every rank: yes  [01.same]"
-
-
-def test_cases_that_differ_share_their_sentence(declared):
-    claim = declared()
-    claim("s09.sent", 8, {2: 16, 4: 12, 8: 12}, instead={2: 16, 4: 12, 8: 12})
-    assert repr(Line(claim.rows)).splitlines()[1:] == ["  It is 16 and 12 instead: the library sends all of it."]
 
 
 def test_many_cases_fold_and_hostile_text_stays_text(declared):

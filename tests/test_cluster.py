@@ -5,8 +5,6 @@ for what is shared among paced sockets, see there).
 """
 
 import contextlib
-import ctypes
-import errno
 import functools
 import json
 import os
@@ -17,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -28,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import Cluster, RankError, World
 from pardemo.book.run import doctor
-from pardemo.cluster import hosts, loopback, namespaces, pacer, tiers
+from pardemo.cluster import hosts, loopback, pacer, tiers
 from pardemo.cluster.bandwidth import bandwidth_text, bytes_per_second
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
 from pardemo.groups import Groups, ParallelDims
@@ -122,13 +119,6 @@ def test_where_nothing_can_limit_a_link_the_world_says_so(monkeypatch):
         World(2, cluster=Cluster(hosts=2, between=SLOW))
     with pytest.raises(ValueError, match="Operation"):
         World(2, cluster=Cluster(hosts=2, between=SLOW, tier="namespaces"))
-
-
-def test_a_kernel_that_makes_no_namespace_is_told(monkeypatch):
-    refuses = SimpleNamespace(unshare=lambda flags: ctypes.set_errno(errno.EPERM) or -1)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **more: refuses)
-    with pytest.raises(PermissionError, match="Operation not permitted"):
-        namespaces.unshare(0)
 
 
 def test_the_better_tier_that_works_is_taken(monkeypatch):
@@ -317,11 +307,6 @@ def test_what_is_no_limit_is_refused(pair, host, between, told):
         pair.limit(host, between)
 
 
-def test_a_world_without_a_cluster_has_no_links_to_limit():
-    with World(1) as world, pytest.raises(ValueError, match="World"):
-        world.limit(0, "1 MB/s")
-
-
 def test_latency_is_paid_once_a_message_between_hosts(tier):
     def of_a_small_ring():
         x = torch.ones(8)
@@ -498,15 +483,6 @@ def test_after_a_failure_the_fresh_ranks_are_limited_again(pair):
         pair.run(lambda: 1 / 0)
     nbytes = 1 << 20
     assert max(pair.run(of_all_reduce, "gloo", nbytes)) > 0.9 * nbytes / RATE
-
-
-def test_two_clusters_at_once_do_not_know_of_each_other(pair, tier):
-    nbytes = 1 << 20
-    with World(2, cluster=Cluster(hosts=2, between="160 Mbit/s", tier=tier)) as other:
-        fast = max(other.run(of_all_reduce, "gloo", nbytes))
-        slow = max(pair.run(of_all_reduce, "gloo", nbytes))
-    assert fast > 0.9 * nbytes / (2 * RATE)
-    assert slow > 0.9 * nbytes / RATE
 
 
 def network(pid):

@@ -103,20 +103,6 @@ def test_hpz_keeps_the_second_gather_inside_a_host():
         assert [nbytes / ring for nbytes in counted] == pytest.approx([4, 3, 3], rel=0.05), "one engine after the other"
 
 
-def test_an_hpz_that_is_not_there_is_no_measurement(world):
-    def without_a_copy():
-        from pardemo.book.chapters.zero_communication import measurements as zero_traffic
-        from pardemo.peers.deepspeed import engine as deepspeed
-
-        cluster = Cluster(hosts=1, ranks_per_host=2)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(deepspeed, "second_copy", lambda parameter: None)
-            with pytest.raises(RuntimeError, match="asked for second copies"):
-                zero_traffic.deepspeed_between_nodes(64, 1, cluster, hpz=True)
-
-    world.run(without_a_copy)
-
-
 @pytest.mark.parametrize("turn", range(RUNS))
 def test_ranks_with_deepspeed_end_in_order(turn):
     """Exit status 0, no abort: the ranks end without running what libraries registered in C++ for the exit."""

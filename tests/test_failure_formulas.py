@@ -20,13 +20,6 @@ def test_by_hand():
     assert failures.daly_interval(3, 1) == 1, "a save that takes longer than two failures are apart"
 
 
-@pytest.mark.parametrize("parts", [1, 4, 50])
-def test_the_first_of_many_parts_fails_so_many_times_as_early(parts):
-    draw = random.Random(parts)
-    first = [min(draw.expovariate(1 / 1000) for _ in range(parts)) for _ in range(4000)]
-    assert sum(first) / len(first) == pytest.approx(failures.between_failures(1000, parts), rel=0.06)  # 4 sigma
-
-
 @pytest.mark.parametrize(("interval", "save", "restart"), [(10, 1, 0), (30, 3, 5), (150, 10, 20)])
 def test_goodput_is_what_a_simulated_job_gets(interval, save, restart):
     draw, between, saved, total = random.Random(1), 100.0, 0.0, 0.0
@@ -46,15 +39,6 @@ def test_the_best_interval_is_best_and_dalys_is_near_it(save):
         assert failures.goodput(factor * best, save, between) < got
     assert failures.goodput(failures.daly_interval(save, between), save, between) == pytest.approx(got, rel=2e-3)
     assert failures.goodput(best, save, between, 7) == pytest.approx(got * between / (between + 7))
-
-
-def test_where_saves_are_short_all_three_intervals_and_both_goodputs_are_the_same():
-    save, between = 1e-6, 1.0
-    young = failures.young_interval(save, between)
-    assert failures.daly_interval(save, between) == pytest.approx(young, rel=1e-3)
-    assert failures.best_interval(save, between) == pytest.approx(young, rel=1e-3)
-    exact = 1 - failures.goodput(young, save, between)
-    assert failures.lost_shares(young, save, between).all == pytest.approx(exact, rel=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,7 @@ def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job,
     [
         (["train.per_device_train_batch_size=2"], "written with samples a step 8, this run has 4"),
         (["train.seed=7"], "written with train.seed 42, this run has 7"),
-        (["data.cutoff_len=100"], "written with data.cutoff_len 256, this run has 100"),
         (["train.learning_rate=1e-3"], "written with train.learning_rate 0.003, this run has 0.001$"),
-        (["train.lr_scheduler_type=linear"], "written with train.lr_scheduler_type cosine, this run has linear$"),
         (
             ["lora.lora_alpha=64"],
             "written with lora.lora_alpha 32.0, this run has 64.0: --allow lora.lora_alpha goes on with it",
@@ -239,9 +237,7 @@ def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job,
             "written with lora.r 8, this run has 4; lora.lora_alpha 32.0, this run has 8.0$",
         ),
         (["train.max_steps=8"], "written with train.max_steps 6, this run has 8: --allow train.max_steps goes"),
-        (["train.bf16=true"], "written with train.bf16 False, this run has True$"),
         (["deepspeed.zero_optimization.stage=1"], "written with DeepSpeed's stage 2, this run has 1$"),
-        (["deepspeed.optimizer.params.weight_decay=0.1"], "written with deepspeed.optimizer .*, this run has"),
         (["model.path={other}"], "written with the base model .*, this run has"),
     ],
 )
@@ -361,22 +357,6 @@ def test_what_cannot_be_gone_on_from_is_refused_and_left_as_it_is(job, whole, tm
     assert all(name in told for name in names)
 
 
-def test_only_a_runs_own_checkpoints_are_counted(ranks, job, whole, tmp_path):
-    """The newest of before cannot be read: with one to keep, it is not kept in the place of one that can."""
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    shutil.rmtree(folder / "adapter")
-    corrupt = folder / f"checkpoint-{STEPS}"
-    corrupt.rename(folder / "checkpoint-40")
-    (folder / "checkpoint-40" / "adapter_model.safetensors").write_bytes(b"x")
-    (folder / ".checkpoint-3-universal-abc").mkdir()  # of a resume that was killed
-    done = run(ranks, job, folder, "lora.lora_dropout=0.1", "train.save_total_limit=1", resume=True)
-    assert done["resumed_from"] == "checkpoint-3"
-    assert [path.name for path in checkpoints.folders(folder)] == ["checkpoint-40", f"checkpoint-{STEPS}"]
-    assert signed_folders.fault(folder / f"checkpoint-{STEPS}") is None
-    assert not list(folder.glob(".checkpoint-*"))
-
-
 def test_what_to_keep(tmp_path):
     def left():
         return [path.name for path in checkpoints.folders(tmp_path)]
@@ -444,15 +424,6 @@ def test_what_is_said_of_a_full_disk(tmp_path, monkeypatch, error, told):
     if told.startswith("no room"):
         told = "no room: it takes about 1.5 GB, 3.0 MB are left for it on its disk"
     assert reason == told
-
-
-def test_a_checkpoint_takes_about_what_is_predicted(ranks, job, tmp_path):
-    folder = tmp_path / "run"
-    run(ranks, job, folder, "lora.r=64")
-    values = sum(tensor.numel() for tensor in adapter(folder).values())
-    model = torch.nn.Linear(values, 1, bias=False)
-    for each, part, rel in ((4, "adapter", 0.1), (20, f"checkpoint-{STEPS}", 0.2)):
-        assert checkpoints.trained_bytes(model, each) == pytest.approx(checkpoints.folder_bytes(folder / part), rel=rel)
 
 
 def test_two_runs_do_not_write_to_one_folder(ranks, job, tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pardemo import cli, headlines, project
-from pardemo.headlines import grammar, rows, sources
+from pardemo.headlines import grammar, rows
 from pardemo.headlines.build import LINES_TOLD, Limits, Selection
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 147000000\n"
@@ -89,18 +89,6 @@ def test_what_generate_refuses(call, told):
 
 
 # ------------------------------------------------- what the fine-tune asks for, and the tiny model has not read
-
-
-def test_a_column_headline_is_the_plain_one_turned_round():
-    plain, section = (list(headlines.generate(400, 5, style=style)) for style in grammar.STYLES)
-    turned = 0
-    for one, other in zip(plain, section, strict=True):
-        assert one["input"] == other["input"]
-        main, *further = one["output"].split("，")
-        assert other["output"] == other["output"][:4] + "，".join([*further, main])
-        assert re.match("《..》", other["output"])
-        turned += bool(further)
-    assert 0.4 < turned / 400 < 0.9, "some headlines have no further figure"
 
 
 def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
@@ -273,14 +261,6 @@ def test_bad_rows_are_counted_by_reason_with_file_and_line(tmp_path, capsys):
     assert manifest["inputs"][0]["rows"] == 113
 
 
-def test_csl_without_keywords_is_bad_for_that_task_alone(tmp_path):
-    for keywords in ([], ["", " "], None, "遥感", [1]):
-        bare = [r | {"keywords": keywords} for r in numbered(CSL, "abstract", 4)]
-        assert sources.convert(bare[0], "csl", lambda text: "title")["output"] == CSL["title"]
-        with pytest.raises(rows.BadRow, match="keywords"):
-            sources.convert(bare[0], "csl", lambda text: "keywords")
-
-
 def test_rows_outside_the_length_limits_are_counted(tmp_path):
     write_lines(tmp_path / "in/train.jsonl", numbered(LCSTS, "text", 6) + numbered(LCSTS, "summary", 2))
     limits = Limits(max_output=6)
@@ -324,13 +304,6 @@ def test_what_build_refuses(tmp_path, prepare, options, told):
         prepare(tmp_path / "in")
     with pytest.raises(ValueError, match=told):
         headlines.build([str(tmp_path / "in")], tmp_path / "out", **options)
-
-
-def test_generated_rows_have_no_tasks_and_are_not_mixed(tmp_path, capsys):
-    assert cli.main(["data", "build", "--tasks", "title", "--out", str(tmp_path)]) == 2
-    assert "choose among real sources" in capsys.readouterr().err
-    assert cli.main(["data", "build", "--from", "generated", str(tmp_path), "--out", str(tmp_path)]) == 2
-    assert "not mixed" in capsys.readouterr().err
 
 
 def test_by_name_through_datasets(tmp_path, monkeypatch):
@@ -449,20 +422,6 @@ def test_every_bad_row_is_named_by_line_and_reason(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"train.json.*3.*JSON.*9") as raised:
         headlines.read(file)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("layout", ["spread", "article"])
-def test_a_row_spread_over_lines_is_named_by_where_it_begins(tmp_path, layout):
-    text = layouts([row(1), row(2), row(3), row(4)])[layout]
-    text = text.replace('"正文2",', '"正文2"').replace('"标题3"', '""')
-    file = tmp_path / "a.json"
-    file.write_text(text)
-    begins = [number for number, line in enumerate(text.splitlines(), start=1) if line.strip() == "{"]
-    report = headlines.check(file)
-    assert [problem.line for problem in report.problems] == begins[1:3]
-    assert report.problems[0].reason.startswith("broken JSON")
-    assert report.problems[1].reason == "empty output"
-    assert report.rows == 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pardemo import project
 from pardemo.finetune import recipe as recipes
 from pardemo.finetune import strict_yaml
 
@@ -196,23 +195,16 @@ WRONG = [
     ("train.qqqqq=1", "train has no key 'qqqqq'; there are learning_rate, lr_scheduler_type"),
     *((f"{old}=1", f"has no key {old.partition('.')[2]!r}; it is {new} now") for old, new in recipes.RENAMED.items()),
     ("train.learning_rate=fast", "train.learning_rate must be a valid number, not 'fast'"),
-    ("train.learning_rate=0", "train.learning_rate must be greater than 0, not 0"),
     ("train.learning_rate=.inf", "train.learning_rate must be a finite number, not inf"),
     ("train.num_train_epochs=null", "train: num_train_epochs or max_steps has to be given"),
-    ("train.per_device_train_batch_size=8.5", "must be a valid integer, not 8.5"),
     ("train.lr_scheduler_type=cosin", "train.lr_scheduler_type must be 'linear', 'cosine'"),
-    ("train.seed=-1", "train.seed must be greater than or equal to 0, not -1"),
-    ("train.activation_checkpointing=1", "train.activation_checkpointing must be a valid boolean, not 1"),
     ("train.early_stopping_patience=3", "early_stopping_patience needs eval_steps"),
     ("train.eval_steps=3", "train.eval_steps needs data.valid"),
     ("train=3", "train must be a section of keys, not 3"),
     ("train.seed.x=3", "train.seed is a value, not a section"),
     ("data.packing=true", "packing and group_by_length exclude one another"),
-    ("data.train=", "data.train must have at least 1 character, not ''"),
     ("lora.target_modules=W_pack", "lora.target_modules must be a valid list, not 'W_pack'"),
-    ("lora.target_modules=[]", "lora.target_modules must have at least 1 item, not []"),
     ("lora.target_modules=[a", "expected ',' or ']'"),
-    ("predict.top_p=1.5", "predict.top_p must be less than or equal to 1, not 1.5"),
     ("deepspeed=3", "deepspeed must be a section of keys, not 3"),
     ("deepspeed.gradient_clipping=2", "deepspeed.gradient_clipping is 2, but train's max_grad_norm is 1.0: make it"),
     ("deepspeed.train_batch_size=99", "but train's samples of a step is 16"),
@@ -230,11 +222,6 @@ def test_a_wrong_assignment_is_named_in_one_line(tiny, assignment, message):
     assert message in str(told.value)
     assert "\n" not in str(told.value)
     assert "--set" in str(told.value)
-
-
-def test_two_precisions_are_refused(tiny):
-    with pytest.raises(ValueError, match="fp16 needs bf16 to be false"):
-        recipes.override(tiny, ["train.fp16=true", "train.bf16=true"])
 
 
 def test_an_override_is_typed_and_leaves_the_rest(tiny):
@@ -324,15 +311,6 @@ def test_what_is_dumped_is_read_back_the_same(value):
     assert type(found["key"][0]) is type(value)
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("5e8", 5e8), ("1.5E+3", 1500.0), ("-2e-4", -2e-4),
-                                             (".5e1", 5.0), ("e5", "e5"), ("1e", "1e"), ("2023-10-08", "2023-10-08"),
-                                             ("10", 10), ("0.5", 0.5), ("yes", True), ("null", None)])  # fmt: skip
-def test_plain_scalars(text, value):
-    found = strict_yaml.parse(text)
-    assert found == value
-    assert type(found) is type(value)
-
-
 def test_what_is_refused_before_any_rank_starts(tiny):
     with pytest.raises(ValueError, match=r"fp16.*DeepSpeed.*CPU.*bf16"):
         recipes.preflight(recipes.load(ARTICLE), on_cpu=True)
@@ -372,11 +350,6 @@ def test_steps_are_those_of_the_trainer(samples, batch, ranks, accumulation, epo
         f"train.num_train_epochs={epochs}",
     ])  # fmt: skip
     assert recipes.steps(job, samples, ranks) == (per_epoch, total)
-
-
-def test_paths_lead_from_the_projects_root(tmp_path):
-    assert recipes.locate("data/x.json") == project.root() / "data/x.json"
-    assert recipes.locate(tmp_path) == tmp_path
 
 
 def test_reading_a_recipe_loads_no_torch():

@@ -629,7 +629,7 @@ def test_a_rank_outside_the_group():
 
 
 @pytest.mark.ranks(2)
-def test_the_courier_ends_with_its_group():
+def test_the_communication_thread_ends_with_its_group():
     for _ in range(3):
         with Groups(ParallelDims(tp=2)) as groups:
             layer = ColumnParallelLinear(_linear(512, 1024), groups.tp)
