@@ -1,4 +1,4 @@
-"""Latency between hosts, which no kernel here adds: our own links hold a message back before they send it.
+"""Adds latency between hosts: our own links hold a message back before they send it.
 
 A link of pardemo's (rings, a pipeline's messages) asks :func:`towards` when it is made. Messages that follow one upon
 the other do not add up: each is held back from its own beginning. gloo's connections are not delayed.

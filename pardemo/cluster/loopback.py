@@ -1,4 +1,4 @@
-"""What this machine's loopback can do: whether the kernel paces it, and how fast it is at most."""
+"""Finds out whether the kernel paces loopback, how fast loopback is, and which ports are free."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""On a rank: keeps the cluster's limits on every TCP connection that leads to another rank.
+"""Limits every TCP connection of a rank that leads to another rank, as the cluster says.
 
 The kernel paces a socket that has ``SO_MAX_PACING_RATE`` (47), on loopback too, without any privilege. A rank finds its
 connections in ``/proc/self/fd``, whoever opened them (our links, gloo, a framework), and learns whose the other end is
@@ -50,7 +50,7 @@ class Pacer:
         self._peers: dict[int, int] = {}  # fd of a connection to another rank -> port of its other end
         self._rates: dict[int, int] = {}  # fd -> limit that is set
         self._state: tuple | None = None  # what the limits that are set were computed from
-        self._places: dict[int, tuple[list[int], list[int]]] = {}  # other rank -> what _sharing says of it
+        self._places: dict[int, tuple[list[int], list[int]]] = {}  # cache of `_sharing(other)`
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="pacer", daemon=True)
 
@@ -85,12 +85,12 @@ class Pacer:
     def links(self) -> dict[int, int]:
         """Other ranks that this one is connected with -> number of connections."""
         with self._lock:
-            found: dict[int, int] = {}
+            counts: dict[int, int] = {}
             for port in self._peers.values():
                 other = self._owner(port)
                 if other is not None:
-                    found[other] = found.get(other, 0) + 1
-            return found
+                    counts[other] = counts.get(other, 0) + 1
+            return counts
 
     def _run(self) -> None:
         while not self._end.wait(TICK_S):
@@ -202,7 +202,7 @@ def _queued(fd: int) -> int:
 
 
 def say(table: str, host: int, rate: float) -> None:
-    """The World's word to its ranks: a host's network card now carries ``rate`` bytes a second; 0: as it was made."""
+    """Tells the ranks of a World that a host's network card now carries ``rate`` bytes a second; 0: as it was made."""
     with open(table, "r+b") as file:
         file.seek(HOSTS + 8 * host)
         file.write(struct.pack("d", rate))
@@ -221,6 +221,6 @@ def start(cluster: Cluster, rank: int, table: str) -> Pacer:
 
 
 def connected() -> None:
-    """Said by whoever has just opened a connection: its limit is there before the first byte."""
+    """Sets the limits of connections that have just been opened, before their first byte."""
     if _current is not None:
         _current.scan()

@@ -1,4 +1,4 @@
-"""How links can be limited on this machine: the better way that works, tried once."""
+"""Finds the better way of limiting links that works on this machine."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What functions that exchange have in common: no compiler traces them, and they have a first derivative only."""
+"""Decorates functions that communicate: no compiler traces them, and they have a first derivative only."""
 
 import functools
 import sys

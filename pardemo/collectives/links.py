@@ -1,4 +1,4 @@
-"""TCP connections of our own within a group: each rank to its successor, and from its predecessor.
+"""Connects each rank of a group by TCP to its successor and its predecessor.
 
 Why not ``isend`` and ``irecv`` of torch.distributed? gloo announces every message to its receiver before
 sending it and hands both directions to one other thread; with a segment of 1 MiB that costs as much as the
@@ -42,7 +42,7 @@ calls: "Counter[str]" = Counter()
 
 
 class Link:
-    """Two connections of this rank within ``group``, seen as a ring. For one thread at a time: several take ``lock``.
+    """TCP connections to the successor and from the predecessor within ``group``. Not thread-safe: hold ``lock``.
 
     Args:
         use: what travels on them, for messages of what went wrong.
@@ -54,7 +54,7 @@ class Link:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.successor, self.predecessor = (self.rank + step) % self.size, (self.rank - step) % self.size
         self.use, self.inline_bytes = use, inline_bytes
-        self.exchange = use  # what is under way, for who asks why this rank waits
+        self.exchange = use  # name of the running collective, shown by RankTimeout
         target = dist.get_global_rank(group, self.successor)
         self._source = f"rank {dist.get_global_rank(group, self.predecessor)}"
         self._target = f"rank {target}"
@@ -91,7 +91,8 @@ class Link:
         self._sent = threading.Condition()
         self._queued = self._done = 0
         self._error: Exception | None = None
-        threading.Thread(target=_pump, args=(self._queue, weakref.ref(self)), name=f"{use}-sender", daemon=True).start()
+        task = (self._queue, weakref.ref(self))
+        threading.Thread(target=_send_queued, args=task, name=f"{use}-sender", daemon=True).start()
         self._finalizer = weakref.finalize(self, _close, self._queue, self._out, self._in)
 
     def send(self, data: memoryview) -> int:
@@ -200,8 +201,8 @@ def _count(way: str, data: memoryview) -> None:
         counted[way] += len(data)
 
 
-def _pump(queue: SimpleQueue, link_ref: "weakref.ref[Link]") -> None:
-    """The sender thread. It holds the link only while it sends, so that an unused link can be collected."""
+def _send_queued(queue: SimpleQueue, link_ref: "weakref.ref[Link]") -> None:
+    """Runs the sender thread, which holds the link only while it sends: an unused link can be collected."""
     while (task := queue.get()) is not None:
         data, due_s = task
         del task

@@ -1,4 +1,4 @@
-"""An error on one rank becomes an error on every rank, so that none of them waits for one that has given up."""
+"""Raises an error of one rank on every rank, so that none of them waits for one that has given up."""
 
 import builtins
 import contextlib

@@ -1,4 +1,4 @@
-"""The ring itself: who sends which chunk when, over TCP links or the backend's point-to-point operations.
+"""Runs the steps of the ring over TCP links, or over the backend's point-to-point operations.
 
 S: elements of the tensor; N: ranks; chunk = ceil(S / N), the last ones shorter. Why segments are passed on as soon as
 they are reduced (chunk c of rank 0 on three ranks, segments 1, 2, 3; + adds, . waits)::
@@ -28,7 +28,7 @@ BLOCK_BYTES = 4 << 20  # of each chunk: the best of 1 to 16 MiB on a machine wit
 
 
 class Ring:
-    """One collective's turn on a ring: takes the links, compares what the ranks are about to do, runs the laps.
+    """Runs one collective on a ring: locks the links, compares what the ranks are about to do, sends and receives.
 
     Args:
         exchange: the collective in words, compared with the other ranks'.
@@ -48,18 +48,18 @@ class Ring:
     ):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self._tensor, self._exchanged, self._wrong, self._combine = tensor, exchange, wrong, OPERATIONS[op]
-        self._own, self._link = link, None
+        self._given_link, self._link = link, None
 
     def __enter__(self) -> "Ring":
         mine = description(self._tensor, self._exchanged, self._wrong)
         if self._tensor.device.type != "cpu" or self.size == 1:
             compare_in_group(mine, self.group, self._tensor.device)
             return self
-        if self._own is not None and self._own.closed:
+        if self._given_link is not None and self._given_link.closed:
             raise ConnectionError(
-                f"{self._own.use}: its links are closed (an error in mid-exchange, or close()): make it anew"
+                f"{self._given_link.use}: its links are closed (an error in mid-exchange, or close()): make it anew"
             )
-        self._link = self._own or link_of(self.group)
+        self._link = self._given_link or link_of(self.group)
         self._link.lock.acquire()
         self._link.exchange = self._exchanged
         try:
@@ -123,9 +123,9 @@ class Ring:
                 target = result[done : done + mine.numel()] if last else buffers[step % 2][: mine.numel()]
                 if not last:
                     self._link.wait_sent(in_flight[step % 2])
-                for part, own in zip(_segments(target), _segments(mine), strict=True):
+                for part, summand in zip(_segments(target), _segments(mine), strict=True):
                     self._link.receive(bytes_of(part))
-                    part.add_(own)
+                    part.add_(summand)
                     if not last:
                         in_flight[step % 2] = self._link.send(bytes_of(part))
             done += mine.numel()

@@ -1,4 +1,4 @@
-"""Which collectives were called, how often, and what they move in theory."""
+"""Counts the collectives that a rank calls, and the bytes that they move in theory."""
 
 from collections import Counter
 from typing import Any

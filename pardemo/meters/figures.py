@@ -1,4 +1,4 @@
-"""What a meter counted, as plain figures: what it shows of itself, and what comes home from a rank."""
+"""Formats and pickles what a meter counted."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bytes per link: from each rank to each other one, and over each host's network card."""
+"""Counts bytes per link: from each rank to each other one, and over each host's network card."""
 
 import psutil
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Bytes of live tensors, by kind, followed storage by storage.
+"""Counts the bytes of live tensors by kind, storage by storage.
 
 Works on CPU tensors, on fake tensors (``FakeTensorMode``: full-size models without the memory) and on CUDA,
 where the allocator's own figures are reported as well. On the CPU the sum is checked against the allocator's
@@ -76,7 +76,7 @@ class MemoryMeter(compat.TorchDispatchMode):
         given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         self._optimizers = [unwrap_optimizer(optimizer) for optimizer in given]
         self._meets, self._met = meets, weakref.WeakSet[torch.nn.Module]()
-        self._clock = self._peak_clock = 0  # of growing storages: which of them were there at the peak
+        self._clock = self._peak_clock = 0  # logical clock of allocations
         self.live: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peak: dict[str, int] = dict(self.live)
         self.baseline_bytes = 0

@@ -1,4 +1,4 @@
-"""Computation that takes a fixed time and no core: what a GPU's work looks like to the CPU that waits for it.
+"""Pads a layer to a fixed duration with a sleep, which is what a GPU's work looks like to the CPU.
 
 With two cores and two ranks, real computation and communication share the same cores, so nothing can hide
 behind anything. A paced layer waits instead of computing; its claims carry the evidence ``paced``.

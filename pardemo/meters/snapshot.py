@@ -1,4 +1,4 @@
-"""A rank's memory in one step, in the format of torch's memory snapshots (https://docs.pytorch.org/memory_viz)."""
+"""Writes a rank's memory in one step as a memory snapshot of torch (https://docs.pytorch.org/memory_viz)."""
 
 import pickle
 from collections.abc import Mapping, Sequence

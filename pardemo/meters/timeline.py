@@ -1,4 +1,4 @@
-"""When each rank computed and when it communicated."""
+"""Records when each rank computed and when it communicated."""
 
 import contextlib
 import threading

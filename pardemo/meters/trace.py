@@ -1,4 +1,4 @@
-"""A file of torch's profiler as bars, and several ranks' files as one that Perfetto shows.
+"""Reads a file of torch's profiler as bars, and joins several ranks' files to one that Perfetto shows.
 
 The format is Chrome's: a list of events, of which those with phase ``X`` have a begin and a duration, in microseconds
 (the Trace Event Format; ``torch.profiler.profile.export_chrome_trace``). All ranks of one host have one clock.

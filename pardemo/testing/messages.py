@@ -1,4 +1,4 @@
-"""What travels between the main process and the ranks of a test. Loads neither torch nor pytest."""
+"""The messages between the main process and the ranks of a test. Loads neither torch nor pytest."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

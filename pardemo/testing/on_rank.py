@@ -1,4 +1,4 @@
-"""A test's body on a rank: what is around it, its fixtures, and how it ended."""
+"""Runs a test's body and its fixtures on a rank, and records how it ended."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A test as bytes for the ranks. The code of test files and of ``conftest.py`` goes along, as pytest compiled it.
+"""Pickles a test for the ranks. The code of test files and of ``conftest.py`` goes along, as pytest compiled it.
 
 Ranks do not import test files: functions and classes of these travel by value, with the globals that they use. So their
 asserts are the ones that pytest has rewritten, and a test file costs the ranks nothing. All else travels by its name.

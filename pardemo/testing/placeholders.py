@@ -1,4 +1,4 @@
-"""Fixtures of a marked test, seen from the main process: which are made here and sent, and which the ranks make."""
+"""Decides which fixtures of a marked test are made in the main process, and puts placeholders for the others."""
 
 import inspect
 from collections.abc import Collection

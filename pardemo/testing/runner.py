@@ -1,4 +1,4 @@
-"""A marked test in the main process: it is sent to its ranks, and their answers become pytest's report."""
+"""Sends a marked test to its ranks, and makes pytest's report of their answers."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_
 KEY = pytest.StashKey[verdict.Verdict | None]()
 
 
-def run(item: pytest.Function, place: RankSetup) -> None:
+def run(item: pytest.Function, setup: RankSetup) -> None:
     """Runs a test on its ranks, and raises what pytest would have met in one process."""
     __tracebackhide__ = True
     arguments = placeholders.arguments_of(item)
@@ -39,14 +39,14 @@ def run(item: pytest.Function, place: RankSetup) -> None:
     line, returned = None, []
     outcome = item.stash[KEY] = None  # nothing of an earlier run of the same test
     try:
-        world = worlds.get(place.size, place.cluster)
-        returned = world.run(execute, context, task, timeout_s=place.timeout_s)
+        world = worlds.get(setup.size, setup.cluster)
+        returned = world.run(execute, context, task, timeout_s=setup.timeout_s)
     except RankFailed as error:
         records = _records(error)
         if records is None:
             line = str(error)
         else:
-            outcome = item.stash[KEY] = verdict.judge(records, error, place.size)
+            outcome = item.stash[KEY] = verdict.judge(records, error, setup.size)
     except RankDied as error:
         line = verdict.of_death(error)
     except (RankError, ValueError) as error:  # a hang; ranks or links that cannot be had here

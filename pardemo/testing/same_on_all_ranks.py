@@ -1,4 +1,4 @@
-"""``same_on_all_ranks``: that a value is the same on all ranks, and where it is not."""
+"""Asserts that a value is the same on all ranks, and says where it is not."""
 
 import dataclasses
 import hashlib

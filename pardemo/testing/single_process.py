@@ -1,4 +1,4 @@
-"""``single_process``: what a function returns where there is no process group, for a test's ranks to compare with."""
+"""Calls a function without a process group, for a test's ranks to compare with: the fixture ``single_process``."""
 
 import os
 import pickle

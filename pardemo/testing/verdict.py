@@ -1,4 +1,4 @@
-"""One outcome of a test from the outcomes on its ranks: which ranks failed, how, and the state of the others."""
+"""Makes one outcome of a test from the outcomes on its ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

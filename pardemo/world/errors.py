@@ -1,4 +1,4 @@
-"""What can go wrong with a World: the exceptions a notebook sees, each naming the rank."""
+"""The exceptions of a World, each naming the rank."""
 
 import os
 import re
@@ -63,18 +63,19 @@ class RankFailed(RankError):
         self.stopped = list(stopped or [])
         self.stacks = dict(stacks or {})
         self.doing = {rank: _doing((waits or {}).get(rank), stack) for rank, stack in (stacks or {}).items()}
-        told = sorted(self.failures.items(), key=lambda item: (_far_from_the_cause(item[1]), item[0]))
-        self.first = told[0]
-        lines = ["; ".join(f"{ranks_text(ranks)}: {headline}" for headline, ranks in _alike(told, "headline").items())]
+        ordered = sorted(self.failures.items(), key=lambda item: (_cause_order(item[1]), item[0]))
+        self.first = ordered[0]
+        headlines = _alike(ordered, "headline").items()
+        lines = ["; ".join(f"{ranks_text(ranks)}: {headline}" for headline, ranks in headlines)]
         if self.stopped:
             lines.append(f"({ranks_text(self.stopped)} did not finish within the grace time after that and ended)")
-        for traceback, ranks in _alike(told, "traceback").items():
+        for traceback, ranks in _alike(ordered, "traceback").items():
             lines += ["", f"--- {ranks_text(ranks)} ---", traceback.rstrip()]
         super().__init__("\n".join(lines))
 
 
-def _far_from_the_cause(failure: "Failure") -> int:
-    """0 for an error of its own; 1 where a neighbour let it in no more, 2 where it lost one that it had."""
+def _cause_order(failure: "Failure") -> int:
+    """Sort key: 0 for an error of the rank's own, 1 for a refused connection, 2 for a lost connection."""
     return 1 if failure.type == "ConnectionRefusedError" else 2 * (failure.type in LOST)
 
 
@@ -116,8 +117,8 @@ class RankTimeout(RankError):
         if finished:
             text += f" ({ranks_text(finished)} did)"
         doing = {rank: _doing(self.waits.get(rank), stack) for rank, stack in sorted(self.stacks.items())}
-        if told := "; ".join(f"rank {rank} {what}" for rank, what in doing.items() if what):
-            text += f": {told}"
+        if reasons := "; ".join(f"rank {rank} {reason}" for rank, reason in doing.items() if reason):
+            text += f": {reasons}"
         if busy:
             text += f"\n({busy})"
         for rank, stack in sorted(self.stacks.items()):

@@ -1,4 +1,4 @@
-"""What ranks print, brought to the notebook cell line by line."""
+"""Prints the output of ranks in the notebook cell, line by line."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Functions, arguments and results as bytes, as cloudpickle makes them; with it tensors of every dense dtype."""
+"""Pickles functions, arguments and results as cloudpickle does, and tensors of every dense dtype."""
 
 import io
 import sys
@@ -15,7 +15,7 @@ def dumps(value: object) -> bytes:
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's, and tensors of every dense dtype; for rooms that leave out more."""
+    """Pickles fp8 and uint16 to uint64 tensors too; :mod:`pardemo.testing.pickling` builds on it."""
 
     def reducer_override(self, value: Any) -> Any:
         """torch pickles 8-bit floats, wide unsigned integers and half complex numbers by a storage without a dtype, and
@@ -24,14 +24,14 @@ class Pickler(cloudpickle.Pickler):
         if torch is not None and type(value) is torch.Tensor:
             arguments = value.__reduce_ex__(4)[1]
             if arguments and isinstance(arguments[0], torch.UntypedStorage):
-                own = value.detach().resolve_conj()
-                stored = torch.empty(0, dtype=torch.uint8, device=own.device).set_(own.untyped_storage())
-                place = own.storage_offset(), own.shape, own.stride()
+                plain = value.detach().resolve_conj()
+                stored = torch.empty(0, dtype=torch.uint8, device=plain.device).set_(plain.untyped_storage())
+                place = plain.storage_offset(), plain.shape, plain.stride()
                 return _tensor_of, (stored, value.dtype, *place, value.requires_grad)
         return super().reducer_override(value)
 
 
 def _tensor_of(stored: Any, dtype: Any, offset: int, shape: tuple, stride: tuple, requires_grad: bool) -> Any:
-    """The tensor that lies so in these bytes."""
+    """Makes the tensor of a dtype, offset, shape and stride over these bytes."""
     tensor = stored.new_empty(0, dtype=dtype)
     return tensor.set_(stored.untyped_storage(), offset, shape, stride).requires_grad_(requires_grad)

@@ -1,4 +1,4 @@
-"""What runs inside a rank: set-up, the loop over tasks, and the torchrun entry's counterpart of it."""
+"""Runs inside a rank: joins the process group, executes tasks until the World closes, and leaves the group."""
 
 import contextlib
 import faulthandler
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> None:
-    """The life of a forked rank: reads its settings, joins the group, serves tasks until told to close."""
+    """Runs a forked rank: reads its settings, joins the group, executes tasks until the World closes."""
     _take_streams(stdout_fd, stderr_fd)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     stacks = os.fdopen(stacks_fd, "w")

@@ -126,18 +126,18 @@ class Ranks:
         }
 
     def _links_of(self, rank: int) -> dict[str, Any]:
-        """Where a rank goes and which limits it keeps itself: those that its host's adapter does not."""
+        """The rank's host, and the limits that the rank keeps itself: those that its host's adapter does not keep."""
         if self.cluster is None:
             return {}
-        own: dict[str, Any] = {"latency": (self.cluster.latency_s, self.cluster.ranks_per_host)}
+        settings: dict[str, Any] = {"latency": (self.cluster.latency_s, self.cluster.ranks_per_host)}
         if self.cluster.tier == "none":
-            return own
+            return settings
         if self.hosts is None:
-            return own | {"cluster": self.cluster, "table": self.tables[0]}
+            return settings | {"cluster": self.cluster, "table": self.tables[0]}
         inside = dataclasses.replace(self.cluster, between=None)
         if inside.inside:
-            own |= {"cluster": inside, "table": self.tables[inside.host_of(rank)]}
-        return own | {"place": self.hosts.place(rank)}
+            settings |= {"cluster": inside, "table": self.tables[inside.host_of(rank)]}
+        return settings | {"place": self.hosts.place(rank)}
 
     def limit(self, host: int, rate: float | None) -> None:
         """What a host's adapter carries from now on; None: what the cluster was made with."""
@@ -227,8 +227,10 @@ class Ranks:
         waits = [waiting.read(text.decode("utf-8", "replace"))[0] for text in texts]
         new = [text[begin:] for text, begin in zip(texts, noted, strict=True)]  # they may have been asked before
         stacks = [_readers_part(waiting.read(text.decode("utf-8", "replace"))[1]) for text in new]
-        told = {rank: stack or _if_stopped(self.pids[rank]) for rank, stack in zip(ranks, stacks, strict=True)}
-        return dict(zip(ranks, waits, strict=True)), told
+        stacks_by_rank = {
+            rank: stack or _if_stopped(self.pids[rank]) for rank, stack in zip(ranks, stacks, strict=True)
+        }
+        return dict(zip(ranks, waits, strict=True)), stacks_by_rank
 
     def _drain(self) -> None:
         for printer in self.printers:

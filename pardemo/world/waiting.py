@@ -1,4 +1,4 @@
-"""What a rank waits for, in words that its World can read while the rank is blocked.
+"""Notes what a rank waits for, so that its World can read it while the rank is blocked.
 
 A wait of more than a second is noted as a line of the file that takes the rank's stacks, and so is its end: whoever
 reads the lines knows what is still waited for. Shorter waits, which are nearly all, write nothing.
@@ -15,7 +15,7 @@ _file: int | None = None
 
 
 def write_to(descriptor: int) -> None:
-    """Where this process notes its waits (opened for appending, so that threads need no lock); else it notes none."""
+    """Sets the file to which this process notes its waits (opened for appending: threads need no lock)."""
     global _file
     _file = descriptor
 
