@@ -45,14 +45,6 @@ def test_what_is_sent_is_received(nbytes, n):
     assert ring.sent <= 2 * nbytes
 
 
-def test_overlap_by_hand():
-    assert c.overlapped_seconds([2, 2, 2], [1, 1, 1]) == 7
-    assert c.overlapped_seconds([1, 1, 1], [2, 2, 2]) == 7
-    assert c.overlapped_seconds([], []) == 0
-    with pytest.raises(ValueError, match=r"2.*1.*exchanged"):
-        c.overlapped_seconds([1, 2], [1])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -4,8 +4,7 @@ A cell runs on ranks that stay, with variables that stay on them, as a notebook'
 notebook's side, :mod:`.on_rank` the ranks'. Without a notebook: :func:`run_cell`.
 """
 
-from pardemo.cells.cell import CellResult
 from pardemo.cells.meters import WireBytes
-from pardemo.cells.run import run_cell
+from pardemo.cells.run import CellResult, run_cell
 
 __all__ = ["CellResult", "WireBytes", "run_cell"]

@@ -5,9 +5,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from pardemo.cells.cell import CellResult, parse
 from pardemo.cells.meters import METERS, print_alike
-from pardemo.cells.run import run_cell
+from pardemo.cells.run import CellResult, parse, run_cell
 from pardemo.cluster import Cluster
 from pardemo.options import seconds
 from pardemo.world.errors import RankError

@@ -11,8 +11,8 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from pardemo.cells.cell import CellResult, parse
 from pardemo.cells.meters import METERS
+from pardemo.cells.run import CellResult, parse
 from pardemo.world.rank import device
 
 MODULE = "pardemo_cells"  # that functions and classes of cells say they are of

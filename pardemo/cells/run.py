@@ -1,14 +1,50 @@
-"""A cell on the ranks of a World: what ``%%ranks`` is without a notebook."""
+"""Runs a cell on the ranks of a World: what ``%%ranks`` does, without a notebook. Loads no torch."""
 
+import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pardemo.cells import cell as cells
-from pardemo.cells.cell import CellResult
 from pardemo.cells.meters import METERS
 
 if TYPE_CHECKING:
     from pardemo.world import World
+
+
+@dataclass
+class CellResult:
+    """What a cell left on one rank.
+
+    Attributes:
+        shown: the text of its last expression; None where there is none, or it is None, or a semicolon hides it.
+        got: the variables that were asked for, by name. unsent: those that could not be had, with the reason.
+        measured: what each meter around the cell measured, by the meter's name (:mod:`pardemo.cells.meters`).
+    """
+
+    shown: str | None = None
+    got: dict[str, Any] = field(default_factory=dict)
+    unsent: dict[str, str] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+def parse(source: str, name: str = "<ranks>") -> tuple[ast.Module, ast.Expression | None]:
+    """The statements of a cell, and its last expression where its value is to be shown.
+
+    Raises:
+        SyntaxError: of Python, with the line of the cell.
+    """
+    tree = ast.parse(source, name)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr) and not _hidden(source, last):
+        tree.body.pop()
+        return tree, ast.Expression(last.value)
+    return tree, None
+
+
+def _hidden(source: str, last: ast.Expr) -> bool:
+    """Whether a semicolon stands behind the last expression, as notebooks hide a value."""
+    rest = "\n".join(source.splitlines()[(last.end_lineno or last.lineno) - 1 :])
+    return rest.encode()[last.end_col_offset :].decode().lstrip().startswith(";")
 
 
 def run_cell(
@@ -38,7 +74,7 @@ def run_cell(
     """
     if unknown := [meter for meter in meters if meter not in METERS]:
         raise ValueError(f"meters are {', '.join(METERS)}, not {unknown[0]}")
-    cells.parse(source, name)
+    parse(source, name)
     results = world.run(_execute, source, name, tuple(get), dict(put or {}), tuple(meters), timeout_s=timeout_s)
     for rank, cell in enumerate(results):
         for variable, reason in cell.unsent.items():

@@ -4,8 +4,10 @@ Sources: Patarasuk & Yuan 2009 (ring all-reduce, its lower bound 2(N−1)/N·S);
 server); nccl-tests' PERFORMANCE.md (algbw and busbw).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
+
+from pardemo.formulas import check_ranks
 
 
 class Traffic(NamedTuple):
@@ -16,8 +18,7 @@ class Traffic(NamedTuple):
 
 
 def _check(nbytes: float, ranks: int) -> None:
-    if ranks < 1:
-        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    check_ranks(ranks)
     if nbytes < 0:
         raise ValueError(f"a tensor cannot have {nbytes} bytes")
 
@@ -78,21 +79,6 @@ def shared_host_seconds(
     are measured on this host.
     """
     return 2 * (ranks - 1) * nbytes / host_bytes_per_s + all_reduce_steps(method, ranks) * message_s
-
-
-def overlapped_seconds(compute_s: Sequence[float], exchange_s: Sequence[float]) -> float:
-    """A backward pass whose buckets are sent one after the other, each as soon as it is computed and the line is free.
-
-    ``compute_s[i]`` is the time to compute bucket i after bucket i−1, ``exchange_s[i]`` that of its all-reduce.
-    Without overlap it is the sum of both. Source: Li et al. 2020, 3.2.3.
-    """
-    if len(compute_s) != len(exchange_s):
-        raise ValueError(f"{len(compute_s)} buckets computed, but {len(exchange_s)} exchanged")
-    ready = free = 0.0
-    for compute, exchange in zip(compute_s, exchange_s, strict=True):
-        ready += compute
-        free = max(ready, free) + exchange
-    return max(ready, free)
 
 
 def algorithm_bandwidth(nbytes: float, seconds: float) -> float:

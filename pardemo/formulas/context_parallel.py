@@ -7,13 +7,10 @@ Sources: Liu et al. 2023, ring attention (arXiv 2310.01889, 3); Jacobs et al. 20
 2309.14509, 3.2); Fang and Zhao 2024, both together (arXiv 2405.07719).
 """
 
+from pardemo.formulas import check_ranks
+
 FORWARD, BACKWARD = 1, 2  # laps of keys and values; the second backward one is their gradients'
 ORDERS = ("zigzag", "plain")
-
-
-def _check(ranks: int) -> None:
-    if ranks < 1:
-        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
 
 
 def ring_bytes(
@@ -24,7 +21,7 @@ def ring_bytes(
     Backward they go round again, and their gradients behind them, here with as many bytes: ``laps`` is 1 forward, 2
     backward, 3 both.
     """
-    _check(ranks)
+    check_ranks(ranks)
     return laps * (ranks - 1) * 2 * batch * tokens / ranks * kv_width * element_bytes
 
 
@@ -37,7 +34,7 @@ def ulysses_bytes(
         kv_width: as it is sent; where heads of keys do not divide by the ranks they are repeated first
             (:func:`kv_heads_sent`). passes: 1 forward, 2 both.
     """
-    _check(ranks)
+    check_ranks(ranks)
     return passes * (ranks - 1) / ranks * 2 * batch * tokens / ranks * (width + kv_width) * element_bytes
 
 
@@ -47,7 +44,7 @@ def kv_heads_sent(heads: int, kv_heads: int, ranks: int) -> int:
     Raises:
         ValueError: the ranks do not divide the heads of queries.
     """
-    _check(ranks)
+    check_ranks(ranks)
     if heads % ranks:
         raise ValueError(f"{heads} heads do not divide by {ranks} ranks")
     return next(
@@ -78,7 +75,7 @@ def blocks_seen(rank: int, ranks: int, order: str = "zigzag") -> int:
 
     Zigzag: 2N + 1 on every rank; plain: 4·rank + 3.
     """
-    _check(ranks)
+    check_ranks(ranks)
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     return 2 * ranks + 1 if order == "zigzag" else 4 * rank + 3
@@ -90,7 +87,7 @@ def attention_flops(batch: int, tokens: int, width: int, ranks: int, passes: flo
     A backward pass has five products where the forward pass has two (FlashAttention-2, arXiv 2307.08691, 4.1):
     ``passes`` is 1 forward, 2.5 backward, 3.5 both.
     """
-    _check(ranks)
+    check_ranks(ranks)
     return passes * 2 * batch * tokens**2 * width / ranks
 
 

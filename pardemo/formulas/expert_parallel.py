@@ -8,6 +8,8 @@ Lepikhin et al. 2020, "GShard" (arXiv 2006.16668, 2.2); Fedus et al. 2021, "Swit
 import math
 from collections.abc import Sequence
 
+from pardemo.formulas import check_ranks
+
 
 def layer_parameters(hidden: int, width: int, experts: int, shared: int = 0) -> int:
     """The router's h·E, and 3·h·width for each expert and each shared one."""
@@ -25,8 +27,7 @@ def one_way_bytes(tokens: float, hidden: int, chosen: int, ranks: int, element_b
     Raises:
         ValueError: no rank.
     """
-    if ranks < 1:
-        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    check_ranks(ranks)
     return (ranks - 1) / ranks * tokens * chosen * hidden * element_bytes
 
 

@@ -12,6 +12,8 @@ memory of other hosts).
 import math
 from typing import NamedTuple
 
+from pardemo.formulas import check_seconds
+
 HALVINGS = 200  # of the bracket around the best interval: more than a double has bits
 
 
@@ -81,7 +83,7 @@ def goodput(interval: float, save: float, between: float, restart: float = 0.0) 
         ValueError: an interval or a mean time that is not above 0, or a negative time.
     """
     _check_positive(interval, between)
-    _check(save, restart)
+    check_seconds(save, restart)
     return interval / math.expm1((interval + save) / between) / (between + restart)
 
 
@@ -104,7 +106,7 @@ def lost_shares(interval: float, save: float, between: float, restart: float = 0
         ValueError: an interval or a mean time that is not above 0, or a negative time.
     """
     _check_positive(interval, between)
-    _check(save, restart)
+    check_seconds(save, restart)
     return Lost(save / interval, interval / 2 / between, restart / between)
 
 
@@ -176,11 +178,6 @@ def pairs_that_lose(hosts: int, placement: str = "ring") -> float:
             raise ValueError(f"pairs need an even number of hosts, not {hosts}")
         return 1 / (hosts - 1)
     raise ValueError(f"a placement is ring or pairs, not {placement!r}")
-
-
-def _check(*seconds: float) -> None:
-    if any(not time >= 0 for time in seconds):
-        raise ValueError(f"a time is 0 s or more, not {min(seconds)}")
 
 
 def _check_positive(*seconds: float) -> None:

@@ -8,6 +8,8 @@ dropout mask and an attention core that stores its scores, and leave out the nor
 from fractions import Fraction
 from typing import NamedTuple
 
+from pardemo.formulas import check_ranks
+
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -27,8 +29,7 @@ def block_activation_bytes(
     """
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, not {recompute!r}")
-    if ranks < 1:
-        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    check_ranks(ranks)
     unit = sequence * batch * hidden
     whole = ranks if sequence_parallel else 1  # what the share of each rank is divided by outside the layers
     if recompute == "full":
@@ -129,8 +130,7 @@ def accelerate_estimate(params: int, element_bytes: int) -> int:
 
 def activation_checkpoints(hidden: int, batch: int, sequence: int, layers: int, ranks: int = 1) -> float:
     """Elements of one checkpoint per layer: h·b·s·l, over the model-parallel ranks when they are partitioned (P_a)."""
-    if ranks < 1:
-        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    check_ranks(ranks)
     return _share(hidden * batch * sequence * layers, ranks)
 
 
@@ -142,7 +142,6 @@ def _share(total: int, ranks: int) -> int | float:
 def _check_job(params: int, world_size: int, stage: int) -> None:
     if stage not in STAGES:
         raise ValueError(f"a ZeRO stage is 0, 1, 2 or 3, not {stage!r}")
-    if world_size < 1:
-        raise ValueError(f"the number of ranks must be at least 1, not {world_size}")
+    check_ranks(world_size)
     if params < 0:
         raise ValueError(f"a model cannot have {params} parameters")

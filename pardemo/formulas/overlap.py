@@ -10,6 +10,8 @@ need them, ASPLOS 23); Johnson 1954 (two machines, one after the other); DeepSee
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pardemo.formulas import check_seconds
+
 
 def computed_then_sent_s(computes: Sequence[float], sends: Sequence[float]) -> float:
     """Until the last message has arrived: each piece is computed, and its message waits for the one before it.
@@ -19,7 +21,7 @@ def computed_then_sent_s(computes: Sequence[float], sends: Sequence[float]) -> f
     """
     if len(computes) != len(sends):
         raise ValueError(f"each piece has a message of its own: {len(computes)} pieces, {len(sends)} messages")
-    _check(*computes, *sends)
+    check_seconds(*computes, *sends)
     ready = free = 0.0
     for compute, send in zip(computes, sends, strict=True):
         ready += compute
@@ -38,7 +40,7 @@ def pieces_s(computing: float, sending: float, start: float, pieces: int) -> flo
     """
     if pieces < 1:
         raise ValueError(f"a result is sent in one piece or more, not {pieces}")
-    _check(computing, sending, start)
+    check_seconds(computing, sending, start)
     return computed_then_sent_s([computing / pieces] * pieces, [sending / pieces + start] * pieces)
 
 
@@ -60,7 +62,7 @@ def ring_s(product: float, hop: float, ranks: int) -> float:
     """
     if ranks < 1:
         raise ValueError(f"a ring has one rank or more, not {ranks}")
-    _check(product, hop)
+    check_seconds(product, hop)
     return product + (ranks - 1) * max(product, hop)
 
 
@@ -76,7 +78,7 @@ def prefetched_s(gathers: Sequence[float], computes: Sequence[float], depth: int
         raise ValueError(f"each layer is gathered once: {len(computes)} layers, {len(gathers)} gathers")
     if depth < 0:
         raise ValueError(f"a layer is gathered 0 layers ahead or more, not {depth}")
-    _check(*gathers, *computes)
+    check_seconds(*gathers, *computes)
     arrived, done = 0.0, [0.0] * len(computes)
     for layer, (gather, compute) in enumerate(zip(gathers, computes, strict=True)):
         room = done[layer - depth - 1] if layer > depth else 0.0
@@ -112,7 +114,7 @@ def expert_layers_s(attention: float, experts: float, exchange: float, layers: i
     """
     if layers < 0:
         raise ValueError(f"a model has 0 layers or more, not {layers}")
-    _check(attention, experts, exchange)
+    check_seconds(attention, experts, exchange)
     now, free, back = 0.0, 0.0, [0.0, 0.0]
     for _ in range(layers):
         there = [0.0, 0.0]
@@ -131,7 +133,7 @@ def hidden_share(whole: float, computing: float, sending: float) -> float:
     Raises:
         ValueError: nothing is sent, or a negative time.
     """
-    _check(whole, computing, sending)
+    check_seconds(whole, computing, sending)
     if sending == 0:
         raise ValueError("of messages that take no time nothing can be hidden")
     return 1 - (whole - computing) / sending
@@ -143,12 +145,7 @@ def price_of_hiding(sending: float, share: float) -> float:
     Raises:
         ValueError: a share below 0 or not below 1, or a negative time.
     """
-    _check(sending)
+    check_seconds(sending)
     if not 0 <= share < 1:
         raise ValueError(f"messages take a share of the cores from 0 to below 1, not {share}")
     return sending * share
-
-
-def _check(*seconds: float) -> None:
-    if any(not time >= 0 for time in seconds):
-        raise ValueError(f"a time is 0 s or more, not {min(seconds)}")

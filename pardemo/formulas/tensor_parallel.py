@@ -3,14 +3,15 @@
 Sources: Shoeybi et al. 2019 (arXiv 1909.08053, 3); Korthikanti et al. 2022 (arXiv 2205.05198, 4.2).
 """
 
+from pardemo.formulas import check_ranks
+
 ALL_REDUCE = 2  # φ: a reduce-scatter and an all-gather
 HALVES = 2  # of a block: attention and MLP
 
 
 def phi(batch: int, sequence: int, hidden: int, ranks: int, element_bytes: int = 4) -> float:
     """Bytes that a rank sends, and receives, in half an all-reduce of an activation [batch, sequence, hidden]."""
-    if ranks < 1:
-        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    check_ranks(ranks)
     return (ranks - 1) / ranks * batch * sequence * hidden * element_bytes
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import gc
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,19 +22,6 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-@contextlib.contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """Within the block an environment variable has this value, unless somebody gave it one; afterwards it is gone."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

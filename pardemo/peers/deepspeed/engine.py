@@ -5,6 +5,7 @@ Importing this loads DeepSpeed and changes nothing of the process; :func:`prepar
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -14,13 +15,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from pardemo import compat, extras
+from pardemo import compat, extras, project
 from pardemo.groups import Groups
-from pardemo.world.imports import compile_at_first_call, variable
+from pardemo.world.imports import compile_at_first_call
 
 # it chooses its device while it is imported, once for the process; what is not said to it, it guesses and tells
-_device = variable("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-with _device, warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name__):
+_device = os.environ.get("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+with (
+    project.environment({"DS_ACCELERATOR": _device}),
+    warnings.catch_warnings(),
+    compile_at_first_call(),
+    extras.needed_by(__name__),
+):
     warnings.simplefilter("ignore")
     import deepspeed
     from deepspeed.utils import logger

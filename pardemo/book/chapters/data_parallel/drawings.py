@@ -5,7 +5,7 @@ import math
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT, rank_colour
 from pardemo.draw.parts import SUBSCRIPTS, parts
-from pardemo.formulas import communication
+from pardemo.formulas import communication, overlap
 
 _TALK = DONE["communication"]
 
@@ -178,7 +178,7 @@ _LAYER, _EXCHANGE, _STEP, _LEFT = 72, 88, 50, 122
 def ddp_buckets() -> Drawing:
     """A backward pass over time: gradients fill buckets, last layer first, and a full bucket is all-reduced at once."""
     layers, buckets = [4, 3, 2, 1], _buckets()
-    with_buckets = _LEFT + _STEP + communication.overlapped_seconds(
+    with_buckets = _LEFT + _STEP + overlap.computed_then_sent_s(
         [len(bucket) * _LAYER for bucket in buckets], [_EXCHANGE] * len(buckets)
     )  # fmt: skip
     canvas = Canvas(640, 408)
