@@ -388,7 +388,7 @@ def test_a_death_starts_the_grace_time_of_ranks_that_wait_for_nobody(monkeypatch
     (works, its_end), (died, closed) = Pipe(), Pipe()
     closed.close()
     ranks = Ranks.__new__(Ranks)
-    ranks.size, ranks.controls, ranks.printers, ranks.hosts, ranks.pids = 2, [works, died], [], None, [0, 1]
+    ranks.size, ranks.controls, ranks.printers, ranks.hosts, ranks.pids = 2, [works, died], [], None, [2**30, 2**30 + 1]
     ranks.nursery = SimpleNamespace(wait_exit=lambda pid, within_s: -signal.SIGKILL)
     with works, its_end, died, pytest.raises(RankDied, match=r"1.*SIGKILL"):
         ranks.collect(timeout_s=1000.0)
