@@ -14,6 +14,7 @@ import pytest
 from costs import Costs
 
 from pardemo import project
+from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.testing import warm_world
 from pardemo.testing.worlds import PRELOAD
 from pardemo.world import bf16, loading, nursery
@@ -83,6 +84,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.pluginmanager.register(Costs(config))
+    if not hasattr(config, "workerinput"):  # a run that was ended while DeepSpeed compiled would hold up all later ones
+        deepspeed_disk.clear_stale_locks()
 
 
 def pytest_ignore_collect(collection_path, config):

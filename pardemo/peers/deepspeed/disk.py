@@ -5,6 +5,7 @@ Nothing here starts DeepSpeed but :func:`build`, which does so in a process of i
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -116,10 +117,10 @@ def clear_stale_locks() -> list[str]:
 
     torch's build runs with its folder as working directory; a lock of some age in a folder where no process works is a
     dead one.
-    Returns the operators whose lock was stale.
+    Returns the operators whose lock was stale, any that torch compiles in this folder, DeepSpeed's or not.
     """
-    locks = [_library(name).parent / "lock" for name in OPERATORS]
-    present = [lock for lock in locks if lock.exists() and time.time() - lock.stat().st_mtime > YOUNG_S]
+    locks = sorted(operators_folder().glob("*/lock"))
+    present = [lock for lock in locks if _age_s(lock) > YOUNG_S]
     if not present:
         return []
     at_work, hidden = set(), False
@@ -155,6 +156,14 @@ def swapped(folder: str | Path) -> dict[str, tuple[int, int]]:
         files[kind] += 1
         sizes[kind] += path.stat().st_size
     return {kind: (files[kind], sizes[kind]) for kind in sorted(files)}
+
+
+def _age_s(path: Path) -> float:
+    """Since when ``path`` is as it is; -inf, where it is gone by now."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return -math.inf
 
 
 def _library(name: str) -> Path:
