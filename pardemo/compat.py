@@ -325,6 +325,18 @@ def after_new_group(call: Callable[[], object]) -> None:
     distributed_c10d._new_process_group_helper = make_and_call
 
 
+def new_group_by_name(ranks: list[int], name: str) -> Any:
+    """A group that its own ranks make, called ``name`` by all of them.
+
+    torch calls it by how many groups a rank has; where ranks are members of different numbers of groups, each waits
+    under a name of its own, without end.
+    """
+    from torch.distributed import distributed_c10d
+
+    with replaced(distributed_c10d, "_process_group_name", lambda *_, **__: name):
+        return distributed_c10d.new_group(ranks, use_local_synchronization=True)
+
+
 @contextmanager
 def around_new_group(around: Callable[[Callable[[], Any], list[int] | None, bool], Any]) -> Iterator[None]:
     """Within the block ``around`` makes torch's groups: it gets what makes one, its ranks, and who calls."""

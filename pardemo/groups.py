@@ -8,6 +8,8 @@ A layer that keeps a part of a parameter marks it (:func:`mark_cut`). Whoever gi
 gradients over ranks, or takes a norm over them, reads the mark (:func:`cut_of`).
 """
 
+import itertools
+import weakref
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 
-from pardemo import options
+from pardemo import compat, options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -216,6 +218,16 @@ def cut_within(module: "nn.Module", group: dist.ProcessGroup) -> str:
                     "give the data-parallel group, whose ranks have the same part"
                 )
     return ""
+
+
+#: How many copies a group has had.
+_copies: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
+
+
+def copy_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Makes another group of the same ranks, for messages that may not meet those of ``group``. Collective."""
+    number = next(_copies.setdefault(group, itertools.count(1)))
+    return compat.new_group_by_name(dist.get_process_group_ranks(group), f"{group.group_name}_copy_{number}")
 
 
 def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

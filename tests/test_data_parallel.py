@@ -154,6 +154,20 @@ def test_mixed_dtypes_agree_with_torchs_own_ddp(world_of):
         assert torch.equal(mine, other), "both halve (exact) and add once: the same bits"
 
 
+def test_ranks_that_are_members_of_different_numbers_of_groups(world_of):
+    """torch would call the wrapper's second group by that number, and each rank would wait under another name."""
+
+    def check():
+        alone = dist.new_group([0])
+        model = NaiveDataParallel(nn.Linear(4, 1, bias=False), all_reduce=parameter_server_all_reduce)
+        model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
+        if alone != dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(alone)
+        return model.module.weight.grad.tolist()
+
+    assert world_of(2).run(check, timeout_s=60) == [[[0.5] * 4]] * 2
+
+
 @pytest.mark.parametrize("all_reduce", [ring_all_reduce, parameter_server_all_reduce])
 def test_a_subgroup_trains_on_its_own(world_of, all_reduce):
     def check():

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pardemo import compat
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.channel import Channel
-from pardemo.groups import cut_of, cut_within, group_of
+from pardemo.groups import copy_of, cut_of, cut_within, group_of
 from pardemo.meters.timeline import Timeline
 
 AllReduce = Callable[[torch.Tensor, dist.ProcessGroup | None], torch.Tensor]
@@ -50,7 +50,7 @@ class BucketHook:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         links = all_reduce is ring_all_reduce and device.type == "cpu"
         if not links:  # DDP's own messages in the group would meet those of the sender thread
-            group = dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
+            group = copy_of(group)
         self.channel = Channel(group, "data parallel", links=links)
         self.forwards = 0  # of the model for training; -1 where ranks may have different numbers of them
         self._what = ""
