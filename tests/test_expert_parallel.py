@@ -20,6 +20,7 @@ from pardemo.expert_parallel import (
 )
 from pardemo.groups import Groups, ParallelDims
 from pardemo.small_models import gpt
+from pardemo.zero.gradient_norm import clip_grad_norm_
 
 HIDDEN, EXPERTS, TOKENS = 16, 8, 24
 TOLERANCE = 1e-5
@@ -102,9 +103,10 @@ def test_experts_in_two_replicas_train_as_one_process(rank):
         replica, model = BucketedDataParallel(layer, groups.dp), BucketedDataParallel(dense, groups["ep-dp"])
         optimizers = [torch.optim.SGD(one.parameters(), 0.5) for one in (layer, dense, whole)]
         for _ in range(3):
-            replica(model(everyone.chunk(4)[rank])).square().mean().backward()
+            for _ in range(2):  # gradients add up, and are averaged once
+                replica(model(everyone.chunk(4)[rank])).square().mean().backward()
+                whole_layer(router, experts, None, whole[0](everyone))[0].square().mean().backward()
             layer.average_gradients()
-            whole_layer(router, experts, None, whole[0](everyone))[0].square().mean().backward()
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -112,6 +114,22 @@ def test_experts_in_two_replicas_train_as_one_process(rank):
     for ours, theirs in ((dense, whole[0]), (layer.router, router), *zip(layer.experts, mine, strict=True)):
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert gpt.relative_error(one, other) < TOLERANCE
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("clip", [clip_grad_norm_, nn.utils.clip_grad_norm_], ids=["ours", "torch's"])
+def test_experts_are_clipped_by_the_whole_models_norm_on_every_rank(rank, world_size, clip):
+    router, experts, shared = parts(2)
+    everyone = gpt.numbers(world_size * TOKENS, HIDDEN, seed=5)
+    layer = copy.deepcopy(ExpertParallel(router, experts, shared=shared))  # a copy talks to the same ranks
+    layer(everyone.chunk(world_size)[rank]).square().mean().backward()
+    layer.average_gradients()
+    whole_layer(router, experts, shared, everyone)[0].square().mean().backward()
+    whole = nn.ModuleList([router, *experts, shared])
+    expected = nn.utils.clip_grad_norm_(whole.parameters(), 1e-3).item()
+    found = float(clip(layer if clip is clip_grad_norm_ else layer.parameters(), 1e-3))
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert gpt.relative_error(layer.router.gate.weight.grad, router.gate.weight.grad) < TOLERANCE
 
 
 @pytest.mark.ranks(2, 4)

@@ -17,6 +17,7 @@ from pardemo.tensor_parallel import (
     ParallelMLP,
     RowParallelLinear,
     VocabParallelEmbedding,
+    on_shards,
 )
 
 
@@ -262,6 +263,12 @@ def test_random_numbers_on_elements_of_ones_own_are_taken_and_drawn():
     x = gpt.numbers(2, 4, 8)
     for layer in (mlp(nn.Sequential(nn.GELU(), nn.Dropout(0.5))), attention_with(lambda q, k, v: F.dropout(v, 0.5))):
         assert not torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.ranks(2)
+def test_a_norm_over_all_tokens_is_refused_where_ranks_have_their_own():
+    with pytest.raises(ValueError, match=r"BatchNorm1d.*LayerNorm"):
+        on_shards(nn.Sequential(nn.BatchNorm1d(6)), None, torch.randn(2, 6, 8))
 
 
 @pytest.mark.ranks(2)

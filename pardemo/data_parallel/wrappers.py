@@ -65,6 +65,10 @@ class BucketHook:
             self._begin()
         mean: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=self._devices)
         self._held.append((bucket.buffer().div_(self.channel.size), bucket.index(), mean))
+        if bucket.is_last() and compat.in_backward():  # and not for a rank that has joined, whose data has ended
+            # called when the pass ends, and once more after DDP's own call there, which waits for the futures; where
+            # re-entrant checkpoints make several passes of one, it is the one that DDP waits in
+            compat.after_backward(lambda: compat.after_backward(self._end))
         if self._overlap or bucket.is_last():
             packed = torch.cuda.current_stream().record_event() if self._stream is not None else None
             for one in self._held:
@@ -78,9 +82,6 @@ class BucketHook:
             exchange.exception()
         self._exchanges, self._held = [], []
         self._what = f"forward pass {self.forwards}" if self.forwards >= 0 else "any forward pass"
-        if compat.in_backward():  # and not for a rank that has joined, whose data has ended
-            # called when the pass ends, and once more after DDP's own call there, which waits for the futures
-            compat.after_backward(lambda: compat.after_backward(self._end))
 
     def _end(self) -> None:
         """The gradients are the mean: raises what went wrong; gradients of parts are shown as such again."""

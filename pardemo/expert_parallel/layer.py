@@ -88,10 +88,10 @@ class ExpertParallel(GroupModule):
 
     @torch.no_grad()
     def average_gradients(self) -> None:
-        """What data parallelism would do, where each rank's loss is a mean over its own tokens; after each backward.
+        """Averages ``.grad`` over the ranks, each of whose losses is a mean over its own tokens; once in a step.
 
-        The router's and the shared expert's gradients are averaged over the ranks. An expert has got the gradients of
-        all ranks' tokens already, added up, and they are divided by the ranks.
+        Call it behind the step's last backward: an expert has the sum over all ranks' tokens already, which is divided
+        by the ranks, every time. The router's and the shared expert's gradients are averaged.
         """
         for name, parameter in self.named_parameters():
             if parameter.grad is not None:

@@ -89,7 +89,7 @@ class Pipeline:
         ValueError: another number of ranks or chunks than the schedule has, ranks with different schedules, copies of a
             tied weight that differ in shape, dtype or in whether they are trained; engines that would clip by the norm
             of one of a rank's stages (``max_norm``); backwards in two parts with ``checkpointing``, which would run the
-            forward twice, or with an engine, which would take the first part for all.
+            forward twice, or with an engine, which would take the first part for all; ``find_unused_parameters``.
     """
 
     def __init__(
@@ -116,6 +116,11 @@ class Pipeline:
             raise ValueError(
                 "backwards in two parts go with neither checkpointing nor an engine that exchanges gradients in "
                 "backward: take an order with whole ones"
+            )
+        if any(getattr(chunk, "find_unused_parameters", False) for chunk in chunks):
+            raise ValueError(
+                "find_unused_parameters looks through the graph of one micro-batch, and a stage has several: freeze "
+                "what takes no part"
             )
         name = f"{getattr(schedule.order, '__name__', 'an order')} of {schedule.micro_batches} micro-batches"
         steps = (str(step) for of_rank in range(ranks) for step in schedule.computes(of_rank))

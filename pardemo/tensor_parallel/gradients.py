@@ -36,14 +36,17 @@ def mark_part(
         return
     mark_cut(parameter, group, dim, counted)
     cut = cut_of(parameter)
-    if cut is None or not parameter.requires_grad:
+    if cut is None or not parameter.is_floating_point():
         return
 
     def show(parameter: nn.Parameter) -> None:
         if type(parameter.grad) is torch.Tensor:  # not what an engine of ZeRO shows there
             parameter.grad = _as_part(cut, parameter.grad)
 
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True)  # a frozen one may be trained later
     parameter.register_post_accumulate_grad_hook(show)
+    parameter.requires_grad_(trained)
 
 
 class PartGradient(torch.Tensor):

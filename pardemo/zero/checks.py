@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
-from pardemo.groups import cut_within
+from pardemo.groups import cut_of, cut_within
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -68,6 +68,13 @@ def _check_module(module: nn.Module, group: dist.ProcessGroup) -> None:
         raise ValueError("the module is sharded by FSDP2 already, as Zero3 leaves it: make another one")
     if problem := cut_within(module, group):  # tensor-parallel ranks would be given rank 0's part
         raise ValueError(problem)
+    for name, parameter in module.named_parameters():
+        if (cut := cut_of(parameter)) and cut.dim is None:
+            raise ValueError(
+                f"{name} is an expert's, which has the gradients of all ranks' tokens, and other layers have those of "
+                "one rank: ZeRO takes means over one group. Use BucketedDataParallel, and the layer's "
+                "average_gradients()"
+            )
     check_hooks(module.named_parameters())
 
 

@@ -5,7 +5,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,10 @@ from pardemo import compat
 from pardemo.collectives.channel import Channel
 from pardemo.collectives.decorators import not_compiled
 from pardemo.collectives.outcome import same_outcome
-from pardemo.groups import group_of
+from pardemo.groups import Tied, group_of
 from pardemo.zero import checks
 from pardemo.zero.gradient_norm import NormOfModel, check_max_norm, clip_factor
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
-
-if TYPE_CHECKING:
-    from pardemo.pipeline_parallel.tied import Tied
 
 _engines: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
 
@@ -62,7 +59,7 @@ class Engine(nn.Module):
         *,
         max_norm: float | None = None,
         norm_over: dist.ProcessGroup | None = None,
-        tied: "Sequence[Tied]" = (),
+        tied: Sequence[Tied] = (),
         param_groups: Sequence[dict[str, Any]] | None = None,
     ):
         super().__init__()
