@@ -72,21 +72,20 @@ def loss_of(net, tokens, branch=False):
     return nn.functional.cross_entropy(net(tokens, branch).flatten(0, 1), tokens.flatten())
 
 
-def reference(steps, samples, ranks, accumulate=1):
+def reference(steps, samples, ranks):
     """One process: the mean over ranks of each rank's loss, so that the ranks' branches can be told apart."""
     net = build()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     for step in range(steps):
         optimizer.zero_grad()
-        for micro in range(accumulate):
-            parts = batch(step * accumulate + micro, samples).chunk(ranks)
-            loss = sum(loss_of(net, part, branch=rank % 2 == 1) for rank, part in enumerate(parts)) / ranks
-            loss.backward()
+        parts = batch(step, samples).chunk(ranks)
+        loss = sum(loss_of(net, part, branch=rank % 2 == 1) for rank, part in enumerate(parts)) / ranks
+        loss.backward()
         optimizer.step()
     return net
 
 
-def train(wrap, steps, samples, accumulate=1, set_to_none=True):
+def train(wrap, steps, samples):
     rank, size = dist.get_rank(), dist.get_world_size()
     net = build()
     with torch.no_grad():
@@ -96,20 +95,14 @@ def train(wrap, steps, samples, accumulate=1, set_to_none=True):
     model = wrap(net)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for step in range(steps):
-        optimizer.zero_grad(set_to_none)
-        for micro in range(accumulate):
-            mine = batch(step * accumulate + micro, samples).chunk(size)[rank]
-            if micro < accumulate - 1:
-                with model.no_sync():
-                    loss_of(model, mine, branch=rank % 2 == 1).backward()
-            else:
-                loss_of(model, mine, branch=rank % 2 == 1).backward()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        loss_of(model, batch(step, samples).chunk(size)[rank], branch=rank % 2 == 1).backward()
         optimizer.step()
     grads = {name: p.grad for name, p in net.named_parameters()}
     return {name: p.detach() for name, p in net.named_parameters()}, grads, net.seen.item()
 
 
-@pytest.mark.parametrize(("variant", "size"), list(itertools.product(VARIANTS, [1, 2, 3, 4])))
+@pytest.mark.parametrize(("variant", "size"), list(itertools.product(VARIANTS, [1, 2, 3])))
 def test_training_equals_one_process_on_the_whole_batch(world_of, variant, size):
     expected = dict(reference(4, 12, size).named_parameters())
     results = world_of(size).run(train, VARIANTS[variant], 4, 12)
@@ -122,15 +115,6 @@ def test_training_equals_one_process_on_the_whole_batch(world_of, variant, size)
         assert grads["never.weight"] is None
     for name in expected:
         assert all(torch.equal(r[0][name], results[0][0][name]) for r in results), "replicas agree in every bit"
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_accumulation_without_sync(world_of, variant, set_to_none):
-    expected = dict(reference(3, 12, 2, accumulate=3).named_parameters())
-    for parameters, _, _ in world_of(2).run(train, VARIANTS[variant], 3, 12, 3, set_to_none):
-        for name, value in expected.items():
-            torch.testing.assert_close(parameters[name], value.detach(), rtol=1e-11, atol=1e-11)
 
 
 class Cast(nn.Module):
@@ -193,12 +177,6 @@ def test_what_cannot_be_right_is_refused(world_of):
             pickle.dumps(BucketedDataParallel(nn.Linear(2, 2)))
 
     world_of(2).run(check)
-
-
-def test_different_models_are_told_at_once(world_of):
-    with pytest.raises(RankFailed) as caught:
-        world_of(2).run(lambda: NaiveDataParallel(nn.Linear(2, 3 + dist.get_rank())), timeout_s=120)
-    assert says(str(caught.value), "shape")
 
 
 def test_buckets_follow_the_reverse_order_and_their_size(world_of):

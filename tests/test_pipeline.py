@@ -105,13 +105,6 @@ def test_losses_and_gradients_are_those_of_one_process(world_of, ranks, m, order
     assert_equal(by_stage(results), [2 * p.grad for p in model.parameters()])
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_h1s_gradients_are_1f1bs_bit_for_bit(world_of, ranks):
-    split, whole = (world_of(ranks).run(gradients_on_ranks, order, 1) for order in (zb_h1, one_f_one_b))
-    assert split[-1][0] == whole[-1][0]
-    assert all(torch.equal(*pair) for pair in zip(by_stage(split), by_stage(whole), strict=True))
-
-
 @pytest.mark.ranks(2)
 def test_what_cannot_be_split_is_refused(rank):
     stage, alone = nn.Linear(WIDTH, WIDTH), dist.new_group([rank], use_local_synchronization=True)
@@ -218,44 +211,6 @@ def test_h1s_memory_does_not_grow_with_m_and_what_waits_for_its_weights_keeps_it
     held = most_held(Schedule(zb_h1, 4, 8), (kept + noted) / kept)
     assert few == pytest.approx([kept * width * most for most in held], rel=0.1)
     assert plain == pytest.approx([kept * width * most for most in (4, 3, 2, 1)], rel=0.4, abs=8 * width)
-
-
-def cross_entropy(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def train_tied(steps=4):
-    rank = dist.get_rank()
-    net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
-    if rank == 1:
-        with torch.no_grad():
-            net.embedding.weight += rank  # copies that start apart: tying makes them alike
-    schedule = Schedule(one_f_one_b, 2, 2)
-    stage = cut_by_layers(gpt.layers_of(net), 2)[rank]
-    found = Pipeline([stage], schedule, cross_entropy, tied=[(net.embedding.weight, dist.group.WORLD)])
-    optimizer, losses = torch.optim.SGD(stage.parameters(), lr=0.5), []
-    for step in range(steps):
-        tokens = gpt.text(8, 33, 64, seed=step)
-        optimizer.zero_grad()
-        loss = found.step(tokens[:, :-1], tokens[:, 1:])
-        optimizer.step()
-        losses.append(loss)
-    return losses, net.embedding.weight.detach()
-
-
-def test_tied_weights_stay_one(world_of):
-    (_, first), (losses, last) = world_of(2).run(train_tied)
-    assert torch.equal(first, last)
-    net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    for step, found in enumerate(losses):
-        loss = net.loss(gpt.text(8, 33, 64, seed=step))
-        assert found.item() == pytest.approx(loss.item(), rel=CLOSE)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    start = gpt.seeded(lambda: gpt.GPT(vocabulary=64)).embedding.weight
-    assert gpt.relative_error(first - start, net.embedding.weight - start) < CLOSE
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

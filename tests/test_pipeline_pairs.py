@@ -88,15 +88,6 @@ def test_what_cannot_be_a_pair_is_said():
         chart(Schedule(one_f_one_b, 2, 1), together=[Forward(1, 0)])  # its own backward
 
 
-@given(st.integers(1, 6), st.integers(1, 9), st.sampled_from([gpipe, one_f_one_b]))
-@settings(deadline=None)
-def test_idle_times_are_the_bubbles(p, m, order):
-    found = chart(Schedule(order, p, m))
-    assert found.idle == [3 * (p - 1)] * p
-    assert found.bubble_of_total == pytest.approx(formulas.bubble_of_total(p, m))
-    assert found.bubble_of_ideal == pytest.approx(formulas.bubble_of_ideal(p, m))
-
-
 # --- PyTorch's timetables --------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,5 @@
 """Schedules proven without a process, their charts against the papers' formulas, and what the proof refuses."""
 
-import itertools
-
 import pytest
 from conftest import says
 from hypothesis import given, settings
@@ -17,7 +15,6 @@ from pardemo.pipeline_parallel import (
     ScheduleError,
     chart,
     cut_by_layers,
-    cut_by_parameters,
     gpipe,
     instructions,
     interleaved,
@@ -29,7 +26,6 @@ from pardemo.pipeline_parallel import (
     zb_v,
 )
 from pardemo.pipeline_parallel.instructions import ReceiveActivation, ReceiveGradient, SendActivation, SendGradient
-from pardemo.pipeline_parallel.stages import balance
 
 SIZES = st.tuples(st.sampled_from([gpipe, one_f_one_b]), st.integers(1, 8), st.integers(1, 12)).map(
     lambda sizes: Schedule(*sizes)
@@ -280,31 +276,11 @@ def test_stages_by_layers_are_even():
     assert [[layer.in_features for layer in stage] for stage in stages] == [[1, 2, 3], [4, 5], [6, 7]]
 
 
-def test_stages_by_parameters_spare_the_heavy_embedding():
-    stages = cut_by_parameters(linears(50, 10, 10, 10, 10, 10), 2)
-    assert [len(stage) for stage in stages] == [1, 5]
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.integers(1, 5))
-def test_no_cut_is_more_even_than_the_balanced_one(sizes, parts):
-    if parts > len(sizes):
-        return
-    cuts = itertools.combinations(range(1, len(sizes)), parts - 1)
-    best = min(max(sum(sizes[a:b]) for a, b in itertools.pairwise((0, *cut, len(sizes)))) for cut in cuts)
-    lengths = balance(sizes, parts)
-    ends = [0, *itertools.accumulate(lengths)]
-    assert len(lengths) == parts
-    assert min(lengths) >= 1
-    assert ends[-1] == len(sizes)
-    assert max(sum(sizes[a:b]) for a, b in itertools.pairwise(ends)) == best
-
-
-@pytest.mark.parametrize("cut", [cut_by_layers, cut_by_parameters])
-def test_more_stages_than_layers_are_refused(cut):
+def test_more_stages_than_layers_are_refused():
     with pytest.raises(ValueError, match=r"3 layers.*4"):
-        cut(linears(1, 1, 1), 4)
+        cut_by_layers(linears(1, 1, 1), 4)
     with pytest.raises(ValueError, match=r"1 layers.*0"):
-        cut(linears(1), 0)
+        cut_by_layers(linears(1), 0)
 
 
 def test_formulas():

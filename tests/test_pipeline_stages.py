@@ -113,8 +113,13 @@ class Skip(nn.Module):
         return y, skip + y.mean(-1, keepdim=True) if self.number % 2 else skip, mask
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(("ranks", "order", "chunks"), [(1, interleaved, 2), (2, gpipe, 1), (2, interleaved, 2)])
+WHOLE, SPLIT = [(1, interleaved, 2), (2, gpipe, 1), (2, interleaved, 2)], [(2, zb_h1, 1), (2, zb_v, 2)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "order", "chunks", "checkpointing"),
+    [*((*of, again) for of in WHOLE for again in (False, True)), *((*of, False) for of in SPLIT)],
+)
 def test_a_skip_connection_and_a_mask_travel_in_a_tuple(world_of, ranks, order, chunks, checkpointing):
     number = ranks * chunks
     stages = [Skip(s, s == number - 1) for s in range(number)]
@@ -122,14 +127,6 @@ def test_a_skip_connection_and_a_mask_travel_in_a_tuple(world_of, ranks, order, 
     results = world_of(ranks).run(train, stages, order, chunks, checkpointing=checkpointing)
     losses = train_plainly(stages)
     assert_equal_to_one_process(results, stages, before, losses)
-
-
-@pytest.mark.parametrize(("order", "chunks"), [(zb_h1, 1), (zb_v, 2)])
-def test_they_do_so_in_backwards_of_two_parts(world_of, order, chunks):
-    stages = [Skip(s, s == 2 * chunks - 1) for s in range(2 * chunks)]
-    before = copy.deepcopy(stages)
-    results = world_of(2).run(train, stages, order, chunks)
-    assert_equal_to_one_process(results, stages, before, train_plainly(stages))
 
 
 class Two(nn.Module):
@@ -459,7 +456,7 @@ def losses_of(kind):
     return loss, [p.grad for p in stage.parameters()]
 
 
-@pytest.mark.parametrize("kind", ["plain", "shape", "nan", "ignored"])
+@pytest.mark.parametrize("kind", ["shape", "nan", "ignored"])
 def test_losses_are_those_of_one_process(world_of, kind):
     (_, first), (found, second) = world_of(2).run(losses_of, kind)
     loss, gradients = losses_of(kind)
@@ -499,11 +496,16 @@ def test_evaluation_gives_the_loss_and_leaves_gradients_alone(world_of):
 def accumulated(clears, replicas=None):
     """Two steps whose gradients add up, or are cleared in between, and a third; of ``replicas`` each has its part."""
     net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
-    loss_of = net_loss
+
+    def loss_of(logits, targets):
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
     batches = [gpt.text(8, 33, 64, seed=step) for step in range(3)]
     if dist.is_initialized():
         group = dist.group.WORLD if replicas is None else replicas.pp
         stage = cut_by_layers(gpt.layers_of(net), 2)[dist.get_rank(group)]
+        with torch.no_grad():
+            net.embedding.weight += dist.get_rank(group)  # copies that start apart: tying makes them alike
         tied = [(net.embedding.weight, group)]
         stage = stage if replicas is None else BucketedDataParallel(stage, replicas.dp)
         found = Pipeline([stage], Schedule(one_f_one_b, 2, 2), loss_of, group, tied=tied)
@@ -516,10 +518,6 @@ def accumulated(clears, replicas=None):
         else:
             net.loss(tokens).backward()
     return net.embedding.weight.grad
-
-
-def net_loss(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 @pytest.mark.parametrize("clears", [False, True])

@@ -137,7 +137,7 @@ def trained_as_one_process(wrapper, layer, use):
             clip = (lambda _, most: clip_grad_norm_(engine, most)) if use == "clipped" else None
         if use == "torch's clipping":
             clip = nn.utils.clip_grad_norm_
-        model = torch.compile(engine, backend="eager") if use == "compiled" else engine
+        model = torch.compile(engine, backend="aot_eager") if use == "compiled" else engine
         replica = dist.get_rank(groups.dp)
         weight = shard_weight(len(shares(torch.zeros(SAMPLES), use)[replica]), groups.dp)
         found = train(model, optimizer, use, clip, lambda tokens: shares(tokens, use)[replica], weight, no_sync)

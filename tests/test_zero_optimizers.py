@@ -35,20 +35,6 @@ class Lars(Lamb):
         super().step() if self.param_groups[0]["steps"] > 1 else None
 
 
-class Shampoo(torch.optim.Optimizer):
-    """Preconditions rows by the gradient's own covariance (Gupta et al. 2018, arXiv 1802.09568, one side)."""
-
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                g = p.grad.view(p.shape[0], -1)
-                p.sub_(torch.linalg.solve(g @ g.T + torch.eye(len(g)), g).view_as(p), alpha=group["lr"])
-
-
 class Plainly(torch.optim.Optimizer):
     """Subtracts what ``change`` makes of a gradient."""
 
@@ -73,11 +59,6 @@ class Factored(Plainly):
         if p.dim() == 2 and min(p.shape) >= 16:
             squares = squares.mean(0, keepdim=True) * squares.mean(1, keepdim=True) / squares.mean()
         return p.grad / squares.sqrt()
-
-
-class FactoredFrom128(Factored):
-    def change(self, p):
-        return super().change(p) if min(p.shape) >= 128 else p.grad
 
 
 class Centralised(Plainly):
@@ -107,7 +88,6 @@ NOT_ELEMENTWISE = [
     (torch.optim.SparseAdam, "SparseAdam"),
     (Lamb, "Lamb is not element by element"),
     (Lars, "Lars is not element by element"),
-    (Shampoo, "Shampoo is not element by element"),
 ]
 
 
@@ -174,23 +154,6 @@ def test_element_by_element_optimizers_equal_one_process(rank, world_size, stage
                     mine, theirs, atol=2e-5, rtol=0, msg=lambda text, make=make: f"{make}: {text}"
                 )
     assert torch.equal(torch.get_rng_state(), before), "the sample takes no random numbers"
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_optimizers_own_step_and_zero_grad_do_not_pass_the_engine_by(stage):
-    net = nn.Linear(5, 5)
-    engine = STAGES[stage](net, partial(torch.optim.SGD, lr=1.0))
-    engine(torch.ones(2, 5)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"call engine\.step\(\)"):
-        engine.optimizer.step()
-    engine.optimizer.zero_grad()  # as loops do: it has to reach what is in shards
-    with engine.whole():
-        before = net.weight.detach().clone()
-    engine(torch.zeros(2, 5)).sum().backward()
-    engine.step()
-    with engine.whole():
-        assert torch.equal(net.weight, before), "the gradient of before zero_grad() is gone"
 
 
 ADAMW = partial(torch.optim.AdamW, lr=2e-2)

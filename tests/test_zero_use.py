@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import few
 from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.optim.swa_utils import AveragedModel
@@ -16,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from pardemo import RankFailed, WireMeter
 from pardemo.small_models import gpt
-from pardemo.tensor_parallel import ColumnParallelLinear
 from pardemo.zero import Zero1, Zero2, Zero3
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
@@ -190,13 +188,6 @@ def test_models_train_as_in_one_process(world_of, stage, model):
         world_of(2).run(trained_as_in_one_process, stage, MODELS[model], with_method if model == "layers" else same)
 
 
-@pytest.mark.parametrize("backend", few(["aot_eager", "eager"]))
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_compiled_engine_trains_as_one_process(world_of, stage, backend):
-    """Its layers are traced, and what it does around them is not: gathering, checks, hooks."""
-    world_of(2).run(trained_as_in_one_process, stage, InPlace, partial(torch.compile, backend=backend))
-
-
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("stage", STAGES)
 def test_buffers_of_any_dtype_are_rank_0s(rank, stage):
@@ -289,18 +280,6 @@ def test_a_loss_scaler_is_refused(stage):
     for optimizer in (engine, engine.optimizer):
         with pytest.raises((AttributeError, AssertionError, RuntimeError)):
             scaler.step(optimizer)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_norm_of_a_part_is_not_taken_for_the_wholes(rank, world_size, stage):
-    alone = [dist.new_group([r]) for r in range(world_size)][rank]
-    net = ColumnParallelLinear(gpt.seeded(lambda: nn.Linear(4, 4)), dist.group.WORLD)
-    engine = STAGES[stage](net, SGD, alone)
-    engine(torch.ones(2, 4)).sum().backward()
-    with pytest.raises(RuntimeError, match="max_norm"):
-        nn.utils.clip_grad_norm_(engine.parameters(), 1.0)
-    engine.step()
 
 
 @pytest.mark.ranks(2)

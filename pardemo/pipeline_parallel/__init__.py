@@ -14,7 +14,7 @@ From the bottom up:
   :class:`Schedule`: an order for so many ranks and micro-batches.
 - :func:`chart`, :func:`prove`, :func:`instructions`: when it happens in an ideal world, that nothing is missing and
   nothing stands still, and what each rank is told. No process is needed.
-- :func:`cut_by_layers`, :func:`cut_by_parameters`: a list of layers into stages.
+- :func:`cut_by_layers`: a list of layers into stages.
 - :class:`Pipeline`: runs any schedule on real ranks. :class:`DeferredBatchNorm`: running statistics of the whole batch.
 
 Each rank has the gradients of its own stages: clip by ``pardemo.zero.gradient_norm.clip_grad_norm_(chunks, max_norm,
@@ -34,7 +34,7 @@ from pardemo.pipeline_parallel.schedules import (
     placed,
     v_shape,
 )
-from pardemo.pipeline_parallel.stages import cut_by_layers, cut_by_parameters
+from pardemo.pipeline_parallel.stages import cut_by_layers
 from pardemo.pipeline_parallel.timetable import Chart, chart, instructions, measured_chart, most_held, prove
 from pardemo.pipeline_parallel.zero_bubble import zb_h1, zb_v
 
@@ -50,7 +50,6 @@ __all__ = [
     "ScheduleError",
     "chart",
     "cut_by_layers",
-    "cut_by_parameters",
     "gpipe",
     "instructions",
     "interleaved",
