@@ -90,47 +90,34 @@ DIFFER = {
 }  # fmt: skip
 
 
-def told_by(case, table):
-    try:
-        table[case][0]()
-    except (ValueError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "it was accepted"
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("case", DIFFER)
-def test_full_layers_that_differ_between_ranks_are_refused(world_of, case):
-    first, second = world_of(2).run(told_by, case, DIFFER)
-    assert first == second or "kinds" in case
-    assert says(first, "ValueError", *DIFFER[case][1:]), first
-    assert "\n" not in first
+def test_full_layers_that_differ_between_ranks_are_refused(case):
+    make, *words = DIFFER[case]
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the words are compared
+        make()
+    assert says(str(refusal.value), *words)
+    assert "\n" not in str(refusal.value)
 
 
-def rank_of_four():
-    layer = linear(seed=5 if dist.get_rank() == 2 else 0)
+@pytest.mark.ranks(4)
+def test_the_rank_that_differs_is_named_and_groups_are_compared_by_themselves(rank):
+    layer = linear(seed=5 if rank == 2 else 0)
     with pytest.raises(ValueError, match=r"rank 0 .*0\.weight.*rank 2"):
         ColumnParallelLinear(layer)
     with Groups(ParallelDims(tp=2, dp=2)) as groups:  # each group by itself: what others have does not matter
         ColumnParallelLinear(linear(seed=dist.get_rank(groups.dp)), groups.tp)
 
 
-def test_the_rank_that_differs_is_named_and_groups_are_compared_by_themselves(world_of):
-    world_of(4).run(rank_of_four)
-
-
-def nothing_compared():
+@pytest.mark.ranks(2)
+def test_meta_tensors_and_groups_of_one_are_not_compared(rank):
     with torch.device("meta"):
         ColumnParallelLinear(nn.Linear(8, 8))
         VocabParallelEmbedding(nn.Embedding(8, 4))
+    ColumnParallelLinear(nn.Linear(8, 8), dist.new_group([rank], use_local_synchronization=True))
     with CallMeter() as calls:
         ColumnParallelLinear(linear())
-    return calls.counts
-
-
-def test_meta_tensors_and_groups_of_one_are_not_compared(world_of):
-    assert world_of(2).run(nothing_compared) == [{}] * 2, "a meter counts what the reader asked for"
-    (told,) = world_of(1).run(told_by, "unseeded columns", DIFFER)
-    assert told == "it was accepted"
+    assert calls.counts == {}, "a meter counts what the reader asked for"
 
 
 # --- layers that are more than their weight --------------------------------------------------------------------------
@@ -206,19 +193,11 @@ class SameForward(nn.Linear):
     """Another name, the same computation: as ``NonDynamicallyQuantizableLinear`` in torch's own attention."""
 
 
-def accepted():
-    return [
-        type(ColumnParallelLinear(given)).__name__
-        for given in (
-            gpt.seeded(lambda: SameForward(8, 8)),
-            nn.ModuleList([linear(), linear(seed=1)]),
-            gpt.seeded(lambda: nn.MultiheadAttention(8, 2)).out_proj,
-        )
-    ]
-
-
-def test_plain_layers_by_another_name_are_taken(world_of):
-    assert world_of(2).run(accepted) == [["ColumnParallelLinear"] * 3] * 2
+@pytest.mark.ranks(2)
+def test_plain_layers_by_another_name_are_taken():
+    ColumnParallelLinear(gpt.seeded(lambda: SameForward(8, 8)))
+    ColumnParallelLinear(nn.ModuleList([linear(), linear(seed=1)]))
+    ColumnParallelLinear(gpt.seeded(lambda: nn.MultiheadAttention(8, 2)).out_proj)
 
 
 # --- activations, cores and dropout ---------------------------------------------------------------------------------

@@ -151,18 +151,15 @@ def test_a_norm_of_queries_and_keys_equals_one_process(world_of, n, kv_heads, mo
     assert_holders_agree(results, kv_heads)
 
 
-def without_a_mask(kv_heads):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_attention_that_is_not_causal_equals_one_process(kv_heads):
     """Every token sees every other, as in an encoder."""
     full = gpt.seeded(lambda: gpt.Attention(HIDDEN, HEADS, kv_heads))
     layer = ParallelAttention(full.qkv, full.out, HEADS, kv_heads, causal=False)
     plain = Plain(full, partial(F.scaled_dot_product_attention, enable_gqa=True))
     found, expected = (train(model, 2) for model in (layer, plain))
-    return max(gpt.relative_error(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 8])
-def test_attention_that_is_not_causal_equals_one_process(world_of, kv_heads):
-    assert max(world_of(2).run(without_a_mask, kv_heads)) < CLOSE
+    assert max(gpt.relative_error(a, b) for a, b in zip(found, expected, strict=True)) < CLOSE
 
 
 def slopes(heads):
@@ -185,40 +182,33 @@ def test_a_core_with_the_slopes_of_a_ranks_own_heads_equals_one_process(rank, wo
     assert max(gpt.relative_error(a, b) for a, b in zip(found, expected, strict=True)) < CLOSE
 
 
-def backward_bytes(kv_heads, frozen):
-    """What a backward sends beyond the input's gradient, whose all-reduce is there in any case."""
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_shared_heads_cost_an_all_reduce_of_their_whole_gradient(kv_heads):
+    """Beyond the input's gradient, which is not asked for here."""
     hidden, heads = 1024, 8
     full = gpt.seeded(lambda: gpt.Attention(hidden, heads, kv_heads))
-    full.qkv.requires_grad_(not frozen)
     layer = ParallelAttention(full.qkv, full.out, heads, kv_heads)
     x = gpt.numbers(1, 16, hidden)
     layer(x).sum().backward()
     y = layer(x).sum()
     with WireMeter() as wire, CallMeter() as calls:
         y.backward()
-    return wire.sent_bytes, calls.counts.get("all_reduce", 0)
+    if kv_heads == 4:  # each rank has its own
+        assert calls.counts == {}
+        return
+    numbers = 2 * 2 * (hidden // heads) * (hidden + 1)  # key and value, two heads, weight and bias
+    assert wire.sent_bytes == pytest.approx(communication.ring_all_reduce(4 * numbers, 4).sent, rel=0.01)
+    assert calls.counts == {"all_reduce": 1}
 
 
-def test_shared_heads_cost_an_all_reduce_of_their_whole_gradient(world_of):
-    numbers = 2 * 2 * (1024 // 8) * (1024 + 1)  # key and value, two heads, weight and bias
-    for sent, calls in world_of(4).run(backward_bytes, 2, False):
-        assert sent == pytest.approx(communication.ring_all_reduce(4 * numbers, 4).sent, rel=0.01)
-        assert calls == 1
-    assert {calls for _, calls in world_of(4).run(backward_bytes, 4, False)} == {0}
-
-
-def frozen_heads():
+@pytest.mark.ranks(4)
+def test_a_shared_head_whose_weight_is_frozen_sums_its_bias_alone(world_size):
     full = gpt.seeded(lambda: gpt.Attention(HIDDEN, HEADS, 1))
     full.qkv.weight.requires_grad_(False)
     layer = ParallelAttention(full.qkv, full.out, HEADS, 1)
     x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
     layer(x).square().sum().backward()
     full(x).square().sum().backward()
-    expected = part(full.qkv.bias.grad, 1, dist.get_world_size())
-    return layer.qkv.weight.grad is None, gpt.relative_error(layer.qkv.bias.grad, expected)
-
-
-def test_a_shared_head_whose_weight_is_frozen_sums_its_bias_alone(world_of):
-    for none, error in world_of(4).run(frozen_heads):
-        assert none
-        assert error < CLOSE
+    assert layer.qkv.weight.grad is None
+    assert gpt.relative_error(layer.qkv.bias.grad, part(full.qkv.bias.grad, 1, world_size)) < CLOSE

@@ -173,6 +173,34 @@ def test_a_wrapper_around_cut_layers_trains_as_one_process(wrapper, layer, use):
         trained_as_one_process(wrapper, layer, use)
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("layout", [ParallelDims(tp=2, pp=2), ParallelDims(dp=2, pp=2)], ids=["tp", "dp"])
+@pytest.mark.parametrize("stage", [Zero1, Zero2, Zero3])
+def test_a_pipelines_stages_in_shards_train_as_one_process(layout, stage):
+    full, parts = ([gpt.seeded(lambda: gpt.Block(HIDDEN, 4), number) for number in range(2)] for _ in range(2))
+    plain = nn.Sequential(*full)
+    optimizer, norms, found = SGD(plain.parameters()), [], []
+    with Groups(layout) as groups:
+        place, replica = dist.get_rank(groups.pp), dist.get_rank(groups.dp)
+        net = gpt.parallel_block(parts[place], groups.tp)
+        engine = stage(net, SGD, groups.dp, max_norm=CLIP, norm_over=groups.pp)
+        schedule = Schedule(one_f_one_b, ranks=2, micro_batches=2)
+        pipeline = Pipeline([engine], schedule, nn.functional.mse_loss, groups.pp, checkpointing=True)
+        for step in range(STEPS):
+            batch = [gpt.numbers(SAMPLES, 4, HIDDEN, seed=10 * step + number) for number in range(2)]
+            nn.functional.mse_loss(plain(batch[0]), batch[1]).backward()
+            norms.append(nn.utils.clip_grad_norm_(plain.parameters(), CLIP).item())
+            optimizer.step()
+            optimizer.zero_grad()
+            pipeline.step(*(tensor.chunk(layout.dp)[replica] for tensor in batch))
+            found.append(engine.step())
+        assert found == pytest.approx(norms, rel=CLOSE)
+        ends = dict(gpt.parallel_block(full[place], groups.tp).named_parameters())
+        with engine.whole():
+            for name, p in net.named_parameters():
+                torch.testing.assert_close(p, ends[name], atol=1e-6, rtol=1e-5)
+
+
 class Repeated(nn.Module):
     """Re-entrant checkpoints: the backward pass of each layer is a pass of its own, within DDP's."""
 
