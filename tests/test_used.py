@@ -12,8 +12,8 @@ ROOT = project.root()
 
 #: For readers who import pardemo; no chapter has a use for them.
 FOR_READERS = {
-    "HeadlineScores", "PlainDataParallel", "PlainExperts", "PlainPipeline", "PlainZero3", "average_gradients",
-    "cut_by_parameters", "shard_weight", "sum_router_gradient",
+    "HeadlineScores", "PlainDataParallel", "PlainExperts", "PlainPipeline", "PlainZero3", "shard_weight",
+    "sum_router_gradient",
 }  # fmt: skip
 #: Methods by whose names torch, Transformers, PyYAML or IPython ask; pytest's hooks are known by how they begin.
 FOR_LIBRARIES = {
