@@ -22,8 +22,7 @@ from pardemo.planner.layouts.choice.procedure_check import job_of
 
 def test_saved_with_alternative_text(out):
     fig, ax = figures.new()
-    figures.predicted(ax, [1, 2], [1, 2])
-    figures.measured(ax, [1, 2], [1, 2], hollow=[False, True])
+    ax.plot([1, 2], [1, 2], "o-")
     picture = figures.save(fig, "01_test", "A line and 2 × 2 points.")
     file = out / "figures" / "01_test.svg"
     shown, metadata = picture._repr_mimebundle_()
@@ -40,7 +39,7 @@ def test_a_picture_is_svg_of_words_and_the_same_each_time(tmp_path):
     texts = []
     for _ in range(2):
         fig, ax = figures.new(size=(4.0, 3.0))
-        figures.predicted(ax, [1, 2], [1, 2])
+        ax.plot([1, 2], [1, 2])
         ax.set_title('bytes "sent" < S', fontsize=12)
         ax.set_xlabel("seconds", fontsize=8)
         texts.append(figures.draw(fig, 'a "line" & <more>').svg)
@@ -95,11 +94,14 @@ def test_alternative_text_is_required(out):
 
 def test_prediction_is_a_line_measurement_points():
     _, ax = figures.new()
-    (line,) = figures.predicted(ax, [1, 2], [1, 2])
-    assert line.get_marker() in ("None", "")
-    assert not ax.collections
-    points = figures.measured(ax, [1, 2], [1, 2], hollow=[False, True])
-    assert [tuple(c) == (1, 1, 1, 1) for c in points.get_facecolors()] == [False, True]
+    told = figures.curves(ax, {"a": {1: 0.25, 2: 0.5}, "b": [3, 2]}, {"a": {1: 0.3}}, per=0.01)
+    line, points, other = ax.lines
+    assert (line.get_marker(), list(line.get_xdata()), list(line.get_ydata())) == ("", [1, 2], [25, 50])
+    assert (points.get_linestyle(), list(points.get_ydata())) == ("None", [30])
+    assert points.get_color() == line.get_color() != other.get_color()
+    assert list(other.get_xdata()) == [0, 1], "numbers one after the other"
+    assert ax.get_legend_handles_labels()[1] == ["a", "b"], "each name once"
+    assert told == "a 25 to 50; b 300 to 200"
 
 
 def test_sliders_show_the_picture_that_they_choose(monkeypatch):
@@ -129,10 +131,70 @@ def test_in_a_page_the_sliders_are_a_player_over_the_ranks(monkeypatch):
     assert says(player.captions[player.start], "85", "GB", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 
 
-def test_bars_outline_and_gantt():
+def test_bars_stand_side_by_side_within_their_outlines():
     _, ax = figures.new()
-    figures.bars(ax, ["a", "b"], {"send": [1, 2], "receive": [3, 4]}, outline={"send": [1, 2], "receive": [3, 4]})
-    assert len(ax.patches) == 8
+    series = {"send": {"a": 1, "b": 2}, "receive": {"a": 3, "b": 4}}
+    told = figures.bars(ax, series, {name: {"a": 2, "b": 2} for name in series}, text="{:.1f}")
+    measured = [bar for bar in ax.patches if bar.get_fill()]
+    outlines = [bar for bar in ax.patches if not bar.get_fill()]
+    assert [bar.get_height() for bar in measured] == [1, 2, 3, 4]
+    assert [bar.get_height() for bar in outlines] == [2, 2, 2, 2]
+    assert [text.get_position()[1] for text in ax.texts] == [3] * 4, "points above the bar or its outline"
+    assert [text.xy[1] for text in ax.texts] == [2, 2, 3, 4]
+    assert ax.get_legend_handles_labels()[1] == ["send", "predicted", "receive"]
+    assert told == "send: a 1.0, b 2.0; receive: a 3.0, b 4.0"
+
+
+def test_bars_are_stacked_from_the_top_down():
+    _, ax = figures.new()
+    series = {"one": {"a": 1000, "b": 2000}, "two": {"a": 3000}, "none": {"a": 0}}
+    fills = {"two": "compute", "one": ("wait", "///"), "none": "off"}
+    style = {"per": 1000, "across": True, "stacked": True, "fills": fills, "points": ("m", {"b": 4000})}
+    told = figures.bars(ax, series, {"a": 5000}, **style)
+    ends = [(bar.get_x(), bar.get_width()) for bar in ax.patches if bar.get_fill()]
+    assert ends[:4] == [(0, 3), (0, 0), (3, 1), (0, 2)], "in the order of fills"
+    assert ax.patches[2].get_hatch() == "///"
+    assert ax.get_legend_handles_labels()[1] == ["m", "two", "one", "predicted"], "without what is nowhere"
+    assert ax.get_xlim()[1] > 5 > ax.collections[0].get_offsets()[1][0] == 4
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "the first is on top"
+    assert told == "a 4, b 2"
+
+
+def test_numbers_in_words():
+    table = {"one\ntable": {8: 0.5, 16: 1.0}, "two": {8: 0.25}}
+    assert figures.words(table, "{:.0f}", per=0.01) == "one table: 50 at 8, 100 at 16; two: 25 at 8"
+    assert figures.words({"a": 1.0, "b": 2.5}) == "a 1, b 2.5"
+    assert figures.words({"a": [1.0, 2.0], "b": [3.0]}, "{:.1f}") == "a 1.0, 2.0; b 3.0"
+
+
+def test_a_logarithmic_axis_has_the_ticks_that_are_given():
+    _, ax = figures.new()
+    figures.log(ax, x=[1, 1000], y={1: "an hour", 24: "a day"})
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "1,000"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["an hour", "a day"]
+    assert not list(ax.xaxis.get_minorticklocs())
+
+
+def test_a_figure_has_one_legend_with_each_label_once(out, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("pardemo.draw.charts.save", lambda fig, name, alt: drawn.update({name: (fig, alt)}))
+    panels = {title: {"series": {"send": {"x": size}}, "outline": {"x": size}} for title, size in (("a", 1), ("b", 2))}
+    figures.bar_chart("02_test", "Sent: {}.", panels, shared=True, text="{:.1f}")
+    fig, alt = drawn["02_test"]
+    assert [text.get_text() for text in fig.legends[0].texts] == ["send", "predicted"]
+    assert alt == "Sent: a: x 1.0; b: x 2.0."
+    assert {ax.get_ylim() for ax in fig.axes} == {(0, 2.3)}, "one scale"
+
+
+def test_boxes_over_time():
+    spans = [Span(0, "compute", "", 1.0, 1.5), Span(0, "communication", "", 1.5, 1.6)]
+    _, ax = figures.new()
+    figures.lanes(ax, figures.by_kind(spans, {"layers": ["compute"], "all-reduce": ["communication"]}, 1.0))
+    boxes = [collection.get_paths()[0].get_extents() for collection in ax.collections]
+    assert [(round(box.x0), round(box.x1)) for box in boxes] == [(0, 500), (500, 600)], "milliseconds"
+    assert [round((box.y0 + box.y1) / 2) for box in boxes] == [0, 1]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["layers", "all-reduce"]
     _, ax = figures.new()
     figures.gantt(ax, [Span(0, "compute", "", 1.0, 1.5), Span(1, "communication", "", 1.5, 1.6)])
     assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
@@ -221,7 +283,7 @@ def test_pictures_of_experts_tell_their_numbers_in_words(out):
     told = figures.loads_over_time({"plain": [[4, 0]] * 40, "bias": [[2, 2]] * 40}, {"plain": [2.0] * 40}).alt
     assert says(told, "plain", "2.00")
     told = figures.rows_between_nodes({"a, b": 12.0}, {"a, b": 12.5}, {"a, b": 0.5}).alt
-    assert says(told, "12.0", "MB", "0.50")
+    assert says(told, "MB", "12.0", "0.50")
     told = figures.groups_of_experts([[0, 1], [2, 3]], [[0, 1, 2, 3]], [[0]], host=2).alt
     assert told == "2 tensor groups of 2, 1 expert groups of 4. Ranks 0, in bold, have the same experts."
     assert len(list((out / "figures").iterdir())) == 5
@@ -263,9 +325,7 @@ def test_what_a_ring_waits_is_told_where_it_is_half_of_its_time(out, monkeypatch
 
 def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(
-        "pardemo.book.chapters.cluster.figures.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt)
-    )
+    monkeypatch.setattr("pardemo.draw.charts.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt))
     parts = {15: {"each": (1.0, 0.5, 2.0), "seldom": (2.0, 0.1, 0.25)}}
     figures.parts_to_a_loss(parts, {"each": {15: 3.4}, "seldom": {15: 2.5}}, {"each": 48, "seldom": 88})
     assert says(drawn["alt"], "15", "Mbit/s", "1.00", "0.50", "2.00", "2.00", "0.10", "0.25")
@@ -279,8 +339,8 @@ def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
 def drawn(monkeypatch):
     """Of the pictures of pipelines and of Megatron's MLP: the figures themselves, by the pictures' names."""
     kept = {}
-    for name in ("pipeline_parallel.figures", "megatron_mlp.figures"):
-        module = importlib.import_module(f"pardemo.book.chapters.{name}")
+    for name in ("book.chapters.pipeline_parallel.figures", "book.chapters.megatron_mlp.figures", "draw.charts"):
+        module = importlib.import_module(f"pardemo.{name}")
         monkeypatch.setattr(module, "save", lambda fig, name, alt: kept.update({name: fig}) or alt)
     return kept
 
@@ -302,7 +362,7 @@ def test_stages_of_a_cut_compute_or_wait_until_the_slowest_is_done(drawn):
 def test_what_does_not_fit_beside_the_states_crosses_the_line(drawn):
     states = {"parameters": 4e9, "gradients": 4e9, "optimizer states": 24e9}
     told = figures.memory_of_schedules(states, {"a": 60e9, "b": 40e9}, {"a": 0.25, "b": 0.5}, 80e9)
-    assert says(told, "32", "GB", "GPU", "60.0", "25.0%", "40.0", "50.0%")
+    assert says(told, "32", "GB", "92", "72", "60.0", "25.0%", "40.0", "50.0%")
     (ax,) = drawn["pipeline_parallel_on_a_gpu"].axes
     (room,) = ax.lines
     ends = [bar.get_x() + bar.get_width() for bar in ax.patches[-2:]]
@@ -419,7 +479,7 @@ def test_versions_of_a_script_are_told_by_what_is_wrong(out):
     losses = {"monday": [2.0, 1.0] * 20, "wednesday": [2.0, 1.0] * 20}
     assert figures.four_curves(losses).alt == "Losses of the last 20 steps, on average: monday 1.500, wednesday 1.500."
     told = figures.gaps_beside_noise({"monday": 1e-7, "tuesday": 0.02, "thursday": 0.001}, 0.25).alt
-    assert says(told, "1e-07", "0.02", "thursday", "0.001", "0.25")
+    assert says(told, "Monday", "1e-07", "0.02", "Thursday", "0.001", "0.25")
     right, half, other = (1.0, 0.0), (0.5, 0.0), (0.9, 0.3)
     versions = {
         "monday": {"a.weight": half, "a.bias": half, "b.weight": half},
@@ -430,7 +490,7 @@ def test_versions_of_a_script_are_told_by_what_is_wrong(out):
     drawn = (out / "figures" / "is_it_right_map.svg").read_text()
     assert drawn.count("× 0.5") == 2
     told = figures.bug_beside_rounding({"fp32": 1e-7, "fp64": 1e-16}, {"fp32": 2e-5, "fp64": 2e-5}).alt
-    assert says(told, "fp32", "1e-07", "2e-05", "fp64", "1e-16", "2e-05")
+    assert says(told, "fp32", "1e-07", "fp64", "1e-16", "2e-05", "2e-05")
     assert len(list((out / "figures").iterdir())) == 4
 
 
@@ -447,7 +507,7 @@ def test_pictures_of_a_trace_tell_their_numbers_in_words(out):
     assert told == "two: 2 all-reduces, 25 ms exposed.", "from 40 to 45 and from 50 to 70"
     late = [one._replace(begin_s=one.begin_s + 0.02) for one in sums[:1]]
     told = figures.late_rank({0: [*work, sums[0]], 1: [*work, *late]}).alt
-    assert told == "Two ranks on one clock; the first all-reduce's bar is 30 ms on rank 0, 10 ms on rank 1."
+    assert told == "Two ranks on one clock; the first all-reduce's bar is on rank 0 30 ms, on rank 1 10 ms."
     told = figures.own_times({"aten::mm": 0.03, "backward": 0.01}, {"aten::mm": 0.03, "backward": 0.07}).alt
     assert told == "Own time by name, ms: mm 30.0, backward 10.0."
 
@@ -460,7 +520,8 @@ def test_pictures_of_optimizers_tell_their_numbers_in_words(out):
     )
     assert "2 ranks 65%" in figures.rows_alone([1.0], {2: [1.2], 8: [1.5]}, {2: 0.65, 8: 0.9}).alt
     each = {"square": (0.75, 0.75, 0.75)}
-    assert "square: 11.25, once 0.38" in figures.sent_by_products(each, each, {"square": 0.375}).alt
+    told = figures.sent_by_products(each, each, {"square": 0.375}).alt
+    assert says(told, "square", "11.25", "once", "square", "0.38")
     assert "HSDP 4.0 + 0.0" in figures.across_hosts({"HSDP": (4.0, 0.0)}, {"HSDP": (4.0, 0.0)}).alt
     told = figures.training({"Adam": [3.0] * 9, "Muon": [2.0] * 9}, {"Adam": 2.0, "Muon": 12.0}).alt
     assert says(told, "3.00", "2", "Muon", "2.00", "12")
@@ -483,7 +544,7 @@ def test_pictures_of_what_hides_tell_their_numbers_in_words(out):
 
 def test_pictures_of_failures_tell_their_numbers_in_words(out):
     told = figures.hours_between_failures({16384: 3 * 3600.0}, 3 * 3600.0 * 16384).alt
-    assert told == "Hours between failures by GPUs; published 16,384: 3.0; the line is 1/N."
+    assert told == "Hours between failures by GPUs; published 3.0 at 16,384; the line is 1/N."
     told = figures.goodput_by_interval({0.1: 0.5, 0.2: 0.6, 0.4: 0.55}, 0.04, 0.8, 0.1).alt
     assert told == "Goodput by interval, measured: 0.1 s: 0.50, 0.2 s: 0.60, 0.4 s: 0.55; Young's interval is 0.25 s."
     spans = [Span(0, "compute", "", 0, 0.04), Span(0, "wait", "", 0.04, 0.1), Span(0, "send", "", 0.04, 0.1)]

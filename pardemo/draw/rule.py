@@ -1,12 +1,12 @@
 """The book's one rule for a first layout, drawn; each chapter marks the lines that it explains."""
 
 from collections.abc import Collection, Mapping
-
-import numpy as np
+from typing import Any
 
 from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.charts import bar_chart
 from pardemo.draw.palette import KEPT, RANKS, ink_on
-from pardemo.draw.style import Picture, new, save
+from pardemo.draw.style import Picture
 
 WIDE, LINE = 640, 34
 #: part -> (which layouts add it, how much it adds, as a share of the time of the matrix multiplications)
@@ -73,25 +73,16 @@ def what_each_adds(shares: Mapping[str, Mapping[str, float]], name: str, chosen:
         shares: layout -> part -> share. name: of the picture's file. chosen: the layout that the rule takes.
         job: what is trained on what, in words.
     """
-    fig, ax = new(size=(6.4, 0.42 * len(shares) + 1.5))
-    places, left = np.arange(len(shares)), np.zeros(len(shares))
-    for part, (label, colour, hatch) in PARTS.items():
-        values = np.array([100 * by_part.get(part, 0.0) for by_part in shares.values()])
-        if values.any():
-            ax.barh(places, values, 0.6, left=left, color=colour, hatch=hatch, edgecolor="white", label=label)
-        left += values
-    for place, total in zip(places, left, strict=True):
-        ax.annotate(f"{total:.0f} %", (total, place), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, [f"{layout} ◀" if layout == chosen else layout for layout in shares])
-    ax.invert_yaxis()
-    ax.set(xlabel="added to the time of the multiplications, %", xlim=(0, max(1.18 * left.max(), 1)))
-    ax.grid(axis="y", visible=False)
-    if job:
-        ax.set_title(job, loc="left")
-    if left.any():
-        fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(f"{layout} {total:.0f} %" for layout, total in zip(shares, left, strict=True))
-    taken = f" The rule takes {chosen}." if chosen else ""
-    return save(
-        fig, name, f"{job or 'A job'}: what each layout adds to its multiplications' time: {values_text}.{taken}"
-    )
+    layouts = {f"{layout} ◀" if layout == chosen else layout: by_part for layout, by_part in shares.items()}
+    return bar_chart(
+        name, f"{job or 'A job'}: what each layout adds to its multiplications' time: {{}}."
+        + (f" The rule takes {chosen}." if chosen else ""),
+        {"added to the time of the multiplications, %": added(layouts)}, title=job, across=True, stacked=True,
+        text="{:.0f} %", room=1.2,
+    )  # fmt: skip
+
+
+def added(layouts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Arguments of :func:`pardemo.draw.charts.bars`: what each layout adds, in per cent, by what adds it."""
+    labels = {label: {name: of.get(part, 0.0) for name, of in layouts.items()} for part, (label, *_) in PARTS.items()}
+    return {"series": labels, "per": 0.01, "fills": {label: tuple(look) for label, *look in PARTS.values()}}

@@ -3,13 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from pardemo.book.chapters.accelerate.drawings_choice import CONFIGURATIONS
 from pardemo.draw import palette
-from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.draw.charts import bar_chart
+from pardemo.draw.style import Picture, new, save
 
-_HATCHES = {"parameters": "", "gradients": "//", "optimizer states": "..", "others": "xx"}
+#: What a rank keeps -> its label, and how it is filled.
+_KEPT = {
+    "parameters": ("parameters", ("parameters", "")),
+    "gradients": ("gradients", ("gradients", "//")),
+    "optimizer states": ("optimizer states", ("optimizer states", "..")),
+    "others": ("buckets, others", (palette.OTHER, "xx")),
+}
 
 
 def configurations_compared(
@@ -24,44 +31,19 @@ def configurations_compared(
         sent, sends: counted and predicted, by configuration. kept: configuration -> kind -> bytes per parameter.
         keeps: predicted sums of the model states, so without what is "others".
     """
-    names = list(kept)
-    fig, axes = new(2, 1, size=(5.8, 2.0 + 0.78 * len(names)))
-    places, outline = np.arange(len(names)), {"fill": False, "edgecolor": "black", "linewidth": 1.2}
-    values = [sent[name] for name in names]
-    axes[0].barh(places, values, 0.55, color=COLOURS["communication"], label="sent")
-    axes[0].barh(places, [sends[name] for name in names], 0.7, label="predicted", **outline)
-    left = np.zeros(len(names))
-    for kind, hatch in _HATCHES.items():
-        colour, label = (palette.OTHER, "buckets, others") if kind == "others" else (COLOURS[kind], kind)
-        parts = np.array([kept[name].get(kind, 0.0) for name in names])
-        style = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": label}
-        axes[1].barh(places, parts, 0.55, left=left, **style)
-        left += parts
-    axes[1].barh(places, [keeps[name] for name in names], 0.7, **outline)
-    others = [kept[name].get("others", 0.0) for name in names]
-    states = [
-        f"{end - more:.1f}" + (f" + {more:.1f}" if more > 0.2 else "") for end, more in zip(left, others, strict=True)
-    ]
-    for ax, ends, lines, texts in (
-        (axes[0], values, sends, [f"{value:.2f} Ψ" for value in values]),
-        (axes[1], left, keeps, states),
-    ):
-        most = max([*ends, *lines.values()])
-        for place, (name, end, text) in enumerate(zip(names, ends, texts, strict=True)):
-            at = (max(end, lines[name]), place)
-            ax.annotate(text, at, (8, 0), textcoords="offset points", va="center")
-        ax.set_yticks(places, names)
-        ax.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, 1.25 * most))
-        ax.grid(axis="y", visible=False)
-    axes[0].set_xlabel("sent by a rank in a step, Ψ")
-    axes[1].set_xlabel("kept by a rank, bytes per parameter")
-    handles, labels = axes[1].get_legend_handles_labels()
-    handles += [Patch(color=COLOURS["communication"]), Patch(fill=False, edgecolor="black")]
-    fig.legend(handles, [*labels, "sent", "the papers'"], loc="outside lower center", ncols=3)
-    values_text = "; ".join(
-        f"{name} sends {sent[name]:.2f} Ψ and keeps {left[k]:.1f} B" for k, name in enumerate(names)
-    )
-    return save(fig, "accelerate_configurations", f"A rank of each configuration: {values_text} per parameter.")
+    series = {label: {name: of.get(kind, 0.0) for name, of in kept.items()} for kind, (label, _) in _KEPT.items()}
+    texts = []
+    for of in kept.values():
+        more = of.get("others", 0.0)
+        texts.append(f"{sum(of.values()) - more:.1f}" + (f" + {more:.1f}" if more > 0.2 else ""))
+    sent_panel = {"series": {"sent": {name: sent[name] for name in kept}}, "outline": sends, "text": "{:.2f} Ψ"}
+    return bar_chart(
+        "accelerate_configurations", "A rank of each configuration: {} per parameter.",
+        {"sent by a rank in a step, Ψ": sent_panel | {"fills": {"sent": ("communication", "")}},
+         "kept by a rank, bytes per parameter": {
+             "series": series, "outline": keeps, "stacked": True, "text": texts, "fills": dict(_KEPT.values())}},
+        across=True, outlined="the papers'", room=1.25, ncols=3, size=(5.8, 2.0 + 0.78 * len(kept)),
+    )  # fmt: skip
 
 
 def losses_of_mistakes(runs: Mapping[str, tuple[Sequence[float], str]]) -> Picture:
@@ -98,22 +80,11 @@ def sent_to_peers(measured: Mapping[str, float], expected: Mapping[str, float]) 
 
     Outlines are what the papers of the two engines say.
     """
-    fig, ax = new(size=(5.8, 2.6))
-    places, values = np.arange(len(measured)), [of / 1e6 for of in measured.values()]
-    ax.barh(places, values, 0.55, color=COLOURS["communication"], label="measured")
-    outline = [expected[name] / 1e6 for name in measured]
-    ax.barh(places, outline, 0.7, fill=False, edgecolor="black", linewidth=1.2, label="the papers'")
-    for place, value in enumerate(values):
-        at = (max(value, outline[place]), place)
-        ax.annotate(f"{value:.2f} MB", at, (8, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(measured))
-    ax.set(
-        xlabel="sent by rank 0 in a step, MB", xlim=(0, 1.25 * max(values + outline)), ylim=(len(measured) - 0.4, -0.6)
-    )
-    ax.grid(axis="y", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = ", ".join(f"{name} {value:.2f} MB" for name, value in zip(measured, values, strict=True))
-    return save(fig, "accelerate_groups", f"Sent by rank 0 in a step: {values_text}.")
+    return bar_chart(
+        "accelerate_groups", "Sent by rank 0 in a step: {}.",
+        {"sent by rank 0 in a step, MB": {"series": {"measured": measured}, "outline": expected}}, across=True,
+        per=1e6, fills={"measured": "communication"}, text="{:.2f} MB", outlined="the papers'", room=1.25,
+    )  # fmt: skip
 
 
 def kept_against_sent(ways: Mapping[str, Sequence[tuple[float, float]]], counts: Sequence[int]) -> Picture:
@@ -124,16 +95,11 @@ def kept_against_sent(ways: Mapping[str, Sequence[tuple[float, float]]], counts:
         counts: micro-batches in a step.
     """
     fig, ax = new(size=(5.8, 3.9))
-    styles = zip(
-        ways,
-        ("o", "s", "D", "^"),
-        [CONFIGURATIONS[of] for of in ("DDP", "ZeRO-1", "ZeRO-2", "FSDP2")],
-        strict=True,
-    )
-    for name, marker, colour in styles:
-        sent, kept = zip(*ways[name], strict=True)
-        ax.plot(sent, kept, color=palette.INK, linewidth=1.2, zorder=2)
-        ax.scatter(sent, kept, s=90, marker=marker, color=colour, edgecolor=palette.INK, label=name, zorder=3)
+    colours = [CONFIGURATIONS[of] for of in ("DDP", "ZeRO-1", "ZeRO-2", "FSDP2")]
+    for (name, points), marker, colour in zip(ways.items(), "osD^", colours, strict=True):
+        sent, kept = zip(*points, strict=True)
+        marked = {"marker": marker, "markersize": 9, "markerfacecolor": colour, "label": name}
+        ax.plot(sent, kept, color=palette.INK, linewidth=1.2, **marked)
         for at, count in enumerate(counts if sent[0] != sent[-1] else ()):
             # below the marker; of the upper line beside it, or it would lie on the lower one's
             offset, ha, va = ((7, 4), "left", "bottom") if name == "ZeRO-2" else ((0, -9), "center", "top")

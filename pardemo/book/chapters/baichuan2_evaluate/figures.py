@@ -6,36 +6,30 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from pardemo.draw import palette
-from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.draw.charts import bars, key, numbers, words
+from pardemo.draw.style import Picture, new, save
 
 _SHADES = (*palette.KNOWN, palette.NEW)  # what is known in greys; what is new in colour
 
 
-def scores(
-    ax: Axes,
-    values: Mapping[str, Sequence[float]],
-    intervals: Mapping[str, Sequence[Sequence[float]]],
-    groups: Sequence[str],
-) -> None:
-    """A cluster of bars for each answer, one for each of three groups, with the interval as a whisker and the value.
+def _with_intervals(
+    ax: Axes, series: Mapping[str, Mapping[str, float]], intervals: Mapping[str, Sequence[Sequence[float]]],
+    shades: Sequence[str] = _SHADES,
+) -> None:  # fmt: skip
+    """A cluster of bars for each group, in per cent, with an interval as a whisker and the value above it.
 
     Args:
-        values: answer -> a score by group. intervals: answer -> ``[low, high]`` by group.
+        series: name -> group -> per cent. intervals: name -> ``[low, high]`` by group.
     """
-    places, width = np.arange(len(values)), 0.8 / len(groups)
-    for index, (group, shade) in enumerate(zip(groups, _SHADES, strict=True)):
-        heights = np.array([row[index] for row in values.values()])
-        ends = np.array([row[index] for row in intervals.values()])
-        reach = [heights - ends[:, 0], ends[:, 1] - heights]
-        at = places + (index - (len(groups) - 1) / 2) * width
-        whisker = {"elinewidth": 1, "ecolor": "black"}
-        ax.bar(at, heights, width * 0.9, color=shade, yerr=reach, capsize=2.5, error_kw=whisker, label=group, zorder=2)
-        for x, height, end in zip(at, heights, ends[:, 1], strict=True):
-            style = {"textcoords": "offset points", "ha": "center", "size": 10}
-            ax.annotate(f"{height:.0f}", (x, max(height, end)), (0, 3), **style)
-    ax.set_xticks(places, list(values))
-    ax.grid(axis="x", visible=False)
-    ax.legend(loc="upper center", ncols=len(groups), fontsize=10)
+    bars(ax, series, fills=dict(zip(series, shades, strict=True)))
+    each = 0.84 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        heights, ends = np.array(list(values.values())), np.array(intervals[name])
+        at = np.arange(len(heights)) + (number - (len(series) - 1) / 2) * each
+        style = {"fmt": "none", "ecolor": "black", "elinewidth": 1, "capsize": 2.5, "zorder": 4}
+        ax.errorbar(at, heights, (heights - ends[:, 0], ends[:, 1] - heights), **style)
+        numbers(ax, at, np.maximum(heights, ends[:, 1]), [f"{height:.0f}" for height in heights])
+    ax.set(ylim=(0, 118), yticks=range(0, 101, 25))
 
 
 def scores_of_answers(results: Mapping[str, Mapping[str, Mapping]], measures: Mapping[str, str]) -> Picture:
@@ -45,49 +39,54 @@ def scores_of_answers(results: Mapping[str, Mapping[str, Mapping]], measures: Ma
         results: answer -> group -> what :func:`pardemo.finetune.metrics.score` returns. measures: its name -> a title.
     """
     groups = list(next(iter(results.values())))
-    fig, axes = new(len(measures), 1, size=(5.6, 2.6 * len(measures)))
-    tick_labels = [answer.replace(", ", ",\n").replace("first ", "first\n") for answer in results]
-    for ax, (measure, title) in zip(np.atleast_1d(axes), measures.items(), strict=True):
-        values = {answer: [of[group][measure] for group in groups] for answer, of in results.items()}
-        spans = {answer: [of[group]["intervals"][measure] for group in groups] for answer, of in results.items()}
-        scores(ax, values, spans, groups)
-        ax.get_legend().remove()
-        ax.set(ylim=(0, 115), yticks=range(0, 101, 25), ylabel=f"{title}, %")
-        ax.set_xticklabels(tick_labels)
-    handles, labels = ax.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=len(groups), fontsize=10, columnspacing=1)
-    rouge = {answer: [f"{of[group]['rouge-l']:.0f}" for group in groups] for answer, of in results.items()}
-    values_text = "; ".join(f"{answer}: {', '.join(values)}" for answer, values in rouge.items())
-    return save(
-        fig,
-        "baichuan2_evaluate_scores",
-        f"Scores by answer on {', '.join(groups)}, 95 % intervals; ROUGE-L {values_text}.",
-    )
+    fig, axes = new(len(measures), 1, size=(5.6, 2.6 * len(measures)), squeeze=False)
+    for ax, (measure, title) in zip(axes.flat, measures.items(), strict=True):
+        values = {group: {answer: of[group][measure] for answer, of in results.items()} for group in groups}
+        ends = {group: [of[group]["intervals"][measure] for of in results.values()] for group in groups}
+        _with_intervals(ax, values, ends)
+        ax.set_ylabel(f"{title}, %")
+    key(fig, loc="outside upper center", ncols=len(groups), fontsize=10, columnspacing=1)
+    rouge = {answer: [of[group]["rouge-l"] for group in groups] for answer, of in results.items()}
+    alt = f"Scores by answer on {', '.join(groups)}, 95 % intervals; ROUGE-L {words(rouge, '{:.0f}')}."
+    return save(fig, "baichuan2_evaluate_scores", alt)
 
 
 def draws(differences: Mapping[str, Sequence[float]]) -> Picture:
     """How far the tuned model is ahead of a rival in each draw of the rows, as histograms below one another."""
-    fig, axes = new(len(differences), 1, size=(5.6, 1.7 * len(differences)), sharex=True)
+    fig, axes = new(len(differences), 1, size=(5.6, 1.7 * len(differences)), sharex=True, squeeze=False)
     edges = np.histogram_bin_edges(np.concatenate(list(differences.values())), 60)
-    for ax, (name, values) in zip(np.atleast_1d(axes), differences.items(), strict=True):
+    ahead = {}
+    for ax, (name, values) in zip(axes.flat, differences.items(), strict=True):
         values = np.asarray(values)
         for side, colour, label in (
             (values[values <= 0], palette.OTHER, "tuned behind"),
             (values[values > 0], palette.NEW, "tuned ahead"),
         ):
             ax.hist(side, edges, color=colour, edgecolor="white", linewidth=0.4, label=label)
+        ahead[name] = np.mean(values > 0)
         ax.axvline(0, color="black", linewidth=1.2)
-        ax.set_title(f"{name}: ahead in {np.mean(values > 0):.1%} of the draws")
-        ax.set(yticks=[], ylabel="draws")
+        ax.set(title=f"{name}: ahead in {ahead[name]:.1%} of the draws", yticks=[], ylabel="draws")
         ax.grid(axis="y", visible=False)
-    ax.set(xlabel="tuned less base in its own form, points of the score")
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(f"{name} {np.mean(np.asarray(values) > 0):.1%}" for name, values in differences.items())
-    return save(
-        fig,
-        "baichuan2_evaluate_draws",
-        f"Differences over draws of the rows; the tuned model is ahead in: {values_text}.",
-    )
+    axes[-1, 0].set(xlabel="tuned less base in its own form, points of the score")
+    key(fig)
+    alt = f"Differences over draws of the rows; the tuned model is ahead in: {words(ahead, '{:.1%}')}."
+    return save(fig, "baichuan2_evaluate_draws", alt)
+
+
+def _shares(
+    name: str, alt: str, shares: Mapping[str, Mapping[str, tuple[float, float]]], shades: Sequence[str]
+) -> Picture:
+    """Bars of shares with two standard errors as whiskers: name -> what is counted -> its share and standard error."""
+    fig, ax = new(size=(5.6, 3.2))
+    values = {model: {what: 100 * share for what, (share, _) in of.items()} for model, of in shares.items()}
+    ends = {
+        model: [(100 * (share - 2 * error), 100 * (share + 2 * error)) for share, error in of.values()]
+        for model, of in shares.items()
+    }
+    _with_intervals(ax, values, ends, shades)
+    ax.set_ylabel("%")
+    key(fig, loc="outside upper center", ncols=len(shares), fontsize=10, columnspacing=1)
+    return save(fig, name, f"{alt} {words(values, '{:.0f}%')}.")
 
 
 def where_it_stops(shares: Mapping[str, Mapping[str, float]], rows: int) -> Picture:
@@ -96,24 +95,11 @@ def where_it_stops(shares: Mapping[str, Mapping[str, float]], rows: int) -> Pict
     Args:
         rows: of each group.
     """
-    fig, ax = new(size=(5.6, 3.2))
-    width = 0.8 / len(shares)
-    for index, ((group, group_shares), colour) in enumerate(
-        zip(shares.items(), (*palette.KNOWN, palette.NEW), strict=True)
-    ):
-        at = np.arange(len(group_shares)) + (index - (len(shares) - 1) / 2) * width
-        _with_errors(
-            ax, at, [(share, (share * (1 - share) / rows) ** 0.5) for share in group_shares.values()], width, colour
-        )
-        ax.bar(at, 0, color=colour, label=group)
-    ax.set_xticks(range(len(group_shares)), list(group_shares))
-    ax.set(ylabel="of the rows, %", ylim=(0, 118), yticks=range(0, 101, 25))
-    ax.grid(axis="x", visible=False)
-    fig.legend(loc="outside upper center", ncols=len(shares), fontsize=10, columnspacing=1)
-    values_text = "; ".join(
-        f"{g}: {', '.join(f'{n} {s:.0%}' for n, s in group_shares.items())}" for g, group_shares in shares.items()
-    )
-    return save(fig, "baichuan2_evaluate_where", f"What the tuned model gets right. {values_text}.")
+    errors = {
+        group: {what: (share, (share * (1 - share) / rows) ** 0.5) for what, share in of.items()}
+        for group, of in shares.items()
+    }
+    return _shares("baichuan2_evaluate_where", "What the tuned model gets right.", errors, _SHADES)
 
 
 def copied_words(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
@@ -122,49 +108,27 @@ def copied_words(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture
     Args:
         shares: model -> what is counted -> a share for each row.
     """
-    fig, ax = new(size=(5.6, 3.2))
-    width = 0.8 / len(shares)
-    for index, ((model, counted), colour) in enumerate(
-        zip(shares.items(), (palette.KNOWN[1], palette.NEW), strict=True)
-    ):
-        at = np.arange(len(counted)) + (index - (len(shares) - 1) / 2) * width
-        means = [(np.mean(of), np.std(of) / len(of) ** 0.5) for of in counted.values()]
-        _with_errors(ax, at, means, width, colour)
-        ax.bar(at, 0, color=colour, label=model)
-    ax.set_xticks(range(len(counted)), list(counted))
-    ax.set(ylabel="%", ylim=(0, 100), yticks=range(0, 101, 25))
-    ax.grid(axis="x", visible=False)
-    fig.legend(loc="outside upper center", ncols=len(shares))
-    values_text = "; ".join(
-        f"{m}: " + ", ".join(f"{n} {np.mean(of):.0%}" for n, of in c.items()) for m, c in shares.items()
-    )
-    return save(fig, "baichuan2_evaluate_copied", f"What is copied from the news, without the section. {values_text}.")
+    means = {
+        model: {what: (float(np.mean(of)), np.std(of) / len(of) ** 0.5) for what, of in counted.items()}
+        for model, counted in shares.items()
+    }
+    alt = "What is copied from the news, without the section."
+    return _shares("baichuan2_evaluate_copied", alt, means, (palette.KNOWN[1], palette.NEW))
 
 
 def sections_named(wanted: Mapping[str, int], named: Mapping[str, int], right: Mapping[str, int]) -> Picture:
     """In how many rows each section is the wanted one (outline), is named (bar), and is rightly named (dark part)."""
     names = list(dict.fromkeys([*wanted, *named]))
     fig, ax = new(size=(5.6, 0.34 * len(names) + 1.3))
-    for row, name in enumerate(names):
-        ax.barh(row, named.get(name, 0), 0.5, color=palette.NEW, label="named" if not row else None)
-        ax.barh(row, right.get(name, 0), 0.5, color=COLOURS["holds"], label="rightly named" if not row else None)
-        outline = {"fill": False, "edgecolor": "black", "linewidth": 1.2, "label": "wanted" if not row else None}
-        ax.barh(row, wanted.get(name, 0), 0.8, **outline)
-    ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel="rows of a hundred", ylim=(len(names) - 0.4, -0.6))
-    ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside upper center", ncols=3)
-    values_text = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
-    return save(
-        fig,
-        "baichuan2_evaluate_sections",
-        f"Rows in which a section is wanted, named, and rightly named: {values_text}.",
-    )
-
-
-def _with_errors(ax: Axes, at: np.ndarray, shares: Sequence[tuple[float, float]], width: float, colour: str) -> None:
-    """Bars of shares with two standard errors, and their per cent above."""
-    for x, (share, error) in zip(at, shares, strict=True):
-        ax.bar(x, 100 * share, 0.9 * width, color=colour, yerr=200 * error, capsize=2.5, error_kw={"elinewidth": 1})
-        above = (x, 100 * (share + 2 * error))
-        ax.annotate(f"{100 * share:.0f}", above, (0, 3), textcoords="offset points", ha="center")
+    series = {
+        "rightly named": {name: right.get(name, 0) for name in names},
+        "named": {name: named.get(name, 0) - right.get(name, 0) for name in names},
+    }
+    fills = {"rightly named": "holds", "named": palette.NEW}
+    bars(ax, series, {name: wanted.get(name, 0) for name in names}, across=True, stacked=True, fills=fills,
+         outlined="wanted")  # fmt: skip
+    ax.set(xlabel="rows of a hundred")
+    key(fig, loc="outside upper center", ncols=3)
+    told = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
+    alt = f"Rows in which a section is wanted, named, and rightly named: {told}."
+    return save(fig, "baichuan2_evaluate_sections", alt)

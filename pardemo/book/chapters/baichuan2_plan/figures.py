@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pardemo.draw import palette
+from pardemo.draw.charts import bar_chart, key, words
 from pardemo.draw.style import COLOURS, Picture, new, save
-from pardemo.planner.layouts.charts import stacked
 
 SHADES = {**palette.KEPT, **palette.SHADES}
 SMALL = 0.05  # of the largest tensor: what is less is not drawn
@@ -80,10 +80,8 @@ def course_of_step(footprint) -> Picture:
     handles, labels = ax.get_legend_handles_labels()
     visible = [k for k in range(len(kinds)) if share[:, k].max() >= 0.2]
     fig.legend([handles[k] for k in visible], [labels[k] for k in visible], loc="outside lower center", ncols=2)
-    values_text = ", ".join(f"{kind} {nbytes / 1e9:.1f}" for kind, nbytes in footprint.lines.items() if nbytes > 1e8)
-    return save(
-        fig, "baichuan2_plan_step", f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {values_text}."
-    )
+    told = words({kind: nbytes for kind, nbytes in footprint.lines.items() if nbytes > 1e8}, "{:.1f}", per=1e9)
+    return save(fig, "baichuan2_plan_step", f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {told}.")
 
 
 def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
@@ -114,55 +112,36 @@ def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
     ax.set(xlabel="per cent off the measured peak", ylim=(len(errors) - 0.4, -0.6))
     ax.set_xlim(min(low, 0) - 0.14 * (most - low), most + 0.14 * (most - low))
     ax.grid(axis="y", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(
-        f"{job}: " + ", ".join(f"{r} {100 * v:+.0f} %" for r, v in of.items()) for job, of in errors.items()
-    )
-    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {values_text}.")
+    key(fig)
+    told = words(errors, "{:+.0f} %", per=0.01)
+    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {told}.")
 
 
 def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:
     """Operations of a micro-batch by phase, in units of 10¹²; ``recomputation`` is the forward pass again."""
-    fig, ax = new(size=(6.6, 0.6 * len(steps) + 1.6))
-    styles = {
-        "forward": (COLOURS["forward"], ""), "recomputation": (COLOURS["forward"], "///"),
-        "backward": (COLOURS["backward"], ""),
-    }  # fmt: skip
-    bars = {way: {phase: count / 1e12 for phase, count in of.items()} for way, of in steps.items()}
-    ends = stacked(ax, bars, styles)
-    for place, end in enumerate(ends):
-        ax.annotate(f"{end:.0f}", (end, place), (5, 0), textcoords="offset points", va="center")
-    ax.set(xlabel="10¹² operations for 8 × 1,024 tokens", xlim=(0, 1.12 * max(ends)))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    values_text = "; ".join(f"{way} {end:.0f}" for way, end in zip(steps, ends, strict=True))
-    return save(fig, "baichuan2_plan_operations", f"10¹² operations of a micro-batch: {values_text}.")
+    fills = {"forward": "forward", "recomputation": ("forward", "///"), "backward": "backward"}
+    series = {phase: {way: of.get(phase, 0.0) for way, of in steps.items()} for phase in fills}
+    return bar_chart(
+        "baichuan2_plan_operations", "10¹² operations of a micro-batch: {}.",
+        {"10¹² operations for 8 × 1,024 tokens": {"series": series}}, across=True, stacked=True, per=1e12, fills=fills,
+        text="{:.0f}", ncols=3,
+    )  # fmt: skip
 
 
 #: From what stays to what comes and goes.
-_LINES = {
-    **{
-        kind: (SHADES[kind], "")
-        for kind in (
-            "parameters", "frozen parameters", "gradients", "optimizer states", "gathered parameters", "buckets",
-            "activations", "logits", "temporaries",
-        )
-    },
-    "program": (palette.OTHER, "///"),
-}  # fmt: skip
+_LINES = (
+    "parameters", "frozen parameters", "gradients", "optimizer states", "gathered parameters", "buckets", "activations",
+    "logits", "temporaries", "program",
+)  # fmt: skip
 
 
 def memory_of_ways(ways: Mapping[str, Mapping[str, float]], room_bytes: float, name: str) -> Picture:
     """GB that a GPU needs, line by line, against what it has to give: ``way -> line -> bytes``."""
-    fig, ax = new(size=(6.4, 0.55 * len(ways) + 1.9))
-    bars = {way: {line: value / 1e9 for line, value in lines.items()} for way, lines in ways.items()}
-    ends = stacked(ax, bars, _LINES)
     room = room_bytes / 1e9
-    for place, end in enumerate(ends):
-        over, behind = end > room, {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-        style = {"va": "center", "weight": "bold" if over else "normal", "bbox": behind}
-        ax.annotate(f"{end:.0f} GB{' ✗' if over else ''}", (end, place), (8, 0), textcoords="offset points", **style)
-    ax.axvline(room, color=palette.VERDICTS["fails"], linewidth=2, label=f"room: {room:.1f} GB")
-    ax.set(xlabel="GB that a GPU needs", xlim=(0, 1.16 * max(*ends, room)))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    values_text = "; ".join(f"{way} {end:.0f} GB" for way, end in zip(ways, ends, strict=True))
-    return save(fig, name, f"With room for {room:.1f} GB: {values_text}.".replace("\n", " "))
+    series = {kind: {way: of.get(kind, 0.0) for way, of in ways.items()} for kind in _LINES}
+    return bar_chart(
+        name, f"With room for {room:.1f} GB: {{}}.", {"GB that a GPU needs": {"series": series}},
+        fills={kind: (palette.OTHER, "///") if kind == "program" else kind for kind in _LINES}, across=True,
+        stacked=True, per=1e9, text=lambda end: f"{end:.0f} GB{' ✗' if end > room else ''}",
+        line=(f"room: {room:.1f} GB", room), ncols=3,
+    )  # fmt: skip

@@ -7,10 +7,9 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from pardemo.cluster import Cluster
 from pardemo.draw import palette
+from pardemo.draw.charts import WAYS, bar_chart, bars, curves, log, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.draw.traffic import square
-
-_COLOURS, _MARKERS = tuple(palette.WAYS.values()), ("o", "s", "^", "D")
 
 
 def message_times(
@@ -25,23 +24,16 @@ def message_times(
     """
     fig, ax = new(size=(6.4, 4.4))
     dense = np.geomspace(min(sizes), max(sizes), 80)
-    for number, (name, seconds) in enumerate(measured.items()):
+    rules = {name: {n: latency + n / rate for n in dense} for name, (latency, rate) in lines.items()}
+    points = {name: dict(zip(sizes, seconds, strict=True)) for name, seconds in measured.items()}
+    curves(ax, {name: rules[name] for name in points}, points, per=1e-3, dashes=["-"])
+    for name, free in (at_once or {}).items():
         latency, rate = lines[name]
-        ax.plot(dense, 1e3 * (latency + dense / rate), color=_COLOURS[number], linewidth=1.5)
-        if name in (at_once or {}):
-            counted = np.maximum(0, dense - at_once[name])
-            label = f"{name}, {at_once[name] / 1e3:.0f} kB free"
-            ax.plot(dense, 1e3 * (latency + counted / rate), "--", color=_COLOURS[number], linewidth=1.2, label=label)
-        ax.scatter(
-            sizes,
-            [1e3 * s for s in seconds],
-            s=40,
-            marker=_MARKERS[number],
-            color=_COLOURS[number],
-            label=name,
-            zorder=3,
-        )
-    ax.set(xscale="log", yscale="log", xlabel="bytes of the message; lines: α + S/B", ylabel="milliseconds")
+        line = {n: latency + max(0, n - free) / rate for n in dense}
+        colour = WAYS[list(measured).index(name)]
+        curves(ax, {f"{name}, {free / 1e3:.0f} kB free": line}, per=1e-3, colours=[colour], dashes=["--"])
+    log(ax, x=(), y=())
+    ax.set(xlabel="bytes of the message; lines: α + S/B", ylabel="milliseconds")
     ax.legend(loc="upper left")
     return save(
         fig, "cluster_links", "Seconds of a message: flat while latency decides, then a line that bandwidth decides."
@@ -56,39 +48,18 @@ def traffic_by_way(ways: Mapping[str, Sequence[Sequence[float]]], cluster: Clust
         square(ax, np.asarray(matrix, dtype=float) / whole, cluster, most, size=13)
         ax.set(xlabel="to rank", title=f"{name}, in S")
     axes[0].set(ylabel="from rank")
-    values_text = "; ".join(f"{name}: {np.sum(matrix) / whole:.3g} S in all" for name, matrix in ways.items())
-    return save(
-        fig,
-        "cluster_traffic",
-        f"What each rank sends to each other, in S, the tensor's size; frames are nodes. {values_text}.",
-    )
+    sums = words({name: np.sum(matrix) for name, matrix in ways.items()}, "{:.3g} S in all", per=whole)
+    alt = f"What each rank sends to each other, in S, the tensor's size; frames are nodes. {sums}."
+    return save(fig, "cluster_traffic", alt)
 
 
 def seconds_by_way(predicted: Mapping[str, float], measured: Mapping[str, float], name: str) -> Picture:
     """Seconds of each way to exchange; outlines are the predictions."""
-    names = list(measured)
-    fig, ax = new(size=(6.4, 1.1 + 0.6 * len(names)))
-    places = np.arange(len(names))
-    ax.barh(places, [measured[n] for n in names], 0.55, color=COLOURS["communication"], label="measured")
-    ax.barh(
-        places, [predicted[n] for n in names], 0.68, fill=False, edgecolor="black", linewidth=1.2, label="predicted"
-    )
-    for place, n in enumerate(names):
-        ax.annotate(
-            f"{measured[n]:.2f} s",
-            (max(measured[n], predicted[n]), place),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-        )
-    ax.set_yticks(places, names)
-    ax.set(
-        xlabel="seconds", xlim=(0, 1.18 * max(*measured.values(), *predicted.values())), ylim=(len(names) - 0.4, -0.6)
-    )
-    ax.grid(axis="y", visible=False)
-    ax.legend(loc="lower right")
-    values_text = ", ".join(f"{n} {measured[n]:.2f} s (predicted {predicted[n]:.2f})" for n in names)
-    return save(fig, name, f"Seconds: {values_text}.")
+    return bar_chart(
+        name, f"Seconds: {{}}; predicted: {words(predicted, '{:.2f}')}.",
+        {"seconds": {"series": {"measured": measured}, "outline": predicted}},
+        across=True, fills={"measured": "communication"}, text="{:.2f} s",
+    )  # fmt: skip
 
 
 def seconds_to_a_loss(
@@ -102,24 +73,15 @@ def seconds_to_a_loss(
     fig, ax = new(size=(6.4, 4.8))
     ends = [rate for points in measured.values() for rate in points]
     rates = np.geomspace(min(ends), max(ends), 50)
-    for number, (name, points) in enumerate(measured.items()):
-        ax.plot(rates, [predicted(name, rate) for rate in rates], color=_COLOURS[number], linewidth=1.5)
-        ax.scatter(
-            list(points), list(points.values()), s=52, marker=_MARKERS[number], color=_COLOURS[number], label=name,
-            zorder=3,
-        )  # fmt: skip
-    ax.set(
-        xscale="log", yscale="log", xlabel="link of each node, Mbit/s; lines: predicted", ylabel="seconds to the loss"
-    )
+    curves(ax, {way: {rate: predicted(way, rate) for rate in rates} for way in measured}, measured, dashes=["-"])
+    log(ax, x=(), y=())
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
+    ax.set(xlabel="link of each node, Mbit/s; lines: predicted", ylabel="seconds to the loss")
     ax.legend(loc="upper right")
-    values_text = "; ".join(
-        f"{name}: " + ", ".join(f"{s:.1f} s at {r:g}" for r, s in p.items()) for name, p in measured.items()
-    )
-    return save(fig, "cluster_to_a_loss", f"Seconds to the loss at a link's Mbit/s. {values_text}.")
+    return save(fig, "cluster_to_a_loss", f"Seconds to the loss at a link's Mbit/s. {words(measured, '{:.1f} s')}.")
 
 
 def parts_to_a_loss(
@@ -132,29 +94,20 @@ def parts_to_a_loss(
         parts: Mbit/s -> way -> seconds of the steps alone, of the exchanges without their bytes, of the bytes on the
             link. measured: way -> Mbit/s -> seconds. steps: way -> steps until the loss.
     """
-    fig, axes = new(len(parts), 1, size=(6.6, 2.1 * len(parts) + 0.6), sharex=True, squeeze=False)
     names = ("steps alone", "exchanges, without their bytes", "bytes on the link")
-    colours = (COLOURS["compute"], palette.OTHER, COLOURS["communication"])
-    for ax, (rate, ways) in zip(axes[:, 0], parts.items(), strict=True):
-        left = np.zeros(len(ways))
-        for name, colour, seconds in zip(names, colours, zip(*ways.values(), strict=True), strict=True):
-            ax.barh(range(len(ways)), seconds, 0.6, left=left, color=colour, label=name, zorder=2)
-            left += seconds
-        measured_s = [measured[way][rate] for way in ways]
-        ax.scatter(
-            measured_s, range(len(ways)), s=40, color=COLOURS["ring"], edgecolors="white", label="measured", zorder=3
-        )
-        ax.set_yticks(range(len(ways)), [f"{way}: {steps[way]} steps" for way in ways])
-        ax.set(title=f"at {rate:g} Mbit/s", ylim=(len(ways) - 0.5, -0.5))
-        ax.grid(axis="y", visible=False)
-    axes[-1, 0].set(xlabel="seconds to the loss", xlim=(0, None))
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(
-        f"at {rate:g} Mbit/s "
-        + ", ".join(f"{way} " + " + ".join(f"{s:.2f}" for s in parts_s) for way, parts_s in ways.items())
-        for rate, ways in parts.items()
-    )
-    return save(fig, "cluster_parts", f"Seconds to the loss, of steps, exchanges and bytes: {values_text}.")
+    panels, told = {}, []
+    for rate, ways in parts.items():
+        labels = {way: f"{way}: {steps[way]} steps" for way in ways}
+        series = {name: {labels[way]: of[at] for way, of in ways.items()} for at, name in enumerate(names)}
+        points = {labels[way]: measured[way][rate] for way in ways}
+        panels[f"at {rate:g} Mbit/s"] = {"series": series, "points": ("measured", points)}
+        sums = ", ".join(f"{way} " + " + ".join(f"{s:.2f}" for s in of) for way, of in ways.items())
+        told.append(f"at {rate:g} Mbit/s {sums}")
+    return bar_chart(
+        "cluster_parts", f"Seconds to the loss, of steps, exchanges and bytes: {'; '.join(told)}.", panels, across=True,
+        stacked=True, fills=dict(zip(names, ("compute", palette.OTHER, "communication"), strict=True)), shared=True,
+        unit="seconds to the loss",
+    )  # fmt: skip
 
 
 def slow_node(
@@ -163,18 +116,15 @@ def slow_node(
 ) -> Picture:  # fmt: skip
     """How long each step takes and computes, its predicted length, and the Mbit/s of each pair of ranks."""
     fig, (ax, below) = new(2, 1, size=(6.4, 6.2), height_ratios=(0.8, 1.1))
-    steps = np.arange(len(computed))
-    ax.bar(steps, 1e3 * np.asarray(computed), 0.9, color=COLOURS["compute"], label="slowest rank computes")
-    ax.bar(
-        steps, 1e3 * (np.asarray(lengths) - computed), 0.9, bottom=1e3 * np.asarray(computed), label="all-reduce",
-        color=COLOURS["communication"],
-    )  # fmt: skip
+    series = {"slowest rank computes": computed, "all-reduce": np.subtract(lengths, computed)}
+    fills = dict(zip(series, ("compute", ("communication", "")), strict=True))
+    bars(ax, series, per=1e-3, stacked=True, fills=fills, wide=0.9)
     long = len(computed) / len(predicted)
     for number, seconds in enumerate(predicted):
         ends, label = [number * long - 0.5, (number + 1) * long - 0.5], None if number else "predicted"
         ax.plot(ends, [1e3 * seconds] * 2, color=COLOURS["predicted"], linewidth=1.8, label=label)
     ax.set(xlabel="step", ylabel="milliseconds", ylim=(0, 1.35e3 * max(*predicted, *lengths)))
-    ax.grid(axis="x", visible=False)
+    ax.set_xticks(range(0, len(computed), 2))
     ax.legend(loc="upper left")
     values = np.asarray(rates, dtype=float)
     square(below, values, cluster, float(values.max()), size=12)
@@ -186,39 +136,37 @@ def slow_node(
     )
 
 
-_RING, _BY_NODES = list(palette.WAYS.values())[:2]
-
-
 def ring_or_nodes(ranks_per_node: int = 8, most: int = 64) -> Picture:
     """Bytes over a node's network card and consecutive steps, for one ring and for an all-reduce by nodes."""
-    nodes = np.array([n for n in (2**k for k in range(1, 20)) if n <= most])
-    ranks = nodes * ranks_per_node
+    nodes = [n for n in (2**k for k in range(1, 20)) if n <= most]
+    ranks = {n: n * ranks_per_node for n in nodes}
     panels = {
-        "S over a node's network card": (2 * (ranks - 1) / ranks, 2 * (nodes - 1) / nodes),
-        "steps, one after the other": (2 * (ranks - 1), 2 * (nodes - 1) + 2 * (ranks_per_node - 1)),
+        "S over a node's network card": {
+            "one ring": {n: 2 * (ranks[n] - 1) / ranks[n] for n in nodes},
+            "by nodes": {n: 2 * (n - 1) / n for n in nodes},
+        },
+        "steps, one after the other": {
+            "one ring": {n: 2 * (ranks[n] - 1) for n in nodes},
+            "by nodes": {n: 2 * (n - 1) + 2 * (ranks_per_node - 1) for n in nodes},
+        },
     }
     fig, axes = new(1, 2, size=(7.4, 3.6))
-    for ax, (title, (ring, by_nodes)) in zip(axes, panels.items(), strict=True):
-        for values, colour, marker, name in ((ring, _RING, "o", "one ring"), (by_nodes, _BY_NODES, "s", "by nodes")):
-            ax.plot(nodes, values, color=colour, marker=marker, label=name)
-            for at in (0, -1):
-                above = values is ring
-                ax.annotate(
-                    f"{values[at]:,.4g}", (nodes[at], values[at]), (0, 6 if above else -14),
-                    textcoords="offset points", ha="center",
-                )  # fmt: skip
-        ax.set(xscale="log", xlabel=f"nodes of {ranks_per_node} ranks", title=title)
-        ax.set_xticks(nodes, nodes)
-        ax.minorticks_off()
+    for ax, (title, lines) in zip(axes, panels.items(), strict=True):
+        curves(ax, lines, dashes=["-"], marks="os")
+        for line, below in zip(lines.values(), (6, -14), strict=True):
+            for n in (nodes[0], nodes[-1]):
+                ax.annotate(f"{line[n]:,.4g}", (n, line[n]), (0, below), textcoords="offset points", ha="center")
+        log(ax, x=nodes)
+        ax.set(xlabel=f"nodes of {ranks_per_node} ranks", title=title)
         ax.margins(x=0.12, y=0.18)
     axes[0].set_ylim(0, 2.4)
     axes[1].set_yscale("log")
     axes[0].legend(loc="lower right")
-    values_text = "; ".join(
-        f"{title}: {ring[0]:.4g} and {by_nodes[0]:.4g} with {nodes[0]} nodes, {ring[-1]:.4g} and {by_nodes[-1]:.4g} "
-        f"with {nodes[-1]}" for title, (ring, by_nodes) in panels.items()
-    )  # fmt: skip
-    return save(fig, "cluster_ring_or_nodes", f"One ring and by nodes. {values_text}.")
+    ends = {
+        f"{title}, {name}": {n: line[n] for n in (nodes[0], nodes[-1])}
+        for title, lines in panels.items() for name, line in lines.items()
+    }  # fmt: skip
+    return save(fig, "cluster_ring_or_nodes", f"By the number of nodes. {words(ends, '{:.4g}')}.")
 
 
 def who_waits(stretches: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
@@ -228,23 +176,20 @@ def who_waits(stretches: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
         stretches: name -> (computing, in the all-reduce), each by rank, in milliseconds.
     """
     fig, axes = new(1, len(stretches), size=(7.4, 3.4), sharey=True)
-    for ax, (name, (own_ms, waits)) in zip(axes, stretches.items(), strict=True):
-        ranks = np.arange(len(own_ms))
-        ax.bar(ranks, own_ms, 0.7, color=COLOURS["compute"], label="computing")
-        ax.bar(ranks, waits, 0.7, bottom=own_ms, color=COLOURS["communication"], label="in the all-reduce")
-        for rank, (own, wait) in enumerate(zip(own_ms, waits, strict=True)):
+    fills = {"computing": "compute", "in the all-reduce": ("communication", "")}
+    for ax, (name, parts) in zip(axes, stretches.items(), strict=True):
+        bars(ax, dict(zip(fills, parts, strict=True)), stacked=True, fills=fills, wide=0.7)
+        for rank, (own, wait) in enumerate(zip(*parts, strict=True)):
             ax.text(rank, own / 2, f"{own:.0f}", ha="center", va="center", fontsize=9)
             ax.text(rank, own + wait / 2, f"{wait:.0f}", ha="center", va="center", fontsize=9, color="white")
-        ax.set(title=name, xlabel="rank", xticks=ranks)
-        ax.grid(axis="x", visible=False)
-    axes[0].set(ylabel="milliseconds of a step")
+        ax.set(title=name, xlabel="rank")
+    most = max(float(np.sum(parts, axis=0).max()) for parts in stretches.values())
+    axes[0].set(ylabel="milliseconds of a step", ylim=(0, 1.05 * most))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(
-        f"{name}: computing " + ", ".join(f"{v:.0f}" for v in own_ms) + ", all-reduce "
-        + ", ".join(f"{v:.0f}" for v in waits)
-        for name, (own_ms, waits) in stretches.items()
-    )  # fmt: skip
-    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {values_text}.")
+    told = {
+        name: dict(zip(("computing", "all-reduce"), map(list, parts), strict=True)) for name, parts in stretches.items()
+    }
+    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {words(told, '{:.0f}')}.")
 
 
 def does_a_node_pay(steps: Mapping[str, tuple[float, float]]) -> Picture:
@@ -253,18 +198,9 @@ def does_a_node_pay(steps: Mapping[str, tuple[float, float]]) -> Picture:
     Args:
         steps: name -> (seconds of computing, seconds of the all-reduce that do not hide).
     """
-    fig, ax = new(size=(6.8, 0.62 * len(steps) + 1.4))
-    places, computing_s = np.arange(len(steps)), np.array([computed for computed, _ in steps.values()])
-    exposed_s = np.array([exposed for _, exposed in steps.values()])
-    ax.barh(places, computing_s, 0.6, color=COLOURS["compute"], label="computing")
-    ax.barh(
-        places, exposed_s, 0.6, left=computing_s, color=COLOURS["communication"], label="all-reduce that does not hide"
-    )
-    for place, end in enumerate(computing_s + exposed_s):
-        ax.annotate(f"{end:.2f} s", (end, place), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(steps))
-    ax.set(xlabel="seconds a step", xlim=(0, 1.15 * max(computing_s + exposed_s)), ylim=(len(steps) - 0.45, -0.55))
-    ax.grid(axis="y", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(f"{name} {sum(parts):.2f} s" for name, parts in steps.items())
-    return save(fig, "cluster_does_a_node_pay", f"Seconds of a step: {values_text}.".replace("\n", " "))
+    fills = {"computing": "compute", "all-reduce that does not hide": "communication"}
+    series = {name: {step: parts[at] for step, parts in steps.items()} for at, name in enumerate(fills)}
+    return bar_chart(
+        "cluster_does_a_node_pay", "Seconds of a step: {}.", {"seconds a step": {"series": series}},
+        across=True, stacked=True, fills=fills, text="{:.2f} s",
+    )  # fmt: skip

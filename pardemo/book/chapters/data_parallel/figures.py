@@ -3,12 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from matplotlib.patches import Patch
-
 from pardemo.draw import palette
-from pardemo.draw.charts import bars, gantt, kind_legend, measured, predicted
-from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.draw.charts import bar_chart, by_kind, curves, key, lanes, line_chart, log
+from pardemo.draw.style import Picture, new, save
 from pardemo.meters.timeline import Span
 
 #: (method, ranks, MiB) -> seconds.
@@ -21,19 +18,20 @@ def bytes_per_rank(counted: Mapping[str, Sequence], theory: Mapping[str, Sequenc
     Args:
         counted, theory: method -> for each rank (bytes sent, bytes received).
     """
-    fig, axes = new(2, 1, size=(5.6, 4.8), sharex=True, sharey=True)
-    for ax, (method, ranks) in zip(axes, counted.items(), strict=True):
-        series, outline = (
-            {side: [rank[at] / nbytes for rank in rows] for at, side in enumerate(("send", "receive"))}
-            for rows in (ranks, theory[method])
+    panels = {}
+    for method in counted:
+        sides = (
+            {
+                side: {f"rank {rank}": both[at] for rank, both in enumerate(of[method])}
+                for at, side in enumerate(("send", "receive"))
+            }
+            for of in (counted, theory)
         )
-        bars(ax, [f"rank {rank}" for rank in range(len(ranks))], series, outline)
-        ax.set(title=method, ylabel="bytes over S")
-        ax.tick_params(labelbottom=True)  # ranks of the upper panel, too
-    handles = {label: handle for handle, label in zip(*axes[0].get_legend_handles_labels(), strict=True)}
-    order = ("send", "receive", "predicted")
-    axes[0].legend([handles[label] for label in order], order, loc="upper right")
-    return save(fig, "data_parallel_bytes_per_rank", "Bytes of each rank, server against ring; outlines: predicted.")
+        panels[method] = dict(zip(("series", "outline"), sides, strict=True))
+    return bar_chart(
+        "data_parallel_bytes_per_rank", "Bytes of each rank over S, server against ring: {}; outlines: predicted.",
+        panels, per=nbytes, size=(5.6, 5.2), beside=False, shared=True, unit="bytes over S", ncols=3,
+    )  # fmt: skip
 
 
 def seconds_on_links(lines: Seconds, points: Seconds) -> Picture:
@@ -45,29 +43,23 @@ def seconds_on_links(lines: Seconds, points: Seconds) -> Picture:
             N that occurs most often.
     """
     fig, axes = new(2, 1, size=(5.6, 6.4), sharey=True)
-    cases = list(points)
-    size = Counter(case[2] for case in cases).most_common(1)[0][0]
-    ranks = Counter(case[1] for case in cases).most_common(1)[0][0]
-    for ax, at, fixed in ((axes[0], 1, (2, size)), (axes[1], 2, (1, ranks))):
-        for method in dict.fromkeys(case[0] for case in cases):
-            line_cases, point_cases = (
-                sorted(case for case in seconds if case[0] == method and case[fixed[0]] == fixed[1])
-                for seconds in (lines, points)
-            )
-            x = [case[at] for case in point_cases]
-            predicted(
-                ax,
-                [case[at] for case in line_cases],
-                [lines[case] for case in line_cases],
-                f"{method}, predicted",
-                method,
-            )
-            measured(ax, x, [points[case] for case in point_cases], f"{method}, measured", method)
-        ax.set_ylim(bottom=0)
-        ax.set_xticks(x)
-    axes[0].set(title=f"against N, S = {size} MiB", xlabel="ranks N", ylabel="seconds", xlim=(0, None))
-    axes[1].set(title=f"against S, N = {ranks}", xlabel="tensor S, MiB", ylabel="seconds", xlim=(0, None))
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    size = Counter(case[2] for case in points).most_common(1)[0][0]
+    ranks = Counter(case[1] for case in points).most_common(1)[0][0]
+    methods = list(dict.fromkeys(case[0] for case in points))
+    for ax, at, (place, value) in ((axes[0], 1, (2, size)), (axes[1], 2, (1, ranks))):
+        rules, measured = (
+            {name: {case[at]: seconds[case] for case in sorted(seconds) if (case[0], case[place]) == (name, value)}
+             for name in methods} for seconds in (lines, points)
+        )  # fmt: skip
+        rules = {f"{name}, predicted": of for name, of in rules.items()}
+        curves(ax, rules, colours=methods, dashes=[{"parameter server": "--"}.get(name, "-") for name in methods])
+        marks = [{"parameter server": "s"}.get(name, "o") for name in methods]
+        measured = {f"{name}, measured": of for name, of in measured.items()}
+        curves(ax, measured, colours=methods, dashes=["none"], marks=marks, markersize=7)
+        ax.set(xticks=list(next(iter(measured.values()))), ylabel="seconds", xlim=(0, None), ylim=(0, None))
+    axes[0].set(title=f"against N, S = {size} MiB", xlabel="ranks N")
+    axes[1].set(title=f"against S, N = {ranks}", xlabel="tensor S, MiB")
+    key(fig)
     return save(
         fig, "data_parallel_time", "On links with a limit, a server's time grows with N, a ring's hardly; both with S."
     )
@@ -76,13 +68,10 @@ def seconds_on_links(lines: Seconds, points: Seconds) -> Picture:
 def latency(lines: Mapping[int, Mapping[int, float]], points: Mapping[int, Mapping[int, float]]) -> Picture:
     """Milliseconds of the ring against S, from small to large, a curve for each N."""
     fig, ax = new(size=(5.6, 3.8))
-    for n, shape, dash in zip(lines, ("o", "s", "^", "D"), ("-", "--", ":", "-."), strict=False):
-        colour = COLOURS["ring"]
-        x, y = np.array(list(lines[n])) / 1024, 1e3 * np.array(list(lines[n].values()))
-        ax.plot(x, y, dash, color=colour, linewidth=1.6, zorder=2)
-        x, y = np.array(list(points[n])) / 1024, 1e3 * np.array(list(points[n].values()))
-        ax.plot(x, y, shape, color=colour, markersize=7, linestyle="none", label=f"N = {n}", zorder=3)
-    ax.set(xscale="log", yscale="log", xlabel="tensor S, KiB", ylabel="milliseconds")
+    tables = ({f"N = {n}": {size / 1024: s for size, s in of[n].items()} for n in lines} for of in (lines, points))
+    curves(ax, *tables, per=1e-3, colours=["ring"])
+    log(ax, x=(), y=())
+    ax.set(xlabel="tensor S, KiB", ylabel="milliseconds")
     ax.legend(title="lines: predicted", loc="upper left")
     return save(
         fig,
@@ -100,17 +89,14 @@ def waiting_rings(
         shares: N -> bytes -> share. halves: N -> bytes at which half of the time is waiting. marks: name -> bytes.
     """
     fig, ax = new(size=(6.2, 3.9))
-    for (n, curve), dash, mark in zip(shares.items(), ("-", "--", ":", "-."), ("o", "s", "^", "D"), strict=False):
-        ax.plot(list(curve), [100 * share for share in curve.values()], dash, color=COLOURS["ring"], linewidth=1.8)
-        label = f"N = {n}: half at {halves[n] / 1e6:,.0f} MB"
-        ax.plot(halves[n], 50, mark, color=COLOURS["ring"], linestyle=dash, markersize=8, label=label, zorder=3)
+    names = {n: f"N = {n}: half at {half / 1e6:,.0f} MB" for n, half in halves.items()}
+    points = {names[n]: {half: 0.5} for n, half in halves.items()}
+    curves(ax, {names[n]: curve for n, curve in shares.items()}, points, per=0.01, colours=["ring"])
     for name, size in marks.items():
         ax.axvline(size, color=palette.OTHER, linewidth=1.2, zorder=1)
         ax.annotate(name, (size, 108), (-4, 0), textcoords="offset points", ha="right", va="center")
-    ax.set(xscale="log", xlabel="tensor S", ylabel="share of its time that a ring waits, %", ylim=(0, 115))
-    ax.set_xticks([1e3, 1e5, 1e7, 1e9], ["1 kB", "100 kB", "10 MB", "1 GB"])
-    ax.set_yticks([0, 25, 50, 75, 100])
-    ax.minorticks_off()
+    log(ax, x={1e3: "1 kB", 1e5: "100 kB", 1e7: "10 MB", 1e9: "1 GB"})
+    ax.set(xlabel="tensor S", ylabel="share of its time that a ring waits, %", ylim=(0, 115), yticks=range(0, 101, 25))
     ax.legend(loc="lower left", frameon=True, framealpha=1, edgecolor="white")  # over the lines of the marks
     values_text = ", ".join(f"{size / 1e6:,.0f} MB for {n} ranks" for n, size in halves.items())
     return save(
@@ -127,13 +113,13 @@ def backward_passes(passes: Mapping[str, Sequence[Span]], expected_s: Mapping[st
         expected_s: the predicted length of each, in seconds.
     """
     fig, axes = new(len(passes), 1, size=(6.2, 1.3 * len(passes) + 0.6), sharex=True)
+    fills = {"compute": "backward"}  # all layers do here
     for ax, (name, spans) in zip(axes, passes.items(), strict=True):
-        length = max(s.end_s for s in spans) - min(s.begin_s for s in spans)
-        spans = [s._replace(kind="backward") if s.kind == "compute" else s for s in spans]  # all layers do here
-        gantt(ax, spans, title=f"{name}: {1e3 * length:.0f} ms, predicted {1e3 * expected_s[name]:.0f}")
-        ax.set_yticks([-0.2, 0.2], ["layers", "all-reduce"])
+        begin, end = min(s.begin_s for s in spans), max(s.end_s for s in spans)
+        lanes(ax, by_kind(spans, {"layers": ["compute"], "all-reduce": ["communication"]}, begin), fills)
+        ax.set_title(f"{name}: {1e3 * (end - begin):.0f} ms, predicted {1e3 * expected_s[name]:.0f}")
     axes[-1].set_xlabel("milliseconds since the backward pass began")
-    kind_legend(fig, ["backward", "communication"], loc="outside upper right", ncols=2)
+    key(fig, loc="outside upper right")
     return save(
         fig,
         "data_parallel_overlap",
@@ -143,19 +129,12 @@ def backward_passes(passes: Mapping[str, Sequence[Span]], expected_s: Mapping[st
 
 def bucket_sizes(lines: Mapping[str, float], points: Mapping[str, float]) -> Picture:
     """Milliseconds of a backward pass for each bucket size; outlines are the predictions."""
-    fig, ax = new(size=(5.6, 3.4))
-    names = list(lines)
-    measured_ms, outline = ([1e3 * seconds[name] for name in names] for seconds in (points, lines))
-    bars(ax, names, {"communication": measured_ms}, {"communication": outline})
-    for place, value in enumerate(measured_ms):
-        ax.annotate(
-            f"{value:.0f}", (place, max(value, outline[place])), (0, 3), textcoords="offset points", ha="center"
-        )
-    ax.set(xlabel="what a bucket holds", ylabel="backward pass, ms", ylim=(0, 1.18 * max(outline + measured_ms)))
-    ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
-    return save(
-        fig, "data_parallel_buckets", "Small buckets pay for messages, large ones cannot hide; the best lies between."
-    )
+    return bar_chart(
+        "data_parallel_buckets",
+        "Small buckets pay for messages, large ones cannot hide; the best lies between. Milliseconds: {}.",
+        {"backward pass, ms": {"series": {"measured": points}, "outline": lines}}, per=1e-3, text="{:.0f}",
+        fills={"measured": "communication"}, axis="what a bucket holds", size=(5.6, 3.6),
+    )  # fmt: skip
 
 
 def large_batches(losses: Mapping[str, Mapping[int, float]]) -> Picture:
@@ -164,17 +143,12 @@ def large_batches(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     Args:
         losses: name of the run -> samples seen -> loss.
     """
-    fig, ax = new(size=(5.6, 3.6))
-    colours = (*list(palette.WAYS.values())[:3], palette.OTHER)
-    for (name, curve), style, colour in zip(losses.items(), ("-o", "--s", ":^", "-.D"), colours, strict=True):
-        ax.plot(list(curve), list(curve.values()), style, color=colour, label=name)
-    ax.set(xlabel="samples seen", ylabel="loss", ylim=(0, 1.05 * max(max(curve.values()) for curve in losses.values())))
-    ax.legend(loc="lower left")
-    return save(
-        fig,
+    return line_chart(
         "data_parallel_large_batch",
-        "Eight times the batch with eight times the rate learns as fast; with 64 times not.",
-    )
+        "Eight times the batch with eight times the rate learns as fast; with 64 times not. Losses: {}.",
+        losses, size=(5.6, 3.6), x="samples seen", y="loss", legend="lower left", marks="os^D",
+        colours=(*list(palette.WAYS.values())[:3], palette.OTHER),
+    )  # fmt: skip
 
 
 def times_as_fast(rates: Mapping[str, Mapping[str, float]], ranks: int) -> Picture:
@@ -183,22 +157,8 @@ def times_as_fast(rates: Mapping[str, Mapping[str, float]], ranks: int) -> Pictu
     Args:
         rates: name of the batch -> link -> tokens a second over one GPU's.
     """
-    fig, ax = new(size=(6.2, 3.4))
-    links, wide = list(next(iter(rates.values()))), 0.8 / len(rates)
-    for number, ((name, by_link), colour) in enumerate(zip(rates.items(), palette.WAYS.values(), strict=False)):
-        at = np.arange(len(links)) + (number - (len(rates) - 1) / 2) * wide
-        ax.bar(at, [by_link[link] for link in links], 0.86 * wide, color=colour, label=name, zorder=2)
-        for x, link in zip(at, links, strict=True):
-            label = f"{by_link[link]:.1f}"
-            ax.annotate(label, (x, by_link[link]), (0, 3), textcoords="offset points", ha="center")
-    ax.axhline(ranks, color=COLOURS["predicted"], linestyle=":", label=f"{ranks} times")
-    ax.set_xticks(range(len(links)), links)
-    ax.set(ylabel="tokens a second, over one GPU's", ylim=(0, 1.12 * ranks))
-    ax.grid(axis="x", visible=False)
-    fig.legend(loc="outside upper right", ncols=len(rates) + 1)
-    values_text = "; ".join(
-        f"{name} " + ", ".join(f"{by_link[link]:.1f} on {link}" for link in links) for name, by_link in rates.items()
-    )
-    return save(
-        fig, "data_parallel_times_as_fast", f"How many times as fast as one GPU {ranks} are, computed: {values_text}."
-    )
+    return bar_chart(
+        "data_parallel_times_as_fast", f"How many times as fast as one GPU {ranks} are, computed: {{}}.",
+        {"tokens a second, over one GPU's": {"series": rates}}, text="{:.1f}", line=(f"{ranks} times", ranks),
+        fills=dict(zip(rates, palette.WAYS.values(), strict=False)), ncols=len(rates) + 1, size=(6.2, 3.4),
+    )  # fmt: skip

@@ -1,17 +1,13 @@
 """Pictures of *Experts*: what is dropped, who waits, and how loads change while a model is trained."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from pardemo.draw import palette
-from pardemo.draw.charts import bars, numbers
-from pardemo.draw.style import COLOURS, Picture, new, save
-
-_OUTLINE = Patch(fill=False, edgecolor="black", label="predicted")
-_LINES = tuple(palette.WAYS.values())
+from pardemo.draw.charts import bar_chart, bars, curves, words
+from pardemo.draw.style import Picture, new, save
 
 
 def dropped_tokens(shares: Mapping[float, float], losses: Mapping[float, float], without: float) -> Picture:
@@ -22,11 +18,10 @@ def dropped_tokens(shares: Mapping[float, float], losses: Mapping[float, float],
     """
     fig, axes = new(1, 2, size=(6.4, 3.2))
     labels = [f"{factor:g}" for factor in shares]
-    axes[0].bar(labels, [100 * share for share in shares.values()], 0.66, color=COLOURS["activations"])
-    numbers(axes[0], range(len(shares)), [100 * share for share in shares.values()], "{:.0f}")
-    axes[0].set(title="dropped, % of rows", xlabel="capacity factor", ylim=(0, 115 * max(*shares.values(), 0.01)))
-    axes[0].grid(axis="x", visible=False)
-    axes[1].plot(labels, list(losses.values()), "o-", color=palette.INK)
+    dropped = dict(zip(labels, shares.values(), strict=True))
+    bars(axes[0], {"dropped": dropped}, fills={"dropped": "activations"}, per=0.01, text="{:.0f}")
+    axes[0].set(title="dropped, % of rows", xlabel="capacity factor")
+    curves(axes[1], {"loss": dict(zip(labels, losses.values(), strict=True))}, colours=[palette.INK], marks="o")
     axes[1].axhline(without, color=palette.INK, linestyle="--", linewidth=1.2)
     axes[1].annotate("nothing dropped", (len(labels) - 0.8, without), (0, 8), textcoords="offset points", ha="right")
     axes[1].set(title="loss", xlabel="capacity factor")
@@ -40,21 +35,17 @@ def who_waits_for_experts(seconds: Mapping[str, Sequence[float]], predicted: Map
     Args:
         seconds, predicted: case -> by rank; an outline is what the rank's rows predict.
     """
-    fig, axes = new(1, len(seconds), size=(6.4, 3.2), sharey=True)
-    for ax, (case, of_ranks) in zip(axes, seconds.items(), strict=True):
-        busy = 1e3 * np.asarray(of_ranks)
-        style = {"width": 0.66, "edgecolor": "white", "zorder": 2}
-        ax.bar(range(len(busy)), busy, color=COLOURS["compute"], label="experts compute", **style)
-        ax.bar(range(len(busy)), busy.max() - busy, bottom=busy, color=COLOURS["wait"], label="idle", **style)
-        theory = 1e3 * np.asarray(predicted[case])
-        ax.bar(range(len(busy)), theory, 0.74, fill=False, edgecolor="black", linewidth=1.2, zorder=3)
-        ax.set(title=case, xlabel="rank", xticks=range(len(busy)))
-        ax.grid(axis="x", visible=False)
-    axes[0].set_ylabel("ms")
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend([*handles, _OUTLINE], [*labels, "predicted by its rows"], loc="outside lower center", ncols=3)
-    told = "; ".join(f"{case}: {', '.join(f'{1e3 * s:.1f}' for s in seconds[case])} ms" for case in seconds)
-    return save(fig, "experts_slowest", f"Experts of each rank compute {told}; the others wait for the slowest.")
+    panels = {
+        case: {"series": {"experts compute": busy, "idle": [max(busy) - own for own in busy]},
+               "outline": dict(enumerate(predicted[case]))}
+        for case, busy in seconds.items()
+    }  # fmt: skip
+    told = "; ".join(f"{case}: {', '.join(f'{1e3 * own:.1f}' for own in of)} ms" for case, of in seconds.items())
+    return bar_chart(
+        "experts_slowest", f"Experts of each rank compute {told}; the others wait for the slowest.", panels,
+        shared=True, stacked=True, per=1e-3, fills={"experts compute": "compute", "idle": ("wait", "")}, axis="rank",
+        unit="ms", outlined="predicted by its rows", ncols=3, size=(6.4, 3.3), room=1.05,
+    )  # fmt: skip
 
 
 def loads_over_time(loads: Mapping[str, Sequence[Sequence[int]]], losses: Mapping[str, Sequence[float]]) -> Picture:
@@ -74,18 +65,15 @@ def loads_over_time(loads: Mapping[str, Sequence[Sequence[int]]], losses: Mappin
         ax.grid(visible=False)
         if place % 2 == 0:
             ax.set_ylabel("experts' shares, %")
-    for place, (way, of_steps) in enumerate(losses.items()):
-        smooth = _smooth(np.asarray(of_steps, float)[:, None])[:, 0]
-        style = ("-", "--", ":", "-.")[place % 4]
-        ax_of_loss.plot(smooth, style, color=_LINES[place % len(_LINES)], label=way, linewidth=1.8)
+    curves(ax_of_loss, {way: _smooth(np.asarray(of, float)[:, None])[:, 0] for way, of in losses.items()})
     first = next(iter(losses.values()))
     ax_of_loss.set(title="loss", ylim=(None, first[len(first) // 8]))
     for ax in grid[1]:
         ax.set_xlabel("step")
     grid[0, 2].axis("off")
     grid[0, 2].legend(*ax_of_loss.get_legend_handles_labels(), loc="lower left", title="loss, below:")
-    told = "; ".join(f"{way}: loss {np.mean(losses[way][-20:]):.2f}" for way in losses)
-    return save(fig, "experts_loads", f"The experts' shares while a model is trained. At the end {told}.")
+    told = words({way: np.mean(of[-20:]) for way, of in losses.items()}, "{:.2f}")
+    return save(fig, "experts_loads", f"The experts' shares while a model is trained. Losses at the end: {told}.")
 
 
 def _smooth(values: np.ndarray, steps: int = 8) -> np.ndarray:
@@ -100,20 +88,11 @@ def rows_between_nodes(
     sent: Mapping[str, float], predicted: Mapping[str, float], seconds: Mapping[str, float]
 ) -> Picture:
     """MB that all nodes send each other, and seconds of an exchange there and back, for each way to send rows."""
-    fig, axes = new(1, 2, size=(6.4, 3.2))
-    labels = [textwrap.fill(way, 8) for way in sent]
-    values, theory = list(sent.values()), list(predicted.values())
-    bars(axes[0], labels, {"communication": values}, {"communication": theory})
-    for place, value in enumerate(values):
-        top = max(value, theory[place])
-        axes[0].annotate(f"{value:.1f}", (place, top), (0, 3), textcoords="offset points", ha="center")
-    axes[0].set(title="between nodes, MB", ylim=(0, 1.2 * max(*values, *theory)))
-    bars(axes[1], labels, {"wait": list(seconds.values())})
-    numbers(axes[1], range(len(seconds)), list(seconds.values()), "{:.2f}")
-    axes[1].set(title="there and back, s", ylim=(0, 1.2 * max(seconds.values())))
-    fig.legend(handles=[_OUTLINE], loc="outside lower right")
-    told = "; ".join(f"{way}: {sent[way]:.1f} MB, {seconds[way]:.2f} s" for way in sent)
-    return save(fig, "experts_nodes", f"{told}; outlines are predicted.")
+    return bar_chart(
+        "experts_nodes", "{}; outlines are predicted.",
+        {"between nodes, MB": {"series": {"communication": sent}, "outline": predicted, "text": "{:.1f}"},
+         "there and back, s": {"series": {"wait": seconds}, "text": "{:.2f}"}}, room=1.2, ncols=3,
+    )  # fmt: skip
 
 
 def groups_of_experts(

@@ -3,15 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.patches import Patch
 
+from pardemo.book.chapters.fewer_bits.figures import INKS, LINES
 from pardemo.draw import palette
-from pardemo.draw.charts import bars, numbers
+from pardemo.draw.charts import bar_chart, curves, key, line_chart, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 
-_INKS = (*palette.WAYS.values(), palette.PREDICTED)
-_LINES = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
-_MARKS = "os^vD"
 _LEFT = -42  # powers of two from which on sizes are shown
 
 
@@ -42,8 +39,8 @@ def tensors_and_formats(
     below.set_xscale("log", base=2)
     below.set_xlim(2.0**_LEFT, 2.0**18)
     below.grid(axis="y", visible=False)
-    values_text = ", ".join(f"{kind} {np.median(np.asarray(values)):.1e}" for kind, values in tensors.items())
-    return save(fig, "fewer_bits_tensors", f"Sizes of numbers, and ranges of formats; medians: {values_text}.")
+    medians = words({kind: np.median(np.asarray(values)) for kind, values in tensors.items()}, "{:.1e}")
+    return save(fig, "fewer_bits_tensors", f"Sizes of numbers, and ranges of formats; medians: {medians}.")
 
 
 def error_by_format(errors: Mapping[str, Mapping[str, float]]) -> Picture:
@@ -52,59 +49,43 @@ def error_by_format(errors: Mapping[str, Mapping[str, float]]) -> Picture:
     Args:
         errors: kind -> format -> error.
     """
-    fig, ax = new(size=(5.8, 3.6))
-    formats = list(next(iter(errors.values())))
-    bars(ax, formats, {kind: [100 * of[name] for name in formats] for kind, of in errors.items()})
-    ax.set(ylabel="off by, per cent")
-    ax.legend(loc="upper left")
-    values_text = "; ".join(
-        f"{kind}: " + ", ".join(f"{name} {100 * value:.1f}" for name, value in of.items())
-        for kind, of in errors.items()
-    )
-    return save(fig, "fewer_bits_errors", f"Error of each tensor in each format, in per cent. {values_text}.")
+    return bar_chart(
+        "fewer_bits_errors",
+        f"Error of each tensor in each format, in per cent. {words(errors, '{:.1f}', per=0.01)}.",
+        {"off by, per cent": {"series": errors}}, per=0.01, size=(5.8, 3.6), ncols=3,
+    )  # fmt: skip
 
 
 def outlier_errors(sizes: Sequence[float], errors: Mapping[str, Sequence[float]]) -> Picture:
     """How far off the other numbers are, in per cent, by how large an outlier is among them."""
-    fig, ax = new(size=(5.8, 3.8))
-    for number, (name, values) in enumerate(errors.items()):
-        style = {"color": _INKS[number], "linestyle": _LINES[number], "marker": _MARKS[number], "markersize": 5}
-        ax.plot(sizes, [100 * value for value in values], label=name, **style)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set(xlabel="the outlier, in times the others' size", ylabel="the others are off by, per cent", ylim=(0.4, 160))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    values_text = "; ".join(f"{name} {100 * v[0]:.2g} to {100 * v[-1]:.2g}" for name, v in errors.items())
-    return save(fig, "fewer_bits_outlier", f"Error of the other numbers beside an outlier, per cent: {values_text}.")
+    return line_chart(
+        "fewer_bits_outlier", "Error of the other numbers beside an outlier, per cent: {}.",
+        {name: dict(zip(sizes, values, strict=True)) for name, values in errors.items()}, per=0.01, text="{:.2g}",
+        x="the outlier, in times the others' size", y="the others are off by, per cent", size=(5.8, 3.8), ncols=3,
+        colours=INKS, dashes=LINES, marks="os^vD", log_x=(), log_y=(),
+    )  # fmt: skip
 
 
 def scaling_over_steps(errors: Mapping[str, Sequence[float]], outliers: Sequence[int], history: int) -> Picture:
     """The error of a tensor in E4M3 over steps, its scale from itself or from the last steps; outliers are marked."""
     fig, ax = new(size=(5.8, 3.4))
-    steps = range(len(next(iter(errors.values()))))
     for number, (name, values) in enumerate(errors.items()):
-        values = [100 * value for value in values]
-        ax.plot(steps, values, _MARKS[number], color=_INKS[number], markersize=(8, 4)[number], label=name)
+        looks = {"colours": [INKS[number]], "dashes": ["none"], "marks": "os"[number], "markersize": (8, 4)[number]}
+        curves(ax, {name: values}, per=0.01, **looks)
     for step in outliers:
         ax.annotate("outlier", (step, 42), (-3, 0), textcoords="offset points", ha="right", va="center", rotation=90)
         ax.axvline(step, color=palette.OTHER, linewidth=0.9, linestyle=":", zorder=1)
     ax.set(xlabel=f"step; the history is of {history}", ylabel="off by, per cent", ylim=(-3, 104))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(f"{name} at most {100 * max(values):.1f}" for name, values in errors.items())
-    return save(fig, "fewer_bits_scaling", f"Error of a tensor over steps, in per cent: {values_text}.")
+    key(fig)
+    told = words({name: max(values) for name, values in errors.items()}, "at most {:.1f}", per=0.01)
+    return save(fig, "fewer_bits_scaling", f"Error of a tensor over steps, in per cent: {told}.")
 
 
 def sent_by_format(sent: Mapping[str, float], expected: Mapping[str, float], errors: Mapping[str, float]) -> Picture:
     """What a reduce-scatter sends in each format, in per cent of fp32's, and how far off its sums are."""
-    fig, axes = new(1, 2, size=(5.8, 3.5))
-    names = list(sent)
-    bars(axes[0], names, {"communication": [100 * sent[name] for name in names]},
-         {"communication": [100 * expected[name] for name in names]})  # fmt: skip
-    numbers(axes[0], range(len(names)), [100 * sent[name] for name in names], "{:.1f}")
-    bars(axes[1], names, {"gradients": [100 * errors[name] for name in names]})
-    numbers(axes[1], range(len(names)), [100 * errors[name] for name in names], "{:.1f}")
-    axes[0].set(title="sent, % of fp32's bytes", ylim=(0, 30))
-    axes[1].set(title="the sums are off by, %", ylim=(0, 1.15 * 100 * max(errors.values())))
-    fig.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="outside lower right")
-    values_text = "; ".join(f"{name} {100 * sent[name]:.1f} sent, {100 * errors[name]:.1f} off" for name in names)
-    return save(fig, "fewer_bits_sent", f"A reduce-scatter, in per cent: {values_text}.")
+    return bar_chart(
+        "fewer_bits_sent", "A reduce-scatter, in per cent. {}.",
+        {"sent, % of fp32's bytes": {"series": {"communication": sent}, "outline": expected},
+         "the sums are off by, %": {"series": {"gradients": {name: errors[name] for name in sent}}}},
+        per=0.01, text="{:.1f}", size=(5.8, 3.6), ncols=3,
+    )  # fmt: skip

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.patches import Patch
 
 from pardemo.book.chapters.is_it_right.measurements import wrong
 from pardemo.draw import palette
+from pardemo.draw.charts import bar_chart, curves, key, patch
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 _OF_DAYS = dict(zip(("monday", "tuesday", "wednesday", "thursday"), palette.WAYS.values(), strict=True))
@@ -22,33 +22,27 @@ def _smooth(values: Sequence[float]) -> np.ndarray:
 def four_curves(losses: Mapping[str, Sequence[float]], beside: str = "wednesday") -> Picture:
     """The loss of each step of each version, and below how far each is from one of them, as a mean over 20 steps."""
     fig, axes = new(2, 1, size=(6.2, 5.2), sharex=True)
-    for name, values in losses.items():
-        style = {"color": _OF_DAYS[name], "linestyle": _DASHES[name], "label": name.capitalize()}
-        axes[0].plot(values, linewidth=1.1, **style)
-        away = _smooth(np.subtract(values, losses[beside]))
-        axes[1].plot(range(_MEAN_OF - 1, len(values)), away, linewidth=1.8, **style)
+    names = [name.capitalize() for name in losses]
+    looks = {"colours": [_OF_DAYS[name] for name in losses], "dashes": [_DASHES[name] for name in losses]}
+    curves(axes[0], dict(zip(names, losses.values(), strict=True)), linewidth=1.1, **looks)
+    away = [_smooth(np.subtract(values, losses[beside])) for values in losses.values()]
+    curves(axes[1], {name: dict(enumerate(of, _MEAN_OF - 1)) for name, of in zip(names, away, strict=True)}, **looks)
     axes[0].set(ylabel="loss")
     reach = np.ptp(losses[beside][len(losses[beside]) // 2 :]) / 2  # as far as steps of one curve are apart
     axes[1].set(xlabel="step", ylabel=f"beside {beside.capitalize()}'s", ylim=(-reach, reach))
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    key(fig, ncols=4)
     ends = ", ".join(f"{name} {np.mean(values[-_MEAN_OF:]):.3f}" for name, values in losses.items())
     return save(fig, "is_it_right_curves", f"Losses of the last {_MEAN_OF} steps, on average: {ends}.")
 
 
 def gaps_beside_noise(gaps: Mapping[str, float], noise: float) -> Picture:
     """How far wrong versions' losses are from the right one's, beside how far two steps of that one are apart."""
-    names = [*(name.capitalize() for name in gaps), "from one step\nto the next"]
-    values = [*gaps.values(), noise]
-    fig, ax = new(size=(6.0, 2.6))
+    rows = {name.capitalize(): gap for name, gap in gaps.items()} | {"from one step to the next": noise}
     colours = [*(_OF_DAYS[name] for name in gaps), palette.OTHER]
-    ax.barh(range(len(names)), values, 0.6, color=colours, hatch=["", "", "", "//"], edgecolor="white")
-    for place, value in enumerate(values):
-        ax.annotate(f"{value:.2g}", (value, place), (6, 0), textcoords="offset points", va="center")
-    ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel="difference of losses, mean", xlim=(0, 1.15 * max(values)), ylim=(len(names) - 0.4, -0.6))
-    ax.grid(axis="y", visible=False)
-    texts = ", ".join(f"{name} {value:.2g}" for name, value in gaps.items())
-    return save(fig, "is_it_right_gaps", f"Differences of losses: {texts}; from one step to the next {noise:.2g}.")
+    return bar_chart(
+        "is_it_right_gaps", "Differences of losses: {}.", {"difference of losses, mean": {"series": {"gap": rows}}},
+        across=True, fills={"gap": colours}, text="{:.2g}", size=(6.0, 2.6),
+    )  # fmt: skip
 
 
 def map_of_modules(versions: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
@@ -74,14 +68,7 @@ def map_of_modules(versions: Mapping[str, Mapping[str, tuple[float, float]]]) ->
     ax.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(order) - 0.5, -0.5), ylabel="the backward pass runs downwards")
     ax.grid(visible=False)
     ax.tick_params(length=0)
-    fig.legend(
-        handles=[
-            Patch(color=COLOURS["idle"], label="=  right"),
-            Patch(color=COLOURS["fails"], label="≠  wrong, or its factor"),
-        ],
-        loc="outside lower center",
-        ncols=2,
-    )
+    key(fig, patch("=  right", ("idle", "")), patch("≠  wrong, or its factor", "fails"))
     counts = {
         " ".join(version.split()): len({name.rpartition(".")[0] for name, pair in of.items() if wrong(*pair)})
         for version, of in versions.items()
@@ -100,23 +87,9 @@ def _said(parted: Sequence[tuple[float, float]]) -> str:
 
 def bug_beside_rounding(rounding: Mapping[str, float], bug: Mapping[str, float]) -> Picture:
     """The largest difference of a gradient in each type: of right ranks, and of ranks with a bug."""
-    names = list(rounding)
-    fig, ax = new(size=(6.0, 3.4))
-    for shift, values, colour, hatch, label in (
-        (-0.2, rounding, palette.OTHER, "", "right: rounding alone"),
-        (0.2, bug, COLOURS["fails"], "//", "with another ε"),
-    ):
-        places = np.arange(len(names)) + shift
-        ax.bar(
-            places, [values[name] for name in names], 0.38, color=colour, hatch=hatch, edgecolor="white", label=label
-        )
-        for place, name in zip(places, names, strict=True):
-            ax.annotate(f"{values[name]:.0e}", (place, values[name]), (0, 4), textcoords="offset points", ha="center")
-    ax.set_yscale("log")
-    ax.set_xticks(range(len(names)), names)
-    largest = max(*rounding.values(), *bug.values())
-    ax.set(ylabel="difference, relative", ylim=(min(rounding.values()) / 10, 30 * largest))
-    ax.grid(axis="x", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    texts = "; ".join(f"{name} {rounding[name]:.0e} and {bug[name]:.0e}" for name in names)
-    return save(fig, "is_it_right_precision", f"Rounding, and the bug: {texts}.")
+    series = {"right: rounding alone": rounding, "with another ε": bug}
+    return bar_chart(
+        "is_it_right_precision", "The largest difference. {}.", {"difference, relative": {"series": series}},
+        fills=dict(zip(series, (palette.OTHER, ("fails", "//")), strict=True)), text="{:.0e}", size=(6.0, 3.4),
+        log_limits=(min(rounding.values()) / 10, 30 * max(*rounding.values(), *bug.values())),
+    )  # fmt: skip

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.patches import Patch, Rectangle
+import numpy as np
+from matplotlib.colors import ListedColormap
 
 from pardemo.draw import palette
-from pardemo.draw.charts import bars
+from pardemo.draw.charts import bar_chart, curves, patch, words
 from pardemo.draw.style import COLOURS, Picture, new, save
-
-_PREDICTED = Patch(fill=False, edgecolor="black", label="predicted")
 
 
 def changed_features(panels: Mapping[str, Sequence[float]], per_head: int) -> Picture:
@@ -18,38 +17,29 @@ def changed_features(panels: Mapping[str, Sequence[float]], per_head: int) -> Pi
         panels: title -> the change of each feature. per_head: features of a head.
     """
     fig, axes = new(len(panels), 1, size=(5.8, 1.45 * len(panels)), sharex=True)
+    told = []
     for ax, (name, changes) in zip(axes, panels.items(), strict=True):
         most = max(changes)
         ax.bar(range(len(changes)), [change / most for change in changes], 1.0, color=COLOURS["activations"])
         for first in range(per_head, len(changes), per_head):
             ax.axvline(first - 0.5, color=COLOURS["wait"], linewidth=0.6, zorder=0)
-        moved = sum(change > 0 for change in changes)
-        ax.set(title=f"{name}: {moved} of {len(changes)} features change", xlim=(-0.5, len(changes) - 0.5), yticks=[])
+        moved = f"{sum(change > 0 for change in changes)} of {len(changes)}"
+        ax.set(title=f"{name}: {moved} features change", xlim=(-0.5, len(changes) - 0.5), yticks=[])
         ax.grid(visible=False)
+        told.append(f"{name}: {moved}")
     axes[-1].set(xlabel=f"feature; a line after every {per_head}", xticks=range(0, len(changes) + 1, 4 * per_head))
-    values_text = "; ".join(
-        f"{name}: {sum(c > 0 for c in feature_changes)} of {len(feature_changes)}"
-        for name, feature_changes in panels.items()
-    )
-    return save(fig, "megatron_attention_changed", f"Features that change with one head. {values_text}.")
+    return save(fig, "megatron_attention_changed", f"Features that change with one head. {'; '.join(told)}.")
 
 
 def wrong_by_cut(errors: Mapping[str, float]) -> Picture:
     """How far off the attention is for each way to cut and read a fused projection, in per cent."""
-    fig, ax = new(size=(5.6, 3.4))
-    places = range(len(errors))
-    ax.barh(places, [100 * error for error in errors.values()], height=0.6, color=palette.VERDICTS["fails"], zorder=2)
-    for place, error in zip(places, errors.values(), strict=True):
-        label = f"{error:.0%} wrong" if error > 0.01 else f"right, to {error:.0e}"
-        ax.annotate(label, (100 * error, place), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(errors))
-    ax.invert_yaxis()
-    ax.set(xlabel="relative error of the attention, per cent", xlim=(0, 130 * max(errors.values())))
-    ax.grid(axis="y", visible=False)
-    values_text = "; ".join(f"{name.replace(chr(10), ' ')}: {error:.1e}" for name, error in errors.items())
-    return save(
-        fig, "megatron_attention_qkv", f"Relative error of the attention by cut of its fused projection. {values_text}."
-    )
+    return bar_chart(
+        "megatron_attention_qkv",
+        f"Relative error of the attention by cut of its fused projection. {words(errors, '{:.1e}')}.",
+        {"relative error of the attention, per cent": {"series": {"error": errors}}}, across=True, per=0.01,
+        fills={"error": "fails"}, room=1.3, size=(5.6, 3.4),
+        text=lambda value: f"{value:.0f} % wrong" if value > 1 else f"right, to {value / 100:.0e}",
+    )  # fmt: skip
 
 
 def replicas_drift(runs_by_way: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
@@ -61,24 +51,18 @@ def replicas_drift(runs_by_way: Mapping[str, Mapping[str, Sequence[float]]]) -> 
     """
     fig, axes = new(2, 1, size=(5.6, 6.2), sharex=True)
     for (way, runs), kind in zip(runs_by_way.items(), ("torch", "ring"), strict=True):
-        steps = range(1, len(runs["apart"]) + 1)
-        axes[0].plot(steps, [100 * distance for distance in runs["apart"]], color=COLOURS[kind], linewidth=2, label=way)
+        by_step = {name: dict(enumerate(values, 1)) for name, values in runs.items()}
+        curves(axes[0], {way: by_step["apart"]}, colours=[kind], per=0.01)
         one_line = runs["saved"] == runs["trained"]
-        label = f"{way}: while training" + (", and saved" if one_line else "")
-        axes[1].plot(steps, runs["trained"], color=COLOURS[kind], linewidth=2, label=label)
-        if not one_line:
-            axes[1].plot(steps, runs["saved"], "--", color=COLOURS[kind], label=f"{way}: saved")
+        losses = {f"{way}: while training" + (", and saved" if one_line else ""): by_step["trained"]}
+        curves(axes[1], losses | ({} if one_line else {f"{way}: saved": by_step["saved"]}), colours=[kind])
     axes[0].set(title="two replicas of a head apart, per cent", ylim=(-2, None))
     axes[1].set(title="loss", xlabel="step", ylim=(0, None))
     for ax in axes:
         ax.legend()
-    last = {way: runs["apart"][-1] for way, runs in runs_by_way.items()}
-    values_text = ", ".join(f"{way} {apart:.0%}" for way, apart in last.items())
-    return save(
-        fig,
-        "megatron_attention_kv_copies",
-        f"Replicas of a head of keys and values after training are apart: {values_text}.",
-    )
+    last = words({way: runs["apart"][-1] for way, runs in runs_by_way.items()}, "{:.0%}")
+    alt = f"Replicas of a head of keys and values after training are apart: {last}."
+    return save(fig, "megatron_attention_kv_copies", alt)
 
 
 def sent_by_part(measured: Mapping[str, Mapping[str, float]], expected: Sequence[float], ranks: int) -> Picture:
@@ -87,26 +71,15 @@ def sent_by_part(measured: Mapping[str, Mapping[str, float]], expected: Sequence
     Args:
         measured: part -> way to run it -> φ. expected: predicted φ of all bars, in their order.
     """
-    fig, axes = new(
-        1, len(measured), size=(6.4, 3.6), sharey=True, width_ratios=[len(ways) for ways in measured.values()]
-    )
-    remaining = list(expected)
-    for ax, (part, ways) in zip(axes, measured.items(), strict=True):
-        theory, remaining = remaining[: len(ways)], remaining[len(ways) :]
-        bars(ax, list(ways), {"communication": list(ways.values())}, {"communication": theory})
-        for place, value in enumerate(ways.values()):
-            ax.annotate(f"{value:.1f} φ", (place, value), (0, 6), textcoords="offset points", ha="center")
-        ax.set(title=part, ylim=(0, 1.2 * max(expected)))
-    axes[0].set_ylabel(f"sent by a rank, φ (t = {ranks})")
-    axes[0].legend(handles=[_PREDICTED], loc="upper left")
-    values_text = ", ".join(
-        f"{part}, {way.replace(chr(10), ' ')} {value:.1f} φ"
+    remaining = iter(expected)
+    panels = {
+        part: {"series": {"measured": ways}, "outline": {way: next(remaining) for way in ways}}
         for part, ways in measured.items()
-        for way, value in ways.items()
-    )
-    return save(
-        fig, "megatron_attention_block_bytes", f"Bytes that a rank sends: {values_text}; outlines are predicted."
-    )
+    }
+    return bar_chart(
+        "megatron_attention_block_bytes", "Bytes that a rank sends: {}; outlines are predicted.", panels, shared=True,
+        fills={"measured": "communication"}, text="{:.1f} φ", unit=f"sent by a rank, φ (t = {ranks})", size=(6.4, 3.8),
+    )  # fmt: skip
 
 
 def blocks_beside(
@@ -117,26 +90,13 @@ def blocks_beside(
     Args:
         weights, activations: block -> bytes. sent: block -> φ that a rank sends, of the blocks that send.
     """
-    fig, axes = new(1, 2, size=(6.4, 3.0), sharey=True)
-    places = range(len(weights))
-    for ax, kind, by_block, title in (
-        (axes[0], "parameters", weights, "weights, MB"),
-        (axes[1], "activations", activations, "kept for backward, MB"),
-    ):
-        values = [nbytes / 1e6 for nbytes in by_block.values()]
-        ax.barh(places, values, 0.6, color=COLOURS[kind], zorder=2)
-        for place, value in enumerate(values):
-            ax.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center")
-        ax.set(title=title, xlim=(0, 1.2 * max(values)))
-        ax.grid(axis="y", visible=False)
-    axes[0].set_yticks(places, [f"{name}:\n{sent[name]:.1f} φ" if name in sent else name for name in weights])
-    axes[0].invert_yaxis()
-    values_text = "; ".join(f"{name} {weights[name] / 1e6:.1f} and {activations[name] / 1e6:.1f}" for name in weights)
-    return save(
-        fig,
-        "megatron_attention_blocks_beside",
-        f"MB of weights and of what is kept on one of {ranks} ranks: {values_text}.",
-    )
+    names = {name: f"{name}:\n{sent[name]:.1f} φ" if name in sent else name for name in weights}
+    kinds = (("weights, MB", "parameters", weights), ("kept for backward, MB", "activations", activations))
+    return bar_chart(
+        "megatron_attention_blocks_beside", f"Of what a block keeps on one of {ranks} ranks: {{}}.",
+        {title: {"series": {kind: {names[name]: of[name] for name in weights}}} for title, kind, of in kinds},
+        across=True, beside=True, per=1e6, text="{:.1f}", room=1.2, size=(6.4, 3.2),
+    )  # fmt: skip
 
 
 def masks(masks_by_rank: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
@@ -149,18 +109,15 @@ def masks(masks_by_rank: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture
     fig, axes = new(len(masks_by_rank), len(ways), size=(5.6, 2.6))
     for row, (rank, masks_of) in zip(axes, masks_by_rank.items(), strict=True):
         for ax, way in zip(row, ways, strict=True):
-            for place, mask_value in enumerate(masks_of[way]):
-                if not mask_value:
-                    ax.add_patch(Rectangle((place % 40, place // 40), 1, 1, color=palette.OTHER))
+            dropped = np.reshape(masks_of[way], (5, 40)) == 0
+            ax.pcolormesh(np.where(dropped, 1.0, np.nan), cmap=ListedColormap([palette.OTHER]))
             ax.set(xlim=(0, 40), ylim=(5, 0), xticks=[], yticks=[])
             ax.grid(visible=False)
-            for side in ax.spines.values():
-                side.set_visible(True)
+            ax.spines[:].set_visible(True)
             if ax in axes[0]:
                 ax.set_title(way)
         row[0].set_ylabel(rank)
-    dropped = Patch(color=palette.OTHER, label="dropped, of the first 200 places")
-    fig.legend(handles=[dropped], loc="outside lower center")
+    fig.legend(handles=[patch("dropped, of the first 200 places", palette.OTHER)], loc="outside lower center")
     return save(
         fig, "megatron_attention_masks", "Places that dropout sets to 0: the same on both ranks, or other ones on each."
     )
@@ -172,22 +129,11 @@ def seconds_of_block(seconds: Mapping[str, tuple[float, float]]) -> Picture:
     Args:
         seconds: ranks and their links -> (seconds of computing, seconds of waiting for all-reduces).
     """
-    fig, ax = new(size=(5.6, 3.6))
-    places = list(range(len(seconds)))
-    low = [1e3 * computes for computes, _ in seconds.values()]
-    high = [1e3 * waits for _, waits in seconds.values()]
-    ax.bar(places, low, 0.6, color=COLOURS["compute"], zorder=2)
-    ax.bar(places, high, 0.6, bottom=low, color=COLOURS["communication"], hatch="///", edgecolor="white", zorder=2)
-    for place, below, above in zip(places, low, high, strict=True):
-        label = f"{below + above:.1f} ms,\n{above / (below + above):.0%} waits"
-        ax.annotate(label, (place, below + above), (0, 3), textcoords="offset points", ha="center")
-    ax.set_xticks(places, list(seconds))
-    ax.set(ylabel="milliseconds", ylim=(0, 1.3 * max(a + b for a, b in zip(low, high, strict=True))))
-    ax.grid(axis="x", visible=False)
-    handles = [
-        Patch(facecolor=COLOURS["compute"], label="computes"),
-        Patch(facecolor=COLOURS["communication"], hatch="///", edgecolor="white", label="waits for all-reduces"),
-    ]
-    ax.legend(handles=handles, loc="upper center")
-    values_text = ", ".join(f"{name.replace(chr(10), ' ')}: {1e3 * (a + b):.1f} ms" for name, (a, b) in seconds.items())
-    return save(fig, "megatron_attention_block_seconds", f"A block's step computed from data sheets. {values_text}.")
+    fills = {"computes": "compute", "waits for all-reduces": "communication"}
+    series = {name: {ranks: parts[at] for ranks, parts in seconds.items()} for at, name in enumerate(fills)}
+    texts = [f"{1e3 * (own + wait):.1f} ms,\n{wait / (own + wait):.0%} waits" for own, wait in seconds.values()]
+    told = words({name: sum(parts) for name, parts in seconds.items()}, "{:.1f} ms", per=1e-3)
+    return bar_chart(
+        "megatron_attention_block_seconds", f"A block's step computed from data sheets. {told}.",
+        {"milliseconds": {"series": series}}, stacked=True, fills=fills, per=1e-3, text=texts, room=1.3,
+    )  # fmt: skip

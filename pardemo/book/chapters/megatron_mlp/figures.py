@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from matplotlib.patches import Patch
 
 from pardemo import tables
-from pardemo.draw.charts import bars, gantt, kind_legend
+from pardemo.draw.charts import bar_chart, by_kind, curves, key, lanes, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.meters.timeline import Span
 
@@ -50,14 +49,12 @@ def without_f(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], title: str
 
 def sent_by_order(measured: Mapping[str, float], predicted: Sequence[float], ranks: int) -> Picture:
     """How much a rank sent, in φ, for each order of cuts; outlines are the predictions."""
-    fig, ax = new(size=(6.4, 3.6))
-    bars(ax, list(measured), {"communication": list(measured.values())}, {"communication": list(predicted)})
-    for place, value in enumerate(measured.values()):
-        ax.annotate(f"{value:.1f} φ", (place, value), (0, 6), textcoords="offset points", ha="center")
-    ax.set(ylabel=f"sent by a rank, φ (t = {ranks})", ylim=(0, 1.15 * max(predicted)))
-    ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
-    values_text = ", ".join(f"{label.replace(chr(10), ' ')} {value:.1f} φ" for label, value in measured.items())
-    return save(fig, "megatron_mlp_bytes", f"Bytes that a rank sends: {values_text}; outlines are predicted.")
+    return bar_chart(
+        "megatron_mlp_bytes", "Bytes that a rank sends: {}; outlines are predicted.",
+        {f"sent by a rank, φ (t = {ranks})": {
+            "series": {"measured": measured}, "outline": dict(zip(measured, predicted, strict=True))}},
+        fills={"measured": "communication"}, text="{:.1f} φ", size=(6.4, 3.8),
+    )  # fmt: skip
 
 
 def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) -> Picture:
@@ -65,21 +62,22 @@ def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) ->
     multiplication."""
     fig, axes = new(2, 1, size=(6.4, 3.8), sharex=True)
     lengths = []
+    rows = {"GEMMs": ["compute"], "all-reduce": ["communication"]}
     for ax, spans, way in zip(axes, (without, overlapping), ("one after the other", "overlapping"), strict=True):
         begin = min(s.begin_s for s in spans)
         lengths.append(1e3 * (max(s.end_s for s in spans) - begin))
-        gantt(ax, list(spans), title=f"{way}: {lengths[-1]:.0f} ms")
-        ax.set_yticks([-0.2, 0.2], ["GEMMs", "all-reduce"])
-        for span in spans:  # in gantt's upper half of a row, or in the lower
-            place = 0.2 if span.kind == "communication" else -0.2
+        lanes(ax, by_kind(spans, rows, begin))
+        for span in spans:
             middle = 1e3 * ((span.begin_s + span.end_s) / 2 - begin)
-            ax.text(middle, place, SHORT[span.name], ha="center", va="center", color="black", bbox=PLATE)
+            row = int(span.kind == "communication")
+            ax.text(middle, row, SHORT[span.name], ha="center", va="center", color="black", bbox=PLATE)
+        ax.set_title(f"{way}: {lengths[-1]:.0f} ms")
         ax.axvline(lengths[0], color="black", linestyle=":")
     if lengths[1] < lengths[0]:
         axes[1].axvspan(lengths[1], lengths[0], color=COLOURS["idle"], alpha=0.4, linewidth=0)
-        axes[1].text(sum(lengths) / 2, 0, "saved", rotation=90, ha="center", va="center")
+        axes[1].text(sum(lengths) / 2, 0.5, "saved", rotation=90, ha="center", va="center")
     axes[1].set_xlabel("milliseconds")
-    kind_legend(fig, ["compute", "communication"], loc="outside upper right", ncols=2)
+    key(fig, loc="outside upper right")
     return save(
         fig,
         "megatron_mlp_overlap",
@@ -94,25 +92,16 @@ def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
     Args:
         rows: the ranks and their links -> (seconds of computing, seconds of waiting).
     """
-    fig, ax = new(size=(6.4, 1.0 + 0.5 * len(rows)))
-    places = range(len(rows))
-    computes, waits = ([1e3 * seconds[at] for seconds in rows.values()] for at in (0, 1))
-    ax.barh(places, computes, 0.6, color=COLOURS["compute"], label="computing")
-    ax.barh(places, waits, 0.6, left=computes, color=COLOURS["wait"], hatch="...", edgecolor="white", label="waiting")
-    for place, compute, wait in zip(places, computes, waits, strict=True):
-        label = f"{compute + wait:.1f} ms, {wait / (compute + wait):.0%} waiting"
-        ax.annotate(label, (compute + wait, place), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(rows))
-    longest = max(compute + wait for compute, wait in zip(computes, waits, strict=True))
-    ax.set(xlabel="milliseconds, forward and backward", xlim=(0, 1.42 * longest), ylim=(len(rows) - 0.5, -0.5))
-    ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside upper right", ncols=2)
-    values_text = "; ".join(f"{name} {1e3 * c:.2f} and {1e3 * w:.2f}" for name, (c, w) in rows.items())
-    return save(
-        fig,
+    series = {
+        kind: {name: parts[at] for name, parts in rows.items()} for at, kind in enumerate(("computing", "waiting"))
+    }
+    return bar_chart(
         "megatron_mlp_waiting",
-        f"Milliseconds of an MLP, computing and waiting for all-reduces, computed: {values_text}.",
-    )
+        f"Milliseconds of an MLP, computed: {words(series, '{:.2f}', per=1e-3)} for all-reduces.",
+        {"milliseconds, forward and backward": {"series": series}}, across=True, stacked=True, per=1e-3, room=1.42,
+        text=[f"{1e3 * (own + wait):.1f} ms, {wait / (own + wait):.0%} waiting" for own, wait in rows.values()],
+        fills={"computing": "compute", "waiting": "wait"},
+    )  # fmt: skip
 
 
 def sent_between_nodes(activations: Mapping[int, float], gradients: float, tokens: int) -> Picture:
@@ -123,11 +112,9 @@ def sent_between_nodes(activations: Mapping[int, float], gradients: float, token
             ``activations``.
     """
     fig, ax = new(size=(5.8, 3.3))
-    megabytes = [nbytes / 1e6 for nbytes in activations.values()]
-    ax.plot(list(activations), megabytes, color=COLOURS["communication"], linewidth=2,
-            label="16 ranks: activations")  # fmt: skip
-    ax.plot([0, max(activations)], [gradients / 1e6] * 2, "--", color=COLOURS["gradients"], linewidth=2,
-            label="2 replicas of 8: gradients")  # fmt: skip
+    lines = {"16 ranks: activations": activations}
+    lines["2 replicas of 8: gradients"] = dict.fromkeys((0, max(activations)), gradients)
+    curves(ax, lines, per=1e6, colours=("communication", "gradients"), linewidth=2)
     equal = gradients / (activations[tokens] / tokens)
     for at, nbytes, label in (
         (tokens, activations[tokens], f"{tokens:,} tokens: {activations[tokens] / 1e6:,.0f} MB"),

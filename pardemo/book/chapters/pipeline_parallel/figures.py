@@ -6,9 +6,9 @@ from itertools import islice
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from pardemo.draw import palette
+from pardemo.draw.charts import bar_chart, bars, curves, key, line_chart, numbers, patch, words
 from pardemo.draw.style import COLOURS, HATCHES, Picture, new, save
 
 #: Inches: on a phone 10 points are then 10 pixels, and nothing scrolls.
@@ -83,10 +83,10 @@ def courses(
     kinds = {span.kind for spans, _ in rows.values() for span in spans}
     shown_kinds = [kind for kind in ("forward", "backward", "weight gradients") if kind in kinds]
     apart = {"forward": "F", "backward": "I, or I + W", "weight gradients": "W"} if len(shown_kinds) == 3 else {}
-    patches = [Patch(facecolor=COLOURS[kind], label=apart.get(kind, kind)) for kind in shown_kinds]
+    handles = [patch(apart.get(kind, kind), kind) for kind in shown_kinds]
     if at_once_s is not None:
-        patches.append(Line2D([], [], color=COLOURS["predicted"], linestyle=":", label="end without messages"))
-    fig.legend(handles=patches, loc="outside upper right", ncols=3, columnspacing=1.2, handlelength=1.4)
+        handles.append(Line2D([], [], color=COLOURS["predicted"], linestyle=":", label="end without messages"))
+    fig.legend(handles=handles, loc="outside upper right", ncols=3, columnspacing=1.2, handlelength=1.4)
     return save(fig, name, alt)
 
 
@@ -97,59 +97,55 @@ def held_by_schedule(measured: Mapping[str, list[float]], predicted: Mapping[str
         measured, predicted: schedule -> a number for each rank.
     """
     fig, ax = new(size=(WIDE, 1.2 + 0.6 * len(measured)))
-    ranks = len(next(iter(measured.values())))
-    high = 0.84 / ranks
-    for place, (name, values) in enumerate(measured.items()):
-        at = [place + (rank - (ranks - 1) / 2) * high for rank in range(ranks)]
-        ax.barh(at, values, 0.86 * high, color=COLOURS["activations"])
-        ax.barh(at, predicted[name], 0.98 * high, fill=False, edgecolor="black", linewidth=1)
-        fullest = values.index(max(values))
-        ax.annotate(
-            f"{values[fullest]:.1f}, rank {fullest}", (max(values[fullest], predicted[name][fullest]), at[fullest]),
-            (5, 0), textcoords="offset points", va="center",
-        )  # fmt: skip
-    ax.set_yticks(range(len(measured)), [name.replace(", ", ",\n") for name in measured])
-    most = 1.35 * max(max(*values, *predicted[name]) for name, values in measured.items())
-    ax.set(xlabel="activations at the peak, in micro-batches", xlim=(0, most), ylim=(len(measured) - 0.4, -0.6))
-    ax.grid(axis="y", visible=False)
-    measured_patch = Patch(color=COLOURS["activations"], label="measured, rank 0 on top")
-    handles = [measured_patch, Patch(fill=False, edgecolor="black", label="predicted")]
-    fig.legend(handles=handles, loc="outside lower center", ncols=2)
-    values_text = "; ".join(
-        f"{name} {', '.join(f'{value:.1f}' for value in peaks)}" for name, peaks in measured.items()
+    ranks = range(len(next(iter(measured.values()))))
+    held, rule = (
+        {rank: {name.replace(", ", ",\n"): of[name][rank] for name in measured} for rank in ranks}
+        for of in (measured, predicted)
     )
+    bars(ax, held, rule, across=True, fills=dict.fromkeys(ranks, "activations"), room=1.35)
+    for place, (name, peaks) in enumerate(measured.items()):
+        fullest = peaks.index(max(peaks))
+        at, end = (
+            place + (fullest - (len(ranks) - 1) / 2) * 0.84 / len(ranks),
+            max(peaks[fullest], predicted[name][fullest]),
+        )
+        numbers(ax, [at], [end], [f"{peaks[fullest]:.1f}, rank {fullest}"], across=True)
+    ax.set(xlabel="activations at the peak, in micro-batches")
+    outline = ax.get_legend_handles_labels()[0][1]
+    fig.legend(
+        [patch("", "activations"), outline],
+        ["measured, rank 0 on top", "predicted"],
+        loc="outside lower center",
+        ncols=2,
+    )
+    told = words(measured, "{:.1f}")
     return save(
-        fig,
-        "pipeline_parallel_memory",
-        f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {values_text}.",
-    )
+        fig, "pipeline_parallel_memory",
+        f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {told}.",
+    )  # fmt: skip
 
 
-def live_activations(curves: Mapping[str, Sequence[tuple[float, float]]], layers: int) -> Picture:
+def live_activations(alive: Mapping[str, Sequence[tuple[float, float]]], layers: int) -> Picture:
     """Activations alive after each of ``layers`` layers, forward and then backward, and the peak within each.
 
     Args:
-        curves: label -> for each layer passed (alive after it, the peak since the layer before), in units of A.
+        alive: label -> for each layer passed (alive after it, the peak since the layer before), in units of A.
     """
     fig, ax = new(size=(WIDE, 3.0))
-    for (label, steps), style in zip(curves.items(), ("-", "--"), strict=True):
-        times = [time for step in range(len(steps)) for time in (step + 0.5, step + 1)]
-        heights = [height for live, peak in steps for height in (peak, live)]
-        ax.plot(times, heights, style, color=COLOURS["activations"], label=label)
-    middle, most = layers, max(peak for steps in curves.values() for _, peak in steps)
-    ax.axvline(middle, color=COLOURS["predicted"], linewidth=1)
-    ax.text(middle - 0.2, 0.4 * most, "forward", ha="right")
-    ax.text(middle + 0.2, 0.4 * most, "backward")
-    ax.set(
-        xlabel="layers passed, there and back",
-        ylabel="activations alive, in A",
-        ylim=(0, 1.35 * most),
-        xticks=range(0, 2 * layers + 1, 2),
-    )
+    lines = {
+        label: {k + part: height for k, (live, peak) in enumerate(steps) for part, height in ((0.5, peak), (1, live))}
+        for label, steps in alive.items()
+    }
+    curves(ax, lines, colours=["activations"])
+    most = max(max(line.values()) for line in lines.values())
+    ax.axvline(layers, color=COLOURS["predicted"], linewidth=1)
+    ax.text(layers - 0.2, 0.4 * most, "forward", ha="right")
+    ax.text(layers + 0.2, 0.4 * most, "backward")
+    ax.set(xlabel="layers passed, there and back", ylabel="activations alive, in A", ylim=(0, 1.35 * most))
+    ax.set_xticks(range(0, 2 * layers + 1, 2))
     ax.legend(loc="upper right")
-    return save(
-        fig, "pipeline_parallel_checkpointing", "Live activations of eight layers with and without checkpointing."
-    )
+    alt = f"Live activations of {layers} layers with and without checkpointing."
+    return save(fig, "pipeline_parallel_checkpointing", alt)
 
 
 def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, float], label: str) -> Picture:
@@ -158,24 +154,14 @@ def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, floa
     Args:
         lines: p -> m -> the share. point: (m, its share). label: of the point.
     """
-    fig, ax = new(size=(WIDE, 3.4))
-    for (ranks, shares), style in zip(lines.items(), ("-", "--", ":"), strict=False):
-        ax.plot(
-            list(shares), [100 * share for share in shares.values()], style, color=COLOURS["predicted"], linewidth=1.6,
-            label=f"p = {ranks}",
-        )  # fmt: skip
-    at, share = point
-    ax.plot([at], [100 * share], "o", color=COLOURS["backward"], markersize=8, label=label)
-    ax.set(xscale="log", xlabel="micro-batches m", ylabel="idle share of the total time, %", ylim=(0, None))
-    ticks = list(next(iter(lines.values())))
-    ax.set_xticks(ticks, [str(m) for m in ticks])
-    ax.minorticks_off()
-    ax.legend(loc="upper right")
-    return save(
-        fig,
+    shares = {f"p = {ranks}": of for ranks, of in lines.items()}
+    return line_chart(
         "pipeline_parallel_idle",
-        f"More micro-batches make the idle share smaller, and never nothing; {label}: {share:.0%}.",
-    )
+        f"More micro-batches make the idle share smaller, and never nothing; {label}: {point[1]:.0%}.",
+        {**shares, label: dict([point])}, per=0.01, size=(WIDE, 3.4), x="micro-batches m",
+        y="idle share of the total time, %", log_x=list(next(iter(lines.values()))), legend="upper right",
+        colours=[*["predicted"] * len(lines), "backward"], marks=[*[""] * len(lines), "o"], markersize=8,
+    )  # fmt: skip
 
 
 def lengths_of_stages(
@@ -187,32 +173,20 @@ def lengths_of_stages(
         lengths: cut -> blocks of each stage. cuts: cut -> layers of each stage. names: of the layers, in order.
     """
     fig, axes = new(len(lengths), 1, size=(WIDE, 1.3 * len(lengths) + 0.8), sharex=True, squeeze=False)
-    longest = max(map(max, lengths.values()))
     for ax, (cut, blocks) in zip(axes.flat, lengths.items(), strict=True):
-        slowest, places = max(blocks), range(len(blocks))
-        waits = [slowest - length for length in blocks]
-        ax.barh(places, blocks, 0.74, color=COLOURS["compute"], zorder=2)
-        ax.barh(places, waits, 0.74, left=blocks, color=COLOURS["wait"], hatch="...", edgecolor="white", zorder=2)
-        for place, length in enumerate(blocks):
-            ax.annotate(f"{length:.1f}", (slowest, place), (5, 0), textcoords="offset points", va="center")
+        slowest = max(blocks)
+        series = {"computes": blocks, "waits for the slowest": [slowest - length for length in blocks]}
+        fills = dict(zip(series, ("compute", "wait"), strict=True))
+        bars(ax, series, across=True, stacked=True, fills=fills, text=[f"{length:.1f}" for length in blocks], wide=0.74)
         layer_names = iter(names)
         inside = [Counter(islice(layer_names, count)) for count in cuts[cut]]
         labels = [", ".join(name if n == 1 else f"{n} {name}s" for name, n in counts.items()) for counts in inside]
-        ax.set_yticks(places, labels)
-        ax.set(title=f"{cut}: all take {slowest:.1f}", xlim=(0, 1.1 * longest), ylim=(len(blocks) - 0.5, -0.5))
-        ax.grid(axis="y", visible=False)
-    axes[-1, 0].set_xlabel("for each micro-batch, in blocks")
-    handles = [
-        Patch(facecolor=COLOURS["compute"], label="computes"),
-        Patch(facecolor=COLOURS["wait"], hatch="...", edgecolor="white", label="waits for the slowest"),
-    ]
-    fig.legend(handles=handles, loc="outside upper right", ncols=2)
-    values_text = "; ".join(
-        f"{cut} {', '.join(f'{length:.1f}' for length in stage_blocks)}" for cut, stage_blocks in lengths.items()
-    )
-    return save(
-        fig, "pipeline_parallel_stages", f"Blocks that stages 0, 1, … compute for each micro-batch: {values_text}."
-    )
+        ax.set_yticks(range(len(blocks)), labels)
+        ax.set_title(f"{cut}: all take {slowest:.1f}")
+    axes[-1, 0].set(xlabel="for each micro-batch, in blocks", xlim=(0, 1.1 * max(map(max, lengths.values()))))
+    key(fig, loc="outside upper right")
+    alt = f"Blocks that stages 0, 1, … compute for each micro-batch: {words(lengths, '{:.1f}')}."
+    return save(fig, "pipeline_parallel_stages", alt)
 
 
 def memory_of_schedules(
@@ -225,41 +199,21 @@ def memory_of_schedules(
         idle: schedule -> the idle share of the total time.
         room_bytes: the GPU's memory.
     """
-    fig, ax = new(size=(WIDE, 1.6 + 0.55 * len(activations)))
-    places, hatches, left = range(len(activations)), dict(zip(states, ("", "//", ".."), strict=True)), 0.0
-    for kind, nbytes in states.items():
-        style = {"color": COLOURS[kind], "hatch": hatches[kind], "edgecolor": "white"}
-        ax.barh(places, [nbytes / 1e9] * len(activations), 0.6, left=left, label=kind, zorder=2, **style)
-        left += nbytes / 1e9
-    held = [nbytes / 1e9 for nbytes in activations.values()]
-    ax.barh(places, held, 0.6, left=left, color=COLOURS["activations"], label="activations", zorder=2)
-    most = left + max(held)
-    for place, (schedule, gb) in enumerate(zip(activations, held, strict=True)):
-        end, room = left + gb, room_bytes / 1e9  # a label stands behind the line, which would cross it
-        label = f"{end:.1f} GB,\n{idle[schedule]:.1%} idle"
-        inside = end > room + 0.3 * most
-        at = room if inside or end < room else end
-        style = {"color": palette.ink_on(COLOURS["activations"])} if inside else {}
-        ax.annotate(label, (at, place), (6, 0), textcoords="offset points", va="center", zorder=4, **style)
-    ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
-    ax.set_yticks(places, [schedule.replace(", ", ",\n") for schedule in activations])
-    ax.set(xlabel="GB on each GPU", xlim=(0, 1.03 * most), ylim=(len(activations) - 0.5, -0.5))
-    ax.grid(axis="y", visible=False)
-    line = Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")
-    handles = [*ax.get_legend_handles_labels()[0], line]
-    fig.legend(handles=handles, loc="outside lower center", ncols=3)
-    values_text = "; ".join(
-        f"{schedule} {gb:.1f}, {idle[schedule]:.1%} idle" for schedule, gb in zip(activations, held, strict=True)
-    )
-    return save(
-        fig,
+    series = {kind: dict.fromkeys(activations, nbytes) for kind, nbytes in states.items()}
+    series["activations"] = activations
+    whole = sum(states.values())
+    texts = [f"{(whole + held) / 1e9:.1f} GB,\n{idle[name]:.1%} idle" for name, held in activations.items()]
+    return bar_chart(
         "pipeline_parallel_on_a_gpu",
-        f"GB of activations beside {left:.0f} GB of model states on a GPU: {values_text}.",
-    )
+        f"GB on a GPU, with {whole / 1e9:.0f} GB of model states: {{}}; activations and idle time: "
+        + "; ".join(f"{name} {held / 1e9:.1f}, {idle[name]:.1%} idle" for name, held in activations.items()),
+        {"GB on each GPU": {"series": series}}, per=1e9, across=True, stacked=True, text=texts, room=1.32,
+        line=("room", room_bytes / 1e9), size=(WIDE, 1.6 + 0.55 * len(activations)), ncols=3,
+        fills=dict(zip(series, (*zip(states, ("", "//", ".."), strict=True), "activations"), strict=True)),
+    )  # fmt: skip
 
 
 Idle = Mapping[str, Mapping[int, float]]  # name -> p -> idle time
-_MARKS, _DASHES = "os", ("-", "--")
 
 
 def two_bubbles(panels: Mapping[str, tuple[Idle, Idle]]) -> Picture:
@@ -272,16 +226,15 @@ def two_bubbles(panels: Mapping[str, tuple[Idle, Idle]]) -> Picture:
     fig, axes = new(len(panels), 1, size=(WIDE, 2.5 * len(panels) + 1.0), sharex=True, squeeze=False)
     said = []
     for ax, (title, (timetables, formulas)) in zip(axes.flat, panels.items(), strict=True):
-        for (name, idle), dash in zip(formulas.items(), _DASHES, strict=True):
-            ax.plot(list(idle), list(idle.values()), dash, color=COLOURS["predicted"], linewidth=1.6, label=name)
-        for (name, idle), mark, fill in zip(timetables.items(), _MARKS, (COLOURS["backward"], "none"), strict=True):
-            style = {"markerfacecolor": fill, "markeredgecolor": COLOURS["backward"], "markersize": 8}
-            ax.plot(list(idle), list(idle.values()), mark, linestyle="none", label=name, **style)
+        curves(ax, formulas, colours=["predicted"])
+        for (name, idle), mark, filled in zip(timetables.items(), "os", ("full", "none"), strict=True):
+            points = {"colours": ["backward"], "dashes": ["none"], "marks": mark, "markersize": 8, "fillstyle": filled}
+            curves(ax, {name: idle}, **points)
         ax.set(title=title, ylabel="idle time, in F", ylim=(0, None))
         ranks = max(next(iter(timetables.values())))
-        rows = [*timetables.items(), *formulas.items()]
-        said.append(f"{title}: with p = {ranks} " + ", ".join(f"{name} {idle[ranks]:.1f}" for name, idle in rows))
+        last = words({name: idle[ranks] for name, idle in (timetables | formulas).items()}, "{:.1f}")
+        said.append(f"{title}: with p = {ranks} {last}")
     axes[-1, 0].set_xlabel("ranks p")
     axes[-1, 0].set_xticks(list(next(iter(timetables.values()))))
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
+    key(fig, ncols=1)
     return save(fig, "pipeline_parallel_two_bubbles", f"Idle time of the last rank of DualPipeV. {'; '.join(said)}.")

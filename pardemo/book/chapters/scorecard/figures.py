@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pardemo.draw import palette
-from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.draw.charts import bar_chart
+from pardemo.draw.style import COLOURS, Picture, new
 
 TICKS = (-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1, 10)
 NAMES = ("−100 %", "−10 %", "−1 %", "−0.1 %", "as\npredicted", "+0.1 %", "+1 %", "+10 %", "× 2", "× 11")
@@ -78,7 +78,7 @@ def _panel(ax: Axes, rows: Mapping[str, Sequence[tuple[float, str]]]) -> dict[st
     return drawn
 
 
-_KINDS = {kind: palette.VERDICTS[kind] for kind in ("holds", "differs", "off")}
+_KINDS = ("holds", "differs", "off")
 
 
 def verdicts(totals: Sequence[Mapping[str, Any]]) -> Picture:
@@ -87,21 +87,11 @@ def verdicts(totals: Sequence[Mapping[str, Any]]) -> Picture:
     Args:
         totals: rows of :func:`pardemo.book.run.scorecard.totals` by evidence, without the one of all.
     """
-    rows = sorted(totals, key=lambda row: -row["cases"])
-    fig, ax = new(size=(6.2, 0.4 * len(rows) + 1.2))
-    places, left = np.arange(len(rows)), np.zeros(len(rows))
-    for kind, colour in _KINDS.items():
-        counts = np.array([row[kind] for row in rows])
-        ax.barh(places, counts, 0.66, left=left, color=colour, edgecolor="white", label=kind)
-        left += counts
-    for place, row in enumerate(rows):
-        label = ", ".join(f"{row[kind]} {kind}" for kind in _KINDS if row[kind])
-        ax.annotate(label, (left[place], place), (6, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, [row["evidence"] for row in rows])
-    ax.set(xlabel="cases", xlim=(0, 1.6 * max(left)), ylim=(len(rows) - 0.45, -0.55))
-    ax.grid(axis="y", visible=False)
-    ax.legend(loc="lower right")
-    values_text = "; ".join(
-        f"{row['evidence']}: " + ", ".join(f"{row[k]} {k}" for k in _KINDS if row[k]) for row in rows
-    )
-    return save(fig, "scorecard_verdicts", f"Cases by evidence and verdict. {values_text}.")
+    rows = {row["evidence"]: row for row in sorted(totals, key=lambda row: -row["cases"])}
+    texts = [", ".join(f"{row[kind]} {kind}" for kind in _KINDS if row[kind]) for row in rows.values()]
+    told = "; ".join(f"{name}: {text}" for name, text in zip(rows, texts, strict=True))
+    series = {kind: {name: row[kind] for name, row in rows.items()} for kind in _KINDS}
+    return bar_chart(
+        "scorecard_verdicts", f"Cases by evidence and verdict. {told}.", {"cases": {"series": series}}, across=True,
+        stacked=True, text=texts, room=1.6, ncols=3,
+    )  # fmt: skip

@@ -1,16 +1,12 @@
 """Pictures of *Sequence parallelism*: what it sends, and what a block keeps for its backward pass."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.patches import Patch
 
 from pardemo.draw import palette
-from pardemo.draw.charts import bars, numbers, sent_and_kept
-from pardemo.draw.style import COLOURS, Picture, new, save
-
-_OUTLINE = Patch(fill=False, edgecolor="black", label="predicted")
+from pardemo.draw.charts import bar_chart, key, words
+from pardemo.draw.style import Picture, new, save
 
 
 def sequence_cost(
@@ -18,18 +14,15 @@ def sequence_cost(
     sent_predicted: Sequence[float], ranks: int,
 ) -> Picture:  # fmt: skip
     """Activations that a block keeps for its backward pass, and φ that a rank sends, for each way to run it."""
-    fig, axes = new(1, 2, size=(6.4, 3.6))
-    for ax, kind, by_way, theory, title in (
-        (axes[0], "activations", kept, kept_predicted, "kept, tensors [b, s, h]"),
-        (axes[1], "communication", sent, sent_predicted, "sent, φ"),
-    ):
-        values, labels = list(by_way.values()), [textwrap.fill(way, 10) for way in by_way]
-        bars(ax, labels, {kind: values}, {kind: list(theory)})
-        numbers(ax, range(len(values)), values, "{:.1f}")
-        ax.set(title=f"{title} (t = {ranks})", ylim=(0, 1.18 * max(theory)))
-    fig.legend(handles=[_OUTLINE], loc="outside lower right")
-    values_text = "; ".join(f"{way}: {kept[way]:.1f} kept, {sent[way]:.1f} φ sent" for way in kept)
-    return save(fig, "sequence_parallel_sequence_cost", f"{values_text}; outlines are predicted.")
+    panels = {
+        f"{title} (t = {ranks})": {"series": {kind: by_way}, "outline": dict(zip(by_way, theory, strict=True))}
+        for title, kind, by_way, theory in (
+            ("kept, tensors [b, s, h]", "activations", kept, kept_predicted),
+            ("sent, φ", "communication", sent, sent_predicted),
+        )
+    }
+    alt = "{}; outlines are predicted."
+    return bar_chart("sequence_parallel_sequence_cost", alt, panels, text="{:.1f}", ncols=3, size=(6.4, 3.8))
 
 
 def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], alone: Sequence[float]) -> Picture:
@@ -50,44 +43,26 @@ def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], 
         over, under = over + values.clip(0), under + values.clip(None, 0)
     ax.scatter(places, whole, s=42, marker="D", color=palette.PREDICTED, zorder=3, label="the plain block's")
     ax.axhline(0, color=palette.INK, linewidth=0.8)
-    ax.set_xticks(places, places)
-    ax.set(xlabel="feature of the norm", ylabel="gradient of its weight")
+    ax.set(xlabel="feature of the norm", ylabel="gradient of its weight", xticks=places)
     ax.grid(axis="x", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = ", ".join(f"rank {rank} {off:.0%}" for rank, off in enumerate(alone))
-    return save(
-        fig,
-        "sequence_parallel_norm",
-        f"Each rank has a part of a norm's gradient; alone it is so far off: {values_text}.",
-    )
+    key(fig)
+    told = words({f"rank {rank}": off for rank, off in enumerate(alone)}, "{:.0%}")
+    alt = f"Each rank has a part of a norm's gradient; alone it is so far off: {told}."
+    return save(fig, "sequence_parallel_norm", alt)
 
 
 def activation_terms(measured: Mapping[str, float], predicted: Mapping[str, float], scores: Sequence[str]) -> Picture:
     """Bytes that each step of a block keeps, per number of the block's input; steps with scores are hatched."""
-    fig, ax = new(size=(6.4, 4.6))
-    places = np.arange(len(measured))
-    colour = COLOURS["activations"]
-    for place, (name, value) in enumerate(measured.items()):
-        hatch = "///" if name in scores else ""
-        ax.barh(place, value, 0.66, color=colour, hatch=hatch, edgecolor="white", zorder=2)
-        ax.annotate(
-            f"{value:.3g}", (max(value, predicted[name]), place), (4, 0), textcoords="offset points", va="center"
-        )
-    ax.barh(
-        places, [predicted[name] for name in measured], 0.78, fill=False, edgecolor="black", linewidth=1.2, zorder=3
-    )
-    ax.set_yticks(places, list(measured))
-    ax.set(xlabel="kept, bytes / sbh", ylim=(len(measured) - 0.4, -0.6))
-    ax.grid(axis="y", visible=False)
-    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
-               for hatch, label in (("", "measured"), ("///", "measured, has s × s scores"))]  # fmt: skip
-    ax.legend(handles=[*handles, _OUTLINE], loc="lower right", frameon=True, framealpha=1, edgecolor="white")
-    values_text = ", ".join(f"{name} {value:.3g}" for name, value in measured.items())
-    return save(
-        fig,
-        "sequence_parallel_activation_terms",
-        f"Bytes that a block keeps per number of its input: {values_text}.",
-    )
+    fills = {"measured": "activations", "measured, has s × s scores": ("activations", "///")}
+    series = {
+        label: {name: value * ((name in scores) == hatched) for name, value in measured.items()}
+        for label, hatched in zip(fills, (False, True), strict=True)
+    }
+    return bar_chart(
+        "sequence_parallel_activation_terms", "Bytes that a block keeps per number of its input: {}.",
+        {"kept, bytes / sbh": {"series": series, "outline": predicted}}, across=True, stacked=True, fills=fills,
+        text="{:.3g}", size=(6.4, 4.8), ncols=3,
+    )  # fmt: skip
 
 
 def activation_memory(
@@ -98,24 +73,20 @@ def activation_memory(
     Args:
         measured, predicted: (way, cut) -> bytes / sbh. ways: those to show; the first has a scale of its own.
     """
-    fig, axes = new(1, len(ways), size=(6.4, 3.8))
-    tops = [max(value for (core, _), value in predicted.items() if core == way) for way in ways]
-    tops[1:] = [max(tops[1:])] * len(tops[1:])
-    for ax, way, top in zip(axes, ways, tops, strict=True):
-        cuts = {cut: value for (core, cut), value in measured.items() if core == way}
-        theory = [predicted[way, cut] for cut in cuts]
-        short = [textwrap.fill(cut.removesuffix(" parallel"), 6, break_long_words=False) for cut in cuts]
-        bars(ax, short, {"activations": list(cuts.values())}, {"activations": theory})
-        numbers(ax, range(len(cuts)), list(cuts.values()), "{:.3g}")
-        ax.set(title=way, ylim=(0, 1.1 * top))
-    axes[0].set_ylabel("kept by a block, bytes / sbh")
-    fig.legend(handles=[_OUTLINE], loc="outside lower right")
-    values_text = "; ".join(f"{way}, {cut}: {value:.3g}" for (way, cut), value in measured.items() if way in ways)
-    return save(
-        fig,
-        "sequence_parallel_memory",
-        f"Bytes that a block keeps per number of its input: {values_text}; outlines are predicted.",
-    )
+    panels = {}
+    for way in ways:
+        cuts, theory = (
+            {cut.removesuffix(" parallel"): value for (core, cut), value in of.items() if core == way}
+            for of in (measured, predicted)
+        )
+        panels[way] = {"series": {"activations": cuts}, "outline": theory}
+    others = [max(panels[way]["outline"].values()) for way in ways[1:]]
+    for way, own in zip(ways[1:], others, strict=True):
+        panels[way]["room"] = 1.15 * max(others) / own
+    return bar_chart(
+        "sequence_parallel_memory", "Bytes that a block keeps per number of its input: {}; outlines are predicted.",
+        panels, text="{:.3g}", unit="kept by a block, bytes / sbh", size=(6.4, 3.8),
+    )  # fmt: skip
 
 
 def remedies(steps: Mapping[str, Sequence[float]]) -> Picture:
@@ -124,31 +95,17 @@ def remedies(steps: Mapping[str, Sequence[float]]) -> Picture:
     Args:
         steps: name -> GB of the blocks' states, of the vocabulary's, of logits with their gradient, of activations.
     """
-    fig, ax = new(size=(6.4, 3.8))
-    places, left = np.arange(len(steps)), np.zeros(len(steps))
-    kinds = (
-        ("blocks: weights, Adam", COLOURS["parameters"], ""),
-        ("embedding, output head", COLOURS["parameters"], "///"),
-        ("logits, their gradient", palette.SHADES["logits"], ""),
-        ("activations", COLOURS["activations"], ""),
-    )
-    for (name, colour, hatch), values in zip(kinds, np.array(list(steps.values())).T, strict=True):
-        ax.barh(places, values, 0.64, left=left, color=colour, hatch=hatch, edgecolor="white", label=name, zorder=2)
-        left += values
-    for place, value in enumerate(left):
-        ax.annotate(f"{value:.1f}", (value, place), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(steps))
-    ax.set(xlabel="GB on each of eight GPUs", ylim=(len(steps) - 0.5, -0.5), xlim=(0, 1.1 * max(left)))
-    ax.grid(axis="y", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = ", ".join(
-        f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in zip(steps, left, strict=True)
-    )
-    return save(
-        fig,
-        "sequence_parallel_remedies",
-        f"GB on each of eight GPUs after one remedy and the next: {values_text}.",
-    )
+    fills = {
+        "blocks: weights, Adam": "parameters",
+        "embedding, output head": ("parameters", "///"),
+        "logits, their gradient": "logits",
+        "activations": "activations",
+    }
+    series = {kind: {name: of[at] for name, of in steps.items()} for at, kind in enumerate(fills)}
+    return bar_chart(
+        "sequence_parallel_remedies", "GB on each of eight GPUs after one remedy and the next: {}.",
+        {"GB on each of eight GPUs": {"series": series}}, across=True, stacked=True, fills=fills, text="{:.1f}",
+    )  # fmt: skip
 
 
 def library_layers(sent: Mapping[str, float], predicted: Mapping[str, float], kept: Mapping[str, float]) -> Picture:
@@ -157,6 +114,9 @@ def library_layers(sent: Mapping[str, float], predicted: Mapping[str, float], ke
     Args:
         sent, predicted, kept: library -> a number in the unit of its panel.
     """
-    titles = "sent, φ", "kept, tensors [b, s, h]"
-    fig, values_text = sent_and_kept(sent, predicted, kept, titles, "with a ring, or nccl")
-    return save(fig, "sequence_parallel_libraries", f"{values_text}; outlines: what a ring would send.")
+    return bar_chart(
+        "sequence_parallel_libraries", "{}; outlines: what a ring would send.",
+        {"sent, φ": {"series": {"communication": sent}, "outline": predicted, "text": "{:.1f}"},
+         "kept, tensors [b, s, h]": {"series": {"activations": kept}, "text": "{:.2f}"}},
+        outlined="with a ring, or nccl", ncols=3,
+    )  # fmt: skip

@@ -1,58 +1,51 @@
 """Pictures of *A trace, line by line*: a step's lanes, own times, what is exposed, who waits for whom."""
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from matplotlib.patches import Patch
+from collections.abc import Iterable, Mapping, Sequence
 
 from pardemo.draw import palette
+from pardemo.draw.charts import bar_chart, key, lanes, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.meters.trace import Bar
 
-_PHASES = {
-    "data": palette.OTHER,
-    "forward": COLOURS["forward"],
-    "backward": COLOURS["backward"],
-    "optimizer": COLOURS["optimizer states"],
-}
+_PHASES = {"data": palette.OTHER, "forward": "forward", "backward": "backward", "optimizer": "optimizer states"}
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 
 
-def _draw(ax, bars: Sequence[Bar], row: float, begin_s: float, colour: str, high: float = 0.72, **style) -> None:
-    """Bars in one row; milliseconds from ``begin_s`` on."""
-    spans = [(1e3 * (bar.begin_s - begin_s), 1e3 * bar.seconds) for bar in bars]
-    ax.broken_barh(spans, (row - high / 2, high), facecolor=colour, linewidth=0, **style)
+def _boxes(bars: Iterable[Bar], kind: str, begin_s: float) -> list[tuple[float, float, str]]:
+    """Boxes of one kind; milliseconds from ``begin_s`` on."""
+    return [(1e3 * (bar.begin_s - begin_s), 1e3 * (bar.end_s - begin_s), kind) for bar in bars]
 
 
-def _finish(ax, names: Sequence[str], what: str) -> None:
-    ax.set_yticks(range(len(names)), names)
-    ax.set(ylim=(len(names) - 0.4, -0.6), xlabel=what)
-    ax.grid(axis="y", visible=False)
+def _phases(bars: Sequence[Bar], begin_s: float) -> list[tuple[float, float, str]]:
+    named = [bar for phase in _PHASES for bar in bars if bar.name == phase]
+    return [box for bar in named for box in _boxes([bar], bar.name, begin_s)]
 
 
 def lanes_of_a_step(bars: Sequence[Bar]) -> Picture:
     """A rank's step: the phases that the program names, its operators, the matrix products, the all-reduces."""
     begin = min(bar.begin_s for bar in bars)
+    length = 1e3 * (max(bar.end_s for bar in bars) - begin)
     fig, ax = new(size=(6.8, 3.3))
-    for phase, colour in _PHASES.items():
-        named = [bar for bar in bars if bar.name == phase]
-        _draw(ax, named, 0, begin, colour)
-        for bar in named:
-            if bar.seconds > 0.08 * (max(b.end_s for b in bars) - begin):
-                middle = 1e3 * ((bar.begin_s + bar.end_s) / 2 - begin)
-                ax.text(middle, 0, phase, ha="center", va="center", color=palette.ink_on(colour))
-    _draw(ax, [bar for bar in bars if bar.kind == "cpu_op"], 1, begin, palette.OTHER)
-    _draw(ax, [bar for bar in bars if bar.name in _PRODUCTS], 2, begin, COLOURS["compute"])
+    operators = [bar for bar in bars if bar.kind == "cpu_op"]
+    products = [bar for bar in bars if bar.name in _PRODUCTS]
     sums = [bar for bar in bars if bar.communicates]
-    _draw(ax, sums, 3, begin, COLOURS["communication"], hatch="///", edgecolor="white")
-    _finish(ax, ["phases", "operators", "products", "all-reduces"], "ms")
-    counted = len([bar for bar in bars if bar.kind == "cpu_op"])
-    told = f"A rank's step of {1e3 * (max(b.end_s for b in bars) - begin):.0f} ms: {counted:,} operators, "
+    rows = {
+        "phases": _phases(bars, begin),
+        "operators": _boxes(operators, palette.OTHER, begin),
+        "products": _boxes(products, "compute", begin),
+        "all-reduces": _boxes(sums, "communication", begin),
+    }
+    lanes(ax, rows, _PHASES)
+    for left, right, phase in rows["phases"]:
+        if right - left > 0.08 * length:
+            ink = palette.ink_on(COLOURS.get(_PHASES[phase], palette.OTHER))
+            ax.text((left + right) / 2, 0, phase, ha="center", va="center", color=ink)
+    ax.set_xlabel("ms")
     return save(
-        fig,
-        "trace_lanes",
-        told + f"of them {sum(b.name in _PRODUCTS for b in bars)} products; {len(sums)} all-reduces.",
-    )
+        fig, "trace_lanes",
+        f"A rank's step of {length:.0f} ms: {len(operators):,} operators, of them {len(products)} products; "
+        f"{len(sums)} all-reduces.",
+    )  # fmt: skip
 
 
 def own_times(own: Mapping[str, float], whole: Mapping[str, float], most: int = 7) -> Picture:
@@ -64,22 +57,13 @@ def own_times(own: Mapping[str, float], whole: Mapping[str, float], most: int = 
     operators = sorted((name for name in own if name not in _PHASES), key=own.__getitem__, reverse=True)[:most]
     phases = [phase for phase in ("forward", "backward", "optimizer") if phase in own]
     names = sorted([*operators, *phases], key=own.__getitem__, reverse=True)
-    fig, ax = new(size=(6.8, 0.44 * len(names) + 1.4))
-    places = np.arange(len(names))
-    colours = [COLOURS["compute"] if name in _PRODUCTS else _PHASES.get(name, palette.OTHER) for name in names]
-    ax.barh(places, [1e3 * own[name] for name in names], 0.62, color=colours)
-    style = {"fill": False, "edgecolor": palette.INK, "linewidth": 1.0}
-    ax.barh(places, [1e3 * whole[name] for name in names], 0.62, **style)
-    for place, name in enumerate(names):
-        ax.annotate(
-            f"{1e3 * own[name]:.1f}", (1e3 * whole[name], place), (4, 0), textcoords="offset points", va="center"
-        )
-    ax.set_yticks(places, [_short(name) for name in names])
-    ax.set(xlabel="ms; outlines: with all that is inside", ylim=(len(names) - 0.4, -0.6))
-    ax.set_xlim(0, 1.15e3 * max(whole[name] for name in names))
-    ax.grid(axis="y", visible=False)
-    told = ", ".join(f"{_short(name)} {1e3 * own[name]:.1f}" for name in names)
-    return save(fig, "trace_own_times", f"Own time by name, ms: {told}.")
+    fills = ["compute" if name in _PRODUCTS else _PHASES.get(name, palette.OTHER) for name in names]
+    own_s, whole_s = ({_short(name): of[name] for name in names} for of in (own, whole))
+    return bar_chart(
+        "trace_own_times", "Own time by name, ms: {}.",
+        {"ms": {"series": {"own": own_s}, "outline": whole_s}}, fills={"own": fills}, per=1e-3, across=True,
+        text="{:.1f}", outlined="with all that is inside", size=(6.8, 0.44 * len(names) + 1.4),
+    )  # fmt: skip
 
 
 def _short(name: str) -> str:
@@ -94,26 +78,21 @@ def exposed_parts(cases: Mapping[str, Sequence[Bar]]) -> Picture:
         cases: name -> bars of a rank.
     """
     fig, ax = new(size=(6.8, 0.9 * len(cases) + 1.9))
-    names, told = [], []
+    rows, told = {}, []
     for number, (name, bars) in enumerate(cases.items()):
-        begin = next(bar.begin_s for bar in bars if bar.name == "backward")
-        end = next(bar.end_s for bar in bars if bar.name == "backward")
+        begin, end = next((bar.begin_s, bar.end_s) for bar in bars if bar.name == "backward")
         work = [bar for bar in bars if bar.kind == "cpu_op" and begin <= bar.begin_s < end]
         sums = [bar for bar in bars if bar.communicates]
-        _draw(ax, work, 2 * number, begin, COLOURS["compute"])
-        _draw(ax, sums, 2 * number + 1, begin, COLOURS["communication"], alpha=0.45)
         late = [piece for bar in sums for piece in _without(bar, work)]
-        _draw(ax, late, 2 * number + 1, begin, COLOURS["communication"], hatch="///", edgecolor="white")
-        names += [f"{name}:\noperators", "all-reduces"]
+        rows[f"{name}:\noperators"] = _boxes(work, "computes", begin)
+        # a row's name is its key: a no-break space more for each
+        rows["all-reduces" + "\N{NO-BREAK SPACE}" * number] = [
+            *_boxes(sums, "hidden", begin), *_boxes(late, "exposed", begin)
+        ]  # fmt: skip
         told.append(f"{name}: {len(sums)} all-reduces, {1e3 * sum(bar.seconds for bar in late):.0f} ms exposed")
-    _finish(ax, names, "ms of the backward pass")
-    orange = COLOURS["communication"]
-    key = [
-        Patch(color=COLOURS["compute"], label="computes"),
-        Patch(color=orange, alpha=0.45, label="hidden"),
-        Patch(facecolor=orange, hatch="///", edgecolor="white", label="exposed"),
-    ]
-    fig.legend(handles=key, loc="outside lower center", ncols=3)
+    lanes(ax, rows, {"computes": "compute", "hidden": palette.RECEIVED, "exposed": "communication"})
+    ax.set_xlabel("ms of the backward pass")
+    key(fig, ncols=3)
     return save(fig, "trace_exposed", "; ".join(told) + ".")
 
 
@@ -137,20 +116,16 @@ def late_rank(ranks: Mapping[int, Sequence[Bar]]) -> Picture:
     begin = min(bar.begin_s for bars in ranks.values() for bar in bars)
     sums = {rank: [bar for bar in bars if bar.communicates] for rank, bars in ranks.items()}
     last = [max(bar.begin_s for bar in same) for same in zip(*sums.values(), strict=True)]
-    names = []
-    for number, (rank, bars) in enumerate(ranks.items()):
-        for phase, colour in _PHASES.items():
-            _draw(ax, [bar for bar in bars if bar.name == phase], 2 * number, begin, colour)
+    rows = {}
+    for rank, bars in ranks.items():
         waits = [bar._replace(end_s=there) for bar, there in zip(sums[rank], last, strict=True)]
         works = [bar._replace(begin_s=there) for bar, there in zip(sums[rank], last, strict=True)]
-        _draw(ax, waits, 2 * number + 1, begin, COLOURS["wait"])
-        _draw(ax, works, 2 * number + 1, begin, COLOURS["communication"], hatch="///", edgecolor="white")
-        names += [f"rank {rank}", "all-reduces"]
-    _finish(ax, names, "ms")
-    key = [Patch(color=colour, label=phase) for phase, colour in _PHASES.items()]
-    both = {"facecolor": COLOURS["communication"], "hatch": "///", "edgecolor": "white"}
-    key += [Patch(color=COLOURS["wait"], label="waits for the other rank"), Patch(label="both are there", **both)]
-    fig.legend(handles=key, loc="outside lower center", ncols=3)
-    first = {rank: 1e3 * bars[0].seconds for rank, bars in sums.items()}
-    told = ", ".join(f"{milliseconds:.0f} ms on rank {rank}" for rank, milliseconds in first.items())
+        rows[f"rank {rank}"] = _phases(bars, begin)
+        rows[f"its all-reduces{chr(160) * rank}"] = [
+            *_boxes(waits, "waits for the other rank", begin), *_boxes(works, "both are there", begin)
+        ]  # fmt: skip
+    lanes(ax, rows, _PHASES | {"waits for the other rank": ("wait", ""), "both are there": "communication"})
+    ax.set_xlabel("ms")
+    key(fig, ncols=3)
+    told = words({f"on rank {rank}": bars[0].seconds for rank, bars in sums.items()}, "{:.0f} ms", per=1e-3)
     return save(fig, "trace_late_rank", f"Two ranks on one clock; the first all-reduce's bar is {told}.")

@@ -2,43 +2,28 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-from matplotlib.patches import Patch
-
 from pardemo.draw import palette
-from pardemo.draw.charts import sent_and_kept
+from pardemo.draw.charts import bar_chart, curves, log
 from pardemo.draw.style import COLOURS, Picture, new, save
 
-_KIND_LABELS = ("weights, gradients, Adam", "activations", "logits, their gradient")  # in :func:`on_each_gpu`
+#: What a bar's name contains -> its label in the legend, and its kind, in :func:`on_each_gpu`.
+_KINDS = {
+    "weights": ("weights, gradients, Adam", "parameters"),
+    "activations": ("activations", "activations"),
+    "logits": ("logits, their gradient", "logits"),
+}
 
 
 def on_each_gpu(held: Mapping[str, float], if_cut: Mapping[str, float]) -> Picture:
     """GB that each GPU holds, by kind; outlines are the GB if all of that kind were cut."""
-    fig, ax = new(size=(6.4, 3.2))
-    places = np.arange(len(held))
-    kinds = {
-        "weights": COLOURS["parameters"],
-        "activations": COLOURS["activations"],
-        "logits": palette.SHADES["logits"],
+    series = {
+        label: {name: value * (kind in name) for name, value in held.items()} for kind, (label, _) in _KINDS.items()
     }
-    colours = [next(colour for kind, colour in kinds.items() if kind in name) for name in held]
-    ax.barh(places, list(held.values()), 0.64, color=colours, zorder=2)
-    ax.barh(places, [if_cut[name] for name in held], 0.78, fill=False, edgecolor="black", linewidth=1.2, zorder=3)
-    for place, value in enumerate(held.values()):
-        ax.annotate(f"{value:.1f}", (value, place), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(held))
-    ax.set(xlabel="on each of eight GPUs, GB", ylim=(len(held) - 0.5, -0.5), xlim=(0, 1.12 * max(held.values())))
-    ax.grid(axis="y", visible=False)
-    named = zip(_KIND_LABELS, kinds.values(), strict=True)
-    handles = [Patch(facecolor=colour, label=label) for label, colour in named if colour in colours]
-    handles.append(Patch(fill=False, edgecolor="black", label="if all of it were cut"))
-    fig.legend(handles=handles, loc="outside lower center", ncols=2)
-    values_text = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in held.items())
-    return save(
-        fig,
-        "vocabulary_whole",
-        f"GB on each of eight GPUs: {values_text}; outlines: if it were cut.",
-    )
+    return bar_chart(
+        "vocabulary_whole", "GB on each of eight GPUs: {}; outlines: if it were cut.",
+        {"on each of eight GPUs, GB": {"series": series, "outline": if_cut}}, across=True, stacked=True,
+        fills=dict(_KINDS.values()), text="{:.1f}", outlined="if all of it were cut",
+    )  # fmt: skip
 
 
 def loss_bytes(
@@ -51,23 +36,20 @@ def loss_bytes(
         real: names and sizes of vocabularies that models have.
     """
     fig, ax = new(size=(6.4, 4.2))
-    share, sizes = (ranks - 1) / ranks, np.array([64, 262_144])
-    ways = (
-        ("all logits gathered", gathered, 4 * sizes * share, palette.SHADES["logits"], "o"),
-        ("three numbers all-reduced", reduced, np.full(2, 2 * 12 * share), COLOURS["communication"], "s"),
-    )
-    for label, measured, line, colour, marker in ways:
-        ax.plot(sizes, line, color=COLOURS["predicted"], linewidth=1.4, zorder=2)
-        ax.scatter(list(measured), list(measured.values()), s=60, color=colour, marker=marker, label=label, zorder=3)
+    share, ends = (ranks - 1) / ranks, (64, 262_144)
+    lines = {"predicted": {size: 4 * size * share for size in ends}, "_reduced": dict.fromkeys(ends, 2 * 12 * share)}
+    curves(ax, lines, colours=["predicted"], dashes=["-"])
+    points = {"all logits gathered": gathered, "three numbers all-reduced": reduced}
+    colours = (palette.SHADES["logits"], "communication")
+    curves(ax, points, colours=colours, dashes=["none"], marks="os", markersize=8, zorder=3)
     for name, size in real.items():
         ax.axvline(size, color=COLOURS["wait"], linewidth=1.2, zorder=1)
         ax.annotate(name, (size, 45), (-2, 0), textcoords="offset points", ha="right", va="bottom", rotation=90)
-    ax.set(xscale="log", yscale="log", xlabel="words in the vocabulary, V", ylim=(8, 2e6))
-    ax.set_ylabel(f"sent by a rank per token, bytes (t = {ranks})")
-    ax.plot([], [], color=COLOURS["predicted"], label="predicted")
+    log(ax, x=(), y=())
+    ax.set(xlabel="words in the vocabulary, V", ylabel=f"sent by a rank per token, bytes (t = {ranks})", ylim=(8, 2e6))
     ax.legend(loc="upper left")
-    alt_text = "Gathered logits grow with the vocabulary, three all-reduced numbers do not: both lie on their lines."
-    return save(fig, "vocabulary_loss_bytes", alt_text)
+    alt = "Gathered logits grow with the vocabulary, three all-reduced numbers do not: both lie on their lines."
+    return save(fig, "vocabulary_loss_bytes", alt)
 
 
 def library_losses(sent: Mapping[str, float], predicted: Mapping[str, float], kept: Mapping[str, float]) -> Picture:
@@ -76,6 +58,8 @@ def library_losses(sent: Mapping[str, float], predicted: Mapping[str, float], ke
     Args:
         sent, predicted, kept: library -> a number in the unit of its panel.
     """
-    titles = "sent, numbers per token", "kept, × own logits"
-    fig, values_text = sent_and_kept(sent, predicted, kept, titles, "predicted")
-    return save(fig, "vocabulary_libraries", f"{values_text}; outlines: three numbers a token.")
+    return bar_chart(
+        "vocabulary_libraries", "{}; outlines: three numbers a token.",
+        {"sent, numbers per token": {"series": {"communication": sent}, "outline": predicted, "text": "{:.1f}"},
+         "kept, × own logits": {"series": {"activations": kept}, "text": "{:.2f}"}}, ncols=3,
+    )  # fmt: skip

@@ -3,17 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from pardemo.book.chapters.zero_memory.drawings_bytes import states_by_ranks
 from pardemo.draw import palette
+from pardemo.draw.charts import bars, curves, key, log, patch, words
 from pardemo.draw.style import COLOURS, Picture, draw, new, save
 from pardemo.formulas import memory
 from pardemo.project import is_headless
 
 MODEL_STATES = ("parameters", "gradients", "optimizer states")
-_HATCHES = {"parameters": "", "gradients": "//", "optimizer states": "..", "everything else": ""}
+_FILLS = {"parameters": ("parameters", ""), "gradients": ("gradients", "//"),
+          "optimizer states": ("optimizer states", "..")}  # fmt: skip
 
 
 def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[float], peaks: Mapping[str, float],
@@ -26,36 +28,23 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
         peaks: the same names -> the most that a rank holds in the step.
     """
     fig, ax = new(size=(5.8, 4.0))
-    bottom = [0.0] * len(states)
-    for kind in MODEL_STATES:
-        values = [of[kind] for of in states.values()]
-        style = {"color": COLOURS[kind], "hatch": _HATCHES[kind], "edgecolor": "white"}
-        ax.bar(range(len(states)), values, 0.6, bottom=bottom, label=kind, zorder=2, **style)
-        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
-    ax.bar(
-        range(len(states)), expected, 0.68, fill=False, edgecolor="black", linewidth=1.3, label="predicted", zorder=3
-    )
-    for place, (way, total) in enumerate(zip(states, bottom, strict=True)):
-        ax.bar([place], [peaks[way] - total], 0.22, bottom=total, color=palette.OTHER, zorder=2,
-               label="in the step, for a moment" if place == 0 else None)  # fmt: skip
+    series = {kind: {way: of[kind] for way, of in states.items()} for kind in MODEL_STATES}
+    told = bars(ax, series, dict(zip(states, expected, strict=True)), stacked=True, fills=_FILLS)
+    sums = [sum(of[kind] for kind in MODEL_STATES) for of in states.values()]
+    more = np.subtract([peaks[way] for way in states], sums)
+    ax.bar(range(len(sums)), more, 0.22, bottom=sums, color=palette.OTHER, zorder=2, label="in the step, for a moment")
+    for place, (total, peak) in enumerate(zip(sums, peaks.values(), strict=True)):
         above = {"xytext": (0, 3), "textcoords": "offset points"}
         ax.annotate(f"{total:.3g}", (place - 0.33, total), fontweight="bold", **above)
-        ax.annotate(f"{peaks[way]:.3g}", (place - 0.11, peaks[way]), **above)
-    ax.set_xticks(range(len(states)), list(states))
+        ax.annotate(f"{peak:.3g}", (place - 0.11, peak), **above)
     ax.set_yticks(range(0, int(max(peaks.values())) + 1, 4))
     ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.12 * max(peaks.values())))
-    ax.grid(axis="x", visible=False)
     ax.legend()
-    kept_text = ", ".join(
-        f"{stage.replace(chr(10), ' ')} {total:.3g}" for stage, total in zip(states, bottom, strict=True)
-    )
-    peaks_text = ", ".join(f"{peak:.3g}" for peak in peaks.values())
     return save(
-        fig,
-        "zero_memory_kept",
-        f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {kept_text}; in the step at most "
-        f"{peaks_text}.",
-    )
+        fig, "zero_memory_kept",
+        f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {told}; in the step at most "
+        f"{', '.join(f'{peak:.3g}' for peak in peaks.values())}.",
+    )  # fmt: skip
 
 
 def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Mapping[str, int]]], params: int,
@@ -93,13 +82,10 @@ def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Ma
     if larger:
         axes[-1].set_ylim(0, 1.25 * peaks[larger])
     fig.supylabel("bytes for each parameter", fontsize="medium")
-    fills = {"parameters": COLOURS["parameters"], "gradients": COLOURS["gradients"], "for a moment": palette.OTHER}
-    handles = [Patch(color=colour, label=kind) for kind, colour in fills.items()]
-    fig.legend(handles=handles, loc="outside lower center", ncols=3)
-    values_text = ", ".join(f"{way} {peak:.3g}" for way, peak in peaks.items())
-    return save(
-        fig, name, f"Bytes for each parameter that a rank holds besides Adam's states; the peaks: {values_text}."
-    )
+    entries = {"parameters": "parameters", "gradients": "gradients", "for a moment": palette.OTHER}
+    key(fig, *(patch(label, kind) for label, kind in entries.items()), ncols=3)
+    alt = f"Bytes for each parameter that a rank holds besides Adam's states; the peaks: {words(peaks)}."
+    return save(fig, name, alt)
 
 
 def _by_phase(count: int, marks: Mapping[str, int]) -> tuple[list[float], dict[str, float]]:
@@ -122,19 +108,21 @@ def losses_by_states(losses: Mapping[str, Sequence[float]], lost: Mapping[str, s
         losses: format -> a loss for each step. lost: format -> what to say of a training that leaves the picture.
     """
     fig, ax = new(size=(5.8, 4.2))
-    styles = ("-", "--", (0, (1, 2)), "-.", "-")
     dark, red, light, _ = palette.WAYS.values()
-    colours = (palette.PREDICTED, dark, light, red, palette.OTHER)  # light dots show on what they lie on
     top = 1.25 * max(of[0] for of in losses.values())
-    for (way, values), style, colour in zip(losses.items(), styles, colours, strict=False):
-        mean = [sum(values[max(0, k - 4) : k + 1]) / len(values[max(0, k - 4) : k + 1]) for k in range(len(values))]
-        label = f"{way}: {lost[way]}" if way in lost else f"{way}: ends at {sum(values[-10:]) / 10:.2f}"
-        ax.plot([min(value, 2 * top) if value == value else 2 * top for value in mean], color=colour, linestyle=style,
-                linewidth=2, label=label)  # fmt: skip
+    ends = {way: lost.get(way, f"{sum(values[-10:]) / 10:.2f}") for way, values in losses.items()}
+    smooth = {}
+    for way, values in losses.items():
+        means = [np.mean(values[max(0, k - 4) : k + 1]) for k in range(len(values))]
+        label = f"{way}: {ends[way]}" if way in lost else f"{way}: ends at {ends[way]}"
+        smooth[label] = [2 * top if np.isnan(mean) else min(mean, 2 * top) for mean in means]
+    # light dots show on what they lie on
+    curves(ax, smooth, dashes=("-", "--", (0, (1, 2)), "-.", "-"), linewidth=2,
+           colours=(palette.PREDICTED, dark, light, red, palette.OTHER))  # fmt: skip
     ax.set(xlabel="step", ylabel="loss, smoothed", ylim=(0, top))
     ax.legend(title="Adam's states are kept in")
-    values_text = "; ".join(f"{way} {lost.get(way, f'{sum(values[-10:]) / 10:.2f}')}" for way, values in losses.items())
-    return save(fig, "zero_memory_low_bits", f"Loss by what Adam's states are kept in; at the end: {values_text}.")
+    told = "; ".join(f"{way} {end}" for way, end in ends.items())
+    return save(fig, "zero_memory_low_bits", f"Loss by what Adam's states are kept in; at the end: {told}.")
 
 
 def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[int, float],
@@ -147,86 +135,70 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
         in_step: 1, 2, 3 -> the most that the step holds, in bytes for each of ``params`` parameters.
     """
     fig, ax = new(size=(5.8, 3.6))
-    counts = {}
-    for place, (stage, kinds) in enumerate(states.items()):
-        left, styles = 0.0, {kind: (COLOURS[kind], _HATCHES[kind]) for kind in MODEL_STATES}
-        pieces = [(kinds[kind], *styles[kind], kind) for kind in MODEL_STATES]
-        pieces.append((gathered.get(stage, 0.0), palette.OTHER, "", "gathered layers"))
-        counts[stage] = int((room_bytes - sum(nbytes for nbytes, *_ in pieces)) // sample_bytes)
-        pieces += [(sample_bytes, COLOURS["activations"], "", "a sample's activations")] * counts[stage]
-        for nbytes, colour, hatch, _ in pieces:
-            ax.barh([place], [nbytes / 1e9], 0.55, left=left, color=colour, hatch=hatch, edgecolor="white", zorder=2)
-            left += nbytes / 1e9
+    names = {stage: f"ZeRO-{stage}" for stage in states}
+    series = {kind: {names[stage]: of[kind] for stage, of in states.items()} for kind in MODEL_STATES}
+    series["gathered layers"] = {names[stage]: gathered.get(stage, 0.0) for stage in states}
+    counts = {
+        stage: int((room_bytes - sum(of[name] for of in series.values())) // sample_bytes)
+        for stage, name in names.items()
+    }
+    fills = _FILLS | {"gathered layers": (palette.OTHER, "")}
+    for sample in range(max(counts.values())):
+        series[f"_{sample}"] = {names[stage]: sample_bytes * (sample < count) for stage, count in counts.items()}
+        fills[f"_{sample}"] = "activations"
+    bars(ax, series, per=1e9, across=True, stacked=True, fills=fills)
+    for place, stage in enumerate(states):
         peak = in_step[stage] * params / 1e9
         ax.plot([peak, peak], [place - 0.4, place + 0.4], color="black", linewidth=2, zorder=4)
-        ax.annotate(
-            f"{counts[stage]} samples", (room_bytes / 1e9, place), (6, 0), textcoords="offset points", va="center"
-        )
-    ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
-    ax.set_yticks(range(len(states)), [f"ZeRO-{stage}" for stage in states])
-    ax.set(xlabel="GB on each GPU", xlim=(0, 1.17 * room_bytes / 1e9), ylim=(len(states) - 0.4, -0.6))
-    ax.grid(axis="y", visible=False)
-    fills = {**{kind: COLOURS[kind] for kind in MODEL_STATES}, "gathered layers": palette.OTHER,
-             "a sample's activations": COLOURS["activations"]}  # fmt: skip
-    handles = [Patch(facecolor=colour, hatch=_HATCHES.get(kind, ""), edgecolor="white", label=kind)
-               for kind, colour in fills.items()]  # fmt: skip
-    handles += [Line2D([], [], color="black", linewidth=2, label="peak in the step"),
-                Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="92 % of the memory")]  # fmt: skip
-    fig.legend(handles=handles, loc="outside lower center", ncols=2)
-    values_text = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
-    return save(
-        fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {values_text}."
-    )
+        at = (room_bytes / 1e9, place)
+        ax.annotate(f"{counts[stage]} samples", at, (6, 0), textcoords="offset points", va="center")
+    line = {"color": palette.VERDICTS["fails"], "linewidth": 2}
+    ax.axvline(room_bytes / 1e9, label="92 % of the memory", zorder=3, **line)
+    ax.set(xlabel="GB on each GPU", xlim=(0, 1.17 * room_bytes / 1e9))
+    peaks = Line2D([], [], color="black", linewidth=2, label="peak in the step")
+    key(fig, patch("a sample's activations", "activations"), peaks)
+    told = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
+    return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {told}.")
 
 
 def saved_by_ranks(small: memory.StateBytes, stages: Sequence[int] = (1, 2, 3)) -> Picture:
     """Per cent of all model states that smaller states of Adam save, over N: a line for each of ZeRO-1, 2 and 3."""
     fig, ax = new(size=(5.8, 2.9))
     ranks, shares = [2**k for k in range(11)], {}
-    styles, colours = ("-", "--", "-."), list(palette.WAYS.values())
-    for stage, style, colour in zip(stages, styles, colours, strict=False):
-        of = (memory.ADAM, small)
-        sums = [[memory.model_states_bytes(10**6, n, stage, states) for n in ranks] for states in of]
-        shares[stage] = [100 * (1 - less / full) for full, less in zip(*sums, strict=True)]
-        ax.plot(ranks, shares[stage], style, color=colour, linewidth=2, label=f"ZeRO-{stage}")
+    for stage in stages:
+        full, less = (
+            np.array([memory.model_states_bytes(10**6, n, stage, states) for n in ranks])
+            for states in (memory.ADAM, small)
+        )
+        shares[f"ZeRO-{stage}"] = dict(zip(ranks, 100 * (1 - less / full), strict=True))
         if stage != 2:
-            at = (64, shares[stage][6])
+            at = (64, shares[f"ZeRO-{stage}"][64])
             ax.annotate(f"{at[1]:.2g} %", at, (0, 4 if stage == 3 else -12), textcoords="offset points", ha="center")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks([1, 8, 64, 1024], ["1", "8", "64", "1024"])
-    ax.minorticks_off()
+    told = curves(ax, shares, text="{:.2g}")
+    log(ax, x=[1, 8, 64, 1024])
     ax.set(xlabel="N, data-parallel ranks", ylabel="of all model states, saved, %", ylim=(-4, 45))
     ax.legend(loc="center right")
-    values_text = "; ".join(
-        f"ZeRO-{stage} {of[0]:.2g} on one rank, {of[-1]:.2g} on 1024" for stage, of in shares.items()
-    )
-    return save(
-        fig, "zero_memory_saved", f"Per cent of the model states that smaller states of Adam save: {values_text}."
-    )
+    alt = "Per cent of the model states that smaller states of Adam save, on 1 to 1024 ranks"
+    return save(fig, "zero_memory_saved", f"{alt}: {told}.")
 
 
 def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:
     """Bars of the model states for Ψ = ``billions``·10⁹, plain and under ZeRO-1, 2 and 3, the chosen one outlined."""
     fig, ax = new(size=(7.5, 3.2))
-    bottom = [0.0] * 4
-    states = memory.StateBytes(optimizer=k)
-    rows = [memory.model_states(round(billions * 1e9), world_size, s, states) for s in memory.STAGES]
-    for kind in ("parameters", "gradients", "optimizer states"):
-        values = [row[kind] / 1e9 for row in rows]
-        ax.bar(range(4), values, 0.6, bottom=bottom, color=COLOURS[kind], label=kind, edgecolor="white")
-        bottom = [b + v for b, v in zip(bottom, values, strict=True)]
-    ax.bar([stage], [bottom[stage]], 0.68, fill=False, edgecolor="black", linewidth=1.8)
-    for place, total in enumerate(bottom):
-        ax.annotate(f"{total:,.1f}", (place, total), ha="center", va="bottom")
-    ax.set_xticks(range(4), ["plain", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
-    ax.set(ylabel="GB per rank", ylim=(0, max(bottom) * 1.15), title=f"Ψ = {billions:.3g}B, N = {world_size}, K = {k}")
-    ax.grid(axis="x", visible=False)
+    names = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+    of_stage = [
+        memory.model_states(round(billions * 1e9), world_size, s, memory.StateBytes(optimizer=k)) for s in range(4)
+    ]
+    series = {kind: {name: of[kind] for name, of in zip(names, of_stage, strict=True)} for kind in MODEL_STATES}
+    chosen = {names[stage]: sum(of[names[stage]] for of in series.values())}
+    bars(ax, series, chosen, stacked=True, per=1e9, text="{:,.1f}", outlined="chosen")
+    ax.set(ylabel="GB per rank", title=f"Ψ = {billions:.3g}B, N = {world_size}, K = {k}")
     ax.legend()
-    values_text = ", ".join(f"{total:,.1f}" for total in bottom)
+    sums = ", ".join(f"{sum(of[name] for of in series.values()) / 1e9:,.1f}" for name in names)
     return draw(
         fig,
         f"Model states of {billions:.3g}·10⁹ parameters on {world_size} ranks, plain and under ZeRO-1, 2 and 3: "
-        f"{values_text} GB each.",
+        f"{sums} GB each.",
     )
 
 
