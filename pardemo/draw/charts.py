@@ -340,7 +340,7 @@ def lanes(
         for kind, spans in by_kind.items():
             style = fill((fills or {}).get(kind, kind))
             style["facecolor"] = style.pop("color")
-            style["linewidth"] = 0.5 if len(spans) < 12 else 0  # edges would hide what is short
+            style["linewidth"] = 0.5 if len(spans) < 40 else 0  # edges would hide what is short
             ax.broken_barh(spans, (row - 0.38, 0.76), label=kind, zorder=2, **style)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set_ylim(len(rows) - 0.45, -0.55)

@@ -18,18 +18,18 @@ def padded_batches(batches: Mapping[str, Sequence[tuple[int, int]]]) -> Picture:
     Args:
         batches: name -> (prompt, labelled) tokens of each sample.
     """
-    panels = {}
-    for name, rows in batches.items():
-        longest = max(map(sum, rows))
-        empty = 1 - sum(map(sum, rows)) / (longest * len(rows))
-        parts = {"prompt": [a for a, _ in rows], "labelled": [b for _, b in rows]}
-        parts["padding"] = [longest - a - b for a, b in rows]
-        panels[f"{name}\n{empty:.0%} padding"] = {"series": parts}
-    return bar_chart(
-        "baichuan2_finetune_batches", f"Tokens of {' and '.join(batches)}: prompt, labelled and padding. {{}}.", panels,
-        fills={"prompt": ("idle", ""), "labelled": "gradients", "padding": ("white", "////")}, across=True,
-        stacked=True, beside=True, shared=True, wide=0.8, size=(5.6, 3.4), ncols=3, axis="samples of a batch",
-    )  # fmt: skip
+    fig, axes = new(1, len(batches), size=(5.6, 3.4), sharex=True, sharey=True)
+    fills = {"prompt": ("idle", ""), "labelled": "gradients", "padding": ("white", "////")}
+    longest = {name: max(map(sum, rows)) for name, rows in batches.items()}
+    for ax, (name, rows) in zip(axes, batches.items(), strict=True):
+        parts = zip(*((*row, longest[name] - sum(row)) for row in rows), strict=True)
+        bars(ax, dict(zip(fills, parts, strict=True)), across=True, stacked=True, fills=fills, wide=0.8)
+        empty = 1 - sum(map(sum, rows)) / (longest[name] * len(rows))
+        ax.set(title=f"{name}\n{empty:.0%} padding", xlabel="tokens", yticks=[])
+    count = max(map(len, batches.values()))
+    axes[0].set(ylabel="samples of a batch", xlim=(0, 1.02 * max(longest.values())), ylim=(count - 0.4, -0.6))
+    key(fig, ncols=3)
+    return save(fig, "baichuan2_finetune_batches", f"Tokens of {' and '.join(batches)}: prompt, labelled and padding.")
 
 
 def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:

@@ -51,11 +51,11 @@ def seconds_on_links(lines: Seconds, points: Seconds) -> Picture:
             {name: {case[at]: seconds[case] for case in sorted(seconds) if (case[0], case[place]) == (name, value)}
              for name in methods} for seconds in (lines, points)
         )  # fmt: skip
-        rules = {f"{name}, predicted": of for name, of in rules.items()}
-        curves(ax, rules, colours=methods, dashes=[{"parameter server": "--"}.get(name, "-") for name in methods])
-        marks = [{"parameter server": "s"}.get(name, "o") for name in methods]
-        measured = {f"{name}, measured": of for name, of in measured.items()}
-        curves(ax, measured, colours=methods, dashes=["none"], marks=marks, markersize=7)
+        for name in methods:
+            mark, dash = {"parameter server": ("s", "--")}.get(name, ("o", "-"))
+            curves(ax, {f"{name}, predicted": rules[name]}, colours=[name], dashes=[dash])
+            points_of = {f"{name}, measured": measured[name]}
+            curves(ax, points_of, colours=[name], dashes=["none"], marks=mark, markersize=7)
         ax.set(xticks=list(next(iter(measured.values()))), ylabel="seconds", xlim=(0, None), ylim=(0, None))
     axes[0].set(title=f"against N, S = {size} MiB", xlabel="ranks N")
     axes[1].set(title=f"against S, N = {ranks}", xlabel="tensor S, MiB")
@@ -113,10 +113,11 @@ def backward_passes(passes: Mapping[str, Sequence[Span]], expected_s: Mapping[st
         expected_s: the predicted length of each, in seconds.
     """
     fig, axes = new(len(passes), 1, size=(6.2, 1.3 * len(passes) + 0.6), sharex=True)
-    fills = {"compute": "backward"}  # all layers do here
+    rows = {"layers": ["backward"], "all-reduce": ["communication"]}
     for ax, (name, spans) in zip(axes, passes.items(), strict=True):
         begin, end = min(s.begin_s for s in spans), max(s.end_s for s in spans)
-        lanes(ax, by_kind(spans, {"layers": ["compute"], "all-reduce": ["communication"]}, begin), fills)
+        spans = [span._replace(kind="backward") if span.kind == "compute" else span for span in spans]
+        lanes(ax, by_kind(spans, rows, begin))
         ax.set_title(f"{name}: {1e3 * (end - begin):.0f} ms, predicted {1e3 * expected_s[name]:.0f}")
     axes[-1].set_xlabel("milliseconds since the backward pass began")
     key(fig, loc="outside upper right")
