@@ -136,4 +136,4 @@ def test_a_nan_stays_one():
 def test_a_kind_of_a_readers_own_has_a_colour():
     axes = charts.new()[1]
     charts.gantt(axes, [Span(0, "load data", "batch 0", 0.0, 1.0)])
-    charts.kind_legend(axes, ["load data", "compute"])
+    axes.legend(handles=[charts.patch(kind, kind) for kind in ("load data", "compute")])

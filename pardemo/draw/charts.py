@@ -374,8 +374,3 @@ def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = 
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
     ax.set_title(title)
-
-
-def kind_legend(ax: Axes | Figure, kinds: Sequence[str], **kwargs) -> None:
-    """A legend of kinds of things on an axes or a figure, whether or not each occurs there."""
-    ax.legend(handles=[patch(kind, kind) for kind in kinds], **kwargs)

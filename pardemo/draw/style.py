@@ -42,7 +42,6 @@ HATCHES = {
     "compute": "",
     "wait": "...",
 }
-MARKERS = {"ring": "o", "parameter server": "s", "torch": "^"}
 
 FONT_POINTS = 11.5
 SETTINGS = {
