@@ -20,24 +20,14 @@ from pardemo.book.chapters.baichuan2_finetune import drawings as finetune
 from pardemo.book.chapters.cluster import measurements as corners
 from pardemo.book.chapters.experts import drawings as experts
 from pardemo.book.chapters.fewer_bits import drawings as few_bits
-from pardemo.book.chapters.hybrid_parallel import drawings_cube as hosts
-from pardemo.book.chapters.hybrid_parallel import drawings_cube_over_time as cube_over_time
+from pardemo.book.chapters.hybrid_parallel import drawings as hybrid
 from pardemo.book.chapters.long_sequences import drawings as long
-from pardemo.book.chapters.long_sequences import drawings_heads as swapped
-from pardemo.book.chapters.long_sequences import drawings_labels as at_a_cut
-from pardemo.book.chapters.long_sequences import drawings_ring as ring_of_keys
 from pardemo.book.chapters.megatron_attention import drawings as attention
-from pardemo.book.chapters.megatron_attention import drawings_block as block
-from pardemo.book.chapters.megatron_attention import drawings_grouped as grouped
-from pardemo.book.chapters.megatron_attention import drawings_one_sum as one_sum
 from pardemo.book.chapters.optimizers import drawings as of_optimizers
 from pardemo.book.chapters.overlap import drawings as beside
 from pardemo.book.chapters.sequence_parallel import drawings as sequence
-from pardemo.book.chapters.sequence_parallel import drawings_activations as kept
-from pardemo.book.chapters.sequence_parallel import drawings_three_cuts as three_cuts
-from pardemo.book.chapters.sequence_parallel import drawings_whole as whole
 from pardemo.book.chapters.vocabulary import drawings as vocabulary
-from pardemo.book.chapters.zero_communication import drawings_hops as hops
+from pardemo.book.chapters.zero_communication import drawings as hops
 from pardemo.context_parallel import positions
 from pardemo.draw import palette
 from pardemo.formulas import communication, context_parallel, failures, memory, optimizers, overlap
@@ -219,8 +209,8 @@ def test_shared_heads_lie_where_the_layer_puts_them(world_of):
         return ParallelAttention(qkv, out, heads=8, kv_heads=2).qkv.weight[:, 0].int().tolist()
 
     for rank, rows in enumerate(world_of(4).run(held)):
-        shared = grouped.shared_of(rank)
-        assert rows == [*grouped.queries_of(rank), 8 + shared, 10 + shared]
+        shared = attention.shared_of(rank)
+        assert rows == [*attention.queries_of(rank), 8 + shared, 10 + shared]
     svg = svgs.drawing(drawings.shared_heads())
     assert [svg.words().count(word) for word in ("k₀", "v₀", "k₁", "v₁")] == [2, 2, 2, 2]
     assert [len(svg.filled(colour)) for colour in palette.RANKS[:4]] == [2 + 3] * 4, "queries; its copies, and a band"
@@ -237,7 +227,7 @@ def test_the_block_is_drawn_with_the_all_reduces_that_it_calls(world_of):
             y.sum().backward()
         return forward.counts, backward.counts
 
-    operators = [step for step in block.BLOCK if isinstance(step, str)]
+    operators = [step for step in attention.BLOCK if isinstance(step, str)]
     drawn = {"all_reduce": operators.count("g")}, {"all_reduce": operators.count("f")}
     assert world_of(2).run(forward_and_backward)[0] == drawn
     svg = svgs.drawing(drawings.block_cut())
@@ -308,7 +298,7 @@ def test_the_ring_of_keys_computes_each_seen_block_once(ranks):
     seen = {(a, b) for a in range(2 * ranks) for b in range(a + 1)}
     for order, name in (("plain order", "plain"), ("zigzag", "zigzag")):
         blocks = {
-            rank: [b for step in range(ranks) for b in ring_of_keys.blocks_of_step(order, rank, ranks, step)]
+            rank: [b for step in range(ranks) for b in long.blocks_of_step(order, rank, ranks, step)]
             for rank in range(ranks)
         }
         every = [block for of_rank in blocks.values() for block in of_rank]
@@ -318,7 +308,7 @@ def test_the_ring_of_keys_computes_each_seen_block_once(ranks):
         assert counted == [context_parallel.blocks_seen(rank, ranks, name) for rank in range(ranks)]
         for rank in range(ranks):  # the package's own cut
             halves = positions(4 * ranks, rank, ranks, name)[::2] // 2
-            assert halves.tolist() == list(ring_of_keys.ORDERS[order](rank, ranks))
+            assert halves.tolist() == list(long.ORDERS[order](rank, ranks))
 
 
 def test_the_ring_of_keys_shows_who_is_idle():
@@ -333,7 +323,7 @@ def test_the_ring_of_keys_shows_who_is_idle():
 
 def test_half_of_two_ranks_tokens_and_heads_change_places():
     svg = svgs.drawing(drawings.tokens_for_heads())
-    cells = (swapped._SIDE / 4) ** 2
+    cells = (long._SIDE / 4) ** 2
     for colour in palette.RANKS[:2]:
         boxes = [box for box in svg.filled(colour) if box.y < 390]
         assert sum(box.area for box in boxes) == pytest.approx(2 * 8 * cells), "eight of sixteen, before and after"
@@ -341,13 +331,13 @@ def test_half_of_two_ranks_tokens_and_heads_change_places():
 
 
 def test_labels_that_are_shifted_after_the_cut_are_wrong_where_it_is_drawn():
-    right = [label for tokens in at_a_cut.TOKENS for label in at_a_cut.labels_of(tokens)]
-    alone = [label for tokens in at_a_cut.TOKENS for label in at_a_cut.shifted_alone(tokens)]
+    right = [label for tokens in long.TOKENS for label in long.labels_of(tokens)]
+    alone = [label for tokens in long.TOKENS for label in long.shifted_alone(tokens)]
     wrong = sum(a != b for a, b in zip(right, alone, strict=True))
     svg = svgs.drawing(drawings.labels_at_a_cut())
     assert len(svg.filled(palette.VERDICTS["fails"])) == wrong == 2
     tokens = [positions(8, rank, 2) + 1 for rank in range(2)]
-    assert [each.tolist() for each in tokens] == [list(each) for each in at_a_cut.TOKENS], "the zigzag"
+    assert [each.tolist() for each in tokens] == [list(each) for each in long.TOKENS], "the zigzag"
 
 
 def test_drawn_tokens_go_where_the_package_sends_them(world_of):
@@ -461,35 +451,35 @@ def test_each_token_is_found_by_one_rank_and_by_all_after_the_sum():
 
 def test_of_each_square_a_rank_has_a_half():
     svg = svgs.drawing(drawings.sequence_cuts())
-    squares = 2 * len(three_cuts.WAYS)
+    squares = 2 * len(sequence.WAYS)
     for colour in palette.RANKS[:2]:
         boxes = [box for box in svg.filled(colour) if box.y < 350]
         assert len(boxes) == squares * 8
-    talk = [way[1] for way in three_cuts.WAYS]
+    talk = [way[1] for way in sequence.WAYS]
     assert [word for word in svg.words() if word in talk] == talk
 
 
 def test_what_a_block_keeps_is_what_the_formulas_say():
     s, b, h, a = 256, 1, 64, 4
     core = 5 * a * s * s * b
-    plain, scores = (sum(getattr(step, kind) for step in kept.STEPS) for kind in ("plain", "scores"))
+    plain, scores = (sum(getattr(step, kind) for step in sequence.STEPS) for kind in ("plain", "scores"))
     assert plain * s * b * h == memory.block_activation_bytes(s, b, h, a) - core
     assert scores * a * s * s * b == core
-    cut = sum(step.plain + step.scores * a * s / h for step in kept.STEPS if step.cut)
-    whole_on_each = sum(step.plain for step in kept.STEPS if not step.cut)
+    cut = sum(step.plain + step.scores * a * s / h for step in sequence.STEPS if step.cut)
+    whole_on_each = sum(step.plain for step in sequence.STEPS if not step.cut)
     assert (whole_on_each + cut / 4) * s * b * h == memory.block_activation_bytes(s, b, h, a, 4)
     svg = svgs.drawing(drawings.block_activations())
     bars = {text.text: text for text in svg.texts}
-    drawn = [bar for bar in svg.filled(palette.WHOLE) if bar.x == kept._LEFT]
-    assert sum(bar.right - bar.x for bar in drawn) == pytest.approx(whole_on_each * kept._BYTE)
+    drawn = [bar for bar in svg.filled(palette.WHOLE) if bar.x == sequence._ACTIVATIONS_LEFT]
+    assert sum(bar.right - bar.x for bar in drawn) == pytest.approx(whole_on_each * sequence._BYTE)
     assert "2 + 2as/h" in bars
 
 
 def test_what_is_whole_is_white_and_what_is_cut_is_halved():
     svg = svgs.drawing(drawings.still_whole())
-    cut = sum(row[2] for row in whole.PARTS)
+    cut = sum(row[2] for row in sequence.PARTS)
     assert svg.words().count("½") == 2 * cut
-    assert svg.words().count("all of it") == 2 * (len(whole.PARTS) - cut)
+    assert svg.words().count("all of it") == 2 * (len(sequence.PARTS) - cut)
 
 
 def test_the_vocabulary_is_whole_on_the_left_and_halved_on_the_right():
@@ -510,14 +500,14 @@ def test_the_cube_has_the_groups_of_the_layout(sizes):
     svg = svgs.drawing(drawings.cube(*sizes))
     places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
     assert sorted(places) == list(range(layout.size))
-    frames = [box for box in svg.boxes if box.border == hosts._TENSOR and box.right - box.x > 60]
+    frames = [box for box in svg.boxes if box.border == hybrid._TENSOR and box.right - box.x > 60]
     inside = sorted(sorted(rank for rank, text in places.items() if frame.holds(text)) for frame in frames)
     assert inside == layout.groups("tp")
     machines = [box for box in svg.boxes if box.right - box.x > 600]
     on_host = sorted(sorted(rank for rank, text in places.items() if box.holds(text)) for box in machines)
     assert on_host == [list(range(at, at + ranks_per_host)) for at in range(0, layout.size, ranks_per_host)]
     arrows = len(layout.groups("pp")) * (pipeline - 1)
-    assert svg.heads.count(hosts._TENSOR) == arrows + (pipeline > 1), "and the legend's"
+    assert svg.heads.count(hybrid._TENSOR) == arrows + (pipeline > 1), "and the legend's"
     for axis in ("tp", "dp", "pp"):
         assert all("-".join(map(str, group)) in svg.alt for group in layout.groups(axis))
 
@@ -662,28 +652,26 @@ def test_an_f_stands_where_the_backward_pass_sums(world_of, number, apart):
             y.backward()
         return calls.counts
 
-    title, sums = one_sum.WAYS[number]
+    title, sums = attention.WAYS[number]
     assert world_of(2).run(backward)[0] == {"all_reduce": sums}
     svg = svgs.drawing(drawings.one_sum_or_three())
     heights = sorted(text.y for text in svg.texts if text.text == "f: 2φ")
-    below = next(text.y for text in svg.texts if text.text == one_sum.WAYS[1][0])
+    below = next(text.y for text in svg.texts if text.text == attention.WAYS[1][0])
     assert sum((height > below) == apart for height in heights) == sums
     assert f"backward {2 * sums}φ" in svg.words(), title
 
 
 def test_the_cubes_step_has_gpipes_times_and_a_blocks_sums():
-    course = cube_over_time.times()
-    schedule = Schedule(gpipe, cube_over_time.STAGES, cube_over_time.MICRO_BATCHES)
+    course = hybrid.times()
+    schedule = Schedule(gpipe, hybrid.STAGES, hybrid.MICRO_BATCHES)
     real = sorted((step.stage, kind_of(step), *span) for step, span in chart(schedule).times.items())
     assert sorted((stage, kind, *span) for (stage, _, kind), span in course.items()) == real
-    assert block.BLOCK.count("g") == block.BLOCK.count("f") == cube_over_time.SUMS
+    assert attention.BLOCK.count("g") == attention.BLOCK.count("f") == hybrid.SUMS
     svg = svgs.drawing(drawings.cube_step())
-    own = 2 * cube_over_time.STAGES * cube_over_time.MICRO_BATCHES * cube_over_time.SUMS * cube_over_time.LAYERS
+    own = 2 * hybrid.STAGES * hybrid.MICRO_BATCHES * hybrid.SUMS * hybrid.LAYERS
     assert len(svg.filled(TENSOR)) == own + 4, "and the legend's four"
-    assert len(svg.filled(palette.KEPT["gradients"])) == cube_over_time.STAGES + 1, (
-        "a sum at the end of each stage; the legend"
-    )
-    assert len(svg.heads) == 2 * cube_over_time.MICRO_BATCHES + 2, "down and up; the legend's, and the time's"
+    assert len(svg.filled(palette.KEPT["gradients"])) == hybrid.STAGES + 1, "a sum at the end of each stage; the legend"
+    assert len(svg.heads) == 2 * hybrid.MICRO_BATCHES + 2, "down and up; the legend's, and the time's"
 
 
 def test_two_hops_bring_each_part_to_its_rank_as_the_chapters_cell_does(world_of):

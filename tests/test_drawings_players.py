@@ -9,9 +9,8 @@ from book import drawings
 from torch import nn
 
 from pardemo import CallMeter, compat
-from pardemo.book.chapters.pipeline_parallel.drawings import Course
-from pardemo.book.chapters.pipeline_parallel.drawings_v import filled
-from pardemo.book.chapters.zero_memory import drawings_step as zero_moments
+from pardemo.book.chapters.pipeline_parallel.drawings import Course, filled
+from pardemo.book.chapters.zero_memory import drawings as zero_moments
 from pardemo.draw import palette
 from pardemo.formulas import communication, memory
 from pardemo.formulas import pipeline as pipelines

@@ -23,7 +23,7 @@ def test_a_chapters_cells_are_folded_as_the_rule_says(name):
         "%load_ext pardemo\nimport torch\nfrom pardemo import World",
         'sent = page.guess("How many times?", ...)\nsent',
         'wrong = {2: "No."}\nclaim("s09", 1.5, max(sent))\nguess.reveal(max(sent), wrong, "S")',
-        "drawings_ring.ring_all_reduce(4)",
+        "drawings.ring_all_reduce(4)",
         'display(free.reveal(7, {}, "GB"))\nfigures.memory_on_a_gpu({k: 2 * v for k, v in kept.items()})',
     ],
 )

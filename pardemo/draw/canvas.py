@@ -1,7 +1,10 @@
 """A drawing as SVG: boxes, arrows and words, sharp at any size, small, and readable in a light and a dark page."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import Concatenate, ParamSpec
 
 from pardemo.draw import palette
 
@@ -9,6 +12,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-s
 #: What texts inherit: each says only where it is otherwise.
 STYLE = f'font-family="{FONT}" text-anchor="middle" fill="currentColor"'
 Point = tuple[float, float]
+P = ParamSpec("P")
 
 
 class Canvas:
@@ -22,7 +26,7 @@ class Canvas:
         self.parts: list[str] = []  # elements, in the order of drawing
 
     def box(
-        self, x: float, y: float, width: float, height: float, fill: str = "none", text: str = "", *, size: float = 20,
+        self, x: float, y: float, width: float, height: float, fill: str = "none", text: str = "", *, size: float = 18,
         border: str = "", thick: float = 1.5, dashed: bool = False, bold: bool = False,
     ) -> None:  # fmt: skip
         """A rectangle with its text in the middle.
@@ -49,7 +53,7 @@ class Canvas:
             )
 
     def text(
-        self, x: float, y: float, text: str, *, size: float = 20, anchor: str = "middle", fill: str = "currentColor",
+        self, x: float, y: float, text: str, anchor: str = "middle", *, size: float = 18, fill: str = "currentColor",
         bold: bool = False,
     ) -> None:  # fmt: skip
         """Words, centred in height around ``y``; ``anchor`` is start, middle or end."""
@@ -71,10 +75,12 @@ class Canvas:
             style = f'font-size="{_n(size)}"' + _unless("currentColor", "fill", fill)
             self.parts.append(f"<text {style}>{''.join(spans)}</text>")
 
-    def lines(self, x: float, y: float, lines: Sequence[str], *, size: float = 18, **style) -> None:
+    def lines(
+        self, x: float, y: float, lines: Sequence[str], anchor: str = "middle", *, size: float = 18, **style
+    ) -> None:
         """Several lines of text; the first is centred around ``y``."""
         for number, line in enumerate(lines):
-            self.text(x, y + 1.33 * size * number, line, size=size, **style)
+            self.text(x, y + 1.33 * size * number, line, anchor, size=size, **style)
 
     def line(
         self, points: Sequence[Point], colour: str = "currentColor", thick: float = 2, dashed: bool = False
@@ -136,6 +142,30 @@ class Drawing:
 
     def _repr_html_(self) -> str:
         return self._svg
+
+
+def drawing(height: float = 0) -> Callable[[Callable[Concatenate[Canvas, P], str | None]], Callable[P, Drawing]]:
+    """Makes a function that draws on a canvas, its first argument, one that returns the :class:`Drawing`.
+
+    The alternative text is the function's docstring, unless the function returns another one.
+
+    Args:
+        height: of the canvas, which is 640 wide. A function whose height depends on its arguments sets it.
+    """
+
+    def decorate(draw: Callable[Concatenate[Canvas, P], str | None]) -> Callable[P, Drawing]:
+        @functools.wraps(draw)
+        def drawn(*args: P.args, **kwargs: P.kwargs) -> Drawing:
+            canvas = Canvas(640, height)
+            alt = draw(canvas, *args, **kwargs)
+            return Drawing(canvas, alt or " ".join((draw.__doc__ or "").split()))
+
+        _, *parameters = inspect.signature(draw).parameters.values()
+        drawn.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        drawn.__annotations__ = {**draw.__annotations__, "return": Drawing}
+        return drawn
+
+    return decorate
 
 
 def _border(fill: str) -> str:

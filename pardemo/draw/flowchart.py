@@ -11,7 +11,7 @@ WIDE, RIGHT, HIGH, GAP = 340, 470, 58, 30
 def yes(canvas: Canvas, y: float, answer: Sequence[str], fill: str = RANKS[2]) -> None:
     box(canvas, RIGHT, y, 640 - RIGHT - 8, answer, fill)
     canvas.arrow([(8 + WIDE, y + HIGH / 2 + 14), (RIGHT, y + HIGH / 2 + 14)])
-    canvas.text((8 + WIDE + RIGHT) / 2 - 6, y + HIGH / 2 - 4, "yes", size=18)
+    canvas.text((8 + WIDE + RIGHT) / 2 - 6, y + HIGH / 2 - 4, "yes")
 
 
 def box(
@@ -25,4 +25,4 @@ def box(
 def down(canvas: Canvas, y: float, word: str = "") -> None:
     canvas.arrow([(60, y + HIGH), (60, y + HIGH + GAP)])
     if word:
-        canvas.text(80, y + HIGH + GAP / 2, word, size=18, anchor="start")
+        canvas.text(80, y + HIGH + GAP / 2, word, "start")

@@ -23,7 +23,7 @@ def legend(canvas: Canvas, x: float, y: float, entries: Mapping[str, str], *, ga
     """A row of small boxes with what their colours mean, from ``x`` on, its middle at ``y``."""
     for name, colour in entries.items():
         canvas.box(x, y - 9, 18, 18, colour, thick=1)
-        canvas.text(x + 26, y, name, size=18, anchor="start")
+        canvas.text(x + 26, y, name, "start")
         x += 26 + width_of(name) + gap
 
 

@@ -38,20 +38,20 @@ def rule(marked: Collection[str] = ()) -> Drawing:
     canvas.arrow([(40, 48), (40, 74)])
     high = LINE * (len(TERMS) + 1) + 8
     canvas.box(8, 76, WIDE - 16, high, "none", border=KEPT["parameters"], thick=2)
-    canvas.text(20, 76 + LINE / 2 + 4, "2  What does each add to its multiplications' time?", size=18, anchor="start")
+    canvas.text(20, 76 + LINE / 2 + 4, "2  What does each add to its multiplications' time?", "start")
     for number, (name, (what, formula)) in enumerate(TERMS.items(), 1):
         y = 76 + LINE * number + LINE / 2 + 4
         if name in marked:
             canvas.box(14, y - LINE / 2 + 2, WIDE - 28, LINE - 4, RANKS[2], border="")
         ink = ink_on(RANKS[2]) if name in marked else "currentColor"
-        canvas.text(34, y, what, size=18, anchor="start", fill=ink)
-        canvas.text(WIDE - 24, y, formula, size=18, anchor="end", fill=ink)
+        canvas.text(34, y, what, "start", fill=ink)
+        canvas.text(WIDE - 24, y, formula, "end", fill=ink)
     y = 76 + high
     canvas.arrow([(40, y), (40, y + 28)])
     lines = ("3  Take the one that adds least; of those within 3 %", "the one with the fewest cuts, then least traffic")
     canvas.box(8, y + 30, WIDE - 16, 58, RANKS[3], border="", thick=2)
     for number, text in enumerate(lines):
-        canvas.text(20 + 24 * number, y + 48 + 24 * number, text, size=18, anchor="start", fill=ink_on(RANKS[3]))
+        canvas.text(20 + 24 * number, y + 48 + 24 * number, text, "start", fill=ink_on(RANKS[3]))
     spoken = "; ".join(f"{what} {formula}" for what, formula in TERMS.values())
     return Drawing(
         canvas,
@@ -63,7 +63,7 @@ def rule(marked: Collection[str] = ()) -> Drawing:
 
 def _step(canvas: Canvas, y: float, high: float, text: str) -> None:
     canvas.box(8, y, WIDE - 16, high, "none", border=KEPT["parameters"], thick=2)
-    canvas.text(20, y + high / 2, text, size=18, anchor="start")
+    canvas.text(20, y + high / 2, text, "start")
 
 
 def what_each_adds(shares: Mapping[str, Mapping[str, float]], name: str, chosen: str = "", job: str = "") -> Picture:

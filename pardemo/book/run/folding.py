@@ -12,7 +12,7 @@ from typing import Any
 
 from pardemo import project
 
-#: Calls that show something: a page's questions, claims, tables, and a chapter's drawings_… and figures_….
+#: Calls that show something: a page's questions, claims, tables, and a chapter's drawings and figures_….
 SHOWS = {
     "page", "claim", "tables", "display", "drawings", "figures", "answer_tables", "findings", "thresholds",
 }  # fmt: skip
@@ -61,11 +61,11 @@ def _is_arithmetic(call: ast.Call) -> bool:
 
 
 def _root(node: ast.expr) -> str:
-    """The name that an attribute's chain begins with; ``drawings`` of drawings_ring, too."""
+    """The name that an attribute's chain begins with; ``figures`` of figures_tensors, too."""
     while isinstance(node, ast.Attribute):
         node = node.value
     name = node.id if isinstance(node, ast.Name) else ""
-    return re.sub(r"^(drawings|figures)_.*", r"\1", name)
+    return re.sub(r"^figures_.*", "figures", name)
 
 
 def fold(notebook: Any) -> int:

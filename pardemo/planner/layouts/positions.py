@@ -38,7 +38,7 @@ def player(positions: Mapping[str, tuple[Job, Layout]]) -> Player:
 def _frame(moved: str, job: Job, layout: Layout) -> tuple[Canvas, str]:
     canvas = Canvas(640, 262)
     predicted, footprint = step(job, layout), memory(job, layout)
-    canvas.text(8, 18, moved, size=20, anchor="start", bold=True)
+    canvas.text(8, 18, moved, "start", size=20, bold=True)
     spent = {name: sum(predicted.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
     colours = {name: colour for name, (colour, _) in DOES.items()}
     _bar(canvas, 44, "time", spent, colours, _MOST_S, f"{predicted.seconds:.0f} s")
@@ -60,13 +60,11 @@ def _frame(moved: str, job: Job, layout: Layout) -> tuple[Canvas, str]:
 def _bar(
     canvas: Canvas, y: float, name: str, values: Mapping[str, Any], colours: Mapping[str, str], most: float, label: str
 ) -> None:  # fmt: skip
-    canvas.text(_LEFT - 10, y + 18, name, size=18, anchor="end")
+    canvas.text(_LEFT - 10, y + 18, name, "end")
     x, end = _LEFT, _LEFT + _WIDE
     for kind, value in values.items():
         wide = min(value * _WIDE / most, end - x)
         if wide > 0:
             canvas.box(x, y, wide, 36, colours[kind], thick=1)
         x += wide
-    canvas.text(
-        x + 8, y + 18, label + (" →" if sum(values.values()) > most else ""), size=18, anchor="start", bold=True
-    )
+    canvas.text(x + 8, y + 18, label + (" →" if sum(values.values()) > most else ""), "start", bold=True)

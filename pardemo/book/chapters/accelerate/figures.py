@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from pardemo.book.chapters.accelerate.drawings_choice import CONFIGURATIONS
+from pardemo.book.chapters.accelerate.drawings import CONFIGURATIONS
 from pardemo.draw import palette
 from pardemo.draw.charts import bar_chart
 from pardemo.draw.style import Picture, new, save

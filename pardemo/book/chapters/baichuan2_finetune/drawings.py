@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES, VERDICTS, WHOLE
 from pardemo.draw.parts import legend
 from pardemo.formulas import memory
@@ -13,46 +13,42 @@ _STATES = dict(zip(("parameters", "gradients", "optimizer states"), memory.ADAM,
 _FROZEN, _TRAINED, _TALK = SHADES["frozen parameters"], KEPT["parameters"], DONE["communication"]
 
 
-def lora() -> Drawing:
-    """W stays as it is; lora_A and lora_B beside it are trained, and have gradients and optimizer states."""
-    canvas = Canvas(640, 606)
+@drawing(606)
+def lora(canvas: Canvas) -> None:
+    """LoRA: x goes through the frozen weight W and, beside it, through lora_A and lora_B, two thin matrices of inner
+    width r; the results are added. Only lora_A and lora_B have gradients and optimizer states."""
     canvas.box(14, 142, 46, 120, KEPT["activations"], "x", size=24)
     canvas.arrow([(62, 184), (92, 184), (92, 112), (154, 112)])
     canvas.arrow([(62, 220), (92, 220), (92, 292), (124, 292)])
-    canvas.text(237, 14, "out × in, frozen", size=18)
+    canvas.text(237, 14, "out × in, frozen")
     canvas.box(157, 32, 160, 160, _FROZEN, "W", size=30)
     canvas.box(127, 276, 160, 32, _TRAINED, "lora_A", size=22)
-    canvas.text(207, 328, "r × in", size=18)
+    canvas.text(207, 328, "r × in")
     canvas.arrow([(290, 292), (348, 292)])
     canvas.box(351, 212, 32, 160, _TRAINED)
-    canvas.text(393, 322, "lora_B", size=22, anchor="start")
-    canvas.lines(393, 346, ["out × r,", "zero at the start"], anchor="start")
+    canvas.text(393, 322, "lora_B", "start", size=22)
+    canvas.lines(393, 346, ["out × r,", "zero at the start"], "start")
     canvas.arrow([(320, 112), (482, 112)])
     canvas.arrow([(386, 292), (505, 292), (505, 136)])
-    canvas.lines(515, 214, ["times", "lora_alpha/r"], anchor="start")
+    canvas.lines(515, 214, ["times", "lora_alpha/r"], "start")
     canvas.box(485, 92, 40, 40, "none", "+", size=26)
     canvas.arrow([(528, 112), (568, 112)])
     canvas.box(571, 52, 46, 120, KEPT["activations"], "y", size=24)
-    canvas.text(14, 404, "Kept for each parameter, in bytes:", size=18, anchor="start")
+    canvas.text(14, 404, "Kept for each parameter, in bytes:", "start")
     _states(canvas, 424, "W", {"parameters": 2}, _FROZEN)
-    canvas.text(234, 440, "no gradient, no optimizer states", size=18, anchor="start")
+    canvas.text(234, 440, "no gradient, no optimizer states", "start")
     _states(canvas, 464, "lora_A, lora_B", _STATES, _TRAINED)
     legend(canvas, 14, 528, {name: KEPT[name] for name in _STATES})
     sizes = f"On Baichuan2-13B's W_pack: out is {OUT:,}, in is {IN:,},"
-    canvas.lines(14, 562, [sizes, f"and r is {RANK}. The boxes are not to scale."], anchor="start")
-    return Drawing(
-        canvas,
-        "LoRA: x goes through the frozen weight W and, beside it, through lora_A and lora_B, two thin matrices of "
-        "inner width r; the results are added. Only lora_A and lora_B have gradients and optimizer states.",
-    )
+    canvas.lines(14, 562, [sizes, f"and r is {RANK}. The boxes are not to scale."], "start")
 
 
 def _states(canvas: Canvas, y: float, name: str, kinds: dict[str, int], parameters: str) -> None:
-    canvas.text(14, y + 16, name, anchor="start", bold=True)
+    canvas.text(14, y + 16, name, "start", bold=True, size=20)
     x = 180.0
     for kind, nbytes in kinds.items():
         fill = parameters if kind == "parameters" else KEPT[kind]
-        canvas.box(x, y, 22 * nbytes, 32, fill, str(nbytes), thick=1)
+        canvas.box(x, y, 22 * nbytes, 32, fill, str(nbytes), thick=1, size=20)
         x += 22 * nbytes
 
 
@@ -61,74 +57,68 @@ TOKENS = ("195", "n₁", "n₂", "n₃", "196", "h₁", "h₂", "h₃", "2")
 PROMPT = 5  # so many of them have no label
 
 
-def finetune_flow() -> Drawing:
-    """From a row of text to tokens and labels, round the training loop, and to a prediction."""
-    canvas = Canvas(640, 662)
+@drawing(662)
+def finetune_flow(canvas: Canvas) -> None:
+    """The fine-tune's data: a row of news and headline becomes tokens; the prompt's labels are −100, so only the
+    headline and its end count in the loss. Gradients exist for LoRA's matrices alone; ZeRO-2 leaves each rank its part
+    of their average, the optimizer updates them, and they are gathered for the next batch. In the end they are the
+    adapter, merged into W or loaded beside it for predictions."""
     _sample(canvas, 12)
     _loop(canvas, 258)
     _adapter(canvas, 520)
-    return Drawing(
-        canvas,
-        "The fine-tune's data: a row of news and headline becomes tokens; the prompt's labels are −100, so only the "
-        "headline and its end count in the loss. Gradients exist for LoRA's matrices alone; ZeRO-2 leaves each rank "
-        "its part of their average, the optimizer updates them, and they are gathered for the next batch. In the end "
-        "they are the adapter, merged into W or loaded beside it for predictions.",
-    )
 
 
 def _sample(canvas: Canvas, y: float) -> None:
     wide, left = 61.0, 84.0
     for row, name in enumerate(("row", "tokens", "labels")):
-        canvas.text(left - 8, y + 20 + 58 * row, name, size=18, anchor="end")
+        canvas.text(left - 8, y + 20 + 58 * row, name, "end")
     for first, last, name in ((1, PROMPT - 1, "task and news"), (PROMPT, len(TOKENS) - 1, "headline")):
         x, until = left + first * wide, left + last * wide - 5
-        canvas.box(x, y, until - x, 40, "none", name, size=18)
+        canvas.box(x, y, until - x, 40, "none", name)
     labels = ["−100"] * PROMPT + list(TOKENS[PROMPT:])
     for place, (token, label) in enumerate(zip(TOKENS, labels, strict=True)):
         counts = place >= PROMPT
-        canvas.box(left + place * wide, y + 58, wide - 5, 40, "none", token, size=18)
-        canvas.box(
-            left + place * wide, y + 116, wide - 5, 40, "none", label, size=18, thick=3 if counts else 1, bold=counts
-        )
-    canvas.text(left + PROMPT * wide / 2, y + 176, "the prompt: no labels", size=18)
-    canvas.text(left + (PROMPT + len(TOKENS)) * wide / 2, y + 176, "learned from", size=18)
+        canvas.box(left + place * wide, y + 58, wide - 5, 40, "none", token)
+        canvas.box(left + place * wide, y + 116, wide - 5, 40, "none", label, thick=3 if counts else 1, bold=counts)
+    canvas.text(left + PROMPT * wide / 2, y + 176, "the prompt: no labels")
+    canvas.text(left + (PROMPT + len(TOKENS)) * wide / 2, y + 176, "learned from")
 
 
 def _loop(canvas: Canvas, y: float) -> None:
     canvas.arrow([(112, y - 86), (112, y - 3)])
-    canvas.text(124, y - 26, "model with LoRA", size=18, anchor="start")
-    canvas.text(248, y + 18, "forward", size=18)
-    canvas.text(411, y - 8, "backward", size=18)
+    canvas.text(124, y - 26, "model with LoRA", "start")
+    canvas.text(248, y + 18, "forward")
+    canvas.text(411, y - 8, "backward")
     canvas.box(14, y, 196, 76)
     canvas.box(24, y + 10, 96, 56, _FROZEN, "W", size=24)
-    canvas.box(130, y + 10, 70, 56, _TRAINED, "LoRA")
+    canvas.box(130, y + 10, 70, 56, _TRAINED, "LoRA", size=20)
     canvas.arrow([(213, y + 38), (286, y + 38)], DONE["forward"])
-    canvas.box(289, y + 13, 90, 50, "none", "loss")
+    canvas.box(289, y + 13, 90, 50, "none", "loss", size=20)
     canvas.arrow([(382, y + 38), (440, y + 38)], DONE["backward"])
     canvas.box(443, y + 13, 187, 50, KEPT["gradients"], "LoRA's gradients", size=19)
     canvas.arrow([(536, y + 66), (536, y + 145)], _TALK)
-    canvas.text(526, y + 106, "ZeRO-2: averaged", size=18, anchor="end", fill=_TALK, bold=True)
+    canvas.text(526, y + 106, "ZeRO-2: averaged", "end", fill=_TALK, bold=True)
     canvas.box(443, y + 148, 187, 50, KEPT["gradients"], "each rank's part", size=19)
     canvas.arrow([(440, y + 173), (400, y + 173)])
     canvas.box(277, y + 148, 120, 50, KEPT["optimizer states"], "optimizer", size=19)
     canvas.arrow([(274, y + 173), (141, y + 173)], _TALK)
-    canvas.text(207, y + 152, "all-gather", size=18, fill=_TALK, bold=True)
-    canvas.box(50, y + 148, 88, 50, _TRAINED, "LoRA")
+    canvas.text(207, y + 152, "all-gather", fill=_TALK, bold=True)
+    canvas.box(50, y + 148, 88, 50, _TRAINED, "LoRA", size=20)
     canvas.arrow([(94, y + 145), (94, y + 79)])
-    canvas.text(106, y + 106, "next batch", size=18, anchor="start")
+    canvas.text(106, y + 106, "next batch", "start")
 
 
 def _adapter(canvas: Canvas, y: float) -> None:
     canvas.arrow([(94, y - 61), (94, y - 3)])
-    canvas.text(106, y - 32, "at the end: the adapter, a small file", size=18, anchor="start")
-    canvas.box(50, y, 88, 50, _TRAINED, "LoRA")
+    canvas.text(106, y - 32, "at the end: the adapter, a small file", "start")
+    canvas.box(50, y, 88, 50, _TRAINED, "LoRA", size=20)
     canvas.arrow([(141, y + 25), (246, y + 25)])
-    canvas.text(194, y + 8, "merge", size=18)
-    canvas.box(249, y, 170, 50, _FROZEN, "W, LoRA added", size=18)
+    canvas.text(194, y + 8, "merge")
+    canvas.box(249, y, 170, 50, _FROZEN, "W, LoRA added")
     canvas.arrow([(94, y + 53), (94, y + 109), (246, y + 109)])
-    canvas.text(172, y + 92, "or load", size=18)
+    canvas.text(172, y + 92, "or load")
     canvas.box(249, y + 84, 80, 50, _FROZEN, "W", size=24)
-    canvas.box(339, y + 84, 80, 50, _TRAINED, "LoRA")
+    canvas.box(339, y + 84, 80, 50, _TRAINED, "LoRA", size=20)
     canvas.arrow([(422, y + 25), (460, y + 25), (460, y + 56), (496, y + 56)])
     canvas.arrow([(422, y + 109), (460, y + 109), (460, y + 78), (496, y + 78)])
     canvas.box(499, y + 42, 131, 50, "none", "prediction", size=19)
@@ -140,7 +130,8 @@ LABELLED = KEPT["gradients"]
 NAMES = {"<reserved_106>": "user:", "<reserved_107>": "assistant:", "</s>": "end", "\n": "↵"}
 
 
-def labelled_tokens(pieces: Sequence[str], labels: Sequence[bool]) -> Drawing:
+@drawing()
+def labelled_tokens(canvas: Canvas, pieces: Sequence[str], labels: Sequence[bool]) -> str:
     """A sample's tokens in reading order, line by line; coloured are those that have a label.
 
     Args:
@@ -154,61 +145,61 @@ def labelled_tokens(pieces: Sequence[str], labels: Sequence[bool]) -> Drawing:
             x, y = LEFT, y + LOW
         places.append((x, y, width - 4))
         x += width
-    canvas = Canvas(640, y + LOW)
+    canvas.height = y + LOW
     legend(canvas, LEFT, 12, {"the prompt: read only": WHOLE, "has a label: counts in the loss": LABELLED})
     for (x, y, width), piece, counts in zip(places, pieces, labels, strict=True):
         size = 22 if len(piece) == 1 else 18
         canvas.box(x, y, width, 38, LABELLED if counts else WHOLE, piece, size=size, thick=2.5 if counts else 1)
     counted = sum(labels)
-    return Drawing(
-        canvas,
+    return (
         f"The {len(pieces)} tokens of a sample: {''.join(pieces)}. The last {counted} of them, "
-        f"{''.join(pieces[-counted:])}, have a label and are coloured; the prompt before them has none.",
+        f"{''.join(pieces[-counted:])}, have a label and are coloured; the prompt before them has none."
     )
 
 
-def cut_tails(prompt: int, answer: int, limit: int) -> Drawing:
+@drawing(212)
+def cut_tails(canvas: Canvas, prompt: int, answer: int, limit: int) -> str:
     """A sample that is too long: prompt and answer each lose their tails, in proportion; the end token is lost."""
-    canvas, total = Canvas(640, 212), prompt + answer
+    total = prompt + answer
     unit = 620 / total
-    canvas.text(10, 16, f"{total:,} tokens", size=18, anchor="start")
+    canvas.text(10, 16, f"{total:,} tokens", "start")
     x = 10.0
     for count, fill in ((prompt, WHOLE), (answer, LABELLED)):
         kept = limit * count // total
         canvas.box(x, 34, kept * unit, 46, fill, f"{kept:,}", size=20)
-        canvas.box(x + kept * unit, 34, (count - kept) * unit, 46, "none", "cut", size=18, dashed=True)
+        canvas.box(x + kept * unit, 34, (count - kept) * unit, 46, "none", "cut", dashed=True)
         x += count * unit
-    canvas.text(10, 100, f"prompt: {prompt:,}", size=18, anchor="start")
-    canvas.text(630, 100, f"answer, with its end token: {answer:,}", size=18, anchor="end")
-    canvas.text(10, 136, f"cutoff_len {limit:,}", size=18, anchor="start")
+    canvas.text(10, 100, f"prompt: {prompt:,}", "start")
+    canvas.text(630, 100, f"answer, with its end token: {answer:,}", "end")
+    canvas.text(10, 136, f"cutoff_len {limit:,}", "start")
     first, second = (limit * count // total for count in (prompt, answer))
     canvas.box(10, 154, first * unit, 46, WHOLE, f"{first:,}", size=20)
     canvas.box(10 + first * unit, 154, second * unit, 46, LABELLED, f"{second:,}", size=20)
-    canvas.text(20 + (first + second) * unit, 177, "no end token: nothing says stop", size=18, anchor="start")
-    return Drawing(
-        canvas,
+    canvas.text(20 + (first + second) * unit, 177, "no end token: nothing says stop", "start")
+    return (
         f"A prompt of {prompt:,} tokens and an answer of {answer:,}, cut to {limit:,}: each keeps its head, {first:,} "
-        f"and {second:,}, and the answer loses its end token.",
+        f"and {second:,}, and the answer loses its end token."
     )
 
 
-def rows_seen(ways: Mapping[str, Sequence[bool]]) -> Drawing:
+@drawing()
+def rows_seen(canvas: Canvas, ways: Mapping[str, Sequence[bool]]) -> str:
     """Each way's test rows as boxes; dark are those that are in the training file as well.
 
     Args:
         ways: name of a split -> for each test row, whether it is in the training file.
     """
-    canvas = Canvas(640, 78 * len(ways) + 34)
+    canvas.height = 78 * len(ways) + 34
     for row, (name, in_training) in enumerate(ways.items()):
         y, side = 12 + 78 * row, 620 / max(len(in_training), 1)
         label = f"{name}: {sum(in_training)} of {len(in_training)} test rows are in the training file"
-        canvas.text(10, y, label, size=18, anchor="start")
+        canvas.text(10, y, label, "start")
         for trained, fill in ((True, VERDICTS["fails"]), (False, WHOLE)):
             places = [(10 + side * k, y + 16, side - 5, 34) for k, flag in enumerate(in_training) if flag is trained]
             canvas.boxes(places, fill)
     legend(canvas, 10, canvas.height - 14, {"seen in training": VERDICTS["fails"], "new to the model": WHOLE})
     values_text = ", ".join(f"{name} {sum(in_training)} of {len(in_training)}" for name, in_training in ways.items())
-    return Drawing(canvas, f"Test rows that are in the training file as well: {values_text}.")
+    return f"Test rows that are in the training file as well: {values_text}."
 
 
 def common_in_order(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import KEPT, OTHER, SHADES, VERDICTS, WHOLE
 from pardemo.draw.parts import legend
 from pardemo.draw.player import Player
@@ -13,10 +13,11 @@ PARAMS, TRAINED, ROOM = 13_896_668_160, 6_553_600, 79.33 * 2**30
 _GB = 2.7e-9  # units of the drawing for a byte
 
 
-def states_and_gpu() -> Drawing:
-    """Model states of training everything, of an eighth under ZeRO-2, of LoRA, to scale beside one GPU."""
-    canvas = Canvas(640, 372)
-    canvas.text(10 + ROOM * _GB, 16, "an A800 is full: 85 GB", size=18)
+@drawing(372)
+def states_and_gpu(canvas: Canvas) -> None:
+    """Model states of Baichuan2-13B to scale: 222 GB if all parameters are trained, 52 GB on each of eight GPUs under
+    ZeRO-2, 28 GB with LoRA; an A800 has 85 GB. What a step itself needs comes on top and is not yet known."""
+    canvas.text(10 + ROOM * _GB, 16, "an A800 is full: 85 GB")
     every = memory.model_states(PARAMS, 1, 0)
     shared = memory.model_states(PARAMS, 8, 2)
     frozen = {"frozen parameters": 2 * PARAMS} | memory.model_states(TRAINED, 8, 2)
@@ -24,18 +25,13 @@ def states_and_gpu() -> Drawing:
     _states(canvas, 124, "the same, shared by 8 GPUs (ZeRO-2)", shared, "?")
     _states(canvas, 214, "LoRA", frozen, "?")
     colours = {kind: KEPT[kind] for kind in ("parameters", "gradients", "optimizer states")}
-    canvas.text(10, 312, "? is what a step makes on top: how far does the arrow go?", anchor="start", size=18)
+    canvas.text(10, 312, "? is what a step makes on top: how far does the arrow go?", "start")
     legend(canvas, 10, 346, colours | {"frozen": SHADES["frozen parameters"]}, gap=8)
-    return Drawing(
-        canvas,
-        "Model states of Baichuan2-13B to scale: 222 GB if all parameters are trained, 52 GB on each of eight GPUs "
-        "under ZeRO-2, 28 GB with LoRA; an A800 has 85 GB. What a step itself needs comes on top and is not yet known.",
-    )
 
 
 def _states(canvas: Canvas, y: float, name: str, states: Mapping[str, float], more: str) -> None:
     total = sum(states.values())
-    canvas.text(10, y + 12, f"{name}: {total / 1e9:.0f} GB", anchor="start", size=18)
+    canvas.text(10, y + 12, f"{name}: {total / 1e9:.0f} GB", "start")
     x = 10.0
     for kind, nbytes in states.items():
         width = nbytes * _GB
@@ -53,78 +49,72 @@ def _states(canvas: Canvas, y: float, name: str, states: Mapping[str, float], mo
 _H, _MIDDLE = 60, 160.5  # 5,120 and 13,696 features
 
 
-def gated_layer() -> Drawing:
-    """One layer of Baichuan2-13B: its five matrices to scale, attention above and the gated MLP below."""
-    canvas = Canvas(640, 500)
+@drawing(500)
+def gated_layer(canvas: Canvas) -> None:
+    """A layer of Baichuan2-13B, its matrices to scale. Attention: W_pack, h by 3h, makes queries, keys and values; o is
+    h by h. The gated MLP: gate and up, h by 13,696 each; SiLU of the one times the other; down, 13,696 by h. The three
+    have 210 million parameters, attention 105 million."""
     fill, activations = SHADES["frozen parameters"], KEPT["activations"]
-    canvas.text(10, 18, "attention: 4h² = 105 million", anchor="start", size=18, bold=True)
+    canvas.text(10, 18, "attention: 4h² = 105 million", "start", bold=True)
     canvas.box(16, 48, 14, _H, activations)
-    canvas.text(23, 126, "h")
+    canvas.text(23, 126, "h", size=20)
     canvas.arrow([(34, 78), (62, 78)])
-    canvas.box(65, 48, 3 * _H, _H, fill, "W_pack")
-    canvas.text(155, 126, "h × 3h", size=18)
+    canvas.box(65, 48, 3 * _H, _H, fill, "W_pack", size=20)
+    canvas.text(155, 126, "h × 3h")
     canvas.arrow([(249, 78), (283, 78)])
     canvas.box(286, 54, 122, 48, "none", "q, k, v", size=20)
     canvas.arrow([(411, 78), (445, 78)])
-    canvas.box(448, 48, _H, _H, fill, "o")
-    canvas.text(478, 126, "h × h", size=18)
+    canvas.box(448, 48, _H, _H, fill, "o", size=20)
+    canvas.text(478, 126, "h × h")
     canvas.arrow([(512, 78), (540, 78)])
     canvas.box(543, 48, 14, _H, activations)
-    canvas.text(550, 126, "h")
+    canvas.text(550, 126, "h", size=20)
 
-    canvas.text(10, 172, "gated MLP: 3 · h · 13,696 = 210 million", anchor="start", size=18, bold=True)
+    canvas.text(10, 172, "gated MLP: 3 · h · 13,696 = 210 million", "start", bold=True)
     canvas.box(16, 272, 14, _H, activations)
-    canvas.text(23, 350, "h")
+    canvas.text(23, 350, "h", size=20)
     for y, name in ((202, "gate"), (342, "up")):
         canvas.arrow([(34, 302), (48, 302), (48, y + 30), (62, y + 30)])
-        canvas.box(65, y, _MIDDLE, _H, fill, name)
-        canvas.text(65 + _MIDDLE / 2, y + 78, "h × 13,696", size=18)
+        canvas.box(65, y, _MIDDLE, _H, fill, name, size=20)
+        canvas.text(65 + _MIDDLE / 2, y + 78, "h × 13,696")
     canvas.arrow([(229, 232), (263, 232)])
     canvas.box(266, 208, 74, 48, "none", "SiLU", size=20)
     canvas.arrow([(343, 232), (370, 232), (370, 279)])
     canvas.arrow([(229, 372), (370, 372), (370, 325)])
     canvas.box(349, 282, 42, 40, "none", "×", size=26)
     canvas.arrow([(394, 302), (445, 302)])
-    canvas.box(448, 302 - _MIDDLE / 2, _H, _MIDDLE, fill, "down", size=18)
-    canvas.text(478, 402, "13,696 × h", size=18)
+    canvas.box(448, 302 - _MIDDLE / 2, _H, _MIDDLE, fill, "down")
+    canvas.text(478, 402, "13,696 × h")
     canvas.arrow([(512, 302), (540, 302)])
     canvas.box(543, 272, 14, _H, activations)
-    canvas.text(550, 350, "h")
+    canvas.text(550, 350, "h", size=20)
     canvas.lines(
-        10, 450, ["× 40 layers, and two tables of 125,696 × h beside them:", "embedding and head, 644 million each"],
-        anchor="start",
-    )  # fmt: skip
-    return Drawing(
-        canvas,
-        "A layer of Baichuan2-13B, its matrices to scale. Attention: W_pack, h by 3h, makes queries, keys and values; "
-        "o is h by h. The gated MLP: gate and up, h by 13,696 each; SiLU of the one times the other; down, 13,696 by "
-        "h. The three have 210 million parameters, attention 105 million.",
+        10,
+        450,
+        ["× 40 layers, and two tables of 125,696 × h beside them:", "embedding and head, 644 million each"],
+        "start",
     )
 
 
-def epoch_of_steps() -> Drawing:
-    """An epoch on one of eight GPUs: micro-batches of 8, four for a step, and half a step at the end."""
-    canvas = Canvas(640, 222)
-    canvas.text(10, 18, "one epoch on one of 8 GPUs: 10,000 samples, 8 at a time", anchor="start", size=18)
+@drawing(222)
+def epoch_of_steps(canvas: Canvas) -> None:
+    """An epoch on one GPU: 10,000 samples are 1,250 micro-batches of 8; four make a step, so there are 312 steps and
+    two micro-batches left over."""
+    canvas.text(10, 18, "one epoch on one of 8 GPUs: 10,000 samples, 8 at a time", "start")
     x, each = 12.0, 34
     for name, count in (("step 1", 4), ("step 2", 4), ("…", 0), ("step 312", 4), ("½", 2)):
         width = count * each if count else 40
         for k in range(count):
-            canvas.box(x + k * each, 52, each, 46, KEPT["activations"] if count == 4 else WHOLE, "8", size=18)
+            canvas.box(x + k * each, 52, each, 46, KEPT["activations"] if count == 4 else WHOLE, "8")
         middle = x + width / 2
         if count:
             canvas.line([(x + 2, 108), (x + 2, 116), (x + width - 2, 116), (x + width - 2, 108)], thick=2)
-            canvas.text(middle, 136, name, size=18)
+            canvas.text(middle, 136, name)
         else:
             canvas.text(middle, 75, name, size=26)
         x += width + 8
     lines = ["1,250 micro-batches = 312 · 4 + 2.", "Is the last half a step: kept, or dropped?"]
-    canvas.lines(10, 174, lines, anchor="start")
-    return Drawing(
-        canvas,
-        "An epoch on one GPU: 10,000 samples are 1,250 micro-batches of 8; four make a step, so there are 312 steps "
-        "and two micro-batches left over.",
-    )
+    canvas.lines(10, 174, lines, "start")
 
 
 #: What a bar of :func:`memory_by_batch` is made of, from the left; all else is the program's.
@@ -160,12 +150,12 @@ def _frame(batch: int, bars: Mapping[str, Mapping[str, float]], capacity_bytes: 
     unit, bar_texts = 540 / _MOST, []
     edge = 10 + capacity_bytes / 1e9 * unit
     bottom = 44 + 84 * len(bars)
-    canvas.text(10, 18, f"micro-batch {batch}", anchor="start", size=22, bold=True)
-    canvas.text(edge, 18, f"{capacity_bytes / 1e9:.1f} GB", size=18)
+    canvas.text(10, 18, f"micro-batch {batch}", "start", size=22, bold=True)
+    canvas.text(edge, 18, f"{capacity_bytes / 1e9:.1f} GB")
     for row, (name, lines) in enumerate(bars.items()):
         y, total = 44 + 84.0 * row, sum(lines.values()) / 1e9
         fits = total <= capacity_bytes / 1e9
-        canvas.text(10, y + 12, name, anchor="start", size=18)
+        canvas.text(10, y + 12, name, "start")
         x = 10.0
         for kind, gigabytes in _grouped(lines).items():
             width = min(gigabytes, max(0.0, _MOST - (x - 10) / unit)) * unit
@@ -173,7 +163,7 @@ def _frame(batch: int, bars: Mapping[str, Mapping[str, float]], capacity_bytes: 
                 canvas.box(x, y + 28, width, 38, _LINES[kind], thick=1)
             x += width
         number = f"{total:.0f}{'' if fits else ' ✗'}"
-        canvas.text(x + 8, y + 47, number, anchor="start", size=20, bold=not fits)
+        canvas.text(x + 8, y + 47, number, "start", size=20, bold=not fits)
         bar_texts.append(f"{name} {total:.0f} GB{'' if fits else ', too much'}")
     for row in range(len(bars)):  # the line stops at the names, which it would cross
         canvas.line([(edge, 44 + 84 * row + 24), (edge, 44 + 84 * row + 70)], VERDICTS["fails"], 3)

@@ -1,6 +1,6 @@
 """Fewer bits: what a number's bits are for, what shares a scale, and how an error comes back."""
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, OTHER, WHOLE
 
 #: Formats by name: bits of the exponent and of the fraction, and what their largest number is, in words.
@@ -22,74 +22,62 @@ SCALES = (
 )
 
 
-def bits_of_a_number() -> Drawing:
-    """Six formats, a box for each bit: sign, exponent, fraction."""
-    canvas = Canvas(640, 282)
+@drawing(282)
+def bits_of_a_number(canvas: Canvas) -> None:
+    """The bits of a number, one box each. fp32: 1 for the sign, 8 for the exponent, 23 for the fraction. bf16: 1, 8 and
+    7. E5M2: 1, 5 and 2. E4M3: 1, 4 and 3. int8: a sign and 7 bits. E2M1: 1, 2 and 1."""
     for row, (name, (exponent, fraction, words)) in enumerate(LAYOUTS.items()):
         x, y = 84.0, 12 + 38 * row
-        canvas.text(x - 12, y + 13, name, anchor="end", bold=True)
+        canvas.text(x - 12, y + 13, name, "end", bold=True, size=20)
         canvas.boxes([(x, y, _BIT, 26)], DONE["idle"])
         canvas.boxes([(x + _BIT * (1 + bit), y, _BIT, 26) for bit in range(exponent)], OTHER)
         canvas.boxes([(x + _BIT * (1 + exponent + bit), y, _BIT, 26) for bit in range(fraction)], WHOLE)
-        canvas.text(x + _BIT * (1 + exponent + fraction) + 10, y + 13, words, size=18, anchor="start")
+        canvas.text(x + _BIT * (1 + exponent + fraction) + 10, y + 13, words, "start")
     x = 84.0
     for name, colour in (("sign", DONE["idle"]), ("exponent: the range", OTHER), ("fraction: how fine", WHOLE)):
         canvas.box(x, 246, 18, 18, colour, thick=1)
-        canvas.text(x + 26, 255, name, size=18, anchor="start")
+        canvas.text(x + 26, 255, name, "start")
         x += 36 + 10.5 * len(name)
-    return Drawing(
-        canvas,
-        "The bits of a number, one box each. fp32: 1 for the sign, 8 for the exponent, 23 for the fraction. bf16: 1, 8 "
-        "and 7. E5M2: 1, 5 and 2. E4M3: 1, 4 and 3. int8: a sign and 7 bits. E2M1: 1, 2 and 1.",
-    )
 
 
-def scale_of_blocks() -> Drawing:
-    """64 numbers with an outlier: what shares its scale, with one for the tensor, for 32 and for 16 numbers."""
-    canvas = Canvas(640, 332)
+@drawing(332)
+def scale_of_blocks(canvas: Canvas) -> None:
+    """The same 64 numbers three times, one of them an outlier. With one scale for the tensor all 64 share the
+    outlier's; with a scale for each 32 numbers half of them; with a scale for each 16 numbers a quarter."""
     left, each = 32.0, 9.0
     for row, (block, words, scale) in enumerate(SCALES):
         y = 14 + 100 * row
-        canvas.text(left, y, words, size=18, anchor="start")
+        canvas.text(left, y, words, "start")
         for first in range(0, _NUMBERS, block):
             shares = first <= _OUTLIER < first + block
             places = [(left + each * number, y + 48, each, 24) for number in range(first, first + block)]
             canvas.boxes(places, OTHER if shares else WHOLE, thick=0.6)
-            canvas.box(left + each * first + 2, y + 18, each * block - 4, 26, KEPT["parameters"], scale, size=18)
+            canvas.box(left + each * first + 2, y + 18, each * block - 4, 26, KEPT["parameters"], scale)
         canvas.boxes([(left + each * _OUTLIER, y + 44, each, 32)], DONE["communication"])
     x = left
     for name, colour in (("an outlier", DONE["communication"]), ("what shares its scale", OTHER)):
         canvas.box(x, 304, 18, 18, colour, thick=1)
-        canvas.text(x + 26, 313, name, size=18, anchor="start")
+        canvas.text(x + 26, 313, name, "start")
         x += 150
-    return Drawing(
-        canvas,
-        "The same 64 numbers three times, one of them an outlier. With one scale for the tensor all 64 share the "
-        "outlier's; with a scale for each 32 numbers half of them; with a scale for each 16 numbers a quarter.",
-    )
 
 
-def error_kept() -> Drawing:
-    """One rank's gradients on their way into codes, and what was lost on its way back."""
-    canvas = Canvas(640, 232)
+@drawing(232)
+def error_kept(canvas: Canvas) -> None:
+    """On one rank: the gradients and what was lost so far are added; the sum is rounded to codes, which travel. The sum
+    less what the codes say is what was lost, and is kept for the next step."""
     gradient, talk = KEPT["gradients"], DONE["communication"]
-    canvas.box(14, 40, 132, 52, gradient, "gradients")
-    canvas.box(196, 40, 132, 52, gradient, "sum")
-    canvas.box(392, 40, 96, 52, WHOLE, "codes")
-    canvas.box(546, 40, 84, 52, talk, "travel")
+    canvas.box(14, 40, 132, 52, gradient, "gradients", size=20)
+    canvas.box(196, 40, 132, 52, gradient, "sum", size=20)
+    canvas.box(392, 40, 96, 52, WHOLE, "codes", size=20)
+    canvas.box(546, 40, 84, 52, talk, "travel", size=20)
     canvas.arrow([(146, 66), (196, 66)])
     canvas.arrow([(328, 66), (392, 66)])
     canvas.arrow([(488, 66), (546, 66)], talk)
-    canvas.text(360, 22, "rounded", size=18)
-    canvas.box(196, 160, 132, 52, OTHER, "lost so far")
+    canvas.text(360, 22, "rounded")
+    canvas.box(196, 160, 132, 52, OTHER, "lost so far", size=20)
     canvas.arrow([(440, 92), (440, 186), (328, 186)])
     canvas.arrow([(262, 160), (262, 92)])
-    canvas.text(282, 126, "added", size=18, anchor="start")
-    canvas.text(456, 150, "sum − codes:", size=18, anchor="start")
-    canvas.text(456, 174, "kept for the", size=18, anchor="start")
-    canvas.text(456, 198, "next step", size=18, anchor="start")
-    return Drawing(
-        canvas,
-        "On one rank: the gradients and what was lost so far are added; the sum is rounded to codes, which travel. "
-        "The sum less what the codes say is what was lost, and is kept for the next step.",
-    )
+    canvas.text(282, 126, "added", "start")
+    canvas.text(456, 150, "sum − codes:", "start")
+    canvas.text(456, 174, "kept for the", "start")
+    canvas.text(456, 198, "next step", "start")

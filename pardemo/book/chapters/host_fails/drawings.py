@@ -1,6 +1,6 @@
 """When a host fails: what a failure costs over time, shards for another number of ranks, copies at a neighbour."""
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import COMPUTED, DONE, OTHER, RANKS, RECEIVED, VERDICTS, WHOLE
 from pardemo.draw.parts import legend
 from pardemo.formulas import failures
@@ -11,16 +11,16 @@ BACK = RECEIVED
 UNIT = 11.0  # of a drawing for a second
 
 
-def saved_and_lost() -> Drawing:
+@drawing(302)
+def saved_and_lost(canvas: Canvas) -> str:
     """A job over time: stretches of training, each with its save, a failure, the restart, and what is done again."""
-    canvas = Canvas(640, 302)
     legend(canvas, 12, 20, {"training": COMPUTED, "a save": SAVE, "restart": DONE["idle"], "work to repeat": LOST})
     interval, save, restart, lost = 12, 2, 7, 7
     for row, (title, stretches, fails) in enumerate(
         (("no failure: four stretches", 4, False), ("one failure: three in the same time", 3, True))
     ):
         y, x = 66 + 104 * row, 12.0
-        canvas.text(12, y, title, size=19, anchor="start", bold=True)
+        canvas.text(12, y, title, "start", size=19, bold=True)
         for number in range(stretches):
             if fails and number == 2:
                 x = _box(canvas, x, y, lost, LOST, "3")
@@ -29,33 +29,32 @@ def saved_and_lost() -> Drawing:
             x = _box(canvas, x, y, interval, COMPUTED, str(number + 1))
             x = _box(canvas, x, y, save, SAVE)
     canvas.arrow([(12, 264), (12 + UNIT * 4 * (interval + save), 264)])
-    canvas.text(12 + UNIT * 4 * (interval + save), 288, "time", size=18, anchor="end")
-    canvas.text(12, 288, "It costs a restart, and the work since the last save.", size=18, anchor="start")
-    return Drawing(
-        canvas,
+    canvas.text(12 + UNIT * 4 * (interval + save), 288, "time", "end")
+    canvas.text(12, 288, "It costs a restart, and the work since the last save.", "start")
+    return (
         f"A job trains {interval} seconds, saves for {save}, and so on. Without a failure, four stretches are done "
         f"after {4 * (interval + save)} seconds. With a failure {lost} seconds into the third stretch, these have to "
-        f"be repeated, a restart takes {restart}, and the third stretch begins anew: in the same time three are done.",
+        f"be repeated, a restart takes {restart}, and the third stretch begins anew: in the same time three are done."
     )
 
 
 def _box(canvas: Canvas, x: float, y: float, seconds: float, colour: str, word: str = "") -> float:
     """A box over time; where the next one begins."""
-    canvas.box(x, y + 16, UNIT * seconds, 40, colour, word, size=18, thick=1)
+    canvas.box(x, y + 16, UNIT * seconds, 40, colour, word, thick=1)
     return x + UNIT * seconds
 
 
-def shards_of_fewer(rows: int = 12, before: int = 4, now: int = 3) -> Drawing:
+@drawing(252)
+def shards_of_fewer(canvas: Canvas, rows: int = 12, before: int = 4, now: int = 3) -> str:
     """A tensor of ``rows`` rows in the shards that ``before`` ranks saved, and which of them ``now`` ranks read."""
-    canvas = Canvas(640, 252)
     each, left = 616 / rows, 12
-    canvas.text(left, 18, f"saved by {before} ranks", anchor="start", bold=True)
-    canvas.text(left, 234, f"read by {now} ranks", anchor="start", bold=True)
+    canvas.text(left, 18, f"saved by {before} ranks", "start", bold=True, size=20)
+    canvas.text(left, 234, f"read by {now} ranks", "start", bold=True, size=20)
     for shard in range(before):
         begin, end = failures.shard_of(rows, before, shard)
         if begin < end:
             x, width = left + each * begin, each * (end - begin)
-            canvas.box(x, 36, width, 46, RANKS[shard % len(RANKS)], f"rank {shard}", size=18)
+            canvas.box(x, 36, width, 46, RANKS[shard % len(RANKS)], f"rank {shard}")
     for rank in range(now):
         for read in failures.resharded(rows, before, now, rank):
             x, width = left + each * read.begin, each * (read.end - read.begin)
@@ -65,16 +64,17 @@ def shards_of_fewer(rows: int = 12, before: int = 4, now: int = 3) -> Drawing:
         if begin < end:
             x, width = left + each * begin, each * (end - begin)
             canvas.box(x, 146, width, 34, thick=4)
-            canvas.text(x + width / 2, 200, f"rank {rank}", size=18)
+            canvas.text(x + width / 2, 200, f"rank {rank}")
     reads = [failures.resharded(rows, before, now, rank) for rank in range(now)]
     told = "; ".join(
         f"rank {rank} from " + " and ".join(f"shard {r.shard} rows {r.begin} to {r.end - 1}" for r in of_rank)
         for rank, of_rank in enumerate(reads)
     )
-    return Drawing(canvas, f"{rows} rows, saved in {before} shards, are read by {now} ranks: {told}.")
+    return f"{rows} rows, saved in {before} shards, are read by {now} ranks: {told}."
 
 
-def copies_at_neighbours(hosts: int = 4, dead: tuple[int, ...] = (2,)) -> Drawing:
+@drawing()
+def copies_at_neighbours(canvas: Canvas, hosts: int = 4, dead: tuple[int, ...] = (2,)) -> str:
     """Hosts in a row that closes to a ring: each has its own state, and a copy of the state of the one before it.
 
     Of a host that has died, a new one gets the state from the next host, where that one lives.
@@ -85,18 +85,18 @@ def copies_at_neighbours(hosts: int = 4, dead: tuple[int, ...] = (2,)) -> Drawin
         else f"A new host {host} gets state {host} from host {keeper}."
         for host in dead
     ] or ["Each state is there twice."]
-    canvas = Canvas(640, 264 + 24 * len(words))
+    canvas.height = 264 + 24 * len(words)
     edge, gap = 22, 24
     wide = (640 - 2 * edge + gap) / hosts - gap
     lefts = [edge + (wide + gap) * host for host in range(hosts)]
     legend(canvas, 12, 20, {"a copy is sent": SAVE, "it comes back": BACK, "host that has died": OTHER})
     for host, x in enumerate(lefts):
         gone, before = host in dead, (host - 1) % hosts
-        canvas.text(x + wide / 2, 58, f"host {host}", bold=True)
+        canvas.text(x + wide / 2, 58, f"host {host}", bold=True, size=20)
         canvas.box(x, 76, wide, 126, WHOLE if not gone else "none", dashed=gone)
         for y, owner, word in ((84, host, f"state {host}"), (146, before, f"copy of {before}")):
             fill = OTHER if gone else RANKS[owner % len(RANKS)]
-            canvas.box(x + 8, y, wide - 16, 46, fill, "" if gone else word, size=18)
+            canvas.box(x + 8, y, wide - 16, 46, fill, "" if gone else word)
     for host in range(hosts):
         after = (host + 1) % hosts
         begin, end = (lefts[host] + wide + 1, 107.0), (lefts[after] - 1, 169.0)
@@ -106,9 +106,8 @@ def copies_at_neighbours(hosts: int = 4, dead: tuple[int, ...] = (2,)) -> Drawin
         if host in dead and after not in dead:
             middles = lefts[after] + wide / 2, lefts[host] + wide / 2
             canvas.arrow([(middles[0], 193), (middles[0], 221), (middles[1], 221), (middles[1], 204)], BACK, 4)
-    canvas.lines(12, 268, words, anchor="start")
-    return Drawing(
-        canvas,
+    canvas.lines(12, 268, words, "start")
+    return (
         f"{hosts} hosts, each with its own state and a copy of the one before it; that of host {hosts - 1} is at host "
-        f"0. {' '.join(words)}",
+        f"0. {' '.join(words)}"
     )

@@ -1,6 +1,6 @@
 """What each optimizer keeps beside a matrix, and how the shards of matrices come together on their owners."""
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, RANKS
 
 _STATE = KEPT["optimizer states"]
@@ -17,38 +17,36 @@ OPTIMIZERS = (
 )  # fmt: skip
 
 
-def kept_by_optimizer() -> Drawing:
-    """A matrix of parameters, and beside it what each optimizer keeps for it, to one scale."""
-    canvas = Canvas(640, 640)
-    canvas.text(12, 18, "the matrix", anchor="start", size=18, bold=True)
+@drawing(640)
+def kept_by_optimizer(canvas: Canvas) -> None:
+    """For a matrix of parameters SGD with momentum and Muon keep one matrix of its size, Adam two, 8-bit Adam two of a
+    quarter of the bytes, Adafactor one row and one column, Shampoo two squares of its rows and two of its columns. SGD
+    and Adam update each element from its own states, 8-bit Adam in blocks of 256, Adafactor from a row and a column;
+    Muon and Shampoo need the whole matrix."""
+    canvas.text(12, 18, "the matrix", "start", bold=True)
     canvas.box(12, 34, _WIDE, _HIGH, KEPT["parameters"], "W", size=20)
-    canvas.text(186, 18, "what the optimizer keeps", anchor="start", size=18, bold=True)
-    canvas.lines(636, 18, ("an element's", "update needs"), anchor="end", bold=True)
+    canvas.text(186, 18, "what the optimizer keeps", "start", bold=True)
+    canvas.lines(636, 18, ("an element's", "update needs"), "end", bold=True)
     y = 104.0
     for name, states, needs in OPTIMIZERS:
         high = max(tall for _, tall, _ in states)
-        canvas.text(12, y + high / 2, name, anchor="start", size=18)
+        canvas.text(12, y + high / 2, name, "start")
         x = 186.0
         for wide, tall, filled in states:
             if filled < 1:
                 canvas.box(x, y, wide, tall, dashed=True, thick=1)
             canvas.box(x, y + tall * (1 - filled), wide, tall * filled, _STATE, thick=1)
             x += wide + 10
-        canvas.lines(636, y + high / 2 - 12 * (len(needs) - 1), needs, anchor="end")
+        canvas.lines(636, y + high / 2 - 12 * (len(needs) - 1), needs, "end")
         y += high + 24
-    canvas.text(12, y + 8, "green: states; dashed: their size in fp32", anchor="start", size=18)
-    return Drawing(
-        canvas,
-        "For a matrix of parameters SGD with momentum and Muon keep one matrix of its size, Adam two, 8-bit Adam two "
-        "of a quarter of the bytes, Adafactor one row and one column, Shampoo two squares of its rows and two of its "
-        "columns. SGD and Adam update each element from its own states, 8-bit Adam in blocks of 256, Adafactor from a "
-        "row and a column; Muon and Shampoo need the whole matrix.",
-    )
+    canvas.text(12, y + 8, "green: states; dashed: their size in fp32", "start")
 
 
-def to_the_owners(ranks: int = 4) -> Drawing:
-    """Rows of four matrices on four ranks; each matrix comes together on one rank, and its update goes back."""
-    canvas = Canvas(640, 316)
+@drawing(316)
+def to_the_owners(canvas: Canvas, ranks: int = 4) -> None:
+    """Four ranks hold rows of the four matrices A, B, C and D. An all-to-all puts A together on rank 0, B on rank 1, C
+    on rank 2 and D on rank 3, where each is orthogonalised whole; a second all-to-all brings every rank its rows of the
+    four updates."""
     side, gap = 32, 4
     lefts = (76, 284, 492)
     titles = (("rows of each", "matrix"), ("one matrix", "whole"), ("rows of each", "update"))
@@ -56,22 +54,13 @@ def to_the_owners(ranks: int = 4) -> Drawing:
         canvas.lines(x + 2 * (side + gap) - gap / 2, 18, lines, bold=True)
     for rank in range(ranks):
         y = 70 + rank * (side + 20)
-        canvas.text(8, y + side / 2, f"rank {rank}", anchor="start", size=18)
+        canvas.text(8, y + side / 2, f"rank {rank}", "start")
         for matrix in range(ranks):
             name = "ABCD"[matrix]
             for x in (lefts[0], lefts[2]):
-                canvas.box(x + matrix * (side + gap), y, side, side, RANKS[rank], name, size=18)
-            canvas.box(lefts[1] + matrix * (side + gap), y, side, side, RANKS[matrix], "ABCD"[rank], size=18)
+                canvas.box(x + matrix * (side + gap), y, side, side, RANKS[rank], name)
+            canvas.box(lefts[1] + matrix * (side + gap), y, side, side, RANKS[matrix], "ABCD"[rank])
     for x in (lefts[0], lefts[1]):
         begin = x + 4 * (side + gap) + 4
         canvas.arrow([(begin, 164), (begin + 52, 164)], DONE["communication"])
-    canvas.lines(
-        12, 294,
-        ("colour: whose rows they are; arrow: one all-to-all",), anchor="start",
-    )  # fmt: skip
-    return Drawing(
-        canvas,
-        "Four ranks hold rows of the four matrices A, B, C and D. An all-to-all puts A together on rank 0, B on rank "
-        "1, C on rank 2 and D on rank 3, where each is orthogonalised whole; a second all-to-all brings every rank "
-        "its rows of the four updates.",
-    )
+    canvas.lines(12, 294, ("colour: whose rows they are; arrow: one all-to-all",), "start")  # fmt: skip

@@ -1,7 +1,11 @@
-"""Sequence parallelism: where an activation is whole, and where it is cut by tokens or by columns."""
+"""Sequence parallelism: what a block keeps, what is whole on every rank, and three ways to cut a sequence."""
 
-from pardemo.draw.canvas import Canvas, Drawing
-from pardemo.draw.palette import DONE, RANKS
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pardemo.draw.canvas import Canvas, drawing
+from pardemo.draw.palette import DONE, RANKS, WHOLE
+from pardemo.draw.parts import half_of, legend
 
 #: A block from its input on: a tensor (its cut, what is computed, a note) or a collective.
 BLOCK = (
@@ -22,36 +26,31 @@ _LEFT, _WIDE, _HIGH = (300, 478), 146, 56
 _TOKENS = 4
 
 
-def sequence_parallel() -> Drawing:
-    """A block on two ranks from top to bottom, with the part of each activation that a rank has."""
-    canvas = Canvas(640, 788)
+@drawing(788)
+def sequence_parallel(canvas: Canvas) -> None:
+    """A transformer block on two ranks under sequence parallelism. Norms, dropouts and additions work on half the
+    tokens; an all-gather puts all tokens together before attention and MLP, which are cut by heads and columns, and a
+    reduce-scatter sums their results and cuts by tokens again."""
     for rank, x in enumerate(_LEFT):
         canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
     for step in BLOCK:
         if isinstance(step, str):
-            canvas.box(_LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 32, _TALK, step)
+            canvas.box(_LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 32, _TALK, step, size=20)
             y += 42
             continue
         cut, name, note = step
-        canvas.text(20, y + 17, name, anchor="start", bold=True)
-        canvas.text(20, y + 43, note, size=18, anchor="start")
+        canvas.text(20, y + 17, name, "start", bold=True, size=20)
+        canvas.text(20, y + 43, note, "start")
         for rank, x in enumerate(_LEFT):
             _tensor(canvas, x, y, cut, rank)
         y += _HIGH + 10
-    canvas.text(20, y + 16, "down: tokens; across: features; colour: the rank it comes from", size=18, anchor="start")
+    canvas.text(20, y + 16, "down: tokens; across: features; colour: the rank it comes from", "start")
     backward = (
         "Backward goes from the bottom up: an all-gather becomes",
         "a reduce-scatter, and the reverse.",
     )
-    canvas.lines(20, y + 50, backward, anchor="start")
-    return Drawing(
-        canvas,
-        "A transformer block on two ranks under sequence parallelism. Norms, dropouts and additions work on half "
-        "the tokens; "
-        "an all-gather puts all tokens together before attention and MLP, which are cut by heads and columns, and a "
-        "reduce-scatter sums their results and cuts by tokens again.",
-    )
+    canvas.lines(20, y + 50, backward, "start")
 
 
 def _tensor(canvas: Canvas, x: float, y: float, cut: str, rank: int) -> None:
@@ -66,3 +65,159 @@ def _tensor(canvas: Canvas, x: float, y: float, cut: str, rank: int) -> None:
             canvas.boxes([(x, y + token * row, _WIDE, row)], RANKS[owner])
     if cut != "whole":
         canvas.box(x, y, _WIDE, _HIGH, thick=1, dashed=True)
+
+
+class BlockStep(NamedTuple):
+    """A step of a block.
+
+    Attributes:
+        plain: bytes / sbh that it keeps, but for scores. scores: those of the attention's scores, over a·s/h.
+        cut: whether tensor parallelism cuts what it keeps.
+    """
+
+    name: str
+    plain: int
+    scores: int
+    cut: bool
+
+
+#: Korthikanti et al. 2022 (arXiv 2205.05198, 4.1 and 4.2.1), in 16 bits.
+STEPS = (
+    BlockStep("norm 1", 2, 0, False),
+    BlockStep("in projection", 2, 0, False),
+    BlockStep("queries × keys", 4, 0, True),
+    BlockStep("softmax", 0, 2, True),
+    BlockStep("its dropout", 0, 1, True),
+    BlockStep("× values", 2, 2, True),
+    BlockStep("out projection", 2, 0, True),
+    BlockStep("dropout 1", 1, 0, False),
+    BlockStep("norm 2", 2, 0, False),
+    BlockStep("first matrix", 2, 0, False),
+    BlockStep("GeLU", 8, 0, True),
+    BlockStep("second matrix", 8, 0, True),
+    BlockStep("dropout 2", 1, 0, False),
+)
+_ACTIVATIONS_LEFT, _BYTE, _SCORES, _ACTIVATIONS_HIGH, _STEP = 164, 24, 140, 26, 34
+
+
+@drawing()
+def block_activations(canvas: Canvas) -> str:
+    """A bar of bytes for each tensor that a block keeps: white where both ranks keep all of it, coloured where cut."""
+    whole = sum(step.plain for step in STEPS if not step.cut)
+    cut = sum(step.plain for step in STEPS if step.cut)
+    scores = sum(step.scores for step in STEPS)
+    canvas.height = 30 + _STEP * len(STEPS) + 92
+    canvas.text(_ACTIVATIONS_LEFT, 14, "kept, bytes / sbh", "start")
+    for number, step in enumerate(STEPS):
+        y = 34 + _STEP * number
+        canvas.text(_ACTIVATIONS_LEFT - 12, y + _ACTIVATIONS_HIGH / 2, step.name, "end")
+        width = _BYTE * step.plain + _SCORES * step.scores
+        _bar(canvas, y, width, step.cut)
+        canvas.text(_ACTIVATIONS_LEFT + width + 10, y + _ACTIVATIONS_HIGH / 2, _amount_text(step), "start")
+    y = 34 + _STEP * len(STEPS) + 22
+    legend_rows: tuple[tuple[str, Callable[[float], None]], ...] = (
+        (f"white: {whole} in all, whole on both ranks", lambda at: canvas.box(12, at - 10, 40, 20, WHOLE)),
+        (
+            f"coloured: cut; {cut} in all, and {scores}as/h, drawn shortened",
+            lambda at: _halves(canvas, 12, at - 10, 40, 20),
+        ),
+    )
+    for line, (text, draw) in enumerate(legend_rows):
+        draw(y + 32 * line)
+        canvas.text(64, y + 32 * line, text, "start")
+    return (
+        f"What each step of a transformer block keeps on two tensor-parallel ranks. The inputs of norms and of layers "
+        f"cut by columns and two dropout masks, {whole} bytes for each number of the block's input, are whole on both; "
+        f"{cut} bytes and the attention's scores, {scores}as/h, are cut."
+    )
+
+
+def _bar(canvas: Canvas, y: float, width: float, cut: bool) -> None:
+    if cut:
+        _halves(canvas, _ACTIVATIONS_LEFT, y, width, _ACTIVATIONS_HIGH)
+    else:
+        canvas.box(_ACTIVATIONS_LEFT, y, width, _ACTIVATIONS_HIGH, WHOLE)
+
+
+def _halves(canvas: Canvas, x: float, y: float, width: float, height: float) -> None:
+    for rank in range(2):
+        canvas.boxes([(x + rank * width / 2, y, width / 2, height)], RANKS[rank])
+
+
+def _amount_text(step: BlockStep) -> str:
+    times = "" if step.scores == 1 else str(step.scores)
+    parts = [str(step.plain)] if step.plain else []
+    return " + ".join(parts + ([f"{times}as/h"] if step.scores else []))
+
+
+#: Name, what is sent before attention, how attention is cut, whether a rank's weights are whole or cut.
+WAYS = (
+    (("Megatron's", "(this chapter)"), "all-gather", "heads", "cut"),
+    (("context", "parallelism"), "ring", "tokens", "whole"),
+    (("Ulysses", "(DeepSpeed)"), "all-to-all", "heads", "whole"),
+)
+_SIDE, _FIRST, _SECOND = 84, 160, 408
+
+
+@drawing(396)
+def sequence_cuts(canvas: Canvas) -> None:
+    """Between the layers all three cut the tokens. Megatron's sequence parallelism gathers all tokens before attention,
+    which is cut by heads; context parallelism leaves queries cut by tokens, and keys and values go round a ring;
+    Ulysses swaps tokens for heads by an all-to-all. The last two have whole weights."""
+    for x, words in ((_FIRST, "between layers"), (_SECOND, "in attention")):
+        canvas.text(x + _SIDE / 2, 18, words, bold=True)
+    canvas.text(580, 18, "weights", bold=True)
+    for number, (name, talk, cut, weights) in enumerate(WAYS):
+        y = 44 + 104 * number
+        canvas.lines(12, y + 30, name, "start")
+        _square(canvas, _FIRST, y, "tokens")
+        canvas.text((_FIRST + _SIDE + _SECOND) / 2, y + 24, talk, fill=DONE["communication"], bold=True)
+        canvas.arrow([(_FIRST + _SIDE + 12, y + 46), (_SECOND - 12, y + 46)], DONE["communication"])
+        _square(canvas, _SECOND, y, cut)
+        canvas.text(580, y + 42, weights)
+    canvas.text(12, 374, "down: tokens; across: heads", "start")
+    legend(canvas, 400, 374, {f"rank {rank}": RANKS[rank] for rank in range(2)})
+
+
+def _square(canvas: Canvas, x: float, y: float, cut: str) -> None:
+    half, cell = _SIDE / 2, _SIDE / 4
+    place: Callable[[int, int, int], tuple[float, float]] = (
+        (lambda rank, i, k: (x + i * cell, y + rank * half + k * cell))
+        if cut == "tokens"
+        else (lambda rank, i, k: (x + rank * half + k * cell, y + i * cell))
+    )
+    for rank in range(2):
+        cells = [(*place(rank, i, k), cell, cell) for i in range(4) for k in range(2)]
+        canvas.boxes(cells, RANKS[rank], thick=0.8)
+
+
+#: A block from its input on: name, a note on it, whether it is cut, and its height in the drawing.
+PARTS = (
+    ("norm", "[b·s, h] on every rank", False, 44),
+    ("attention", "cut by heads", True, 60),
+    ("dropout, addition, norm", "[b·s, h] on every rank", False, 44),
+    ("MLP", "cut by columns, then rows", True, 60),
+    ("dropout, addition", "[b·s, h] on every rank", False, 44),
+)
+_WHOLE_LEFT, _WHOLE_WIDE, _GAP = (310, 482), 146, 18
+
+
+@drawing()
+def still_whole(canvas: Canvas) -> None:
+    """A transformer block on two tensor-parallel ranks. Attention and MLP are cut: each rank has a half. The norms,
+    dropouts and additions before, between and after them are whole on both ranks, all tokens with all features."""
+    canvas.height = 78 + sum(high + _GAP for *_, high in PARTS)
+    for rank, x in enumerate(_WHOLE_LEFT):
+        canvas.text(x + _WHOLE_WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
+    y = 44.0
+    for name, note, cut, high in PARTS:
+        middle = y + high / 2
+        canvas.text(20, middle - 11, name, "start", bold=True, size=20)
+        canvas.text(20, middle + 13, note, "start")
+        for rank, x in enumerate(_WHOLE_LEFT):
+            if cut:
+                half_of(canvas, x, y, _WHOLE_WIDE, high, rank)
+            else:
+                canvas.box(x, y, _WHOLE_WIDE, high, WHOLE, "all of it")
+        y += high + _GAP
+    legend(canvas, _WHOLE_LEFT[0], y + 14, {"whole on both": WHOLE})

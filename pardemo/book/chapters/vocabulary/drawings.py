@@ -2,7 +2,7 @@
 
 import math
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, RANKS, WHOLE
 from pardemo.draw.parts import half_of, legend
 
@@ -19,42 +19,38 @@ MODEL = (
 _TALK, _CELL, _LEFT = DONE["communication"], 62, (36, 340)
 
 
-def vocabulary_cut() -> Drawing:
-    """A model on two ranks from the embedding to the logits: with a whole vocabulary, and with a cut one."""
+@drawing(446)
+def vocabulary_cut(canvas: Canvas) -> None:
+    """A model on two ranks. The blocks are cut. On the left embedding, output head and logits are whole on both ranks;
+    on the right each rank has a half of them: an all-reduce follows the embedding, and the loss needs three numbers a
+    token."""
     wide, high = 100, 52
     sides = (("whole vocabulary", (184, 290)), ("cut vocabulary", (430, 536)))
-    canvas = Canvas(640, 446)
     for name, (first, second) in sides:
         canvas.text((first + second + wide) / 2, 20, name, size=20, bold=True)
         for rank, x in enumerate((first, second)):
-            canvas.text(x + wide / 2, 48, f"rank {rank}", size=18)
+            canvas.text(x + wide / 2, 48, f"rank {rank}")
     y = 64.0
     for name, note, of_vocabulary, sent in MODEL:
-        canvas.text(6, y + high / 2 - 11, name, anchor="start", bold=True)
-        canvas.text(6, y + high / 2 + 13, note, size=18, anchor="start")
+        canvas.text(6, y + high / 2 - 11, name, "start", bold=True, size=20)
+        canvas.text(6, y + high / 2 + 13, note, "start")
         for number, (_, places) in enumerate(sides):
             for rank, x in enumerate(places):
                 if of_vocabulary and number == 0:
-                    canvas.box(x, y, wide, high, WHOLE, "all of it", size=18)
+                    canvas.box(x, y, wide, high, WHOLE, "all of it")
                 else:
                     half_of(canvas, x, y, wide, high, rank)
         y += high + 12
         if sent:
             first, second = sides[1][1]
-            canvas.box(first, y, second + wide - first, 32, _TALK, sent, size=18)
+            canvas.box(first, y, second + wide - first, 32, _TALK, sent)
             y += 44
     legend(canvas, 184, y + 10, {"whole on both": WHOLE})
-    return Drawing(
-        canvas,
-        "A model on two ranks. The blocks are cut. On the left embedding, output head and logits are whole on both "
-        "ranks; on the right each rank has a half of them: an all-reduce follows the embedding, and "
-        "the loss needs three numbers a token.",
-    )
 
 
-def vocabulary_loss() -> Drawing:
+@drawing(462)
+def vocabulary_loss(canvas: Canvas) -> str:
     """One token's logits on two ranks, and how its loss is computed without gathering them."""
-    canvas = Canvas(640, 462)
     half = len(LOGITS) // 2
     largest, sums, labels = three_numbers()
     top, total, picked = max(largest), sum(sums), sum(labels)
@@ -63,67 +59,61 @@ def vocabulary_loss() -> Drawing:
         canvas.text(x + 2 * _CELL, 20, f"rank {rank}", size=22, bold=True)
         for place in range(half):
             word = rank * half + place
-            canvas.text(x + (place + 0.5) * _CELL, 50, str(word), size=18)
-            canvas.box(x + place * _CELL, 66, _CELL, 42, RANKS[rank], str(LOGITS[word]))
+            canvas.text(x + (place + 0.5) * _CELL, 50, str(word))
+            canvas.box(x + place * _CELL, 66, _CELL, 42, RANKS[rank], str(LOGITS[word]), size=20)
     label = _LEFT[LABEL // half] + LABEL % half * _CELL
     canvas.box(label, 66, _CELL, 42, thick=4)
-    canvas.text(0, 50, "word", size=18, anchor="start")
-    canvas.text(_LEFT[1] + 3.5 * _CELL, 126, "the label", size=18)
-    canvas.text(_LEFT[0], 126, "logits of one position", size=18, anchor="start")
+    canvas.text(0, 50, "word", "start")
+    canvas.text(_LEFT[1] + 3.5 * _CELL, 126, "the label")
+    canvas.text(_LEFT[0], 126, "logits of one position", "start")
     rows = (
         ("largest logit", [f"{n}" for n in largest], "max", f"{top}"),
         (f"sum of exp(logit − {top})", [f"{n:.2f}" for n in sums], "sum", f"{total:.2f}"),
         ("the label's logit", [f"{n}" for n in labels], "sum", f"{picked}"),
     )
-    canvas.text(300, 170, "rank 0", size=18)
-    canvas.text(390, 170, "rank 1", size=18)
-    canvas.text(560, 170, "on both", size=18)
+    canvas.text(300, 170, "rank 0")
+    canvas.text(390, 170, "rank 1")
+    canvas.text(560, 170, "on both")
     for number, (name, values, operation, result) in enumerate(rows):
         y = 190 + 54 * number
-        canvas.text(_LEFT[0], y + 20, name, size=19, anchor="start")
+        canvas.text(_LEFT[0], y + 20, name, "start", size=19)
         for rank, value in enumerate(values):
-            canvas.box(262 + 90 * rank, y, 76, 40, RANKS[rank], value)
-        canvas.text(478, y + 9, operation, size=18, fill=_TALK, bold=True)
+            canvas.box(262 + 90 * rank, y, 76, 40, RANKS[rank], value, size=20)
+        canvas.text(478, y + 9, operation, fill=_TALK, bold=True)
         canvas.arrow([(434, y + 24), (518, y + 24)], _TALK)
-        canvas.box(522, y, 76, 40, WHOLE, result)
+        canvas.box(522, y, 76, 40, WHOLE, result, size=20)
     canvas.text(320, 378, f"loss = {top} + log {total:.2f} − {picked} = {loss:.2f}", size=22, bold=True)
-    canvas.text(320, 416, "For each token 3 numbers travel instead of its V logits:", size=18)
-    canvas.text(320, 442, "in Baichuan2 V is 125,696.", size=18)
-    return Drawing(
-        canvas,
+    canvas.text(320, 416, "For each token 3 numbers travel instead of its V logits:")
+    canvas.text(320, 442, "in Baichuan2 V is 125,696.")
+    return (
         f"A token's eight logits, four on each of two ranks. Only the largest, {top}, the sum of the exponentials, "
         f"{total:.2f}, and the label's logit are all-reduced; the loss {loss:.2f} follows from "
-        "these three numbers.",
+        "these three numbers."
     )
 
 
-def vocabulary_lookup() -> Drawing:
-    """Three tokens looked up in a table of four words on two ranks: each has the rows of its words, and an all-reduce
-    adds them."""
-    canvas = Canvas(640, 330)
-    canvas.text(61, 20, "the table", bold=True)
-    canvas.text(217, 20, "looks up 3, 0, 3", bold=True)
-    canvas.text(551, 20, "on both", bold=True)
+@drawing(330)
+def vocabulary_lookup(canvas: Canvas) -> None:
+    """A table of four words, rows 0 and 1 on rank 0, rows 2 and 3 on rank 1. Of the tokens 3, 0, 3 rank 0 finds the
+    second, rank 1 the others, and each puts zeros for the rest. The all-reduce gives both ranks all three rows."""
+    canvas.text(61, 20, "the table", bold=True, size=20)
+    canvas.text(217, 20, "looks up 3, 0, 3", bold=True, size=20)
+    canvas.text(551, 20, "on both", bold=True, size=20)
     for rank, top in enumerate((64, 206)):
-        canvas.text(10, top - 18, f"rank {rank}", size=18, anchor="start")
+        canvas.text(10, top - 18, f"rank {rank}", "start")
         for place in range(2):
             word = 2 * rank + place
-            canvas.box(10, top + 43 * place, 102, 40, RANKS[rank], f"row {word}")
+            canvas.box(10, top + 43 * place, 102, 40, RANKS[rank], f"row {word}", size=20)
         canvas.arrow([(114, top + 41), (146, top + 41)])
         for place, word in enumerate(TOKENS):
             here = word // 2 == rank
             fill, text = (RANKS[rank], f"row {word}") if here else (WHOLE, "0")
-            canvas.box(150, top - 14 + 38 * place, 134, 35, fill, text)
+            canvas.box(150, top - 14 + 38 * place, 134, 35, fill, text, size=20)
         canvas.arrow([(286, top + 41), (350, top + 41), (350, 146 if rank == 0 else 186)], _TALK)
-    canvas.box(304, 148, 132, 36, _TALK, "all-reduce")
+    canvas.box(304, 148, 132, 36, _TALK, "all-reduce", size=20)
     canvas.arrow([(438, 166), (480, 166)], _TALK)
     for place, word in enumerate(TOKENS):
-        canvas.box(484, 109 + 38 * place, 134, 35, RANKS[word // 2], f"row {word}")
-    return Drawing(
-        canvas,
-        "A table of four words, rows 0 and 1 on rank 0, rows 2 and 3 on rank 1. Of the tokens 3, 0, 3 rank 0 finds the "
-        "second, rank 1 the others, and each puts zeros for the rest. The all-reduce gives both ranks all three rows.",
-    )
+        canvas.box(484, 109 + 38 * place, 134, 35, RANKS[word // 2], f"row {word}", size=20)
 
 
 def three_numbers() -> tuple[list[int], list[float], list[int]]:

@@ -1,8 +1,9 @@
 """What ZeRO sends: when in a step, and what of it crosses from node to node."""
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, Drawing, drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES, rank_colour
 from pardemo.draw.parts import SUBSCRIPTS, legend, parts
+from pardemo.draw.rule import rule
 
 _TALK = DONE["communication"]
 _LAYERS = (1, 2, 3)
@@ -10,14 +11,17 @@ _FORWARD, _BACKWARD, _THIRD, _UPDATE = 40, 64, 29, 108  # widths: a layer, a lay
 _LEFT, _HIGH = 10, 30
 
 
-def zero_traffic() -> Drawing:
-    """One step of data parallelism and of ZeRO-1, 2 and 3 in order: computation above, what travels meanwhile below."""
-    canvas = Canvas(640, 524)
+@drawing(524)
+def zero_traffic(canvas: Canvas) -> None:
+    """One step in order. Data parallelism sums gradients after the backward pass, a reduce-scatter and an all-gather,
+    and updates all. ZeRO-1 updates an N-th between the two, and gathers parameters. ZeRO-2 reduces layer by layer
+    during the backward pass. ZeRO-3 also gathers each layer before its forward and before its backward, and nothing at
+    the end."""
     back = _LEFT + 3 * _FORWARD + 8
     after = back + 3 * _BACKWARD + 8
     for x, word in ((_LEFT, "forward"), (back, "backward")):
-        canvas.text(x, 14, word, size=18, anchor="start")
-    canvas.text(556, 14, "order, not seconds", size=18, anchor="end")
+        canvas.text(x, 14, word, "start")
+    canvas.text(556, 14, "order, not seconds", "end")
     canvas.arrow([(564, 14), (630, 14)], thick=2)
     rows = {
         "data parallel": ("RS gradients", "AG gradients", "update"),
@@ -27,13 +31,13 @@ def zero_traffic() -> Drawing:
     }
     for number, (name, end) in enumerate(rows.items()):
         y, late = 34 + 106 * number, (_THIRD + 6) * (name == "ZeRO-3")  # its first layer has to be there first
-        canvas.text(_LEFT, y + 12, name, anchor="start", bold=True)
+        canvas.text(_LEFT, y + 12, name, "start", bold=True, size=20)
         x_forward = [_LEFT + late + place * _FORWARD for place in range(3)]
         x_backward = [back + late + place * _BACKWARD for place in range(3)]
         x = after + late
         for place, layer in enumerate(_LAYERS):
-            canvas.box(x_forward[place], y + 28, _FORWARD, _HIGH, DONE["forward"], str(layer), size=18)
-            canvas.box(x_backward[place], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(4 - layer), size=18)
+            canvas.box(x_forward[place], y + 28, _FORWARD, _HIGH, DONE["forward"], str(layer))
+            canvas.box(x_backward[place], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(4 - layer))
         if name == "ZeRO-3":  # the next layer's parameters arrive while this one computes
             for at in (_LEFT, *(x + 4 for x in x_forward), *(x + 1 for x in x_backward[:2])):
                 _travels(canvas, at, y, "AG parameters", 1)
@@ -44,31 +48,26 @@ def zero_traffic() -> Drawing:
         for event in end:
             if event == "update":
                 whose = "update all" if name == "data parallel" else "update 1/N"
-                canvas.box(x, y + 28, _UPDATE, _HIGH, "none", whose, size=18)
+                canvas.box(x, y + 28, _UPDATE, _HIGH, "none", whose)
                 x += _UPDATE + 6
             else:
                 _travels(canvas, x, y, event, 3)
                 x += 3 * _THIRD + 6
     legend(canvas, _LEFT, 472, {kind: KEPT[kind] for kind in ("gradients", "parameters")})
-    canvas.text(_LEFT, 504, "RS: reduce-scatter, AG: all-gather", size=18, anchor="start")
-    return Drawing(
-        canvas,
-        "One step in order. Data parallelism sums gradients after the backward pass, a reduce-scatter and an "
-        "all-gather, and updates all. ZeRO-1 updates an N-th between the two, and gathers parameters. ZeRO-2 reduces "
-        "layer by layer during the backward pass. ZeRO-3 also gathers each layer before its forward and before its "
-        "backward, and nothing at the end.",
-    )
+    canvas.text(_LEFT, 504, "RS: reduce-scatter, AG: all-gather", "start")
 
 
 def _travels(canvas: Canvas, x: float, y: float, event: str, thirds: int) -> None:
     letter, kind = event.split()
     each = _THIRD if thirds == 1 else 3 * _THIRD
-    canvas.box(x, y + 62, each, 26, KEPT[kind], letter, size=18, bold=thirds == 3)
+    canvas.box(x, y + 62, each, 26, KEPT[kind], letter, bold=thirds == 3)
 
 
-def shards_on_nodes() -> Drawing:
-    """Two nodes of two ranks under ZeRO-3, hpZ and HSDP: which parts of the parameters each keeps, and what crosses."""
-    canvas = Canvas(640, 524)
+@drawing(524)
+def shards_on_nodes(canvas: Canvas) -> None:
+    """Four ranks on two nodes. ZeRO-3: each keeps a quarter; two gathers and a reduction cross from node to node. hpZ:
+    each keeps a quarter and a copy of half; the gather of the backward pass stays inside. HSDP: each keeps half, and
+    nodes are replicas; only the all-reduce of the gradients of a half crosses."""
     rows = {
         "ZeRO-3": ("gather forward", "gather backward", "reduce gradients"),
         "hpZ": ("gather forward", "reduce gradients"),
@@ -76,10 +75,10 @@ def shards_on_nodes() -> Drawing:
     }
     for number, (name, crossing) in enumerate(rows.items()):
         y = 8 + 160 * number
-        canvas.text(10, y + 12, name, anchor="start", bold=True, size=22)
+        canvas.text(10, y + 12, name, "start", bold=True, size=22)
         for node, x in enumerate((8, 440)):
             canvas.box(x, y + 30, 192, 108, thick=1.5)
-            canvas.text(x + 192, y + 12, f"node {node}", size=18, anchor="end")
+            canvas.text(x + 192, y + 12, f"node {node}", "end")
             for place in range(2):
                 _keeps(canvas, x + 14 + 88 * place, y + 40, name, 2 * node + place, place)
         middle = y + 84
@@ -87,14 +86,8 @@ def shards_on_nodes() -> Drawing:
             level = middle + 40 * (place - (len(crossing) - 1) / 2)
             colour = KEPT["parameters"] if "gather" in word else KEPT["gradients"]
             canvas.arrow([(210, level + 10), (430, level + 10)], colour, 4, both=True)
-            canvas.text(320, level - 6, word, size=18)
+            canvas.text(320, level - 6, word)
     legend(canvas, 10, 504, {"kept": KEPT["parameters"], "second copy, for the backward pass": _SECOND})
-    return Drawing(
-        canvas,
-        "Four ranks on two nodes. ZeRO-3: each keeps a quarter; two gathers and a reduction cross from node to node. "
-        "hpZ: each keeps a quarter and a copy of half; the gather of the backward pass stays inside. HSDP: each keeps "
-        "half, and nodes are replicas; only the all-reduce of the gradients of a half crosses.",
-    )
 
 
 _SECOND = SHADES["gathered parameters"]
@@ -106,14 +99,16 @@ def _keeps(canvas: Canvas, x: float, y: float, name: str, rank: int, place: int)
     parts(canvas, x, y, wide, 64, 4, halves if name == "HSDP" else [rank], KEPT["parameters"])
     if name == "hpZ":
         parts(canvas, x + 40, y, wide, 64, 4, halves, _SECOND)
-    canvas.text(x + 36, y + 80, f"rank {rank}", size=18)
+    canvas.text(x + 36, y + 80, f"rank {rank}")
 
 
-def sums_in_8_bits() -> Drawing:
-    """One part of a sum over four ranks in 8 bits: rounded at each hop of a ring, or once by each rank."""
-    canvas = Canvas(640, 404)
-    canvas.text(10, 14, "ring", size=22, anchor="start", bold=True)
-    canvas.text(80, 14, "every hop rounds a larger sum again", size=18, anchor="start")
+@drawing(404)
+def sums_in_8_bits(canvas: Canvas) -> None:
+    """Rank 3's part of a sum over four ranks. On a ring each rank adds its numbers to what arrives, and what it sends
+    on is rounded again: three roundings, of sums of one, two and three ranks. In an all-to-all three ranks send their
+    numbers directly, rounded once each."""
+    canvas.text(10, 14, "ring", "start", size=22, bold=True)
+    canvas.text(80, 14, "every hop rounds a larger sum again", "start")
     places = [70 + 165 * rank for rank in range(4)]
     for rank, x in enumerate(places):
         canvas.box(x - 30, 84, 60, 50, rank_colour(rank), f"g{SUBSCRIPTS[rank]}", size=22)
@@ -121,10 +116,10 @@ def sums_in_8_bits() -> Drawing:
             before = places[rank - 1]
             canvas.arrow([(before + 32, 109), (x - 33, 109)], _TALK)
             canvas.box((before + x) / 2 - 22, 56, 44, 30, _TALK, "≈", size=22, bold=True)
-            canvas.text((before + x) / 2, 42, " + ".join(f"g{SUBSCRIPTS[r]}" for r in range(rank)), size=18)
-    canvas.text(places[3], 154, "the sum", size=18)
-    canvas.text(10, 200, "all-to-all", size=22, anchor="start", bold=True)
-    canvas.text(130, 200, "each rank's numbers are rounded once", size=18, anchor="start")
+            canvas.text((before + x) / 2, 42, " + ".join(f"g{SUBSCRIPTS[r]}" for r in range(rank)))
+    canvas.text(places[3], 154, "the sum")
+    canvas.text(10, 200, "all-to-all", "start", size=22, bold=True)
+    canvas.text(130, 200, "each rank's numbers are rounded once", "start")
     for rank in range(3):
         y = 226 + 56 * rank
         canvas.box(places[0] - 30, y, 60, 46, rank_colour(rank), f"g{SUBSCRIPTS[rank]}", size=22)
@@ -132,10 +127,65 @@ def sums_in_8_bits() -> Drawing:
         canvas.line([(places[0] + 32, y + 23), (places[1] - 24, y + 23)], _TALK, 3)
         canvas.arrow([(places[1] + 24, y + 23), (places[3] - 33, 305 + 14 * (rank - 1))], _TALK)
     canvas.box(places[3] - 30, 274, 60, 62, rank_colour(3), f"g{SUBSCRIPTS[3]}", size=22)
-    canvas.text(places[3], 354, "the sum", size=18)
-    return Drawing(
-        canvas,
-        "Rank 3's part of a sum over four ranks. On a ring each rank adds its numbers to what arrives, and what it "
-        "sends on is rounded again: three roundings, of sums of one, two and three ranks. In an all-to-all three "
-        "ranks send their numbers directly, rounded once each.",
-    )
+    canvas.text(places[3], 354, "the sum")
+
+
+def sharding_choice() -> Drawing:
+    """The rule; the lines of ZeRO-1, ZeRO-2 and ZeRO-3 are marked."""
+    return rule(("ZeRO-3", "ZeRO-2", "ZeRO-1"))
+
+
+NODES, PLACES = 2, 2
+_CELL, _LOW, _X = 40, 40, (106, 342, 548)  # a part's box; where each column begins
+_TOP, _ROW, _NODE = 74, 58, 158  # the first rank's row; from row to row; from node to node
+#: What a rank holds at first, after one hop, after both.
+_COLUMNS = (("all parts,", "its samples"), ("its place's parts,", "sum of its node"), ("its part,", "the sum"))
+
+
+def held(rank: int, hops: int) -> list[int]:
+    """The parts that a rank holds after so many hops; a part has the number of the rank that ends with its sum."""
+    if hops == 0:
+        return list(range(NODES * PLACES))
+    if hops == 1:
+        return [part for part in range(NODES * PLACES) if part % PLACES == rank % PLACES]
+    return [rank]
+
+
+@drawing()
+def two_hops(canvas: Canvas) -> None:
+    """Four ranks on two nodes add gradients in two hops. First the ranks of a node swap: place 0 gets parts 0 and 2,
+    place 1 parts 1 and 3, summed over the node. Then ranks of one place swap between the nodes, and each ends with the
+    sum of the part that has its number. Only the second hop leaves a node."""
+    canvas.height = _TOP + 2 * _NODE + 24
+    for x, lines in zip((_X[0], 312, 512), _COLUMNS, strict=True):
+        canvas.lines(x, 14, lines, "start")
+    for node in range(NODES):
+        y = _TOP + node * _NODE - 12
+        canvas.box(4, y, 632, 2 * _ROW + 10, thick=1.5)
+        canvas.text(630, y + 2 * _ROW + 24, f"node {node}", "end")
+    for rank in range(NODES * PLACES):
+        canvas.text(14, _middle(rank), f"rank {rank}", "start")
+        for hops, x in enumerate(_X):
+            for place, part in enumerate(held(rank, hops)):
+                canvas.box(
+                    x + place * _CELL, _middle(rank) - _LOW / 2, _CELL, _LOW, rank_colour(part), str(part), size=20
+                )
+    for hop in (0, 1):
+        for sender in range(NODES * PLACES):
+            for receiver in partners(sender, hop):
+                begin = _X[hop] + len(held(sender, hop)) * _CELL + 4
+                canvas.arrow([(begin, _middle(sender)), (_X[hop + 1] - 4, _middle(receiver))], _TALK, 3)
+    label = "arrows: rounded to 8 bits"
+    canvas.text(14, _TOP + 2 * _NODE - 14, label, "start", fill=_TALK, bold=True)
+
+
+def partners(rank: int, hop: int) -> list[int]:
+    """To whom a rank sends in a hop: the others of its node, then the others of its place."""
+    ranks = [other for other in range(NODES * PLACES) if other != rank]
+    if hop == 0:
+        return [other for other in ranks if other // PLACES == rank // PLACES]
+    return [other for other in ranks if other % PLACES == rank % PLACES]
+
+
+def _middle(rank: int) -> float:
+    return _TOP + rank // PLACES * _NODE + rank % PLACES * _ROW + _LOW / 2 - 5

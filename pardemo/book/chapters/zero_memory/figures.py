@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from pardemo.book.chapters.zero_memory.drawings_bytes import states_by_ranks
+from pardemo.book.chapters.zero_memory.drawings import states_by_ranks
 from pardemo.draw import palette
 from pardemo.draw.charts import bars, curves, key, log, patch, words
 from pardemo.draw.style import COLOURS, Picture, draw, new, save

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Protocol
 
-from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES
 from pardemo.draw.parts import legend, parts
 from pardemo.draw.player import Player
@@ -22,12 +22,14 @@ class Filled(Protocol):
 _LAYERS, _LEFT, _EACH, _PILE, _INPUT = 4, 10, 58, 30, 7  # layers; widths of a pass; heights of what is kept
 
 
-def kept_over_a_step() -> Drawing:
-    """What four blocks keep over a step: all of it, or their inputs and one block's activations at a time."""
-    canvas = Canvas(640, 392)
+@drawing(392)
+def kept_over_a_step(canvas: Canvas) -> None:
+    """Four blocks over a step, time to the right, above it what is kept. Without checkpoints it grows with each forward
+    pass and shrinks with each backward pass. With checkpoints only inputs pile up, and before its backward pass each
+    block runs again, with its own activations alone."""
     for y, high, again in ((8, 160, False), (226, 90, True)):
         title = "inputs are kept, blocks run again" if again else "everything is kept"
-        canvas.text(_LEFT, y + 12, title, anchor="start", bold=True)
+        canvas.text(_LEFT, y + 12, title, "start", bold=True, size=20)
         floor, x, waiting = y + high, _LEFT, 0
         for layer in range(1, _LAYERS + 1):
             waiting += 1
@@ -40,9 +42,7 @@ def kept_over_a_step() -> Drawing:
             for does in passes:
                 _pile(canvas, x, floor, each, waiting, 1 if again else waiting)
                 if does == "forward":  # once more: outlined
-                    canvas.box(
-                        x + 2, floor + 8, each - 4, 26, "none", f"{layer}", border=DONE["forward"], thick=4, size=18
-                    )
+                    canvas.box(x + 2, floor + 8, each - 4, 26, "none", f"{layer}", border=DONE["forward"], thick=4)
                 else:
                     _runs(canvas, x, floor, each, does, layer)
                 x += each
@@ -50,13 +50,7 @@ def kept_over_a_step() -> Drawing:
         canvas.line([(_LEFT, floor), (x, floor)], thick=2)
     legend(canvas, _LEFT, 376, {"kept": KEPT["activations"], "forward": DONE["forward"], "backward": DONE["backward"]})
     canvas.box(448, 367, 18, 18, "none", border=DONE["forward"], thick=4)
-    canvas.text(474, 376, "forward again", size=18, anchor="start")
-    return Drawing(
-        canvas,
-        "Four blocks over a step, time to the right, above it what is kept. Without checkpoints it grows with each "
-        "forward pass and shrinks with each backward pass. With checkpoints only inputs pile up, and before its "
-        "backward pass each block runs again, with its own activations alone.",
-    )
+    canvas.text(474, 376, "forward again", "start")
 
 
 def _pile(canvas: Canvas, x: float, floor: float, wide: float, inputs: int, whole: int) -> None:
@@ -69,12 +63,13 @@ def _pile(canvas: Canvas, x: float, floor: float, wide: float, inputs: int, whol
 
 
 def _runs(canvas: Canvas, x: float, floor: float, wide: float, does: str, layer: int) -> None:
-    canvas.box(x, floor + 6, wide, 30, DONE[does], str(layer), size=18)
+    canvas.box(x, floor + 6, wide, 30, DONE[does], str(layer))
 
 
-def waiting_places() -> Drawing:
-    """The GPU, the host and its disks: what waits where, and the links between them."""
-    canvas = Canvas(640, 288)
+@drawing(288)
+def waiting_places(canvas: Canvas) -> None:
+    """The GPU computes forward and backward. Checkpoints and Adam's states can wait in the host's memory, where Adam
+    then runs, over PCIe with 64 GB/s each way; on its disks, at some GB/s, Adam's states and parameters."""
     places = (
         (8, "GPU", (("forward", DONE["forward"]), ("backward", DONE["backward"]))),
         (232, "host", (("checkpoints", KEPT["activations"]), ("Adam's states", KEPT["optimizer states"]),
@@ -83,19 +78,14 @@ def waiting_places() -> Drawing:
     )  # fmt: skip
     for x, name, waits in places:
         canvas.box(x, 40, 160, 176, thick=1.5)
-        canvas.text(x + 80, 20, name, bold=True)
+        canvas.text(x + 80, 20, name, bold=True, size=20)
         for row, (label, colour) in enumerate(waits):
-            canvas.box(x + 10, 52 + 54 * row, 140, 44, colour, label, size=18)
+            canvas.box(x + 10, 52 + 54 * row, 140, 44, colour, label)
     for x in (170, 394):
         canvas.arrow([(x, 128), (x + 60 + 16 * (x > 200), 128)], DONE["communication"], 4, both=True)
-    canvas.text(200, 238, "PCIe, 64 GB/s each way", size=18, fill=DONE["communication"], bold=True)
-    canvas.text(432, 238, "some GB/s", size=18, fill=DONE["communication"], bold=True)
-    canvas.text(8, 272, "fast and small on the left, slow and large on the right", size=18, anchor="start")
-    return Drawing(
-        canvas,
-        "The GPU computes forward and backward. Checkpoints and Adam's states can wait in the host's memory, where "
-        "Adam then runs, over PCIe with 64 GB/s each way; on its disks, at some GB/s, Adam's states and parameters.",
-    )
+    canvas.text(200, 238, "PCIe, 64 GB/s each way", fill=DONE["communication"], bold=True)
+    canvas.text(432, 238, "some GB/s", fill=DONE["communication"], bold=True)
+    canvas.text(8, 272, "fast and small on the left, slow and large on the right", "start")
 
 
 #: After so many changes of *ZeRO-R*'s forward pass: what has happened.
@@ -120,12 +110,12 @@ def fragments(moments: Mapping[int, Filled], room: int = 1000) -> Player:
         canvas = Canvas(640, 326)
         for row in range(3):
             y = 8 + 84 * row
-            canvas.text(8, y + _HIGH / 2, f"segment {row + 1}", size=18, anchor="start")
+            canvas.text(8, y + _HIGH / 2, f"segment {row + 1}", "start")
             if row < len(filled.segments):
                 _segment(canvas, 114, y, *filled.segments[row])
         in_holes = filled.reserved - filled.taken
         caption = f"taken {filled.taken}, free in segments {in_holes}, never asked for {room - filled.reserved} MiB"
-        canvas.text(8, 268, caption, size=18, anchor="start")
+        canvas.text(8, 268, caption, "start")
         colours = {"checkpoints": KEPT["activations"], "comes and goes": SHADES["temporaries"]}
         legend(canvas, 8, 304, colours)
         frames.append((canvas, MOMENTS[count]))
@@ -140,7 +130,7 @@ def _segment(canvas: Canvas, x: float, y: float, size: int, taken: Iterable[tupl
         if str(who).startswith("checkpoint"):
             small.append((at, y, wide, _HIGH))
         else:
-            canvas.box(at, y, wide, _HIGH, SHADES["temporaries"], f"{who}, {length}", size=18)
+            canvas.box(at, y, wide, _HIGH, SHADES["temporaries"], f"{who}, {length}")
     canvas.boxes(small, KEPT["activations"], thick=0.8)
 
 
@@ -148,38 +138,37 @@ _RANKS, _BLOCKS = 4, 3
 _TALK, _KEPT = DONE["communication"], KEPT["activations"]
 
 
-def checkpoints_in_parts() -> Drawing:
+@drawing(468)
+def checkpoints_in_parts(canvas: Canvas) -> str:
     """Block inputs that are kept for the recomputation: the same on all ranks, or a part on each (P_a)."""
-    canvas = Canvas(640, 468)
     for block in range(_BLOCKS):
-        canvas.text(8, 96 + 56 * block, f"block {block + 1}", size=18, anchor="start")
+        canvas.text(8, 96 + 56 * block, f"block {block + 1}", "start")
     _draw_checkpoints(canvas, 90, "whole on every rank", in_parts=False)
     _draw_checkpoints(canvas, 372, "in parts (P_a)", in_parts=True)
     y = 270
-    canvas.text(8, y, "Then, with P_a, backward of block 3:", anchor="start", bold=True)
+    canvas.text(8, y, "Then, with P_a, backward of block 3:", "start", bold=True, size=20)
     for rank in range(_RANKS):
         parts(canvas, 8 + 40 * rank, y + 34, 34, 60, _RANKS, [rank], _KEPT)
     canvas.arrow([(170, y + 64), (284, y + 64)], _TALK, 4)
-    canvas.text(226, y + 42, "all-gather", size=18, fill=_TALK, bold=True)
+    canvas.text(226, y + 42, "all-gather", fill=_TALK, bold=True)
     parts(canvas, 289, y + 34, 44, 60, _RANKS, range(_RANKS), _KEPT)
-    canvas.text(311, y + 114, "input", size=18)
+    canvas.text(311, y + 114, "input")
     canvas.arrow([(337, y + 64), (361, y + 64)])
-    canvas.box(364, y + 39, 136, 50, DONE["forward"], "block 3 again", size=18)
+    canvas.box(364, y + 39, 136, 50, DONE["forward"], "block 3 again")
     canvas.arrow([(503, y + 64), (527, y + 64)])
-    canvas.box(530, y + 39, 102, 50, DONE["backward"], "backward", size=18)
-    canvas.text(8, y + 150, f"Kept on each rank: 1/{_RANKS} of the checkpoints.", size=18, anchor="start")
-    canvas.text(8, y + 176, "Sent: one all-gather more, φ for each block.", size=18, anchor="start")
-    return Drawing(
-        canvas,
+    canvas.box(530, y + 39, 102, 50, DONE["backward"], "backward")
+    canvas.text(8, y + 150, f"Kept on each rank: 1/{_RANKS} of the checkpoints.", "start")
+    canvas.text(8, y + 176, "Sent: one all-gather more, φ for each block.", "start")
+    return (
         f"Inputs of three blocks, kept for the recomputation on {_RANKS} tensor-parallel ranks: whole on every rank, "
-        f"or a quarter on each. Before a block is run again its input is gathered.",
+        f"or a quarter on each. Before a block is run again its input is gathered."
     )
 
 
 def _draw_checkpoints(canvas: Canvas, left: float, title: str, in_parts: bool) -> None:
-    canvas.text(left + 2 * 66, 20, title, bold=True)
+    canvas.text(left + 2 * 66, 20, title, bold=True, size=20)
     for rank in range(_RANKS):
         x = left + 66 * rank
-        canvas.text(x + 33, 52, f"rank {rank}", size=18)
+        canvas.text(x + 33, 52, f"rank {rank}")
         for block in range(_BLOCKS):
             parts(canvas, x + 5, 74 + 56 * block, 56, 44, _RANKS, [rank] if in_parts else range(_RANKS), _KEPT)
