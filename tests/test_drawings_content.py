@@ -43,9 +43,8 @@ from pardemo.tensor_parallel import ParallelAttention, copy_to, scatter_sequence
 TALK, TENSOR = palette.DONE["communication"], palette.KEPT["activations"]
 
 
-@pytest.mark.parametrize("ranks", range(3, 7))
-def test_server_and_ring_send_what_the_formulas_say(ranks):
-    svg = svgs.drawing(drawings.parameter_server_and_ring(ranks))
+def test_server_and_ring_send_what_the_formulas_say():
+    ranks, svg = 4, svgs.drawing(drawings.parameter_server_and_ring())
     assert len(svg.heads) == 2 * (ranks - 1) + ranks, "each worker up and down; each rank on to the next"
     bars = [bar.right - bar.x for bar in sorted(svg.filled(TALK), key=lambda bar: (bar.x, bar.y))]
     server, worker, ring = (
@@ -59,7 +58,7 @@ def test_server_and_ring_send_what_the_formulas_say(ranks):
 def test_a_full_bucket_leaves_while_backward_goes_on():
     svg = svgs.drawing(drawings.ddp_buckets())
     first, second, at_the_end = sorted(svg.filled(TALK), key=lambda box: (box.y, box.x))
-    backward = svg.filled(palette.DONE["backward"])[:4]
+    backward = [box for box in svg.filled(palette.DONE["backward"]) if box.y < first.y]
     end = max(layer.right for layer in backward)
     assert first.x == backward[1].right, "when layer 3 is done, and with it the bucket"
     assert first.right < end
@@ -323,7 +322,7 @@ def test_the_ring_of_keys_shows_who_is_idle():
 
 def test_half_of_two_ranks_tokens_and_heads_change_places():
     svg = svgs.drawing(drawings.tokens_for_heads())
-    cells = (long._SIDE / 4) ** 2
+    cells = (152 / 4) ** 2
     for colour in palette.RANKS[:2]:
         boxes = [box for box in svg.filled(colour) if box.y < 390]
         assert sum(box.area for box in boxes) == pytest.approx(2 * 8 * cells), "eight of sixteen, before and after"
@@ -470,8 +469,8 @@ def test_what_a_block_keeps_is_what_the_formulas_say():
     assert (whole_on_each + cut / 4) * s * b * h == memory.block_activation_bytes(s, b, h, a, 4)
     svg = svgs.drawing(drawings.block_activations())
     bars = {text.text: text for text in svg.texts}
-    drawn = [bar for bar in svg.filled(palette.WHOLE) if bar.x == sequence._ACTIVATIONS_LEFT]
-    assert sum(bar.right - bar.x for bar in drawn) == pytest.approx(whole_on_each * sequence._BYTE)
+    drawn = [bar for bar in svg.filled(palette.WHOLE) if bar.x == 164]
+    assert sum(bar.right - bar.x for bar in drawn) == pytest.approx(whole_on_each * 24)
     assert "2 + 2as/h" in bars
 
 
@@ -491,25 +490,6 @@ def test_the_vocabulary_is_whole_on_the_left_and_halved_on_the_right():
         "all-reduce",
         "3 numbers per token",
     ]
-
-
-@pytest.mark.parametrize("sizes", [(2, 2, 2, 4), (2, 2, 2, 8), (2, 2, 4, 4), (4, 2, 1, 8)])
-def test_the_cube_has_the_groups_of_the_layout(sizes):
-    tensor, data, pipeline, ranks_per_host = sizes
-    layout = ParallelDims(tp=tensor, dp=data, pp=pipeline)
-    svg = svgs.drawing(drawings.cube(*sizes))
-    places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
-    assert sorted(places) == list(range(layout.size))
-    frames = [box for box in svg.boxes if box.border == hybrid._TENSOR and box.right - box.x > 60]
-    inside = sorted(sorted(rank for rank, text in places.items() if frame.holds(text)) for frame in frames)
-    assert inside == layout.groups("tp")
-    machines = [box for box in svg.boxes if box.right - box.x > 600]
-    on_host = sorted(sorted(rank for rank, text in places.items() if box.holds(text)) for box in machines)
-    assert on_host == [list(range(at, at + ranks_per_host)) for at in range(0, layout.size, ranks_per_host)]
-    arrows = len(layout.groups("pp")) * (pipeline - 1)
-    assert svg.heads.count(hybrid._TENSOR) == arrows + (pipeline > 1), "and the legend's"
-    for axis in ("tp", "dp", "pp"):
-        assert all("-".join(map(str, group)) in svg.alt for group in layout.groups(axis))
 
 
 @pytest.mark.parametrize("tensor", [2, 3, 4])
@@ -612,9 +592,8 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
 @pytest.mark.parametrize(
     ("draw", "told"),
     [
-        (lambda: drawings.ring_all_reduce(1), "a ring of 2 to 5 ranks can be drawn, not of 1"),
-        (lambda: drawings.ring_all_reduce(6), "a ring of 2 to 5 ranks can be drawn, not of 6"),
-        (lambda: drawings.parameter_server_and_ring(2), "a server and a ring of 3 to 6 ranks can be drawn, not of 2"),
+        (lambda: drawings.ring_all_reduce(1), "2 to 5 ranks can be drawn, not 1"),
+        (lambda: drawings.ring_all_reduce(6), "2 to 5 ranks can be drawn, not 6"),
         (lambda: drawings.unequal_shards([4]), r"of 2 to 4 ranks can be drawn, at least one on each, not \[4\]"),
         (lambda: drawings.unequal_shards([4, 0]), r"the samples of 2 to 4 ranks can be drawn, at least one on each"),
         (lambda: drawings.sent_instead(1000, 10, 4, 8), "1000 × 10 numbers by 4 directions cannot be drawn"),
@@ -626,14 +605,12 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
         (lambda: drawings.pipeline_schedule("interleaved", 2, 3, 2), "3 do not divide"),
         (lambda: drawings.pipeline_schedule("zb_h1", 2, 3, 2), "zb_h1 has one chunk on each rank, not 2"),
         (lambda: drawings.pipeline_schedule("zb_v", 2, 3), "ZB-V has 2 chunks on each rank, one on either arm of"),
-        (lambda: drawings.zero_bubble_v(4), "ZB-V on 2 or 3 ranks can be drawn, not on 4"),
-        (lambda: drawings.pipeline_stages(5), "a pipeline of 2 to 4 ranks can be drawn, not of 5"),
-        (lambda: drawings.cube(2, 2, 2, 3), "8 ranks on nodes of 3 cannot be drawn"),
-        (lambda: drawings.cube(2, 2, 2, 2), r"the group \[0, 4\] lies on nodes that are no neighbours"),
-        (lambda: drawings.cube(ranks_per_host=0), "8 ranks on nodes of 0 cannot be drawn"),
-        (lambda: drawings.zero_stages(1), "ZeRO on 2 to 6 ranks can be drawn, not on 1"),
+        (lambda: drawings.zero_bubble_v(4), "2 to 3 ranks can be drawn, not 4"),
+        (lambda: drawings.pipeline_stages(5), "2 to 4 ranks can be drawn, not 5"),
+        (lambda: drawings.cube_on_hosts(5), "2 to 4 ranks on a node can be drawn, not 5"),
+        (lambda: drawings.zero_stages(1), "2 to 6 ranks can be drawn, not 1"),
         (lambda: drawings.zero_step(0), "there are ZeRO-1, ZeRO-2 and ZeRO-3, and no ZeRO-0"),
-        (lambda: drawings.zero_step(3, 8), "a step of 2 to 4 ranks can be drawn, not of 8"),
+        (lambda: drawings.zero_step(3, 8), "2 to 4 ranks can be drawn, not 8"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_said(draw, told):

@@ -14,6 +14,12 @@ def width_of(text: str, size: float = 18) -> float:
     return LETTER * size * len(text)
 
 
+def check_range(value: int, least: int, most: int, what: str = "ranks") -> None:
+    """Raises a ValueError for a number that is too small or too large to be drawn."""
+    if not least <= value <= most:
+        raise ValueError(f"{least} to {most} {what} can be drawn, not {value}")
+
+
 def unbroken(formula: str) -> str:
     """A formula that a caption does not break at its spaces."""
     return formula.replace(" ", "\N{NO-BREAK SPACE}")
@@ -37,7 +43,9 @@ def parts(
     canvas.boxes([(x, y + number * each, width, each) for number in sorted(present)], fill, thick=0.8)
 
 
-def half_of(canvas: Canvas, x: float, y: float, width: float, height: float, rank: int) -> None:
+def half_of(
+    canvas: Canvas, x: float, y: float, width: float, height: float, rank: int, text: str = "½"
+) -> None:
     """A tensor cut over two ranks, one half beside the other: the rank's own is filled, the other one empty."""
     canvas.box(x, y, width, height, thick=1, dashed=True)
-    canvas.box(x + rank * width / 2, y, width / 2, height, RANKS[rank], "½", size=20)
+    canvas.box(x + rank * width / 2, y, width / 2, height, RANKS[rank], text, size=20)

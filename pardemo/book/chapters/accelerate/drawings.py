@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from pardemo.book.chapters.zero_memory.drawings import KEPT_OF_MODEL, SINCE, states
 from pardemo.draw.canvas import Canvas, Drawing, drawing
 from pardemo.draw.palette import COMPUTED, DONE, GRID, KEPT, OTHER, RANKS, WHOLE, ink_on
 from pardemo.draw.parts import legend, parts
@@ -238,32 +239,23 @@ def _drifting(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
         canvas.arrow([(x + 52, y + 24), (x + 100, y + 24)], DONE["communication"], 4, both=True)
 
 
-_FILES = (("no file", 0), ("ddp.yaml", 0), ("zero1.yaml", 1), ("zero2.yaml", 2), ("zero3.yaml", 3), ("fsdp2.yaml", 3))
-_SINCE = {"parameters": 3, "gradients": 2, "optimizer states": 1}  # kind -> the first stage that shards it
-_LEFT, _ONE_SCRIPT_EACH, _ONE_SCRIPT_HIGH, _STEP = 236, 186, 40, 62
-
-
-@drawing()
+@drawing(548)
 def one_script(canvas: Canvas) -> None:
     """One script under five files and under none. Without a file one rank keeps everything. With ddp.yaml both ranks
     keep everything. zero1.yaml halves the optimizer states, zero2.yaml the gradients too, zero3.yaml and fsdp2.yaml
     everything."""
-    canvas.height = 176 + _STEP * len(_FILES)
+    files = {"no file": 0, "ddp.yaml": 0, "zero1.yaml": 1, "zero2.yaml": 2, "zero3.yaml": 3, "fsdp2.yaml": 3}
     canvas.box(8, 8, 130, 46, WHOLE, "train.py", bold=True, size=20)
     canvas.text(152, 31, "the same in every row; the file decides", "start")
     for rank in range(2):
-        canvas.text(_LEFT + rank * (_ONE_SCRIPT_EACH + 26) + _ONE_SCRIPT_EACH / 2, 84, f"rank {rank}")
-    unit = _ONE_SCRIPT_EACH / memory.STATES["Adam, fp32"].total
-    for number, (name, stage) in enumerate(_FILES):
-        y = 104 + _STEP * number
-        canvas.box(8, y, 150, _ONE_SCRIPT_HIGH, "none", name)
-        canvas.arrow([(158, y + _ONE_SCRIPT_HIGH / 2), (_LEFT - 8, y + _ONE_SCRIPT_HIGH / 2)])
+        canvas.text(329 + 212 * rank, 84, f"rank {rank}")
+    adam = memory.STATES["Adam, fp32"]
+    for number, (name, stage) in enumerate(files.items()):
+        y = 104 + 62 * number
+        canvas.box(8, y, 150, 40, "none", name)
+        canvas.arrow([(158, y + 20), (228, y + 20)])
         for rank in range(1 if name == "no file" else 2):
-            x = _LEFT + rank * (_ONE_SCRIPT_EACH + 26)
-            for kind, nbytes in zip(_SINCE, memory.STATES["Adam, fp32"], strict=True):
-                shown_parts = [rank] if stage >= _SINCE[kind] else range(2)
-                parts(canvas, x, y, nbytes * unit, _ONE_SCRIPT_HIGH, 2, shown_parts, KEPT[kind])
-                x += nbytes * unit
-    y = 126 + _STEP * len(_FILES)
-    legend(canvas, 8, y, {kind: KEPT[kind] for kind in _SINCE})
-    canvas.text(8, y + 32, "dashed: what the other rank keeps", "start")
+            shown = {kind: range(2) if stage < since else [rank] for kind, since in SINCE.items()}
+            states(canvas, 236 + 212 * rank, y, 186 / adam.total, 40, 2, shown, adam)
+    legend(canvas, 8, 498, KEPT_OF_MODEL)
+    canvas.text(8, 530, "dashed: what the other rank keeps", "start")

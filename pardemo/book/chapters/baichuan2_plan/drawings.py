@@ -46,54 +46,42 @@ def _states(canvas: Canvas, y: float, name: str, states: Mapping[str, float], mo
     canvas.line([(edge, y + 24), (edge, y + 72)], VERDICTS["fails"], 3)
 
 
-_H, _MIDDLE = 60, 160.5  # 5,120 and 13,696 features
-
-
 @drawing(500)
 def gated_layer(canvas: Canvas) -> None:
     """A layer of Baichuan2-13B, its matrices to scale. Attention: W_pack, h by 3h, makes queries, keys and values; o is
     h by h. The gated MLP: gate and up, h by 13,696 each; SiLU of the one times the other; down, 13,696 by h. The three
     have 210 million parameters, attention 105 million."""
     fill, activations = SHADES["frozen parameters"], KEPT["activations"]
+    hidden, middle = 60, 160.5  # 5,120 and 13,696 features
+    for x, y in ((16, 48), (543, 48), (16, 272), (543, 272)):
+        canvas.box(x, y, 14, hidden, activations)
+        canvas.text(x + 7, y + 78, "h", size=20)
     canvas.text(10, 18, "attention: 4h² = 105 million", "start", bold=True)
-    canvas.box(16, 48, 14, _H, activations)
-    canvas.text(23, 126, "h", size=20)
     canvas.arrow([(34, 78), (62, 78)])
-    canvas.box(65, 48, 3 * _H, _H, fill, "W_pack", size=20)
+    canvas.box(65, 48, 3 * hidden, hidden, fill, "W_pack", size=20)
     canvas.text(155, 126, "h × 3h")
     canvas.arrow([(249, 78), (283, 78)])
     canvas.box(286, 54, 122, 48, "none", "q, k, v", size=20)
     canvas.arrow([(411, 78), (445, 78)])
-    canvas.box(448, 48, _H, _H, fill, "o", size=20)
+    canvas.box(448, 48, hidden, hidden, fill, "o", size=20)
     canvas.text(478, 126, "h × h")
     canvas.arrow([(512, 78), (540, 78)])
-    canvas.box(543, 48, 14, _H, activations)
-    canvas.text(550, 126, "h", size=20)
-
     canvas.text(10, 172, "gated MLP: 3 · h · 13,696 = 210 million", "start", bold=True)
-    canvas.box(16, 272, 14, _H, activations)
-    canvas.text(23, 350, "h", size=20)
     for y, name in ((202, "gate"), (342, "up")):
         canvas.arrow([(34, 302), (48, 302), (48, y + 30), (62, y + 30)])
-        canvas.box(65, y, _MIDDLE, _H, fill, name, size=20)
-        canvas.text(65 + _MIDDLE / 2, y + 78, "h × 13,696")
+        canvas.box(65, y, middle, hidden, fill, name, size=20)
+        canvas.text(65 + middle / 2, y + 78, "h × 13,696")
     canvas.arrow([(229, 232), (263, 232)])
     canvas.box(266, 208, 74, 48, "none", "SiLU", size=20)
     canvas.arrow([(343, 232), (370, 232), (370, 279)])
     canvas.arrow([(229, 372), (370, 372), (370, 325)])
     canvas.box(349, 282, 42, 40, "none", "×", size=26)
     canvas.arrow([(394, 302), (445, 302)])
-    canvas.box(448, 302 - _MIDDLE / 2, _H, _MIDDLE, fill, "down")
+    canvas.box(448, 302 - middle / 2, hidden, middle, fill, "down")
     canvas.text(478, 402, "13,696 × h")
     canvas.arrow([(512, 302), (540, 302)])
-    canvas.box(543, 272, 14, _H, activations)
-    canvas.text(550, 350, "h", size=20)
-    canvas.lines(
-        10,
-        450,
-        ["× 40 layers, and two tables of 125,696 × h beside them:", "embedding and head, 644 million each"],
-        "start",
-    )
+    canvas.text(10, 450, "× 40 layers, and two tables of 125,696 × h beside them:", "start")
+    canvas.text(10, 474, "embedding and head, 644 million each", "start")
 
 
 @drawing(222)
@@ -106,15 +94,12 @@ def epoch_of_steps(canvas: Canvas) -> None:
         width = count * each if count else 40
         for k in range(count):
             canvas.box(x + k * each, 52, each, 46, KEPT["activations"] if count == 4 else WHOLE, "8")
-        middle = x + width / 2
         if count:
             canvas.line([(x + 2, 108), (x + 2, 116), (x + width - 2, 116), (x + width - 2, 108)], thick=2)
-            canvas.text(middle, 136, name)
-        else:
-            canvas.text(middle, 75, name, size=26)
+        canvas.text(x + width / 2, *((136, name) if count else (75, name)), size=18 if count else 26)
         x += width + 8
-    lines = ["1,250 micro-batches = 312 · 4 + 2.", "Is the last half a step: kept, or dropped?"]
-    canvas.lines(10, 174, lines, "start")
+    canvas.text(10, 174, "1,250 micro-batches = 312 · 4 + 2.", "start")
+    canvas.text(10, 198, "Is the last half a step: kept, or dropped?", "start")
 
 
 #: What a bar of :func:`memory_by_batch` is made of, from the left; all else is the program's.
@@ -127,8 +112,6 @@ _LINES = {
     "logits": SHADES["logits"],
     "temporaries and program": OTHER,
 }
-_NAMES = {"frozen parameters": "frozen"}
-_MOST = 135.0  # GB that the picture has room for
 
 
 def memory_by_batch(
@@ -147,7 +130,7 @@ def memory_by_batch(
 
 def _frame(batch: int, bars: Mapping[str, Mapping[str, float]], capacity_bytes: float) -> tuple[Canvas, str]:
     canvas = Canvas(640, 62 + 84 * len(bars) + 66)
-    unit, bar_texts = 540 / _MOST, []
+    unit, most, bar_texts = 4.0, 135, []  # the picture has room for so many GB
     edge = 10 + capacity_bytes / 1e9 * unit
     bottom = 44 + 84 * len(bars)
     canvas.text(10, 18, f"micro-batch {batch}", "start", size=22, bold=True)
@@ -157,8 +140,12 @@ def _frame(batch: int, bars: Mapping[str, Mapping[str, float]], capacity_bytes: 
         fits = total <= capacity_bytes / 1e9
         canvas.text(10, y + 12, name, "start")
         x = 10.0
-        for kind, gigabytes in _grouped(lines).items():
-            width = min(gigabytes, max(0.0, _MOST - (x - 10) / unit)) * unit
+        gigabytes_of = dict.fromkeys(_LINES, 0.0)
+        for kind, nbytes in lines.items():
+            name_of = kind.removesuffix(" parameters")
+            gigabytes_of[name_of if name_of in _LINES else "temporaries and program"] += nbytes / 1e9
+        for kind, gigabytes in gigabytes_of.items():
+            width = min(gigabytes, max(0.0, most - (x - 10) / unit)) * unit
             if width > 0.8:
                 canvas.box(x, y + 28, width, 38, _LINES[kind], thick=1)
             x += width
@@ -171,12 +158,3 @@ def _frame(batch: int, bars: Mapping[str, Mapping[str, float]], capacity_bytes: 
     legend(canvas, 10, bottom + 18, first, gap=10)
     legend(canvas, 10, bottom + 50, {kind: colour for kind, colour in _LINES.items() if kind not in first}, gap=10)
     return canvas, f"Micro-batch {batch}: " + "; ".join(bar_texts) + "."
-
-
-def _grouped(lines: Mapping[str, float]) -> dict[str, float]:
-    """The lines in GB under the legend's names, in its order."""
-    gigabytes = dict.fromkeys(_LINES, 0.0)
-    for kind, nbytes in lines.items():
-        name = _NAMES.get(kind, kind)
-        gigabytes[name if name in gigabytes else "temporaries and program"] += nbytes / 1e9
-    return gigabytes

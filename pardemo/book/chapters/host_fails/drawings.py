@@ -1,14 +1,13 @@
 """When a host fails: what a failure costs over time, shards for another number of ranks, copies at a neighbour."""
 
 from pardemo.draw.canvas import Canvas, drawing
-from pardemo.draw.palette import COMPUTED, DONE, OTHER, RANKS, RECEIVED, VERDICTS, WHOLE
+from pardemo.draw.palette import COMPUTED, DONE, OTHER, RECEIVED, VERDICTS, WHOLE, rank_colour
 from pardemo.draw.parts import legend
 from pardemo.formulas import failures
 
 LOST = VERDICTS["fails"]
 SAVE = DONE["communication"]  # bytes travel to where they are kept
 BACK = RECEIVED
-UNIT = 11.0  # of a drawing for a second
 
 
 @drawing(302)
@@ -16,32 +15,29 @@ def saved_and_lost(canvas: Canvas) -> str:
     """A job over time: stretches of training, each with its save, a failure, the restart, and what is done again."""
     legend(canvas, 12, 20, {"training": COMPUTED, "a save": SAVE, "restart": DONE["idle"], "work to repeat": LOST})
     interval, save, restart, lost = 12, 2, 7, 7
-    for row, (title, stretches, fails) in enumerate(
-        (("no failure: four stretches", 4, False), ("one failure: three in the same time", 3, True))
-    ):
+    first, second, third, fourth = ([(interval, COMPUTED, word), (save, SAVE, "")] for word in "1234")
+    failure = [(lost, LOST, "3"), (restart, DONE["idle"], "")]
+    rows = {
+        "no failure: four stretches": [*first, *second, *third, *fourth],
+        "one failure: three in the same time": [*first, *second, *failure, *third],
+    }
+    unit = 11  # of a second
+    for row, (title, boxes) in enumerate(rows.items()):
         y, x = 66 + 104 * row, 12.0
         canvas.text(12, y, title, "start", size=19, bold=True)
-        for number in range(stretches):
-            if fails and number == 2:
-                x = _box(canvas, x, y, lost, LOST, "3")
+        for seconds, colour, word in boxes:
+            canvas.box(x, y + 16, unit * seconds, 40, colour, word, thick=1)
+            x += unit * seconds
+            if colour == LOST:
                 canvas.text(x, y + 72, "✗", size=22, bold=True)
-                x = _box(canvas, x, y, restart, DONE["idle"])
-            x = _box(canvas, x, y, interval, COMPUTED, str(number + 1))
-            x = _box(canvas, x, y, save, SAVE)
-    canvas.arrow([(12, 264), (12 + UNIT * 4 * (interval + save), 264)])
-    canvas.text(12 + UNIT * 4 * (interval + save), 288, "time", "end")
+    canvas.arrow([(12, 264), (12 + unit * 4 * (interval + save), 264)])
+    canvas.text(12 + unit * 4 * (interval + save), 288, "time", "end")
     canvas.text(12, 288, "It costs a restart, and the work since the last save.", "start")
     return (
         f"A job trains {interval} seconds, saves for {save}, and so on. Without a failure, four stretches are done "
         f"after {4 * (interval + save)} seconds. With a failure {lost} seconds into the third stretch, these have to "
         f"be repeated, a restart takes {restart}, and the third stretch begins anew: in the same time three are done."
     )
-
-
-def _box(canvas: Canvas, x: float, y: float, seconds: float, colour: str, word: str = "") -> float:
-    """A box over time; where the next one begins."""
-    canvas.box(x, y + 16, UNIT * seconds, 40, colour, word, thick=1)
-    return x + UNIT * seconds
 
 
 @drawing(252)
@@ -54,18 +50,18 @@ def shards_of_fewer(canvas: Canvas, rows: int = 12, before: int = 4, now: int = 
         begin, end = failures.shard_of(rows, before, shard)
         if begin < end:
             x, width = left + each * begin, each * (end - begin)
-            canvas.box(x, 36, width, 46, RANKS[shard % len(RANKS)], f"rank {shard}")
+            canvas.box(x, 36, width, 46, rank_colour(shard), f"rank {shard}")
+    reads = [failures.resharded(rows, before, now, rank) for rank in range(now)]
     for rank in range(now):
-        for read in failures.resharded(rows, before, now, rank):
+        for read in reads[rank]:
             x, width = left + each * read.begin, each * (read.end - read.begin)
             canvas.arrow([(x + width / 2, 84), (x + width / 2, 142)], DONE["communication"], 3)
-            canvas.box(x, 146, width, 34, RANKS[read.shard % len(RANKS)], thick=1)
+            canvas.box(x, 146, width, 34, rank_colour(read.shard), thick=1)
         begin, end = failures.shard_of(rows, now, rank)
         if begin < end:
             x, width = left + each * begin, each * (end - begin)
             canvas.box(x, 146, width, 34, thick=4)
             canvas.text(x + width / 2, 200, f"rank {rank}")
-    reads = [failures.resharded(rows, before, now, rank) for rank in range(now)]
     told = "; ".join(
         f"rank {rank} from " + " and ".join(f"shard {r.shard} rows {r.begin} to {r.end - 1}" for r in of_rank)
         for rank, of_rank in enumerate(reads)
@@ -95,7 +91,7 @@ def copies_at_neighbours(canvas: Canvas, hosts: int = 4, dead: tuple[int, ...] =
         canvas.text(x + wide / 2, 58, f"host {host}", bold=True, size=20)
         canvas.box(x, 76, wide, 126, WHOLE if not gone else "none", dashed=gone)
         for y, owner, word in ((84, host, f"state {host}"), (146, before, f"copy of {before}")):
-            fill = OTHER if gone else RANKS[owner % len(RANKS)]
+            fill = OTHER if gone else rank_colour(owner)
             canvas.box(x + 8, y, wide - 16, 46, fill, "" if gone else word)
     for host in range(hosts):
         after = (host + 1) % hosts

@@ -9,13 +9,6 @@ from pardemo.draw.parts import legend
 from pardemo.draw.player import Player
 
 _TALK = DONE["communication"]
-_LEFT, _WIDE, _GAP, _HIGH = 222, 90, 14, 40
-#: A layer's parts, the loss at the end: name, note, what crosses each cut and in which direction (1: to later tokens).
-ROWS = (
-    ("norm, MLP", "token by token", "", 0),
-    ("attention", "sees what is before", "keys, values", 1),
-    ("loss", "wants the next token", "a label", -1),
-)
 
 
 @drawing(356)
@@ -23,25 +16,24 @@ def one_long_sequence(canvas: Canvas) -> None:
     """Eight tokens on four ranks, two on each. Norms and MLP work token by token and need nothing from other ranks.
     Attention needs the keys and values of all earlier tokens, which lie on the ranks before. The loss of a rank's last
     token needs a label that lies on the next rank."""
-    places = [_LEFT + rank * (_WIDE + _GAP) for rank in range(4)]
+    rows = {98: ("norm, MLP", "token by token"), 166: ("attention", "sees what is before"),
+            258: ("loss", "wants the next token")}  # fmt: skip
+    wide, high, places = 90, 40, [222 + 104 * rank for rank in range(4)]
     for rank, x in enumerate(places):
-        canvas.text(x + _WIDE / 2, 16, f"rank {rank}", bold=True)
+        canvas.text(x + wide / 2, 16, f"rank {rank}", bold=True)
         for token in range(2):
-            canvas.box(x + token * _WIDE / 2, 36, _WIDE / 2, _HIGH, RANKS[rank], str(2 * rank + token), size=20)
-    canvas.text(12, 36 + _HIGH / 2, "eight tokens", "start", bold=True, size=20)
-    y = 98.0
-    for name, note, crossing, way in ROWS:
+            canvas.box(x + token * wide / 2, 36, wide / 2, high, RANKS[rank], str(2 * rank + token), size=20)
+    canvas.text(12, 56, "eight tokens", "start", bold=True, size=20)
+    for y, (name, note) in rows.items():
         canvas.text(12, y + 8, name, "start", bold=True, size=20)
         canvas.text(12, y + 32, note, "start")
         for rank, x in enumerate(places):
-            canvas.box(x, y, _WIDE, _HIGH, RANKS[rank])
-        if crossing:
-            below = y + _HIGH + 14
-            for x in places[1:]:
-                ends = [(x - _GAP - 22, below), (x + 22, below)]
-                canvas.arrow(ends if way > 0 else ends[::-1], _TALK)
-            canvas.text(places[2] - _GAP / 2, below + 20, crossing, fill=_TALK, bold=True)
-        y += 68 if not crossing else 92
+            canvas.box(x, y, wide, high, RANKS[rank])
+    for below, crossing in ((220, "keys, values"), (312, "a label")):
+        for x in places[1:]:
+            ends = [(x - 36, below), (x + 22, below)]
+            canvas.arrow(ends if crossing == "keys, values" else ends[::-1], _TALK)
+        canvas.text(places[2] - 7, below + 20, crossing, fill=_TALK, bold=True)
 
 
 #: A query's scores with four keys and the keys' values (one number each), in two blocks.
@@ -75,7 +67,8 @@ def two_blocks(canvas: Canvas) -> str:
         canvas.text(12, 56 + 36 * row, name, "start", bold=row > 1, size=20)
     for rank, (x, (largest, total, out)) in enumerate(zip((130, 400), blocks, strict=True)):
         canvas.text(x + 100, 18, f"keys of rank {rank}", bold=True, size=20)
-        texts = [_pair(SCORES[rank]), _pair(VALUES[rank]), f"{largest:g}", f"{total:.2f}", f"{out:.1f}"]
+        pairs = [f"{first:g} and {second:g}" for first, second in (SCORES[rank], VALUES[rank])]
+        texts = [*pairs, f"{largest:g}", f"{total:.2f}", f"{out:.1f}"]
         for row, text in enumerate(texts):
             fill = RANKS[rank] if row < 2 else WHOLE
             canvas.box(x, 40 + 36 * row, 200, 32, fill, text, size=20)
@@ -98,43 +91,31 @@ def two_blocks(canvas: Canvas) -> str:
     )
 
 
-def _pair(numbers: tuple[float, ...]) -> str:
-    return " and ".join(f"{number:g}" for number in numbers)
-
-
-_SIDE, _BEFORE, _AFTER = 152, 110, 430
-
-
 @drawing(448)
 def tokens_for_heads(canvas: Canvas) -> None:
     """Two ranks. Between the layers each has half of the tokens with all heads. Each sends the other one those of its
     tokens' heads that the other one works on, a quarter of the whole. In attention each rank then has all tokens with
     half of the heads."""
-    for x, words in ((_BEFORE, "between the layers"), (_AFTER, "in attention")):
-        canvas.text(x + _SIDE / 2, 16, words, bold=True)
-    half = _SIDE / 2
+    half, cell, before, after = 76, 38, 110, 430
+    for x, words in ((before, "between the layers"), (after, "in attention")):
+        canvas.text(x + half, 16, words, bold=True)
     for rank in range(2):
-        y = 44 + rank * (_SIDE + 36)
+        y = 44 + 188 * rank
         canvas.text(12, y + half, f"rank {rank}", "start", bold=True, size=20)
-        for x in (_BEFORE, _AFTER):
-            canvas.box(x, y, _SIDE, _SIDE, thick=1, dashed=True)
+        for x in (before, after):
+            canvas.box(x, y, 2 * half, 2 * half, thick=1, dashed=True)
         for part in range(2):  # of the heads, before; of the tokens, after
-            _quarter(canvas, _BEFORE + part * half, y + rank * half, RANKS[rank], part != rank)
-            _quarter(canvas, _AFTER + rank * half, y + part * half, RANKS[part], part != rank)
-    left, right = _BEFORE + _SIDE + 8, _AFTER - 8
-    top, bottom = 44 + half / 2, 44 + _SIDE + 36 + half / 2
-    canvas.arrow([(left, top), (right, bottom)], _TALK)
-    canvas.arrow([(left, bottom + half), (right, top + half)], _TALK)
-    canvas.text((left + right) / 2, 26, "all-to-all", fill=_TALK, bold=True)
+            quarters = (before + part * half, y + rank * half, rank), (after + rank * half, y + part * half, part)
+            for left, top, owner in quarters:
+                cells = [(left + i * cell, top + k * cell, cell, cell) for i in range(2) for k in range(2)]
+                canvas.boxes(cells, RANKS[owner], thick=0.8)
+                if part != rank:  # it travels
+                    canvas.box(left + 2, top + 2, half - 4, half - 4, thick=4, border=_TALK)
+    canvas.arrow([(270, 82), (422, 270)], _TALK)
+    canvas.arrow([(270, 346), (422, 158)], _TALK)
+    canvas.text(346, 26, "all-to-all", fill=_TALK, bold=True)
     canvas.text(12, 404, "down: tokens; across: heads; thick: what travels", "start")
     legend(canvas, 12, 434, {f"tokens of rank {rank}": RANKS[rank] for rank in range(2)})
-
-
-def _quarter(canvas: Canvas, x: float, y: float, fill: str, travels: bool) -> None:
-    cell = _SIDE / 4
-    canvas.boxes([(x + i * cell, y + k * cell, cell, cell) for i in range(2) for k in range(2)], fill, thick=0.8)
-    if travels:
-        canvas.box(x + 2, y + 2, 2 * cell - 4, 2 * cell - 4, thick=4, border=_TALK)
 
 
 #: Eight tokens in the zigzag on two ranks.
@@ -199,61 +180,36 @@ def blocks_of_step(order: str, rank: int, ranks: int, step: int) -> list[tuple[i
 
 def ring_of_keys(ranks: int = 4) -> Player:
     """Squares of queries (down) and keys (across), in both orders: a step fills the blocks that it computes."""
-    return Player(
-        [_frame(ranks, step) for step in range(ranks)],
-        f"ring attention on {ranks} ranks, step by step, in plain order and in zigzag",
-        start=min(1, ranks - 1),
-        first=0,
-    )
+    frames = [_ring_frame(ranks, step) for step in range(ranks)]
+    name = f"ring attention on {ranks} ranks, step by step, in plain order and in zigzag"
+    return Player(frames, name, start=min(1, ranks - 1), first=0)
 
 
-def _frame(ranks: int, step: int) -> tuple[Canvas, str]:
-    canvas = Canvas(640, 432)
-    side = 256
+def _ring_frame(ranks: int, step: int) -> tuple[Canvas, str]:
+    canvas, side = Canvas(640, 432), 256
+    cell = side / (2 * ranks)
     most, sayings = [], []
-    for x, order in zip((48, 370), ORDERS, strict=True):
+    for x, (order, pieces) in zip((48, 370), ORDERS.items(), strict=True):
         canvas.text(x + side / 2, 16, order, bold=True, size=20)
-        counts = _square(canvas, x, 36, side, order, ranks, step)
-        line = "  ".join(str(count) for count in counts)
-        canvas.text(x + side / 2, 36 + side + 26, f"blocks by rank: {line}")
-        idle = [str(rank) for rank, count in enumerate(counts) if not count]
-        if idle:
-            width = side
-            label = f"idle: {'rank' if len(idle) == 1 else 'ranks'} {', '.join(idle)}"
-            canvas.box(x, 36 + side + 46, width, 32, DONE["idle"], label)
+        canvas.box(x, 36, side, side, thick=1, dashed=True)
+        owners = {piece: rank for rank in range(ranks) for piece in pieces(rank, ranks)}
+        canvas.texts([(x - 16, 36 + (piece + 0.5) * cell, str(owners[piece])) for piece in range(2 * ranks)])
+        steps = [[blocks_of_step(order, rank, ranks, at) for at in range(step + 1)] for rank in range(ranks)]
+        for rank, blocks in enumerate(steps):
+            places = [(x + keys * cell, 36 + queries * cell, cell, cell) for at in blocks for queries, keys in at]
+            canvas.boxes(places, RANKS[rank], thick=0.8)
+        for queries, keys in (block for blocks in steps for block in blocks[-1]):
+            canvas.box(x + keys * cell + 3, 39 + queries * cell, cell - 6, cell - 6, thick=3, border=INK)
+        counts = [len(blocks[-1]) for blocks in steps]
+        canvas.text(x + side / 2, 318, f"blocks by rank: {'  '.join(map(str, counts))}")
+        if idle := [str(rank) for rank, count in enumerate(counts) if not count]:
+            canvas.box(x, 338, side, 32, DONE["idle"], f"idle: rank{'s' * (len(idle) > 1)} {', '.join(idle)}")
         most.append(max(counts))
         sayings.append(f"in {order} the ranks compute {', '.join(map(str, counts))} blocks")
-    canvas.lines(
-        12, 396, ("down: queries, with the rank that has them; across: keys", "thick: blocks of this step"), "start"
-    )
+    key = "down: queries, with the rank that has them; across: keys", "thick: blocks of this step"
+    canvas.lines(12, 396, key, "start")
     where = "its own keys" if step == 0 else f"the keys of the rank that is {step} before it"
-    caption = (
+    return canvas, (
         f"Step {step}: each rank has {where}; {', '.join(sayings)}. The step lasts as long as its busiest rank: "
         f"{most[0]} blocks, and {most[1]}."
     )
-    return canvas, caption
-
-
-def _square(canvas: Canvas, x: float, y: float, side: float, order: str, ranks: int, step: int) -> list[int]:
-    cell = side / (2 * ranks)
-    canvas.box(x, y, side, side, thick=1, dashed=True)
-    pieces = ORDERS[order]
-    owner = {piece: rank for rank in range(ranks) for piece in pieces(rank, ranks)}
-    canvas.texts([(x - 16, y + (piece + 0.5) * cell, str(owner[piece])) for piece in range(2 * ranks)])
-    counts = []
-    now: list[tuple[int, int]] = []
-    for rank in range(ranks):
-        done = [block for earlier in range(step) for block in blocks_of_step(order, rank, ranks, earlier)]
-        here = blocks_of_step(order, rank, ranks, step)
-        canvas.boxes([_place(x, y, cell, block) for block in done + here], RANKS[rank], thick=0.8)
-        counts.append(len(here))
-        now += here
-    for block in now:
-        left, top, *_ = _place(x, y, cell, block)
-        canvas.box(left + 3, top + 3, cell - 6, cell - 6, thick=3, border=INK)
-    return counts
-
-
-def _place(x: float, y: float, cell: float, block: tuple[int, int]) -> tuple[float, float, float, float]:
-    queries, keys = block
-    return x + keys * cell, y + queries * cell, cell, cell

@@ -2,7 +2,7 @@
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, RANKS, WHOLE
-from pardemo.draw.parts import SUBSCRIPTS, legend
+from pardemo.draw.parts import SUBSCRIPTS, half_of, legend
 
 _TALK = DONE["communication"]
 _HEADS, _RANKS = 4, 2
@@ -18,10 +18,8 @@ def attention_heads(canvas: Canvas, query_groups: int = 4) -> str:
     """Attention with four heads on two ranks: each computes whole heads, without the other.
 
     Args:
-        query_groups: heads of key and value. 4: one for each query head; 2: one for two of them; 1: one for all.
-
-    Raises:
-        ValueError: another number of heads of key and value.
+        query_groups: heads of key and value. 4: one for each query head; 2: one for two of them; 1: one for all. Others
+            raise a ValueError.
     """
     if query_groups not in _SHARED:
         raise ValueError(f"four query heads share 1, 2 or 4 heads of key and value, not {query_groups}")
@@ -32,7 +30,15 @@ def attention_heads(canvas: Canvas, query_groups: int = 4) -> str:
         middle, way = line + (94 if rank else -86), 24 if rank else -24
         canvas.text(320, 20 if rank == 0 else 382, f"rank {rank}", size=22, bold=True)
         canvas.arrow([(f, line + way), (f, middle), (134, middle)])
-        _projections(canvas, 184, middle, rank, query_groups)
+        shared = sorted({head * query_groups // _HEADS for head in heads_of(rank)})
+        for row, letter in enumerate("qkv"):
+            y = middle - 68 + 48 * row
+            canvas.text(162, y + 20, f"W_{letter}")
+            heads = heads_of(rank) if letter == "q" else shared
+            fill = WHOLE if letter != "q" and query_groups < _RANKS else RANKS[rank]
+            wide = 72 / len(heads)
+            for place, head in enumerate(heads):
+                canvas.box(184 + place * wide, y, wide, 40, fill, str(head), size=20)
         canvas.box(138, middle - 73, 122, 146, thick=1)
         canvas.arrow([(262, middle), (284, middle)])
         for place, head in enumerate(heads_of(rank)):
@@ -44,12 +50,9 @@ def attention_heads(canvas: Canvas, query_groups: int = 4) -> str:
         canvas.box(x - 20, line - 22, 40, 44, "none", name, size=26, border=_TALK, thick=3)
     canvas.arrow([(g + 22, line), (g + 46, line)])
     canvas.box(g + 48, line - 42, 50, 84, WHOLE, "Z", size=24)
-    for x, caption in (
-        (199, ("W_q, W_k, W_v:", "columns cut")),
-        (334, ("attention", "by head")),
-        (446, ("W_o:", "rows cut")),
-    ):
-        canvas.lines(x, 418, caption)
+    canvas.lines(199, 418, ("W_q, W_k, W_v:", "columns cut"))
+    canvas.lines(334, 418, ("attention", "by head"))
+    canvas.lines(446, 418, ("W_o:", "rows cut"))
     canvas.text(10, 482, "f: backward an all-reduce", "start", fill=_TALK, bold=True)
     canvas.text(630, 482, "g: forward an all-reduce", "end", fill=_TALK, bold=True)
     canvas.text(320, 518, _SHARED[query_groups])
@@ -61,21 +64,8 @@ def attention_heads(canvas: Canvas, query_groups: int = 4) -> str:
 
 
 def heads_of(rank: int) -> list[int]:
-    """The query heads that a rank computes."""
-    each = _HEADS // _RANKS
-    return list(range(rank * each, (rank + 1) * each))
-
-
-def _projections(canvas: Canvas, left: float, middle: float, rank: int, query_groups: int) -> None:
-    shared = sorted({head * query_groups // _HEADS for head in heads_of(rank)})
-    for row, letter in enumerate("qkv"):
-        y = middle - 68 + 48 * row
-        canvas.text(left - 22, y + 20, f"W_{letter}")
-        heads = heads_of(rank) if letter == "q" else shared
-        wide = 72 / len(heads)
-        on_both = letter != "q" and query_groups < _RANKS
-        for place, head in enumerate(heads):
-            canvas.box(left + place * wide, y, wide, 40, WHOLE if on_both else RANKS[rank], str(head), size=20)
+    """The query heads that a rank computes, of 4 on 2 ranks."""
+    return [2 * rank, 2 * rank + 1]
 
 
 @drawing(462)
@@ -87,7 +77,8 @@ def fused_qkv(canvas: Canvas) -> None:
     canvas.text(32, 20, "Stored in three blocks", "start", bold=True, size=20)
     canvas.text(608, 20, "GPT-2, Baichuan2", "end")
     _strip(canvas, 32, 44, in_blocks(_HEADS))
-    _cut(canvas, 34, 98)
+    for top in (34, 314):  # a bar that cuts the rows into two equal pieces
+        canvas.line([(320, top), (320, top + 64)], thick=5)
     canvas.text(176, 110, "first half: no values")
     canvas.text(464, 110, "second half: no queries")
     canvas.text(32, 158, "So cut each block:", "start")
@@ -100,7 +91,6 @@ def fused_qkv(canvas: Canvas) -> None:
     canvas.text(32, 300, "Stored head by head", "start", bold=True, size=20)
     canvas.text(608, 300, "Megatron, GPT-NeoX, BLOOM", "end")
     _strip(canvas, 32, 324, head_by_head(_HEADS))
-    _cut(canvas, 314, 378)
     for rank in range(_RANKS):
         canvas.text(176 + 288 * rank, 390, f"rank {rank}: its heads, whole")
     legend(canvas, 32, 434, {"rank 0 needs it": RANKS[0], "rank 1 needs it": RANKS[1]})
@@ -124,11 +114,6 @@ def _strip(canvas: Canvas, x: float, y: float, rows: list[tuple[str, int]], wide
         canvas.box(x + place * wide, y, wide, 40, owner, letter + SUBSCRIPTS[head], thick=1, size=20)
 
 
-def _cut(canvas: Canvas, top: float, bottom: float) -> None:
-    """A bar that cuts the rows into two equal pieces."""
-    canvas.line([(320, top), (320, bottom)], thick=5)
-
-
 #: From the input on: a part (whether it is cut, its name, a note on dropout), or one of the operators f and g.
 BLOCK = (
     (False, "norm", ""),
@@ -141,8 +126,6 @@ BLOCK = (
     "g",
     (False, "bias, dropout, add", "the same random numbers"),
 )
-_LEFT, _WIDE, _HIGH = (300, 478), 146, 52
-_OPERATOR_LABELS = {"f": "f: backward an all-reduce", "g": "g: forward an all-reduce"}
 
 
 @drawing(614)
@@ -150,53 +133,29 @@ def block_cut(canvas: Canvas) -> None:
     """A transformer block on two ranks. Norms, biases after g, dropout and the additions are whole on both; attention
     is cut by heads and the MLP by features, each between f, which all-reduces backward, and g, which all-reduces
     forward. Dropout outside the cut parts takes the same random numbers on both ranks, inside them a rank's own."""
-    for rank, x in enumerate(_LEFT):
-        canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
+    lefts, wide, high = (300, 478), 146, 52
+    for rank, x in enumerate(lefts):
+        canvas.text(x + wide / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
     for step in BLOCK:
         if isinstance(step, str):
-            canvas.box(
-                _LEFT[0],
-                y,
-                _LEFT[1] + _WIDE - _LEFT[0],
-                34,
-                "none",
-                _OPERATOR_LABELS[step],
-                border=_TALK,
-                thick=3,
-                size=20,
-            )
+            label = {"f": "f: backward an all-reduce", "g": "g: forward an all-reduce"}[step]
+            canvas.box(lefts[0], y, 324, 34, "none", label, border=_TALK, thick=3, size=20)
             y += 44
             continue
         cut, name, note = step
-        canvas.text(16, y + (16 if note else _HIGH / 2), name, "start", size=19, bold=True)
+        canvas.text(16, y + (16 if note else high / 2), name, "start", size=19, bold=True)
         if note:
             canvas.text(16, y + 40, note, "start")
-        for rank, x in enumerate(_LEFT):
-            _part(canvas, x, y, cut, rank)
-        y += _HIGH + 10
-    canvas.lines(
-        16,
-        y + 18,
-        (
-            "White: all tokens, all features, on both ranks.",
-            "Coloured: all tokens, and this rank's heads or features.",
-            "Dashed: what the other rank has.",
-        ),
-        "start",
-    )
-
-
-def _part(canvas: Canvas, x: float, y: float, cut: bool, rank: int) -> None:
-    if not cut:
-        canvas.box(x, y, _WIDE, _HIGH, WHOLE)
-        return
-    half = _WIDE / 2
-    canvas.box(x, y, _WIDE, _HIGH, thick=1, dashed=True)
-    canvas.box(x + rank * half, y, half, _HIGH, RANKS[rank], str(rank), size=20)
-
-
-_GROUP_RANKS, _QUERIES, _GROUP_SHARED, _GROUP_WIDE = 4, 8, 2, 66
+        for rank, x in enumerate(lefts):
+            if cut:
+                half_of(canvas, x, y, wide, high, rank, str(rank))
+            else:
+                canvas.box(x, y, wide, high, WHOLE)
+        y += high + 10
+    canvas.text(16, y + 18, "White: all tokens, all features, on both ranks.", "start")
+    canvas.text(16, y + 42, "Coloured: all tokens, and this rank's heads or features.", "start")
+    canvas.text(16, y + 66, "Dashed: what the other rank has.", "start")
 
 
 @drawing(320)
@@ -205,84 +164,63 @@ def shared_heads(canvas: Canvas) -> None:
     the same key and value head, ranks 2 and 3 the other, and each pair adds the gradients of its replicas."""
     canvas.text(320, 62, "each rank its own query heads")
     canvas.text(320, 154, "and a replica of the head of keys and values that they ask")
-    for rank in range(_GROUP_RANKS):
+    wide = 66
+    for rank in range(4):
         x = 10 + 160 * rank
-        canvas.text(x + _GROUP_WIDE, 20, f"rank {rank}", size=22, bold=True)
+        canvas.text(x + wide, 20, f"rank {rank}", size=22, bold=True)
         for place, head in enumerate(queries_of(rank)):
-            canvas.box(x + place * _GROUP_WIDE, 80, _GROUP_WIDE, 44, RANKS[rank], "q" + SUBSCRIPTS[head], size=20)
-        _replica(canvas, x, rank)
-    for first in range(0, _GROUP_RANKS, _GROUP_RANKS // _GROUP_SHARED):
-        left, right = (10 + 160 * rank + _GROUP_WIDE for rank in (first, first + 1))
+            canvas.box(x + place * wide, 80, wide, 44, RANKS[rank], "q" + SUBSCRIPTS[head], size=20)
+        for place, letter in enumerate("kv"):
+            shared = letter + SUBSCRIPTS[shared_of(rank)]
+            canvas.box(x + place * wide, 172, wide, 32, RANKS[rank], shared, size=20)
+        (other,) = (other for other in range(4) if shared_of(other) == shared_of(rank) and other != rank)
+        canvas.box(x, 204, 2 * wide, 26, RANKS[other], f"also rank {other}")
+    for left in (76, 396):
+        right = left + 160
         canvas.arrow([(left, 234), (left, 264), (right, 264), (right, 234)], _TALK, both=True)
         canvas.text((left + right) / 2, 294, "sum of the gradients", size=19, fill=_TALK, bold=True)
 
 
-def _replica(canvas: Canvas, x: float, rank: int) -> None:
-    """A rank's replica of a head of keys and values, and a band that names the other rank that holds it."""
-    for place, letter in enumerate("kv"):
-        canvas.box(
-            x + place * _GROUP_WIDE,
-            172,
-            _GROUP_WIDE,
-            32,
-            RANKS[rank],
-            letter + SUBSCRIPTS[shared_of(rank)],
-            size=20,
-        )
-    (other,) = (other for other in range(_GROUP_RANKS) if shared_of(other) == shared_of(rank) and other != rank)
-    canvas.box(x, 204, 2 * _GROUP_WIDE, 26, RANKS[other], f"also rank {other}")
-
-
 def queries_of(rank: int) -> list[int]:
-    """The query heads that a rank computes."""
-    each = _QUERIES // _GROUP_RANKS
-    return list(range(rank * each, (rank + 1) * each))
+    """The query heads that a rank computes, of 8 on 4 ranks."""
+    return [2 * rank, 2 * rank + 1]
 
 
 def shared_of(rank: int) -> int:
-    """The head of keys and values that a rank holds a replica of."""
-    return rank * _GROUP_SHARED // _GROUP_RANKS
+    """The head of keys and values, of 2, that a rank holds a replica of."""
+    return rank // 2
 
 
-_GRADIENT = KEPT["gradients"]
 #: Title, number of times f occurs.
 WAYS = (("one f for all three", 1), ("an f for each", 3))
-_ROW, _EACH, _LOW = 186, 48, 38  # a way's height; from one projection to the next; a box
 
 
-@drawing()
+@drawing(406)
 def one_sum_or_three(canvas: Canvas) -> None:
     """Backward, each rank has three gradients of X, through W_q, W_k and W_v. With one f it adds them first and
     all-reduces the result: 2φ. With an f for each, it all-reduces all three and adds them then: 6φ."""
-    canvas.height = 2 * _ROW + 34
+    fill, high, end = KEPT["gradients"], 38, 496
     for number, (title, all_reduces) in enumerate(WAYS):
-        top = 14 + number * _ROW
-        canvas.text(10, top, title, "start", size=20, bold=True)
-        canvas.text(630, top, f"backward {2 * all_reduces}φ", "end", size=20, fill=_TALK, bold=True)
-        _way(canvas, top + 22, all_reduces)
-    caption = "f, backward: an all-reduce of b·s·h numbers"
-    canvas.text(10, 2 * _ROW + 16, caption, "start")
-
-
-def _way(canvas: Canvas, top: float, all_reduces: int) -> None:
-    middle = top + _EACH + _LOW / 2
-    plus, f, end = (250, 390, 496) if all_reduces == 1 else (400, 250, 496)
-    for row, letter in enumerate("qkv"):
-        y = top + row * _EACH
-        canvas.box(10, y, 150, _LOW, _GRADIENT, f"through W_{letter}")
-        if all_reduces == 3:
-            _f(canvas, f, y)
-        begin, level = (f + 64, y + _LOW / 2) if all_reduces == 3 else (160, y + _LOW / 2)
-        if all_reduces == 3:
-            canvas.arrow([(162, level), (f - 2, level)])
-        canvas.arrow([(begin + 2, level), (plus - 2 - 8 * (row != 1), middle + (row - 1) * 14)])
-    canvas.box(plus, middle - 22, 54, 44, "none", "+", size=26, thick=2)
-    if all_reduces == 1:
-        canvas.arrow([(plus + 56, middle), (f - 2, middle)])
-        _f(canvas, f, middle - _LOW / 2)
-    canvas.arrow([((f + 64 if all_reduces == 1 else plus + 54) + 2, middle), (end - 2, middle)])
-    canvas.box(end, middle - _LOW / 2, 134, _LOW, _GRADIENT, "X's gradient")
-
-
-def _f(canvas: Canvas, x: float, y: float) -> None:
-    canvas.box(x, y, 64, _LOW, "none", "f: 2φ", border=_TALK, thick=3)
+        top = 36 + 186 * number
+        middle = top + 67
+        canvas.text(10, top - 22, title, "start", size=20, bold=True)
+        canvas.text(630, top - 22, f"backward {2 * all_reduces}φ", "end", size=20, fill=_TALK, bold=True)
+        plus, f = (250, 390) if all_reduces == 1 else (400, 250)
+        for row, letter in enumerate("qkv"):
+            level = middle + 48 * (row - 1)
+            canvas.box(10, level - high / 2, 150, high, fill, f"through W_{letter}")
+            begin = 162
+            if all_reduces == 3:
+                canvas.box(f, level - high / 2, 64, high, "none", "f: 2φ", border=_TALK, thick=3)
+                canvas.arrow([(162, level), (f - 2, level)])
+                begin = f + 66
+            canvas.arrow([(begin, level), (plus - 2 - 8 * (row != 1), middle + (row - 1) * 14)])
+        canvas.box(plus, middle - 22, 54, 44, "none", "+", size=26, thick=2)
+        begin = plus + 56
+        if all_reduces == 1:
+            canvas.arrow([(begin, middle), (f - 2, middle)])
+            canvas.box(f, middle - high / 2, 64, high, "none", "f: 2φ", border=_TALK, thick=3)
+            begin = f + 66
+        canvas.arrow([(begin, middle), (end - 2, middle)])
+        canvas.box(end, middle - high / 2, 134, high, fill, "X's gradient")
+    canvas.text(10, 388, "f, backward: an all-reduce of b·s·h numbers", "start")

@@ -2,24 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, ink_on, rank_colour
-from pardemo.draw.parts import legend, unbroken
+from pardemo.draw.parts import check_range, legend, unbroken
 from pardemo.draw.player import Player
 from pardemo.formulas import pipeline as formulas
 
 if TYPE_CHECKING:
     from pardemo.pipeline_parallel import Schedule
-KINDS = {
-    "gpipe": "GPipe",
-    "one_f_one_b": "1F1B",
-    "interleaved": "interleaved 1F1B",
-    "zb_h1": "ZB-H1",
-    "zb_v": "ZB-V",
-}
+KINDS = {"gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B", "zb_h1": "ZB-H1", "zb_v": "ZB-V"}
 _TOP, _RIGHT, _GAP = 62, 112, 14
 _NARROW = 12  # a step is at least as wide as a digit
 #: (stage, micro-batch, kind), of the kinds in :attr:`Course.kinds`.
@@ -92,11 +86,7 @@ class Course:
         return max(end for _, end in self.times.values())
 
     def of_rank(self, rank: int) -> Times:
-        return {
-            computation: span
-            for computation, span in self.times.items()
-            if self.schedule.rank_of(computation[0]) == rank
-        }
+        return {done: span for done, span in self.times.items() if self.schedule.rank_of(done[0]) == rank}
 
     def holds(self, rank: int, now: int) -> int:
         """How many pairs (stage, micro-batch) of this rank have ended their forward and not yet their last backward."""
@@ -109,9 +99,7 @@ class Course:
 
     def running(self, rank: int, now: int) -> Computation | None:
         """The computation that a rank runs in the step that ends at ``now``; None if it is idle."""
-        return next(
-            (computation for computation, (begin, end) in self.of_rank(rank).items() if begin < now <= end), None
-        )
+        return next((done for done, (begin, end) in self.of_rank(rank).items() if begin < now <= end), None)
 
     def idle(self, rank: int, now: int) -> list[tuple[int, int]]:
         """(begin, end) of each stretch up to ``now`` in which a rank was idle."""
@@ -165,31 +153,26 @@ def schedule_frame(course: Course, now: int) -> Canvas:
         canvas.boxes(places, DONE[kind])
         canvas.boxes(runs, DONE[kind], border="currentColor", thick=3)
         canvas.texts(numbers, fill=ink_on(DONE[kind]))
+    most = max(map(course.most, range(schedule.ranks)))
+    x, each = 640 - _RIGHT + 14, min(12, (_RIGHT - 22) / most)
+    if schedule.chunks > 1:
+        canvas.text(left - 6, 44, "stage", "end")
     for rank in range(schedule.ranks):
-        _row(canvas, course, rank, now)
+        top = course.top(rank)
+        middle = top + high / 2
+        canvas.box(left, top, 640 - _RIGHT - left, high, thick=0.8)
+        canvas.text(8, middle, f"rank {rank}", "start")
+        for chunk, stage in enumerate(schedule.stages_of(rank) if schedule.chunks > 1 else ()):
+            canvas.text(left - 16, top + (chunk + 0.5) * lane, str(stage))
+        pairs = course.most(rank) if now == course.steps else course.holds(rank, now)
+        canvas.text(x, middle - 10, f"{round(pairs / schedule.chunks, 2):g}", "start", bold=True, size=20)
+        canvas.boxes([(x + k * each, middle + 6, each, 14) for k in range(pairs)], KEPT["activations"])
     canvas.line([(left + now * wide, _TOP - 8), (left + now * wide, course.top(schedule.ranks) - _GAP + 6)], thick=2)
     split = {"forward": "forward F", "backward": "input I", "weight gradients": "weights W"}
     names = split if schedule.is_split else {}
     kinds = {names.get(kind, kind): DONE[kind] for kind in (*course.kinds, "idle")}
     legend(canvas, 20, course.top(schedule.ranks) + 16, kinds | {"held": KEPT["activations"]})
     return canvas
-
-
-def _row(canvas: Canvas, course: Course, rank: int, now: int) -> None:
-    schedule, top, lane = course.schedule, course.top(rank), course.lane
-    high = schedule.chunks * lane
-    canvas.box(course.left, top, 640 - _RIGHT - course.left, high, thick=0.8)
-    canvas.text(8, top + high / 2, f"rank {rank}", "start")
-    if schedule.chunks > 1:
-        canvas.text(course.left - 6, 44, "stage", "end") if rank == 0 else None
-        for chunk, stage in enumerate(schedule.stages_of(rank)):
-            canvas.text(course.left - 16, top + (chunk + 0.5) * lane, str(stage))
-    pairs = course.most(rank) if now == course.steps else course.holds(rank, now)
-    most = max(course.most(r) for r in range(schedule.ranks))
-    x = 640 - _RIGHT + 14
-    canvas.text(x, top + high / 2 - 10, f"{round(pairs / schedule.chunks, 2):g}", "start", bold=True, size=20)
-    each = min(12, (_RIGHT - 22) / most)
-    canvas.boxes([(x + k * each, top + high / 2 + 6, each, 14) for k in range(pairs)], KEPT["activations"])
 
 
 def _caption(course: Course, kind: str, now: int, before_guess: bool) -> str:
@@ -206,15 +189,18 @@ def _caption(course: Course, kind: str, now: int, before_guess: bool) -> str:
         return caption + f" Each rank has {v} stages of 1/{v} of its layers, so a step is 1/{v} as long." * (v > 1)
     running = {rank: course.running(rank, now) for rank in range(p)}
     parts = []
+    letters = {"forward": "F", "backward": "I", "weight gradients": "W"}
     for step_kind in course.kinds:
         busy = [
             f"rank {rank} with micro-batch {computation[1]}"
             for rank, computation in running.items()
             if computation and computation[2] == step_kind
         ]
-        parts += [f"{_name(step_kind, schedule.is_split)}: {', '.join(busy)}."] if busy else []
+        name = letters[step_kind] if schedule.is_split else step_kind.capitalize()
+        parts += [f"{name}: {', '.join(busy)}."] if busy else []
     if waiting := [str(rank) for rank, computation in running.items() if computation is None]:
-        parts.append(f"Rank{'s' * (len(waiting) > 1)} {_and(waiting)} wait{'s' * (len(waiting) == 1)}.")
+        several = f"s {', '.join(waiting[:-1])} and {waiting[-1]} wait" if len(waiting) > 1 else f" {waiting[0]} waits"
+        parts.append(f"Rank{several}.")
     most = course.most(0)
     if course.holds(0, now) == most and all(course.holds(0, before) < most for before in range(now)):
         parts.append(f"Rank 0 holds {round(most / v, 2):g} now, and will never hold more.")
@@ -237,49 +223,38 @@ def _idle(course: Course, kind: str) -> str:
     return f"{caption}: {unbroken('(p − 1)/(6m + p − 1)')}, all of it before a rank began or after it had ended."
 
 
-def _name(step_kind: str, is_split: bool) -> str:
-    letters = {"forward": "F", "backward": "I", "weight gradients": "W"}
-    return letters[step_kind] if is_split else step_kind.capitalize()
-
-
-def _and(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-_LEFT, _SCALE = 100, 1.38
-_COMPUTE, _MESSAGE = {"forward": 44, "backward": 66}, 40  # how long one part of each takes
-#: The halves of a forward and of a backward, behind each of which a message travels.
-_IN_TURN, _TOGETHER = ("forward", "forward", "backward", "backward"), ("forward", "backward") * 2
-
-
 @drawing(318)
 def a_pair(canvas: Canvas) -> None:
     """A forward and a backward, each of two parts with a message behind each part. One after the other the GPU is idle
     during all four messages. Together it computes a part of one while the message of the other travels, and is done
     sooner."""
-    in_turn = list(accumulate((_COMPUTE[kind] + _MESSAGE for kind in _IN_TURN), initial=0))
-    at_once = list(accumulate((_COMPUTE[kind] for kind in _TOGETHER), initial=0))
-    _case(canvas, 14, "one after the other: the GPU waits for each message", _IN_TURN, in_turn)
-    _case(canvas, 154, "together: while one sends, the other computes", _TOGETHER, at_once)
+    left, scale = 100, 1.38
+    compute, message = {"forward": 44, "backward": 66}, 40  # how long one part of each takes
+    cases = (
+        (
+            14,
+            "one after the other: the GPU waits for each message",
+            ("forward", "forward", "backward", "backward"),
+            message,
+        ),
+        (154, "together: while one sends, the other computes", ("forward", "backward") * 2, 0),
+    )
+    for y, title, kinds, wait in cases:
+        canvas.text(4, y, title, "start", bold=True)
+        canvas.text(4, y + 42, "GPU", "start")
+        canvas.text(4, y + 92, "network", "start")
+        x = float(left)
+        for kind in kinds:
+            wide, of = compute[kind] * scale, kind[0].upper()
+            canvas.box(x, y + 22, wide, 40, DONE[kind], of)
+            canvas.box(x + wide, y + 74, message * scale, 36, DONE["communication"], f"{of}'s")
+            if wait:
+                canvas.box(x + wide, y + 22, wait * scale, 40, DONE["idle"], border=DONE["idle"])
+            x += wide + wait * scale
     legend(canvas, 20, 296, {name: DONE[name] for name in ("forward", "backward", "communication", "idle")})
 
 
-def _case(canvas: Canvas, y: float, title: str, kinds: tuple[str, ...], begins: list[float]) -> None:
-    canvas.text(4, y, title, "start", bold=True)
-    for lane, name in ((y + 22, "GPU"), (y + 72, "network")):
-        canvas.text(4, lane + 20, name, "start")
-    ends = [begin + _COMPUTE[kind] for begin, kind in zip(begins, kinds, strict=False)]
-    for end, following in zip(ends, begins[1:], strict=True):
-        if following > end:
-            canvas.box(_LEFT + end * _SCALE, y + 22, (following - end) * _SCALE, 40, DONE["idle"], border=DONE["idle"])
-    for kind, begin, end in zip(kinds, begins, ends, strict=False):
-        of = {"forward": "F", "backward": "B"}[kind]
-        canvas.box(_LEFT + begin * _SCALE, y + 22, (end - begin) * _SCALE, 40, DONE[kind], of)
-        canvas.box(_LEFT + end * _SCALE, y + 74, _MESSAGE * _SCALE, 36, DONE["communication"], f"{of}'s")
-
-
 _TALK = DONE["communication"]
-_STAGES_LEFT, _STAGES_GAP = 104, 44  # where the first rank begins, and the way to the next
 
 
 @drawing(282)
@@ -287,22 +262,18 @@ def pipeline_stages(canvas: Canvas, ranks: int = 4) -> str:
     """A model cut into stages of two layers: activations are sent to the next rank, their gradients back.
 
     Args:
-        ranks: p, from 2 to 4.
-
-    Raises:
-        ValueError: another number: it would not be readable.
+        ranks: p, from 2 to 4; others raise a ValueError.
     """
-    if not 2 <= ranks <= 4:
-        raise ValueError(f"a pipeline of 2 to 4 ranks can be drawn, not of {ranks}")
-    wide = (632 - _STAGES_LEFT - (ranks - 1) * _STAGES_GAP) / ranks
+    check_range(ranks, 2, 4)
+    left, gap = 104, 44  # where the first rank begins, and the way to the next
+    wide = (632 - left - (ranks - 1) * gap) / ranks
     canvas.text(40, 16, "batch", bold=True)
     for number in range(8):
         canvas.box(12, 34 + 22 * number, 56, 22, KEPT["activations"], thick=1)
-    canvas.text(40, 228, "8 micro-")
-    canvas.text(40, 250, "batches")
-    canvas.arrow([(72, 81), (_STAGES_LEFT + 4, 81)], thick=2.5)
+    canvas.lines(40, 228, ["8 micro-", "batches"])
+    canvas.arrow([(72, 81), (left + 4, 81)], thick=2.5)
     for rank in range(ranks):
-        x = _STAGES_LEFT + rank * (wide + _STAGES_GAP)
+        x = left + rank * (wide + gap)
         canvas.text(x + wide / 2, 16, f"rank {rank}", bold=True)
         canvas.box(x, 34, wide, 176, thick=1)  # no colour: arrows and layers have one
         for layer in range(2):
@@ -312,12 +283,12 @@ def pipeline_stages(canvas: Canvas, ranks: int = 4) -> str:
         if rank == ranks - 1:
             canvas.text(x + wide / 2, 194, "loss")
         else:  # from this rank's second layer up to the next rank's first, and back
-            canvas.arrow([(x + wide - 7, 143), (x + wide + _STAGES_GAP + 7, 69)], _TALK)
-            canvas.arrow([(x + wide + _STAGES_GAP + 7, 95), (x + wide - 7, 169)], _TALK, dashed=True)
-    canvas.arrow([(_STAGES_LEFT, 234), (_STAGES_LEFT + 52, 234)], _TALK)
-    canvas.text(_STAGES_LEFT + 64, 234, "activations of one micro-batch, A bytes", "start")
-    canvas.arrow([(_STAGES_LEFT + 52, 264), (_STAGES_LEFT, 264)], _TALK, dashed=True)
-    canvas.text(_STAGES_LEFT + 64, 264, "their gradients, A bytes, on the way back", "start")
+            canvas.arrow([(x + wide - 7, 143), (x + wide + gap + 7, 69)], _TALK)
+            canvas.arrow([(x + wide + gap + 7, 95), (x + wide - 7, 169)], _TALK, dashed=True)
+    canvas.arrow([(left, 234), (left + 52, 234)], _TALK)
+    canvas.text(left + 64, 234, "activations of one micro-batch, A bytes", "start")
+    canvas.arrow([(left + 52, 264), (left, 264)], _TALK, dashed=True)
+    canvas.text(left + 64, 264, "their gradients, A bytes, on the way back", "start")
     return (
         f"A model of {2 * ranks} layers on {ranks} ranks, two layers on each. A batch comes in as eight micro-batches; "
         "between neighbours travel a micro-batch's activations, and on the way back their gradients."
@@ -329,13 +300,9 @@ def two_chunks(canvas: Canvas, ranks: int = 4) -> str:
     """Two stages on each rank, placed in two ways: rank by rank twice (interleaved 1F1B), and as a V (ZB-V).
 
     Args:
-        ranks: p, from 2 to 5.
-
-    Raises:
-        ValueError: another number: it would not be readable.
+        ranks: p, from 2 to 5; others raise a ValueError.
     """
-    if not 2 <= ranks <= 5:
-        raise ValueError(f"two stages on each of 2 to 5 ranks can be drawn, not of {ranks}")
+    check_range(ranks, 2, 5)
     canvas.height = 54 + 62 * ranks
     for left, name, upward in ((84, "round and round", False), (400, "down and up: a V", True)):
         second = [2 * ranks - 1 - rank if upward else ranks + rank for rank in range(ranks)]
@@ -347,8 +314,14 @@ def two_chunks(canvas: Canvas, ranks: int = 4) -> str:
             for x, stage in ((left, rank), (left + 148, second[rank])):
                 canvas.box(x, y, 84, 42, rank_colour(rank), f"stage {stage}")
                 places[stage] = x, y
-        for stage, after in pairwise(sorted(places)):
-            _hand_on(canvas, places[stage], places[after])
+        for (x, y), (to, below) in pairwise(places[stage] for stage in sorted(places)):
+            if x == to:  # to the rank below or above
+                ends = (44, -2) if below > y else (-2, 44)
+                canvas.arrow([(x + 42, y + ends[0]), (x + 42, below + ends[1])], _TALK)
+            elif y == below:  # on one rank: nothing is sent
+                canvas.arrow([(x + 87, y + 21), (to - 3, y + 21)])
+            else:
+                canvas.arrow([(x + 87, y + 21), (x + 116, y + 21), (x + 116, below + 21), (to - 3, below + 21)], _TALK)
     return (
         f"Two stages on each of {ranks} ranks. Round and round, rank i has stages i and {ranks} + i, and the last rank "
         f"hands on to the first. As a V, rank i has stages i and {2 * ranks - 1} − i: the last rank hands on to "
@@ -356,55 +329,34 @@ def two_chunks(canvas: Canvas, ranks: int = 4) -> str:
     )
 
 
-def _hand_on(canvas: Canvas, place: tuple[float, float], after: tuple[float, float]) -> None:
-    """An arrow for an activation: to the rank below or above, to the same rank's other stage, or to the first rank."""
-    (x, y), (to, below) = place, after
-    if x == to:
-        down = below > y
-        canvas.arrow([(x + 42, y + (44 if down else -2)), (x + 42, below + (-2 if down else 44))], _TALK)
-    elif y == below:
-        canvas.arrow([(x + 87, y + 21), (to - 3, y + 21)], "currentColor")  # on one rank: nothing is sent
-    else:
-        canvas.arrow([(x + 87, y + 21), (x + 116, y + 21), (x + 116, below + 21), (to - 3, below + 21)], _TALK)
-
-
-_WEIGHT, _GRADIENT = KEPT["parameters"], KEPT["gradients"]
-_FIRST, _LAST, _WIDE = 104, 432, 84  # where embedding and output layer stand, and how wide they are
-
-
 @drawing(420)
 def tied_weights(canvas: Canvas) -> None:
     """A matrix E that is embedding and output layer. In one process it has one gradient, to which both uses add. In two
     stages each rank has its own E and its own part of the gradient, and an all-reduce adds the parts."""
+    first, last, wide = 104, 432, 84  # where embedding and output layer stand, and how wide they are
+    gradient = KEPT["gradients"]
     canvas.text(4, 14, "one process: one E, one gradient", "start", bold=True)
-    _layers(canvas, 34)
     canvas.box(212, 34, 196, 44, "none", "blocks")
-    canvas.box(_FIRST, 114, _LAST + _WIDE - _FIRST, 38, _GRADIENT, "E's gradient: both uses add to it")
+    canvas.box(first, 114, last + wide - first, 38, gradient, "E's gradient: both uses add to it")
     canvas.text(4, 184, "two stages: each has its own E and sees its own use", "start", bold=True)
     for rank, x in enumerate((92, 324)):
         canvas.text(x + 102, 212, f"rank {rank}", bold=True)
         canvas.box(x, 226, 204, 136, thick=1, dashed=True)
-    _layers(canvas, 234)
-    for x in (212, 336):
-        canvas.box(x, 234, 72, 44, "none", "blocks")
+    for y in (34, 234):
+        canvas.text(4, y + 22, "tokens", "start")
+        canvas.text(564, y + 22, "loss", "start")
+        for left, right in ((70, first - 3), (first + wide + 3, 209), (411, last - 3), (last + wide + 3, 556)):
+            canvas.arrow([(left, y + 22), (right, y + 22)], thick=2.5)
+        for x in (first, last):
+            canvas.box(x, y, wide, 44, KEPT["parameters"], "E", size=22)
+            canvas.arrow([(x + wide / 2, y + 47), (x + wide / 2, y + 78)], gradient)
+    canvas.box(212, 234, 72, 44, "none", "blocks")
+    canvas.box(336, 234, 72, 44, "none", "blocks")
     canvas.arrow([(287, 256), (333, 256)], _TALK)
-    first, last = _FIRST + _WIDE / 2, _LAST + _WIDE / 2
-    for x in (_FIRST, _LAST):
-        canvas.box(x, 314, _WIDE, 38, _GRADIENT, "a part")
-    canvas.arrow([(first, 356), (first, 386), (last, 386), (last, 356)], _TALK, 4, both=True)
+    canvas.box(first, 314, wide, 38, gradient, "a part")
+    canvas.box(last, 314, wide, 38, gradient, "a part")
+    canvas.arrow([(146, 356), (146, 386), (474, 386), (474, 356)], _TALK, 4, both=True)
     canvas.text(310, 406, "all-reduce: the parts are added", fill=_TALK, bold=True)
-
-
-def _layers(canvas: Canvas, y: float) -> None:
-    """Tokens, E, …, E, loss, and an arrow from each E down to its gradient."""
-    canvas.text(4, y + 22, "tokens", "start")
-    canvas.arrow([(70, y + 22), (_FIRST - 3, y + 22)], thick=2.5)
-    for x in (_FIRST, _LAST):
-        canvas.box(x, y, _WIDE, 44, _WEIGHT, "E", size=22)
-        canvas.arrow([(x + _WIDE / 2, y + 47), (x + _WIDE / 2, y + 78)], _GRADIENT)
-    for left, right in ((_FIRST + _WIDE + 3, 209), (411, _LAST - 3), (_LAST + _WIDE + 3, 556)):
-        canvas.arrow([(left, y + 22), (right, y + 22)], thick=2.5)
-    canvas.text(564, y + 22, "loss", "start")
 
 
 def zero_bubble_v(ranks: int = 3) -> Player:
@@ -415,15 +367,11 @@ def zero_bubble_v(ranks: int = 3) -> Player:
     is idle: a reader guesses it. It opens where micro-batch 0 has come down.
 
     Args:
-        ranks: p, 2 or 3.
-
-    Raises:
-        ValueError: another number: its steps would not be readable.
+        ranks: p, 2 or 3; others raise a ValueError.
     """
     from pardemo import pipeline_parallel as pp  # brings torch
 
-    if not 2 <= ranks <= 3:
-        raise ValueError(f"ZB-V on 2 or 3 ranks can be drawn, not on {ranks}")
+    check_range(ranks, 2, 3)
     micro_batches = 2 * ranks - 1
     course = Course.of(pp.Schedule(pp.zb_v, ranks, micro_batches, 2))
     frames = [(schedule_frame(course, now), _v_caption(course, now)) for now in range(course.steps + 1)]
@@ -433,24 +381,23 @@ def zero_bubble_v(ranks: int = 3) -> Player:
 def filled(course: Course) -> dict[tuple[int, int], str]:
     """Weights' gradients that a rank computes while it would have to wait: (stage, micro-batch) -> what is missing."""
     gaps: dict[tuple[int, int], str] = {}
+    last = course.schedule.stages - 1
     for rank in range(course.schedule.ranks):
         order = sorted(course.of_rank(rank).items(), key=lambda item: item[1])
         for place, ((stage, k, kind), (begin, _)) in enumerate(order):
             later = [computation for computation, _ in order[place + 1 :] if computation[2] != "weight gradients"]
-            if kind == "weight gradients" and later:
-                needed, what = _needed(course, *later[0])
-                if needed is not None and course.times[needed][1] > begin:
-                    gaps[stage, k] = what
+            if kind != "weight gradients" or not later:
+                continue
+            following, batch, direction = later[0]
+            if direction == "forward":
+                needed, what = (following - 1, batch, "forward"), "activation"
+            elif following == last:
+                needed, what = (following, batch, "forward"), "loss"
+            else:
+                needed, what = (following + 1, batch, "backward"), "gradient"
+            if needed[0] >= 0 and course.times[needed][1] > begin:  # the first stage's input is always there
+                gaps[stage, k] = f"the {what} of micro-batch {batch}"
     return gaps
-
-
-def _needed(course: Course, stage: int, k: int, kind: str) -> tuple[tuple[int, int, str] | None, str]:
-    """What has to be computed before a forward or an input's gradient, and what is handed on then."""
-    if kind == "forward":
-        return ((stage - 1, k, "forward") if stage else None), f"the activation of micro-batch {k}"
-    if stage == course.schedule.stages - 1:
-        return (stage, k, "forward"), f"the loss of micro-batch {k}"
-    return (stage + 1, k, "backward"), f"the gradient of micro-batch {k}"
 
 
 def _v_caption(course: Course, now: int) -> str:
@@ -464,10 +411,16 @@ def _v_caption(course: Course, now: int) -> str:
     running = {rank: course.running(rank, now) for rank in range(p)}
     if now == course.steps:
         return "Done. No rank was idle between its first and its last computation: grey is at the two ends alone."
-    return " ".join([*_of_micro_batch_0(course, running, now), *_fills(course, running)])
+    gaps, fills = filled(course), []
+    for rank, computation in running.items():
+        if computation and computation[2] == "weight gradients" and (missing := gaps.get(computation[:2])):
+            fills.append(
+                f"Rank {rank} would wait for {missing}: it computes W of micro-batch {computation[1]} instead."
+            )
+    return " ".join([_of_micro_batch_0(course, running, now), *fills])
 
 
-def _of_micro_batch_0(course: Course, running: dict, now: int) -> list[str]:
+def _of_micro_batch_0(course: Course, running: dict, now: int) -> str:
     """Where micro-batch 0 is, and what that means for the others; later, what all ranks do."""
     p, last = course.schedule.ranks, course.schedule.stages - 1
     for rank, computation in running.items():
@@ -476,26 +429,16 @@ def _of_micro_batch_0(course: Course, running: dict, now: int) -> list[str]:
         stage, _, kind = computation
         if kind == "forward" and stage < p:
             begins = f" Rank 0 already has micro-batch {running[0][1]}." if rank else ""
-            return [f"Micro-batch 0 is in stage {stage}, on rank {rank}, on its way down.{begins}"]
+            return f"Micro-batch 0 is in stage {stage}, on rank {rank}, on its way down.{begins}"
         if kind == "forward":
             why = f" Rank {rank} handed it to itself: no message." if stage == p else ""
             why = f" The last stage is here, on rank {rank}, and so is the loss." if stage == last else why
-            return [f"Micro-batch 0 is in stage {stage}, on rank {rank}, on its way up.{why}"]
+            return f"Micro-batch 0 is in stage {stage}, on rank {rank}, on its way up.{why}"
         goes = "The loss is on rank 0, so it begins the backward pass at once: " if stage == last else ""
         home = " It is home." if stage == 0 else ""
-        return [f"{goes}I of micro-batch 0 is in stage {stage}, on rank {rank}.{home}"]
+        return f"{goes}I of micro-batch 0 is in stage {stage}, on rank {rank}.{home}"
     if now <= course.times[0, 0, "backward"][1]:
-        return ["The gradient of micro-batch 0 waits a step: the rank that has it is busy with another micro-batch."]
+        return "The gradient of micro-batch 0 waits a step: the rank that has it is busy with another micro-batch."
     if now <= max(end for (_, _, kind), (_, end) in course.times.items() if kind == "forward"):
-        return ["Each rank now takes F, I and W of one of its stages, then F, I and W of the other one."]
-    return ["There are no forwards left. I comes first, since another rank waits for it, and W fills the rest."]
-
-
-def _fills(course: Course, running: dict) -> list[str]:
-    gaps, texts = filled(course), []
-    for rank, computation in running.items():
-        if computation and computation[2] == "weight gradients" and (missing := gaps.get(computation[:2])):
-            texts.append(
-                f"Rank {rank} would wait for {missing}: it computes W of micro-batch {computation[1]} instead."
-            )
-    return texts
+        return "Each rank now takes F, I and W of one of its stages, then F, I and W of the other one."
+    return "There are no forwards left. I comes first, since another rank waits for it, and W fills the rest."

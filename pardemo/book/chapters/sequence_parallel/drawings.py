@@ -22,8 +22,6 @@ BLOCK = (
     ("tokens", "dropout, add", "cut by tokens"),
 )
 _TALK = DONE["communication"]
-_LEFT, _WIDE, _HIGH = (300, 478), 146, 56
-_TOKENS = 4
 
 
 @drawing(788)
@@ -31,40 +29,31 @@ def sequence_parallel(canvas: Canvas) -> None:
     """A transformer block on two ranks under sequence parallelism. Norms, dropouts and additions work on half the
     tokens; an all-gather puts all tokens together before attention and MLP, which are cut by heads and columns, and a
     reduce-scatter sums their results and cuts by tokens again."""
-    for rank, x in enumerate(_LEFT):
-        canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
+    lefts, wide, row = (300, 478), 146, 14  # row: of a token
+    for rank, x in enumerate(lefts):
+        canvas.text(x + wide / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
     for step in BLOCK:
         if isinstance(step, str):
-            canvas.box(_LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 32, _TALK, step, size=20)
+            canvas.box(300, y, 324, 32, _TALK, step, size=20)
             y += 42
             continue
         cut, name, note = step
         canvas.text(20, y + 17, name, "start", bold=True, size=20)
         canvas.text(20, y + 43, note, "start")
-        for rank, x in enumerate(_LEFT):
-            _tensor(canvas, x, y, cut, rank)
-        y += _HIGH + 10
+        for rank, x in enumerate(lefts):  # its own part is coloured, the rest is empty
+            if cut == "columns":
+                half = wide / 2
+                canvas.boxes([(x + rank * half, y + k * row, half, row) for k in range(4)], RANKS[rank])
+            for token, owner in enumerate((0, 0, 1, 1)):
+                if cut == "whole" or (cut == "tokens" and owner == rank):
+                    canvas.boxes([(x, y + token * row, wide, row)], RANKS[owner])
+            if cut != "whole":
+                canvas.box(x, y, wide, 4 * row, thick=1, dashed=True)
+        y += 66
     canvas.text(20, y + 16, "down: tokens; across: features; colour: the rank it comes from", "start")
-    backward = (
-        "Backward goes from the bottom up: an all-gather becomes",
-        "a reduce-scatter, and the reverse.",
-    )
-    canvas.lines(20, y + 50, backward, "start")
-
-
-def _tensor(canvas: Canvas, x: float, y: float, cut: str, rank: int) -> None:
-    """This rank's part of a tensor [tokens, hidden], coloured; the rest is empty."""
-    row = _HIGH / _TOKENS
-    if cut == "columns":
-        half = _WIDE / 2
-        canvas.boxes([(x + rank * half, y + k * row, half, row) for k in range(_TOKENS)], RANKS[rank])
-    for token in range(_TOKENS) if cut != "columns" else ():
-        owner = token * 2 // _TOKENS
-        if cut == "whole" or owner == rank:
-            canvas.boxes([(x, y + token * row, _WIDE, row)], RANKS[owner])
-    if cut != "whole":
-        canvas.box(x, y, _WIDE, _HIGH, thick=1, dashed=True)
+    canvas.text(20, y + 50, "Backward goes from the bottom up: an all-gather becomes", "start")
+    canvas.text(20, y + 74, "a reduce-scatter, and the reverse.", "start")
 
 
 class BlockStep(NamedTuple):
@@ -97,57 +86,36 @@ STEPS = (
     BlockStep("second matrix", 8, 0, True),
     BlockStep("dropout 2", 1, 0, False),
 )
-_ACTIVATIONS_LEFT, _BYTE, _SCORES, _ACTIVATIONS_HIGH, _STEP = 164, 24, 140, 26, 34
 
 
-@drawing()
+@drawing(564)
 def block_activations(canvas: Canvas) -> str:
     """A bar of bytes for each tensor that a block keeps: white where both ranks keep all of it, coloured where cut."""
+    left, high = 164, 26
     whole = sum(step.plain for step in STEPS if not step.cut)
     cut = sum(step.plain for step in STEPS if step.cut)
     scores = sum(step.scores for step in STEPS)
-    canvas.height = 30 + _STEP * len(STEPS) + 92
-    canvas.text(_ACTIVATIONS_LEFT, 14, "kept, bytes / sbh", "start")
-    for number, step in enumerate(STEPS):
-        y = 34 + _STEP * number
-        canvas.text(_ACTIVATIONS_LEFT - 12, y + _ACTIVATIONS_HIGH / 2, step.name, "end")
-        width = _BYTE * step.plain + _SCORES * step.scores
-        _bar(canvas, y, width, step.cut)
-        canvas.text(_ACTIVATIONS_LEFT + width + 10, y + _ACTIVATIONS_HIGH / 2, _amount_text(step), "start")
-    y = 34 + _STEP * len(STEPS) + 22
-    legend_rows: tuple[tuple[str, Callable[[float], None]], ...] = (
-        (f"white: {whole} in all, whole on both ranks", lambda at: canvas.box(12, at - 10, 40, 20, WHOLE)),
-        (
-            f"coloured: cut; {cut} in all, and {scores}as/h, drawn shortened",
-            lambda at: _halves(canvas, 12, at - 10, 40, 20),
-        ),
-    )
-    for line, (text, draw) in enumerate(legend_rows):
-        draw(y + 32 * line)
-        canvas.text(64, y + 32 * line, text, "start")
+    bars = [(left, 34 + 34 * n, 24 * step.plain + 140 * step.scores, high, step.cut) for n, step in enumerate(STEPS)]
+    bars += [(12, 488, 40, 20, False), (12, 520, 40, 20, True)]  # of the legend
+    for x, y, wide, tall, is_cut in bars:
+        halves = [(x, y, wide / 2, tall), (x + wide / 2, y, wide / 2, tall)]
+        if is_cut:
+            for half, colour in zip(halves, RANKS, strict=False):
+                canvas.boxes([half], colour)
+        else:
+            canvas.box(x, y, wide, tall, WHOLE)
+    canvas.text(left, 14, "kept, bytes / sbh", "start")
+    for step, (_, y, wide, *_) in zip(STEPS, bars, strict=False):
+        amounts = [str(step.plain)] * (step.plain > 0) + ["as/h", "2as/h"][step.scores - 1 : step.scores]
+        canvas.text(left - 12, y + high / 2, step.name, "end")
+        canvas.text(left + wide + 10, y + high / 2, " + ".join(amounts), "start")
+    canvas.text(64, 498, f"white: {whole} in all, whole on both ranks", "start")
+    canvas.text(64, 530, f"coloured: cut; {cut} in all, and {scores}as/h, drawn shortened", "start")
     return (
         f"What each step of a transformer block keeps on two tensor-parallel ranks. The inputs of norms and of layers "
         f"cut by columns and two dropout masks, {whole} bytes for each number of the block's input, are whole on both; "
         f"{cut} bytes and the attention's scores, {scores}as/h, are cut."
     )
-
-
-def _bar(canvas: Canvas, y: float, width: float, cut: bool) -> None:
-    if cut:
-        _halves(canvas, _ACTIVATIONS_LEFT, y, width, _ACTIVATIONS_HIGH)
-    else:
-        canvas.box(_ACTIVATIONS_LEFT, y, width, _ACTIVATIONS_HIGH, WHOLE)
-
-
-def _halves(canvas: Canvas, x: float, y: float, width: float, height: float) -> None:
-    for rank in range(2):
-        canvas.boxes([(x + rank * width / 2, y, width / 2, height)], RANKS[rank])
-
-
-def _amount_text(step: BlockStep) -> str:
-    times = "" if step.scores == 1 else str(step.scores)
-    parts = [str(step.plain)] if step.plain else []
-    return " + ".join(parts + ([f"{times}as/h"] if step.scores else []))
 
 
 #: Name, what is sent before attention, how attention is cut, whether a rank's weights are whole or cut.

@@ -6,7 +6,6 @@ from pardemo.draw.parts import SUBSCRIPTS, legend, parts
 from pardemo.draw.rule import rule
 
 _TALK = DONE["communication"]
-_LAYERS = (1, 2, 3)
 _FORWARD, _BACKWARD, _THIRD, _UPDATE = 40, 64, 29, 108  # widths: a layer, a layer, a third of Ψ, the update
 _LEFT, _HIGH = 10, 30
 
@@ -35,9 +34,9 @@ def zero_traffic(canvas: Canvas) -> None:
         x_forward = [_LEFT + late + place * _FORWARD for place in range(3)]
         x_backward = [back + late + place * _BACKWARD for place in range(3)]
         x = after + late
-        for place, layer in enumerate(_LAYERS):
-            canvas.box(x_forward[place], y + 28, _FORWARD, _HIGH, DONE["forward"], str(layer))
-            canvas.box(x_backward[place], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(4 - layer))
+        for place in range(3):
+            canvas.box(x_forward[place], y + 28, _FORWARD, _HIGH, DONE["forward"], str(place + 1))
+            canvas.box(x_backward[place], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(3 - place))
         if name == "ZeRO-3":  # the next layer's parameters arrive while this one computes
             for at in (_LEFT, *(x + 4 for x in x_forward), *(x + 1 for x in x_backward[:2])):
                 _travels(canvas, at, y, "AG parameters", 1)
@@ -73,6 +72,7 @@ def shards_on_nodes(canvas: Canvas) -> None:
         "hpZ": ("gather forward", "reduce gradients"),
         "HSDP": ("all-reduce of halves",),
     }
+    second = SHADES["gathered parameters"]
     for number, (name, crossing) in enumerate(rows.items()):
         y = 8 + 160 * number
         canvas.text(10, y + 12, name, "start", bold=True, size=22)
@@ -80,26 +80,19 @@ def shards_on_nodes(canvas: Canvas) -> None:
             canvas.box(x, y + 30, 192, 108, thick=1.5)
             canvas.text(x + 192, y + 12, f"node {node}", "end")
             for place in range(2):
-                _keeps(canvas, x + 14 + 88 * place, y + 40, name, 2 * node + place, place)
+                left, wide, rank = x + 14 + 88 * place, 32 if name == "hpZ" else 72, 2 * node + place
+                halves = [2 * place, 2 * place + 1]
+                parts(canvas, left, y + 40, wide, 64, 4, halves if name == "HSDP" else [rank], KEPT["parameters"])
+                if name == "hpZ":
+                    parts(canvas, left + 40, y + 40, wide, 64, 4, halves, second)
+                canvas.text(left + 36, y + 120, f"rank {rank}")
         middle = y + 84
         for place, word in enumerate(crossing):
             level = middle + 40 * (place - (len(crossing) - 1) / 2)
             colour = KEPT["parameters"] if "gather" in word else KEPT["gradients"]
             canvas.arrow([(210, level + 10), (430, level + 10)], colour, 4, both=True)
             canvas.text(320, level - 6, word)
-    legend(canvas, 10, 504, {"kept": KEPT["parameters"], "second copy, for the backward pass": _SECOND})
-
-
-_SECOND = SHADES["gathered parameters"]
-
-
-def _keeps(canvas: Canvas, x: float, y: float, name: str, rank: int, place: int) -> None:
-    wide = 32 if name == "hpZ" else 72
-    halves = [2 * place, 2 * place + 1]
-    parts(canvas, x, y, wide, 64, 4, halves if name == "HSDP" else [rank], KEPT["parameters"])
-    if name == "hpZ":
-        parts(canvas, x + 40, y, wide, 64, 4, halves, _SECOND)
-    canvas.text(x + 36, y + 80, f"rank {rank}")
+    legend(canvas, 10, 504, {"kept": KEPT["parameters"], "second copy, for the backward pass": second})
 
 
 @drawing(404)
@@ -131,15 +124,11 @@ def sums_in_8_bits(canvas: Canvas) -> None:
 
 
 def sharding_choice() -> Drawing:
-    """The rule; the lines of ZeRO-1, ZeRO-2 and ZeRO-3 are marked."""
+    """The rule, with the lines of ZeRO-1, ZeRO-2 and ZeRO-3 marked."""
     return rule(("ZeRO-3", "ZeRO-2", "ZeRO-1"))
 
 
 NODES, PLACES = 2, 2
-_CELL, _LOW, _X = 40, 40, (106, 342, 548)  # a part's box; where each column begins
-_TOP, _ROW, _NODE = 74, 58, 158  # the first rank's row; from row to row; from node to node
-#: What a rank holds at first, after one hop, after both.
-_COLUMNS = (("all parts,", "its samples"), ("its place's parts,", "sum of its node"), ("its part,", "the sum"))
 
 
 def held(rank: int, hops: int) -> list[int]:
@@ -151,41 +140,33 @@ def held(rank: int, hops: int) -> list[int]:
     return [rank]
 
 
-@drawing()
+@drawing(414)
 def two_hops(canvas: Canvas) -> None:
     """Four ranks on two nodes add gradients in two hops. First the ranks of a node swap: place 0 gets parts 0 and 2,
     place 1 parts 1 and 3, summed over the node. Then ranks of one place swap between the nodes, and each ends with the
     sum of the part that has its number. Only the second hop leaves a node."""
-    canvas.height = _TOP + 2 * _NODE + 24
-    for x, lines in zip((_X[0], 312, 512), _COLUMNS, strict=True):
+    headings = {
+        106: ("all parts,", "its samples"),
+        312: ("its place's parts,", "sum of its node"),
+        512: ("its part,", "the sum"),
+    }
+    for x, lines in headings.items():
         canvas.lines(x, 14, lines, "start")
     for node in range(NODES):
-        y = _TOP + node * _NODE - 12
-        canvas.box(4, y, 632, 2 * _ROW + 10, thick=1.5)
-        canvas.text(630, y + 2 * _ROW + 24, f"node {node}", "end")
-    for rank in range(NODES * PLACES):
-        canvas.text(14, _middle(rank), f"rank {rank}", "start")
-        for hops, x in enumerate(_X):
+        canvas.box(4, 62 + node * 158, 632, 126, thick=1.5)
+        canvas.text(630, 202 + node * 158, f"node {node}", "end")
+    ranks, columns, cell = range(NODES * PLACES), (106, 342, 548), 40
+    middles = [89 + rank // PLACES * 158 + rank % PLACES * 58 for rank in ranks]
+    for rank, middle in enumerate(middles):
+        canvas.text(14, middle, f"rank {rank}", "start")
+        for hops, x in enumerate(columns):
             for place, part in enumerate(held(rank, hops)):
-                canvas.box(
-                    x + place * _CELL, _middle(rank) - _LOW / 2, _CELL, _LOW, rank_colour(part), str(part), size=20
-                )
-    for hop in (0, 1):
-        for sender in range(NODES * PLACES):
-            for receiver in partners(sender, hop):
-                begin = _X[hop] + len(held(sender, hop)) * _CELL + 4
-                canvas.arrow([(begin, _middle(sender)), (_X[hop + 1] - 4, _middle(receiver))], _TALK, 3)
-    label = "arrows: rounded to 8 bits"
-    canvas.text(14, _TOP + 2 * _NODE - 14, label, "start", fill=_TALK, bold=True)
-
-
-def partners(rank: int, hop: int) -> list[int]:
-    """To whom a rank sends in a hop: the others of its node, then the others of its place."""
-    ranks = [other for other in range(NODES * PLACES) if other != rank]
-    if hop == 0:
-        return [other for other in ranks if other // PLACES == rank // PLACES]
-    return [other for other in ranks if other % PLACES == rank % PLACES]
-
-
-def _middle(rank: int) -> float:
-    return _TOP + rank // PLACES * _NODE + rank % PLACES * _ROW + _LOW / 2 - 5
+                canvas.box(x + place * cell, middle - 20, cell, cell, rank_colour(part), str(part), size=20)
+    for hop in (0, 1):  # to the others of its node, then to the others of its place
+        for sender in ranks:
+            begin = columns[hop] + len(held(sender, hop)) * cell + 4
+            for receiver in ranks:
+                same = sender // PLACES == receiver // PLACES, sender % PLACES == receiver % PLACES
+                if same[hop] and receiver != sender:
+                    canvas.arrow([(begin, middles[sender]), (columns[hop + 1] - 4, middles[receiver])], _TALK, 3)
+    canvas.text(14, 376, "arrows: rounded to 8 bits", "start", fill=_TALK, bold=True)

@@ -1,20 +1,29 @@
 """Model states in bytes, on each rank under ZeRO, by the number of GPUs, and over a step."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, RANKS, SHADES, VERDICTS, WHOLE, ink_on
-from pardemo.draw.parts import legend, parts, unbroken
+from pardemo.draw.parts import check_range, legend, parts, unbroken
 from pardemo.draw.player import Player
 from pardemo.formulas import memory
 
 #: From which of ZeRO-1, ZeRO-2 and ZeRO-3 on a kind of state is in shards.
 SINCE = {"parameters": 3, "gradients": 2, "optimizer states": 1}
-_FORMULAS = ("2 + 2 + 12", "2 + 2 + 12/N", "2 + (2 + 12)/N", "(2 + 2 + 12)/N")
-_NAMES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-_HIGH = 60
+KEPT_OF_MODEL = {kind: KEPT[kind] for kind in SINCE}
+STAGES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+
+
+def states(
+    canvas: Canvas, x: float, y: float, unit: float, high: float, ranks: int, shown: Mapping[str, Collection[int]],
+    bytes_each: Sequence[int] = memory.ADAM,
+) -> None:  # fmt: skip
+    """Model states of a rank side by side, ``unit`` wide for a byte: of each kind the parts in ``shown``, of N."""
+    for kind, nbytes in zip(SINCE, bytes_each, strict=True):
+        parts(canvas, x, y, nbytes * unit, high, ranks, shown[kind], KEPT[kind])
+        x += nbytes * unit
 
 
 @drawing(520)
@@ -22,14 +31,12 @@ def zero_stages(canvas: Canvas, ranks: int = 4, totals: bool = True) -> str:
     """The model states of mixed-precision Adam on each rank: areas are bytes, rows are the model's N parts.
 
     Args:
-        ranks: N, from 2 to 6.
+        ranks: N, from 2 to 6; others raise a ValueError.
         totals: with the bytes of each rank as numbers beside the boxes; without, they are left to the reader's guess.
-
-    Raises:
-        ValueError: another number of ranks: the drawing would not be readable.
     """
-    if not 2 <= ranks <= 6:
-        raise ValueError(f"ZeRO on 2 to 6 ranks can be drawn, not on {ranks}")
+    check_range(ranks, 2, 6)
+    formulas = ("2 + 2 + 12", "2 + 2 + 12/N", "2 + (2 + 12)/N", "(2 + 2 + 12)/N")
+    notes = ("every rank keeps all", "optimizer states are cut", "gradients too", "parameters too")
     left, gap = 16, 10
     each = ((434 if totals else 608) - gap * (ranks - 1)) / ranks
     unit = each / memory.ADAM.total  # of a byte
@@ -40,20 +47,17 @@ def zero_stages(canvas: Canvas, ranks: int = 4, totals: bool = True) -> str:
     bytes_each = []
     for stage in memory.STAGES:
         y = 66 + 98 * stage
-        canvas.text(left, y - 17, _NAMES[stage], "start", bold=True, size=20)
-        canvas.text(left + 94, y - 17, _caption(stage), "start")
+        canvas.text(left, y - 17, STAGES[stage], "start", bold=True, size=20)
+        canvas.text(left + 94, y - 17, notes[stage], "start")
         for rank in range(ranks):
-            x = left + rank * (each + gap)
-            for kind, nbytes in zip(SINCE, memory.ADAM, strict=True):
-                shown_parts = range(ranks) if stage < SINCE[kind] else [rank]
-                parts(canvas, x, y, nbytes * unit, _HIGH, ranks, shown_parts, KEPT[kind])
-                x += nbytes * unit
+            shown = {kind: range(ranks) if stage < since else [rank] for kind, since in SINCE.items()}
+            states(canvas, left + rank * (each + gap), y, unit, 60, ranks, shown)
         # of as many parameters as ranks: shares are whole
         bytes_each.append(memory.model_states_bytes(ranks, ranks, stage) / ranks)
         if totals:
-            canvas.text(470, y + 15, _FORMULAS[stage], "start")
+            canvas.text(470, y + 15, formulas[stage], "start")
             canvas.text(470, y + 43, f"= {bytes_each[-1]:.3g}", "start", size=22, bold=True)
-    legend(canvas, left, 462, {name: KEPT[name] for name in ("parameters", "gradients", "optimizer states")})
+    legend(canvas, left, 462, KEPT_OF_MODEL)
     canvas.text(left, 496, f"widths are bytes; rows are the model's {ranks} parts", "start")
     numbers = f": {', '.join(f'{nbytes:.3g}' for nbytes in bytes_each)}" if totals else ""
     return (
@@ -71,53 +75,38 @@ def _caption(stage: int) -> str:
     )[stage]
 
 
-#: name, bytes, kind, who reads it
-_SIXTEEN = (
-    ("parameter, bf16", 2, "parameters", "forward and backward"),
-    ("gradient, bf16", 2, "gradients", "backward, then Adam"),
-    ("parameter, fp32", 4, "optimizer states", "Adam, once a step"),
-    ("momentum, fp32", 4, "optimizer states", "Adam, once a step"),
-    ("variance, fp32", 4, "optimizer states", "Adam, once a step"),
-)
-KEPT_OF_MODEL = {kind: KEPT[kind] for kind in ("parameters", "gradients", "optimizer states")}
-_STAGES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-_RANKS = tuple(2**k for k in range(11))
-
-
 @drawing(312)
 def sixteen_bytes(canvas: Canvas) -> str:
     """One parameter in mixed precision: a box for each byte, a row for each tensor, and who reads it when."""
-    byte, left, row = 44, 186, 52
-    for number, (name, nbytes, kind, read) in enumerate(_SIXTEEN):
-        y = 10 + row * number
+    tensors = (
+        ("parameter, bf16", 2, "parameters", "forward and backward"),
+        ("gradient, bf16", 2, "gradients", "backward, then Adam"),
+        *(
+            (f"{name}, fp32", 4, "optimizer states", "Adam, once a step")
+            for name in ("parameter", "momentum", "variance")
+        ),
+    )
+    byte, left = 44, 186
+    for number, (name, nbytes, kind, read) in enumerate(tensors):
+        y = 10 + 52 * number
         canvas.text(left - 12, y + 19, name, "end")
         canvas.boxes([(left + byte * k, y, byte, 38) for k in range(nbytes)], KEPT[kind])
         canvas.text(left + byte * nbytes + 14, y + 19, read, "start")
-    y = 10 + row * len(_SIXTEEN) + 14
-    total = sum(nbytes for _, nbytes, _, _ in _SIXTEEN)
-    canvas.text(left - 12, y, f"all: {total} bytes", "end", size=20, bold=True)
-    canvas.text(left, y, "12 of them are Adam's alone: K = 12", "start")
-    tensors_text = "; ".join(f"{name}: {nbytes} bytes, read by {read}" for name, nbytes, _, read in _SIXTEEN)
-    return f"The {total} bytes of one parameter. {tensors_text}."
+    canvas.text(left - 12, 284, "all: 16 bytes", "end", size=20, bold=True)
+    canvas.text(left, 284, "12 of them are Adam's alone: K = 12", "start")
+    tensors_text = "; ".join(f"{name}: {nbytes} bytes, read by {read}" for name, nbytes, _, read in tensors)
+    return f"The 16 bytes of one parameter. {tensors_text}."
 
 
 def states_by_ranks(billions: float = 7.5, room: float = 85, start: int = 64) -> Player:
     """Bars of GB on a GPU, plain and under ZeRO-1, 2 and 3; each frame has twice as many GPUs as the one before.
 
     Args:
-        billions: Ψ, in 10⁹ parameters. room: GB of a GPU, red marks. start: the number of GPUs shown first.
-
-    Raises:
-        ValueError: a number of GPUs that is none of the frames.
+        billions: Ψ, in 10⁹ parameters. room: GB of a GPU, red marks. start: the number of GPUs shown first, up to 1024.
     """
-    if start not in _RANKS:
-        raise ValueError(f"the frames have 1, 2, 4, … {_RANKS[-1]} GPUs, not {start}")
-    frames = [_frame(billions, room, ranks) for ranks in _RANKS]
-    return Player(
-        frames,
-        f"model states of {billions:g}·10⁹ parameters by GPUs, plain and under ZeRO-1, 2 and 3",
-        _RANKS.index(start),
-    )
+    frames = [_frame(billions, room, 2**k) for k in range(11)]
+    name = f"model states of {billions:g}·10⁹ parameters by GPUs, plain and under ZeRO-1, 2 and 3"
+    return Player(frames, name, [2**k for k in range(11)].index(start))
 
 
 def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
@@ -130,7 +119,7 @@ def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
     for stage in memory.STAGES:
         y, x = 46 + 50 * stage, left
         kinds = {kind: nbytes / 1e9 for kind, nbytes in memory.model_states(params, ranks, stage).items()}
-        canvas.text(left - 10, y + 18, _STAGES[stage], "end")
+        canvas.text(left - 10, y + 18, STAGES[stage], "end")
         for kind, gigabytes in kinds.items():
             canvas.box(x, y, gigabytes * scale, 36, KEPT[kind], thick=1)
             x += gigabytes * scale
@@ -144,7 +133,7 @@ def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
         canvas.line([(556, 260), (556, 276)], VERDICTS["fails"], 3)
         canvas.text(564, 268, f"{room:g} GB", "start")
     legend(canvas, 8, 268, KEPT_OF_MODEL, gap=16)
-    fits = [name for name, total in zip(_STAGES, totals, strict=True) if total <= room]
+    fits = [name for name, total in zip(STAGES, totals, strict=True) if total <= room]
     gigabytes_by_stage = ", ".join(f"{total:.3g}" for total in totals)
     ways = "plain data parallelism, ZeRO-1, ZeRO-2 and ZeRO-3"
     caption = f"On {ranks:,} GPU{'s' * (ranks > 1)}, {ways} keep {gigabytes_by_stage} GB on each. "
@@ -155,8 +144,7 @@ def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
 
 LAYERS = (1, 2, 3)
 _TALK = DONE["communication"]
-_MARKED = 3  # with more ranks a part is too low for a letter
-_STEP_NAMES = {"all-gather": "parameters", "reduce-scatter": "gradients"}
+_MOVED = {"all-gather": "parameters", "reduce-scatter": "gradients"}
 
 
 @dataclass
@@ -198,11 +186,7 @@ def zero_step(stage: int, ranks: int = 2) -> Player:
     """A forward, a backward and an update of three equal layers under ZeRO.
 
     Args:
-        stage: 1, 2 or 3, for ZeRO-1, ZeRO-2 and ZeRO-3.
-        ranks: N, from 2 to 4.
-
-    Raises:
-        ValueError: another number of ZeRO, or of ranks.
+        stage: 1, 2 or 3, for ZeRO-1, ZeRO-2 and ZeRO-3. ranks: N, from 2 to 4. Others raise a ValueError.
     """
     course = moments(stage, ranks)
     frames = [(_step_frame(moment, ranks), moment.caption) for moment in course]
@@ -215,19 +199,19 @@ def moments(stage: int, ranks: int) -> list[Moment]:
     """The step as a list of what happens; raises as :func:`zero_step` does."""
     if stage not in (1, 2, 3):
         raise ValueError(f"there are ZeRO-1, ZeRO-2 and ZeRO-3, and no ZeRO-{stage!r}")
-    if not 2 <= ranks <= 4:
-        raise ValueError(f"a step of 2 to 4 ranks can be drawn, not of {ranks}")
-    caption = f"Between two steps each rank keeps {_CUT[stage]}. Ψ is the number of all parameters."
-    course = [Moment(ranks, caption=caption)]
+    check_range(ranks, 2, 4)
+    kept = "all parameters, but only its own part of the optimizer states"
+    kept = "only its own part of everything" if stage == 3 else kept
+    course = [Moment(ranks, caption=f"Between two steps each rank keeps {kept}. Ψ is the number of all parameters.")]
     for kind, since in SINCE.items():
         for layer in LAYERS:
             course[0].keep(kind, layer, None if kind == "gradients" else stage < since)
-    for does, layers, caption, changes in _STEP_STAGES[stage]():
+    for does, layers, caption, changes in _stage_3() if stage == 3 else _stage_1_or_2(stage):
         moment = deepcopy(course[-1])
         moment.does, moment.layers, moment.caption = does, layers, caption
         for kind, layer, all_parts in changes:
             moment.keep(kind, layer, all_parts)
-        moment.sent += len(layers) / len(LAYERS) * (does in _STEP_NAMES)
+        moment.sent += len(layers) / len(LAYERS) * (does in _MOVED)
         if does == "reduce-scatter":
             moment.summed |= set(layers)
         elif does == "update":
@@ -246,41 +230,26 @@ def _psi(sent: float) -> str:
 
 #: (what happens, to which layers, in words, [(kind, layer, all parts)])
 Event = tuple[str, tuple[int, ...], str, list[tuple[str, int, bool | None]]]
-_CUT = {
-    1: "all parameters, but only its own part of the optimizer states",
-    2: "all parameters, but only its own part of the optimizer states",
-    3: "only its own part of everything",
-}
 
 
-def _forward() -> Iterator[Event]:
+def _stage_1_or_2(stage: int) -> Iterator[Event]:
     for layer in LAYERS:
         yield "forward", (layer,), f"Layer {layer} goes forward. Every rank has all its parameters.", []
-
-
-def _stage_1() -> Iterator[Event]:
-    yield from _forward()
     for layer in reversed(LAYERS):
-        caption = f"Layer {layer} goes backward, and its gradients stay on every rank."
-        yield "backward", (layer,), caption, [("gradients", layer, True)]
-    caption = (
-        "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ. Its whole gradients stay as well."
-    )
-    yield "reduce-scatter", LAYERS, caption, []
-    yield from _update_and_gather()
-
-
-def _stage_2() -> Iterator[Event]:
-    yield from _forward()
-    for layer in reversed(LAYERS):
-        caption = f"Layer {layer} goes backward. For a moment its gradients are there in full."
-        yield "backward", (layer,), caption, [("gradients", layer, True)]
-        caption = f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees the rest."
-        yield "reduce-scatter", (layer,), caption, [("gradients", layer, False)]
-    yield from _update_and_gather()
-
-
-def _update_and_gather() -> Iterator[Event]:
+        stay = (
+            ", and its gradients stay on every rank."
+            if stage == 1
+            else ". For a moment its gradients are there in full."
+        )
+        yield "backward", (layer,), f"Layer {layer} goes backward{stay}", [("gradients", layer, True)]
+        if stage == 2:
+            caption = (
+                f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees the rest."
+            )
+            yield "reduce-scatter", (layer,), caption, [("gradients", layer, False)]
+    if stage == 1:
+        caption = "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ."
+        yield "reduce-scatter", LAYERS, caption + " Its whole gradients stay as well.", []
     caption = "Each rank updates its own part of the parameters. The other parts are out of date now."
     yield "update", LAYERS, caption, [("gradients", layer, None) for layer in LAYERS]
     yield "all-gather", LAYERS, "An all-gather brings the new parameters to every rank.", []
@@ -293,12 +262,8 @@ def _stage_3() -> Iterator[Event]:
         caption += f"An all-gather brings layer {layer}'s parameters to every rank."
         yield "all-gather", (layer,), caption, [*before, ("parameters", layer, True)]
         yield "forward", (layer,), f"Layer {layer} goes forward.", []
-    yield (
-        "free",
-        LAYERS[-1:],
-        "The forward pass is over, and no layer is there in full.",
-        [("parameters", LAYERS[-1], False)],
-    )
+    caption = "The forward pass is over, and no layer is there in full."
+    yield "free", LAYERS[-1:], caption, [("parameters", LAYERS[-1], False)]
     for layer in reversed(LAYERS):
         caption = f"The backward pass needs layer {layer}'s parameters again: another all-gather."
         yield "all-gather", (layer,), caption, [("parameters", layer, True)]
@@ -310,9 +275,6 @@ def _stage_3() -> Iterator[Event]:
         yield "reduce-scatter", (layer,), caption, [("gradients", layer, False), ("parameters", layer, False)]
     caption = "Each rank updates its own part. No all-gather follows: the next forward pass will gather."
     yield "update", LAYERS, caption, [("gradients", layer, None) for layer in LAYERS]
-
-
-_STEP_STAGES = {1: _stage_1, 2: _stage_2, 3: _stage_3}
 
 
 def _step_frame(moment: Moment, ranks: int) -> Canvas:
@@ -329,30 +291,21 @@ def _step_frame(moment: Moment, ranks: int) -> Canvas:
         canvas.box(12, y + 10, 92, 40, fill, f"layer {layer}", size=20)
         for rank in range(ranks):
             x = 124 + rank * (each + gap)
-            for kind, nbytes in zip(SINCE, memory.ADAM, strict=True):
-                parts(canvas, x, y, nbytes * unit, 60, ranks, moment.held[rank, layer, kind], KEPT[kind])
-                x += nbytes * unit
-            if layer in moment.summed and ranks <= _MARKED:
-                _mark_sum(canvas, 124 + rank * (each + gap) + 3 * unit, y, rank, ranks)
-            if active and moment.does in _STEP_NAMES and rank < ranks - 1:
-                canvas.arrow([(x + 5, y + 30), (x + gap - 5, y + 30)], _TALK, both=True)
-    heading = f"{moment.does}: {_STEP_NAMES[moment.does]}" if moment.does in _STEP_NAMES else moment.does
+            states(canvas, x, y, unit, 60, ranks, {kind: moment.held[rank, layer, kind] for kind in SINCE})
+            if layer in moment.summed and ranks <= 3:  # with more ranks a part is too low for a letter
+                middle = y + 60 / ranks * (rank + 0.5)
+                canvas.text(x + 3 * unit, middle, "Σ", fill=ink_on(KEPT["gradients"]), bold=True)
+            if active and moment.does in _MOVED and rank < ranks - 1:
+                canvas.arrow([(x + each + 5, y + 30), (x + each + gap - 5, y + 30)], _TALK, both=True)
+    heading = f"{moment.does}: {_MOVED[moment.does]}" if moment.does in _MOVED else moment.does
     canvas.text(124, 296, heading or "before the step", "start", bold=True, size=20)
     canvas.text(12, 332, f"each rank holds {moment.bytes_each:.3g} bytes for each parameter", "start")
     sent = f"and has sent {_psi(moment.sent)} numbers" if moment.sent else "and has sent nothing yet"
     canvas.text(12, 362, sent, "start")
-    legend(canvas, 12, 402, {name: KEPT[name] for name in SINCE})
-    if moment.summed and ranks <= _MARKED:
+    legend(canvas, 12, 402, KEPT_OF_MODEL)
+    if moment.summed and ranks <= 3:
         canvas.text(628, 362, "Σ summed over ranks", "end")
     return canvas
-
-
-def _mark_sum(canvas: Canvas, x: float, y: float, rank: int, ranks: int) -> None:
-    """A Σ on a rank's own part of a layer's gradients, ``x`` their middle: what it holds there is the ranks' sum."""
-    canvas.text(x, y + 60 / ranks * (rank + 0.5), "Σ", fill=ink_on(KEPT["gradients"]), bold=True)
-
-
-_FLAT, _WIDE, _PARTS = 96, 128, 4
 
 
 @drawing(354)
@@ -361,33 +314,23 @@ def zero3_or_tensor_parallel(canvas: Canvas) -> None:
     samples with all of it. Under tensor parallelism all ranks have the same samples, and it multiplies them with its
     quarter alone: a quarter of the arithmetic, and of the outputs."""
     own, gathered = KEPT["parameters"], SHADES["gathered parameters"]
+    wide, high = 128, 96
     rows = (
-        ("ZeRO-3: gather, then its own samples, all features", RANKS[0],
-         {0: own, 1: gathered, 2: gathered, 3: gathered}, dict.fromkeys(range(_PARTS), RANKS[0])),
-        ("tensor parallel: all ranks' samples, its own features", WHOLE, {0: own}, {0: WHOLE}),
+        ("ZeRO-3: gather, then its own samples, all features", RANKS[0], ("its own", "samples"),
+         [own, gathered, gathered, gathered], [RANKS[0]] * 4, ("all its", "outputs")),
+        ("tensor parallel: all ranks' samples, its own features", WHOLE, ("all ranks'", "samples"),
+         [own], [WHOLE], ("a quarter of", "the outputs")),
     )  # fmt: skip
-    for number, (title, samples, matrix, output) in enumerate(rows):
+    for number, (title, samples, whose, matrix, output, made) in enumerate(rows):
         y = 44 + 154 * number
         canvas.text(12, y - 22, title, "start", bold=True)
-        canvas.box(12, y, _WIDE, _FLAT, samples)
-        whose = "its own" if len(output) == _PARTS else "all ranks'"
-        canvas.lines(12 + _WIDE / 2, y + _FLAT / 2 - 12, (whose, "samples"), size=18, fill=ink_on(samples))
-        canvas.text(164, y + _FLAT / 2, "×", size=26)
-        _strips(canvas, 190, y, matrix)
-        canvas.text(342, y + _FLAT / 2, "=", size=26)
-        _strips(canvas, 368, y, output)
-        label = ("all its", "outputs") if len(output) == _PARTS else ("a quarter of", "the outputs")
-        canvas.lines(512, y + _FLAT / 2 - 12, label, "start", size=18)
+        canvas.box(12, y, wide, high, samples)
+        canvas.lines(12 + wide / 2, y + high / 2 - 12, whose, fill=ink_on(samples))
+        for x, sign, strips in ((190, "×", matrix), (368, "=", output)):
+            canvas.text(x - 26, y + high / 2, sign, size=26)
+            if len(strips) < 4:  # those that are missing are a dashed frame
+                canvas.box(x, y, wide, high, thick=1, dashed=True)
+            for part, fill in enumerate(strips):
+                canvas.boxes([(x + part * wide / 4, y, wide / 4, high)], fill)
+        canvas.lines(512, y + high / 2 - 12, made, "start")
     legend(canvas, 12, 334, {"rank 0's shard": own, "gathered, then freed": gathered}, gap=16)
-
-
-def _strips(canvas: Canvas, x: float, y: float, strips: dict[int, str]) -> None:
-    """A matrix of four strips side by side; those that are missing are a dashed frame.
-
-    Args:
-        strips: number of a strip -> its colour.
-    """
-    if len(strips) < _PARTS:
-        canvas.box(x, y, _WIDE, _FLAT, thick=1, dashed=True)
-    for part, fill in strips.items():
-        canvas.boxes([(x + part * _WIDE / _PARTS, y, _WIDE / _PARTS, _FLAT)], fill)
