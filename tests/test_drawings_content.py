@@ -367,7 +367,7 @@ def test_the_three_ways_are_as_long_as_the_law_says():
 
 
 def test_in_the_ring_each_rank_multiplies_each_chunk_once_and_its_own_first():
-    svg = svgs.drawing(drawings.ring_of_products(4))
+    svg = svgs.drawing(drawings.ring_of_products())
     chunks = [int(text.removeprefix("chunk ")) for text in svg.words() if re.fullmatch(r"chunk \d", text)]
     rows = [chunks[4 * rank : 4 * rank + 4] for rank in range(4)]
     assert [row[0] for row in rows] == [0, 1, 2, 3]

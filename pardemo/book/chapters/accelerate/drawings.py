@@ -19,24 +19,19 @@ def prepare(canvas: Canvas) -> None:
     canvas.text(84, 16, "your script", bold=True, size=20)
     for rank in range(2):
         canvas.text(344 + 206 * rank, 16, f"rank {rank}", bold=True, size=20)
-    rows = (("model", KEPT["parameters"], 72), ("optimizer", KEPT["optimizer states"], 72), ("batch", RANKS[0], 96))
-    y = 40.0
-    for name, fill, high in rows:
-        middle = y + high / 2
-        if name == "batch":
-            _samples(canvas, 8, y, range(8), fill="both")
-        else:
-            parts(canvas, 8, y, 152, high, 2, range(2), fill)
+    for y, middle, name in ((40, 76, "model"), (136, 172, "optimizer"), (232, 280, "batch")):
         canvas.arrow([(172, middle), (248, middle)])
-        for rank in range(2):
-            x = 268 + 206 * rank
-            if name == "batch":
-                _samples(canvas, x, y, range(4 * rank, 4 * rank + 4), fill=RANKS[rank])
-            else:
-                parts(canvas, x, y, 152, high, 2, [rank], fill)
         canvas.text(210, middle - 18, name)
-        y += high + 24
-    canvas.text(8, y + 8, "half of the numbers, of Adam's states, of the samples", "start")
+        for x, ranks in ((8, [0, 1]), (268, [0]), (474, [1])):
+            if name != "batch":
+                fill = KEPT["parameters"] if name == "model" else KEPT["optimizer states"]
+                parts(canvas, x, y, 152, 72, 2, ranks, fill)
+                continue
+            for rank in ranks:
+                canvas.boxes([(x, y + 48 * rank + 12 * k, 152, 12) for k in range(4)], RANKS[rank], thick=0.8)
+            if len(ranks) < 2:
+                canvas.box(x, y, 152, 96, thick=1, dashed=True)
+    canvas.text(8, 360, "half of the numbers, of Adam's states, of the samples", "start")
 
 
 @drawing(400)
@@ -44,20 +39,19 @@ def launchers(canvas: Canvas) -> None:
     """Started by python, one process runs alone and three GPUs idle. Started by torchrun with four processes, DDP runs.
     Only accelerate launch reads fsdp2.yaml and tells the four processes what it says: FSDP2."""
     rows = (
-        ("python train.py", "tells nothing", ("alone",)),
-        ("torchrun --nproc-per-node 4 train.py", "tells each its rank", ("DDP",) * 4),
-        ("accelerate launch --config_file fsdp2.yaml train.py", "tells ranks and file", ("FSDP2",) * 4),
+        ("python train.py", ("tells", "nothing"), "alone"),
+        ("torchrun --nproc-per-node 4 train.py", ("tells", "each its rank"), "DDP"),
+        ("accelerate launch --config_file fsdp2.yaml train.py", ("tells", "ranks and file"), "FSDP2"),
     )
     for number, (command, handed_over, runs) in enumerate(rows):
         y = 8 + 132 * number
         canvas.text(8, y + 12, command, "start", bold=True)
-        for line, word in enumerate(handed_over.split(" ", 1)):
-            canvas.text(8, y + 56 + 24 * line, word, "start")
+        canvas.lines(8, y + 56, handed_over, "start")
         for place in range(4):
-            x = 214 + 106 * place
-            canvas.box(x, y + 40, 96, 54, RANKS[place] if place < len(runs) else "none", dashed=place >= len(runs))
-            if place < len(runs):
-                canvas.text(x + 48, y + 67, runs[place], fill=ink_on(RANKS[place]), size=20)
+            if place and runs == "alone":
+                canvas.box(214 + 106 * place, y + 40, 96, 54, dashed=True)
+            else:
+                canvas.box(214 + 106 * place, y + 40, 96, 54, RANKS[place], runs, size=20)
 
 
 @drawing(330)
@@ -77,15 +71,6 @@ def replicas_of_shards(canvas: Canvas) -> None:
     canvas.arrow([(280, 122), (360, 122)], _TALK, 3, both=True)
     canvas.text(320, 270, "between the nodes, dp_replicate 2: ½ Ψ a rank")
     legend(canvas, 8, 306, {"parameters": KEPT["parameters"], "sent by a rank in a step": _TALK})
-
-
-def _samples(canvas: Canvas, x: float, y: float, numbers: range, fill: str) -> None:
-    for number in range(8):
-        at = (x, y + 12 * number, 152, 12)
-        if number in numbers:
-            canvas.boxes([at], RANKS[number // 4] if fill == "both" else fill, thick=0.8)
-    if len(numbers) < 8:
-        canvas.box(x, y, 152, 96, thick=1, dashed=True)
 
 
 #: A configuration and its colour, here and in the map.
@@ -108,20 +93,17 @@ def layout_rule() -> Drawing:
     return rule()
 
 
-_CLASS = "FSDP_TRANSFORMER_CLS_TO_WRAP"
-
-
 @drawing(446)
 def file_to_ranks(canvas: Canvas, variables: Mapping[str, str]) -> None:
     """Three lines of fsdp2.yaml, the environment variables that accelerate launch makes of them for each rank, and what
     prepare does for each: fully_shard in place of DDP, half of each batch for a rank, a unit for a layer."""
-    layer = variables[_CLASS]
+    layer = variables["FSDP_TRANSFORMER_CLS_TO_WRAP"]
     stations = (
         ("fsdp2.yaml, for the launcher", WHOLE, (
             "distributed_type: FSDP", "num_processes: 2", f"fsdp_transformer_layer_cls_to_wrap: {layer}")),
         ("environment of each rank", RANKS[0], (
             f"ACCELERATE_USE_FSDP={variables['ACCELERATE_USE_FSDP']}", "WORLD_SIZE=2, RANK=0 or 1",
-            f"{_CLASS}={layer}")),
+            f"FSDP_TRANSFORMER_CLS_TO_WRAP={layer}")),
         ("what prepare does", RANKS[2], (
             "the model: fully_shard, not DDP", "the loader: half of each batch for a rank",
             f"each {layer}: a unit of its own")),
@@ -133,7 +115,7 @@ def file_to_ranks(canvas: Canvas, variables: Mapping[str, str]) -> None:
         canvas.lines(24, y + 48, lines, "start", fill=ink_on(fill))
         if number:
             canvas.text(520, y + 10, ("accelerate launch", "Accelerator()")[number - 1], "end")
-            canvas.arrow([(544, y - 34), (544, y + 24)], DONE["communication"], 4)
+            canvas.arrow([(544, y - 34), (544, y + 24)], _TALK, 4)
 
 
 @drawing(412)
@@ -141,30 +123,25 @@ def tensor_parallel_with_zero(canvas: Canvas) -> None:
     """Four ranks in two rows and two columns. Ranks side by side have the left and the right half of the parameters and
     all-reduce activations. Ranks one below the other have the same half, and each keeps a half of its Adam's states, a
     quarter of all: they all-reduce gradients."""
-    wide, high, left, top = 190, 118, 48, 34
     for rank in range(4):
         part, replica = rank % 2, rank // 2
-        x, y = left + part * (wide + 130), top + replica * (high + 64)
-        canvas.box(x, y, wide, high, thick=1.5)
-        canvas.text(x + wide / 2, y + 16, f"rank {rank}")
+        x, y = 48 + 320 * part, 34 + 182 * replica
+        canvas.box(x, y, 190, 118, thick=1.5)
+        canvas.text(x + 95, y + 16, f"rank {rank}")
         for at, kind, rows in ((10, "parameters", (0, 1)), (100, "optimizer states", (replica,))):
             canvas.box(x + at, y + 34, 80, 70, thick=1, dashed=True)
             squares = [(x + at + 40 * part, y + 34 + 35 * row, 40, 35) for row in rows]
             canvas.boxes(squares, KEPT[kind], thick=0.8)
-    sent = DONE["communication"]
-    for replica in range(2):
-        y = top + replica * (high + 64) + high / 2
-        canvas.arrow([(left + wide + 6, y), (left + wide + 124, y)], sent, 6, both=True)
-    for part in range(2):
-        x = left + part * (wide + 130) + wide / 2
-        canvas.arrow([(x, top + high + 4), (x, top + high + 60)], sent, 3, both=True)
-    canvas.text(left + wide + 65, top + high / 2 - 24, "tensor")
-    canvas.text(left + wide + 65, top + high + 32, "ZeRO-1")
+    for y in (93, 275):
+        canvas.arrow([(244, y), (362, y)], _TALK, 6, both=True)
+    for x in (143, 463):
+        canvas.arrow([(x, 156), (x, 212)], _TALK, 3, both=True)
+    canvas.text(303, 69, "tensor")
+    canvas.text(303, 184, "ZeRO-1")
     legend(canvas, 8, 366, {"parameters": KEPT["parameters"], "Adam's states": KEPT["optimizer states"]})
     canvas.text(8, 398, "dashed: the whole of it; filled: what the rank has", "start")
 
 
-_ASKED, _RUNS, _CURE, _EACH, _HIGH = 8, 196, 384, 72, 48
 _MISTAKES = (
     ("python train.py", ("start it with a launcher",)),
     ("torchrun, and no file", ("accelerate launch", "--config_file")),
@@ -176,67 +153,50 @@ _MISTAKES = (
 )
 
 
-@drawing()
+@drawing(772)
 def seven_mistakes(canvas: Canvas) -> None:
     """Seven mistakes on two ranks. Started by python one process runs. By torchrun without the file each rank keeps a
     whole model. Without the layers' class the model is one unit. With split_batches at its default each rank takes a
     whole batch. A schedule that counts steps is over too soon. DeepSpeed clips at 1.0 and not at 0.5. With model.module
     no gradients are all-reduced."""
-    step = 106
-    canvas.height = 30 + step * len(_MISTAKES)
-    for x, heading in ((_ASKED, "asked for"), (_RUNS, "what runs"), (_CURE, "what to do")):
+    for x, heading in ((8, "asked for"), (196, "what runs"), (384, "what to do")):
         canvas.text(x, 12, heading, "start", bold=True)
-    draw = (_ranks, _wrapped, _units, _batches, _rates, _clips, _drifting)
-    for number, ((mistake, cure), picture) in enumerate(zip(_MISTAKES, draw, strict=True)):
-        y = 44 + step * number
-        canvas.text(_ASKED, y, f"{number + 1}  {mistake}", "start")
-        for x, wrong in ((_ASKED, False), (_RUNS, True)):
-            picture(canvas, x, y + 20, wrong)
-        canvas.lines(_CURE, y + 44 - 12 * (len(cure) - 1), cure, "start")
+    for number, (mistake, cure) in enumerate(_MISTAKES):
+        y = 44 + 106 * number
+        canvas.text(8, y, f"{number + 1}  {mistake}", "start")
+        canvas.lines(384, y + 44 - 12 * (len(cure) - 1), cure, "start")
+        _mistake(canvas, number, 8, y + 20, wrong=False)
+        _mistake(canvas, number, 196, y + 20, wrong=True)
 
 
-def _ranks(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
-    for rank in range(2):
-        started = not (wrong and rank)
-        fill = RANKS[rank] if started else "none"
-        label = f"rank {rank}" if started else ""
-        canvas.box(x + 80 * rank, y, _EACH, _HIGH, fill, label, dashed=not started)
-
-
-def _wrapped(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
-    for rank in range(2):
-        parts(canvas, x + 80 * rank, y, _EACH, _HIGH, 2, range(2) if wrong else [rank], KEPT["parameters"])
-
-
-def _units(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
-    count = 1 if wrong else 4
-    canvas.boxes([(x + 38 * k, y, 152 if wrong else 32, _HIGH) for k in range(count)], KEPT["parameters"])
-
-
-def _batches(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
-    each = 8 if wrong else 4
-    for rank in range(2):
-        canvas.boxes([(x + 80 * rank + 9 * k, y, 9, _HIGH) for k in range(each)], RANKS[rank], thick=0.8)
-
-
-def _rates(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
-    end = 76 if wrong else 152
-    canvas.line([(x, y), (x, y + _HIGH), (x + 152, y + _HIGH)], thick=1.5)
-    canvas.line([(x + 2, y + 4), (x + end, y + _HIGH - 2)], COMPUTED, 4)
-
-
-def _clips(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
-    canvas.box(x, y, 24, _HIGH, KEPT["gradients"], thick=1)
-    at = y + (4 if wrong else 24)
-    canvas.line([(x + 26, at), (x + 84, at)], OTHER, 3, dashed=True)
-    canvas.text(x + 92, at, "1.0" if wrong else "0.5", "start")
-
-
-def _drifting(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
-    for rank in range(2):
-        canvas.box(x + 104 * rank, y, 48, _HIGH, KEPT["gradients"], thick=1)
-    if not wrong:
-        canvas.arrow([(x + 52, y + 24), (x + 100, y + 24)], DONE["communication"], 4, both=True)
+def _mistake(canvas: Canvas, number: int, x: float, y: float, wrong: bool) -> None:
+    """What was asked for, or what runs instead, in 152 x 48 units."""
+    high, parameters, gradients = 48, KEPT["parameters"], KEPT["gradients"]
+    for rank, left in enumerate((x, x + 80)):
+        if number == 0 and wrong and rank:
+            canvas.box(left, y, 72, high, dashed=True)
+        elif number == 0:
+            canvas.box(left, y, 72, high, RANKS[rank], f"rank {rank}")
+        elif number == 1:
+            parts(canvas, left, y, 72, high, 2, range(2) if wrong else [rank], parameters)
+        elif number == 3:
+            samples = [(left + 9 * k, y, 9, high) for k in range(8 if wrong else 4)]
+            canvas.boxes(samples, RANKS[rank], thick=0.8)
+    if number == 2:
+        canvas.boxes([(x, y, 152, high)] if wrong else [(x + 38 * k, y, 32, high) for k in range(4)], parameters)
+    elif number == 4:
+        canvas.line([(x, y), (x, y + high), (x + 152, y + high)], thick=1.5)
+        canvas.line([(x + 2, y + 4), (x + (76 if wrong else 152), y + high - 2)], COMPUTED, 4)
+    elif number == 5:
+        limit = y + (4 if wrong else 24)
+        canvas.box(x, y, 24, high, gradients, thick=1)
+        canvas.line([(x + 26, limit), (x + 84, limit)], OTHER, 3, dashed=True)
+        canvas.text(x + 92, limit, "1.0" if wrong else "0.5", "start")
+    elif number == 6:
+        canvas.box(x, y, 48, high, gradients, thick=1)
+        canvas.box(x + 104, y, 48, high, gradients, thick=1)
+        if not wrong:
+            canvas.arrow([(x + 52, y + 24), (x + 100, y + 24)], _TALK, 4, both=True)
 
 
 @drawing(548)

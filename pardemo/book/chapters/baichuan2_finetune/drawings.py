@@ -9,7 +9,6 @@ from pardemo.formulas import memory
 
 #: W_pack of Baichuan2-13B, and the article's rank.
 OUT, IN, RANK = 15_360, 5_120, 8
-_STATES = dict(zip(("parameters", "gradients", "optimizer states"), memory.ADAM, strict=True))
 _FROZEN, _TRAINED, _TALK = SHADES["frozen parameters"], KEPT["parameters"], DONE["communication"]
 
 
@@ -35,21 +34,17 @@ def lora(canvas: Canvas) -> None:
     canvas.arrow([(528, 112), (568, 112)])
     canvas.box(571, 52, 46, 120, KEPT["activations"], "y", size=24)
     canvas.text(14, 404, "Kept for each parameter, in bytes:", "start")
-    _states(canvas, 424, "W", {"parameters": 2}, _FROZEN)
+    canvas.text(14, 440, "W", "start", bold=True, size=20)
+    canvas.box(180, 424, 44, 32, _FROZEN, "2", thick=1, size=20)
     canvas.text(234, 440, "no gradient, no optimizer states", "start")
-    _states(canvas, 464, "lora_A, lora_B", _STATES, _TRAINED)
-    legend(canvas, 14, 528, {name: KEPT[name] for name in _STATES})
+    canvas.text(14, 480, "lora_A, lora_B", "start", bold=True, size=20)
+    x, kinds = 180, ("parameters", "gradients", "optimizer states")
+    for kind, nbytes in zip(kinds, memory.ADAM, strict=True):
+        canvas.box(x, 464, 22 * nbytes, 32, KEPT[kind], str(nbytes), thick=1, size=20)
+        x += 22 * nbytes
+    legend(canvas, 14, 528, {name: KEPT[name] for name in kinds})
     sizes = f"On Baichuan2-13B's W_pack: out is {OUT:,}, in is {IN:,},"
     canvas.lines(14, 562, [sizes, f"and r is {RANK}. The boxes are not to scale."], "start")
-
-
-def _states(canvas: Canvas, y: float, name: str, kinds: dict[str, int], parameters: str) -> None:
-    canvas.text(14, y + 16, name, "start", bold=True, size=20)
-    x = 180.0
-    for kind, nbytes in kinds.items():
-        fill = parameters if kind == "parameters" else KEPT[kind]
-        canvas.box(x, y, 22 * nbytes, 32, fill, str(nbytes), thick=1, size=20)
-        x += 22 * nbytes
 
 
 #: A sample as the fine-tune encodes it: the user's piece, the text, the assistant's piece, the headline, the end.
@@ -63,28 +58,17 @@ def finetune_flow(canvas: Canvas) -> None:
     headline and its end count in the loss. Gradients exist for LoRA's matrices alone; ZeRO-2 leaves each rank its part
     of their average, the optimizer updates them, and they are gathered for the next batch. In the end they are the
     adapter, merged into W or loaded beside it for predictions."""
-    _sample(canvas, 12)
-    _loop(canvas, 258)
-    _adapter(canvas, 520)
-
-
-def _sample(canvas: Canvas, y: float) -> None:
-    wide, left = 61.0, 84.0
-    for row, name in enumerate(("row", "tokens", "labels")):
-        canvas.text(left - 8, y + 20 + 58 * row, name, "end")
-    for first, last, name in ((1, PROMPT - 1, "task and news"), (PROMPT, len(TOKENS) - 1, "headline")):
-        x, until = left + first * wide, left + last * wide - 5
-        canvas.box(x, y, until - x, 40, "none", name)
-    labels = ["−100"] * PROMPT + list(TOKENS[PROMPT:])
-    for place, (token, label) in enumerate(zip(TOKENS, labels, strict=True)):
-        counts = place >= PROMPT
-        canvas.box(left + place * wide, y + 58, wide - 5, 40, "none", token)
-        canvas.box(left + place * wide, y + 116, wide - 5, 40, "none", label, thick=3 if counts else 1, bold=counts)
-    canvas.text(left + PROMPT * wide / 2, y + 176, "the prompt: no labels")
-    canvas.text(left + (PROMPT + len(TOKENS)) * wide / 2, y + 176, "learned from")
-
-
-def _loop(canvas: Canvas, y: float) -> None:
+    for y, name in ((32, "row"), (90, "tokens"), (148, "labels")):
+        canvas.text(76, y, name, "end")
+    canvas.box(145, 12, 178, 40, "none", "task and news")
+    canvas.box(389, 12, 178, 40, "none", "headline")
+    for place, token in enumerate(TOKENS):
+        x, counts = 84 + 61 * place, place >= PROMPT
+        canvas.box(x, 70, 56, 40, "none", token)
+        canvas.box(x, 128, 56, 40, "none", token if counts else "−100", thick=3 if counts else 1, bold=counts)
+    canvas.text(236.5, 188, "the prompt: no labels")
+    canvas.text(511, 188, "learned from")
+    y = 258  # of the training loop
     canvas.arrow([(112, y - 86), (112, y - 3)])
     canvas.text(124, y - 26, "model with LoRA", "start")
     canvas.text(248, y + 18, "forward")
@@ -106,9 +90,7 @@ def _loop(canvas: Canvas, y: float) -> None:
     canvas.box(50, y + 148, 88, 50, _TRAINED, "LoRA", size=20)
     canvas.arrow([(94, y + 145), (94, y + 79)])
     canvas.text(106, y + 106, "next batch", "start")
-
-
-def _adapter(canvas: Canvas, y: float) -> None:
+    y = 520  # of the adapter
     canvas.arrow([(94, y - 61), (94, y - 3)])
     canvas.text(106, y - 32, "at the end: the adapter, a small file", "start")
     canvas.box(50, y, 88, 50, _TRAINED, "LoRA", size=20)
@@ -124,7 +106,6 @@ def _adapter(canvas: Canvas, y: float) -> None:
     canvas.box(499, y + 42, 131, 50, "none", "prediction", size=19)
 
 
-LEFT, SIDE, LOW = 4, 37, 46  # of the first token; between two tokens of a line, and between two lines
 LABELLED = KEPT["gradients"]
 #: How tokens that are no characters of the text are shown: Baichuan2's pieces of the two roles, EOS, a line's end.
 NAMES = {"<reserved_106>": "user:", "<reserved_107>": "assistant:", "</s>": "end", "\n": "↵"}
@@ -138,15 +119,15 @@ def labelled_tokens(canvas: Canvas, pieces: Sequence[str], labels: Sequence[bool
         pieces: each token, as the tokenizer names it. labels: whether it has a label.
     """
     pieces = [NAMES.get(piece, piece) for piece in pieces]
-    places, x, y = [], LEFT, 30
+    places, x, y = [], 4, 30
     for piece in pieces:
-        width = SIDE if len(piece) == 1 else 12 * len(piece) + 8
-        if x + width > 636:
-            x, y = LEFT, y + LOW
+        width = 37 if len(piece) == 1 else 12 * len(piece) + 8
+        if x + width > 636:  # the next line
+            x, y = 4, y + 46
         places.append((x, y, width - 4))
         x += width
-    canvas.height = y + LOW
-    legend(canvas, LEFT, 12, {"the prompt: read only": WHOLE, "has a label: counts in the loss": LABELLED})
+    canvas.height = y + 46
+    legend(canvas, 4, 12, {"the prompt: read only": WHOLE, "has a label: counts in the loss": LABELLED})
     for (x, y, width), piece, counts in zip(places, pieces, labels, strict=True):
         size = 22 if len(piece) == 1 else 18
         canvas.box(x, y, width, 38, LABELLED if counts else WHOLE, piece, size=size, thick=2.5 if counts else 1)
@@ -162,17 +143,14 @@ def cut_tails(canvas: Canvas, prompt: int, answer: int, limit: int) -> str:
     """A sample that is too long: prompt and answer each lose their tails, in proportion; the end token is lost."""
     total = prompt + answer
     unit = 620 / total
+    first, second = (limit * count // total for count in (prompt, answer))
     canvas.text(10, 16, f"{total:,} tokens", "start")
-    x = 10.0
-    for count, fill in ((prompt, WHOLE), (answer, LABELLED)):
-        kept = limit * count // total
+    for x, count, kept, fill in ((10, prompt, first, WHOLE), (10 + prompt * unit, answer, second, LABELLED)):
         canvas.box(x, 34, kept * unit, 46, fill, f"{kept:,}", size=20)
         canvas.box(x + kept * unit, 34, (count - kept) * unit, 46, "none", "cut", dashed=True)
-        x += count * unit
     canvas.text(10, 100, f"prompt: {prompt:,}", "start")
     canvas.text(630, 100, f"answer, with its end token: {answer:,}", "end")
     canvas.text(10, 136, f"cutoff_len {limit:,}", "start")
-    first, second = (limit * count // total for count in (prompt, answer))
     canvas.box(10, 154, first * unit, 46, WHOLE, f"{first:,}", size=20)
     canvas.box(10 + first * unit, 154, second * unit, 46, LABELLED, f"{second:,}", size=20)
     canvas.text(20 + (first + second) * unit, 177, "no end token: nothing says stop", "start")

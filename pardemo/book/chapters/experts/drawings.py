@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 
-from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas, drawing
-from pardemo.draw.palette import DONE, RANKS
+from pardemo.draw.palette import DONE, KEPT, RANKS
 
 #: Tokens of two ranks, and the expert that each chose; experts 0 and 1 lie on rank 0, the other two on rank 1.
 CHOICES = ((("a", 2), ("b", 0), ("c", 1)), (("d", 3), ("e", 1), ("f", 0)))
 EACH = 2
-_TALK, _PARAMETERS = DONE["communication"], palette.KEPT["parameters"]
-_LEFT, _WIDE = (16, 330), 294
 
 
 def sorted_by_expert() -> list[list[tuple[str, int]]]:
@@ -20,54 +17,35 @@ def sorted_by_expert() -> list[list[tuple[str, int]]]:
 
 def arrived() -> list[dict[int, list[str]]]:
     """By rank, each of its experts with the tokens that came for it: in the order of the ranks that sent them."""
-    return [
-        {
-            expert: [token for tokens in sorted_by_expert() for token, chosen in tokens if chosen == expert]
-            for expert in range(rank * EACH, (rank + 1) * EACH)
-        }
-        for rank in range(len(CHOICES))
-    ]
+    sent = [pair for tokens in sorted_by_expert() for pair in tokens]
+    came = {expert: [token for token, chosen in sent if chosen == expert] for expert in range(2 * EACH)}
+    return [{expert: came[expert] for expert in (rank * EACH, rank * EACH + 1)} for rank in range(2)]
 
 
 @drawing(540)
-def dispatch_and_combine(canvas: Canvas) -> str:
-    """Tokens of two ranks on their way to their experts and back, from top to bottom."""
-    for rank, x in enumerate(_LEFT):
-        canvas.text(x + _WIDE / 2, 18, f"rank {rank}", size=22, bold=True)
-        _tokens(canvas, x, 44, [(f"{token}→{expert}", rank) for token, expert in CHOICES[rank]])
-        _tokens(canvas, x, 124, [(f"{token}→{expert}", rank) for token, expert in sorted_by_expert()[rank]])
-        canvas.text(x + _WIDE / 2, 108, "sorted by expert")
-    _bar(canvas, 176, "all-to-all: uneven parts")
+def dispatch_and_combine(canvas: Canvas) -> None:
+    """Two ranks with three tokens and two experts each. Each rank sorts its tokens by the expert that the router chose;
+    an all-to-all brings them to their experts, 4 and 2 rows on ranks 0 and 1; a second all-to-all brings the experts'
+    outputs back."""
     home = {token: rank for rank, tokens in enumerate(CHOICES) for token, _ in tokens}
-    for x, experts in zip(_LEFT, arrived(), strict=True):
+    for rank, (x, experts) in enumerate(zip((16, 330), arrived(), strict=True)):
+        middle = x + 147
+        canvas.text(middle, 18, f"rank {rank}", size=22, bold=True)
+        canvas.text(middle, 108, "sorted by expert")
+        for y, choices in ((44, CHOICES[rank]), (124, sorted_by_expert()[rank]), (470, CHOICES[rank])):
+            for number, (token, expert) in enumerate(choices):
+                text = f"{token}′" if y == 470 else f"{token}→{expert}"
+                canvas.box(x + 40 + number * 74, y, 66, 36, RANKS[rank], text, size=20)
         for place, (expert, tokens) in enumerate(experts.items()):
             left = x + place * 150
+            canvas.box(left, 282, 142, 48, KEPT["parameters"], f"expert {expert}", size=20)
             for number, token in enumerate(tokens):
                 canvas.box(left + 46 * number, 232, 42, 36, RANKS[home[token]], token, size=20)
-            canvas.box(left, 282, 142, 48, _PARAMETERS, f"expert {expert}", size=20)
-            for number, token in enumerate(tokens):
                 canvas.box(left + 46 * number, 344, 42, 36, RANKS[home[token]], f"{token}′", size=20)
-        count = sum(map(len, experts.values()))
-        canvas.text(x + _WIDE / 2, 400, f"{count} rows")
-    _bar(canvas, 420, "all-to-all: back")
-    for rank, x in enumerate(_LEFT):
-        _tokens(canvas, x, 470, [(f"{token}′", rank) for token, _ in CHOICES[rank]])
+        canvas.text(middle, 400, f"{sum(map(len, experts.values()))} rows")
+    canvas.box(16, 176, 608, 34, DONE["communication"], "all-to-all: uneven parts", size=20)
+    canvas.box(16, 420, 608, 34, DONE["communication"], "all-to-all: back", size=20)
     canvas.text(320, 526, "a→2: token a goes to expert 2. Colour: whose token it is.")
-    counts = " and ".join(str(sum(map(len, experts.values()))) for experts in arrived())
-    return (
-        "Two ranks with three tokens and two experts each. Each rank sorts its tokens by the expert that the router "
-        f"chose; an all-to-all brings them to their experts, {counts} rows on ranks 0 and 1; a second all-to-all "
-        "brings the experts' outputs back."
-    )
-
-
-def _tokens(canvas: Canvas, x: float, y: float, boxes: Sequence[tuple[str, int]]) -> None:
-    for number, (text, rank) in enumerate(boxes):
-        canvas.box(x + 40 + number * 74, y, 66, 36, RANKS[rank], text, size=20)
-
-
-def _bar(canvas: Canvas, y: float, text: str) -> None:
-    canvas.box(_LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 34, _TALK, text, size=20)
 
 
 @drawing()
@@ -86,10 +64,8 @@ def who_goes_where(canvas: Canvas, tokens: Sequence[str], weights: Sequence[Sequ
         y = 40 + row * high
         canvas.text(30, y + high / 2, {"\n": "⏎", " ": "␣"}.get(token, token), size=20)
         canvas.boxes([(left + wide * e, y, wide, high) for e in range(count)], "none", thick=0.5)
-        canvas.boxes(
-            [(left + wide * e, y + 4, wide * weight, high - 8) for e, weight in enumerate(of_token) if weight],
-            palette.KEPT["activations"],
-        )
+        goes = [(left + wide * e, y + 4, wide * weight, high - 8) for e, weight in enumerate(of_token) if weight]
+        canvas.boxes(goes, KEPT["activations"])
     loads = [sum(1 for of_token in weights if of_token[e]) for e in range(count)]
     y = 40 + high * len(tokens) + 20
     canvas.text(30, y, "sum")

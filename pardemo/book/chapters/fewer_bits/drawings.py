@@ -2,6 +2,7 @@
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, OTHER, WHOLE
+from pardemo.draw.parts import legend
 
 #: Formats by name: bits of the exponent and of the fraction, and what their largest number is, in words.
 LAYOUTS = {
@@ -12,9 +13,6 @@ LAYOUTS = {
     "int8": (0, 7, "whole numbers up to 127"),
     "E2M1": (2, 1, "FP4: largest 6"),
 }
-_BIT = 15.0
-#: Numbers of the strip, and where the outlier among them is.
-_NUMBERS, _OUTLIER = 64, 21
 SCALES = (
     (64, "one scale for the tensor: FP8", "fp32"),
     (32, "one for each 32 numbers, a power of two: MXFP8", "2ᵏ"),
@@ -27,38 +25,31 @@ def bits_of_a_number(canvas: Canvas) -> None:
     """The bits of a number, one box each. fp32: 1 for the sign, 8 for the exponent, 23 for the fraction. bf16: 1, 8 and
     7. E5M2: 1, 5 and 2. E4M3: 1, 4 and 3. int8: a sign and 7 bits. E2M1: 1, 2 and 1."""
     for row, (name, (exponent, fraction, words)) in enumerate(LAYOUTS.items()):
-        x, y = 84.0, 12 + 38 * row
+        x, y, wide = 84, 12 + 38 * row, 15
         canvas.text(x - 12, y + 13, name, "end", bold=True, size=20)
-        canvas.boxes([(x, y, _BIT, 26)], DONE["idle"])
-        canvas.boxes([(x + _BIT * (1 + bit), y, _BIT, 26) for bit in range(exponent)], OTHER)
-        canvas.boxes([(x + _BIT * (1 + exponent + bit), y, _BIT, 26) for bit in range(fraction)], WHOLE)
-        canvas.text(x + _BIT * (1 + exponent + fraction) + 10, y + 13, words, "start")
-    x = 84.0
-    for name, colour in (("sign", DONE["idle"]), ("exponent: the range", OTHER), ("fraction: how fine", WHOLE)):
-        canvas.box(x, 246, 18, 18, colour, thick=1)
-        canvas.text(x + 26, 255, name, "start")
-        x += 36 + 10.5 * len(name)
+        for count, colour in ((1, DONE["idle"]), (exponent, OTHER), (fraction, WHOLE)):
+            canvas.boxes([(x + wide * bit, y, wide, 26) for bit in range(count)], colour)
+            x += wide * count
+        canvas.text(x + 10, y + 13, words, "start")
+    kinds = {"sign": DONE["idle"], "exponent: the range": OTHER, "fraction: how fine": WHOLE}
+    legend(canvas, 84, 255, kinds, gap=12)
 
 
 @drawing(332)
 def scale_of_blocks(canvas: Canvas) -> None:
     """The same 64 numbers three times, one of them an outlier. With one scale for the tensor all 64 share the
     outlier's; with a scale for each 32 numbers half of them; with a scale for each 16 numbers a quarter."""
-    left, each = 32.0, 9.0
+    left, each, numbers, outlier = 32, 9, 64, 21
     for row, (block, words, scale) in enumerate(SCALES):
         y = 14 + 100 * row
         canvas.text(left, y, words, "start")
-        for first in range(0, _NUMBERS, block):
-            shares = first <= _OUTLIER < first + block
+        for first in range(0, numbers, block):
+            shares = first <= outlier < first + block
             places = [(left + each * number, y + 48, each, 24) for number in range(first, first + block)]
             canvas.boxes(places, OTHER if shares else WHOLE, thick=0.6)
             canvas.box(left + each * first + 2, y + 18, each * block - 4, 26, KEPT["parameters"], scale)
-        canvas.boxes([(left + each * _OUTLIER, y + 44, each, 32)], DONE["communication"])
-    x = left
-    for name, colour in (("an outlier", DONE["communication"]), ("what shares its scale", OTHER)):
-        canvas.box(x, 304, 18, 18, colour, thick=1)
-        canvas.text(x + 26, 313, name, "start")
-        x += 150
+        canvas.boxes([(left + each * outlier, y + 44, each, 32)], DONE["communication"])
+    legend(canvas, left, 313, {"an outlier": DONE["communication"], "what shares its scale": OTHER})
 
 
 @drawing(232)
@@ -78,6 +69,4 @@ def error_kept(canvas: Canvas) -> None:
     canvas.arrow([(440, 92), (440, 186), (328, 186)])
     canvas.arrow([(262, 160), (262, 92)])
     canvas.text(282, 126, "added", "start")
-    canvas.text(456, 150, "sum − codes:", "start")
-    canvas.text(456, 174, "kept for the", "start")
-    canvas.text(456, 198, "next step", "start")
+    canvas.lines(456, 150, ("sum − codes:", "kept for the", "next step"), "start")

@@ -43,24 +43,19 @@ def kept_by_optimizer(canvas: Canvas) -> None:
 
 
 @drawing(316)
-def to_the_owners(canvas: Canvas, ranks: int = 4) -> None:
+def to_the_owners(canvas: Canvas) -> None:
     """Four ranks hold rows of the four matrices A, B, C and D. An all-to-all puts A together on rank 0, B on rank 1, C
     on rank 2 and D on rank 3, where each is orthogonalised whole; a second all-to-all brings every rank its rows of the
     four updates."""
-    side, gap = 32, 4
-    lefts = (76, 284, 492)
-    titles = (("rows of each", "matrix"), ("one matrix", "whole"), ("rows of each", "update"))
-    for x, lines in zip(lefts, titles, strict=True):
-        canvas.lines(x + 2 * (side + gap) - gap / 2, 18, lines, bold=True)
-    for rank in range(ranks):
-        y = 70 + rank * (side + 20)
-        canvas.text(8, y + side / 2, f"rank {rank}", "start")
-        for matrix in range(ranks):
-            name = "ABCD"[matrix]
-            for x in (lefts[0], lefts[2]):
-                canvas.box(x + matrix * (side + gap), y, side, side, RANKS[rank], name)
-            canvas.box(lefts[1] + matrix * (side + gap), y, side, side, RANKS[matrix], "ABCD"[rank])
-    for x in (lefts[0], lefts[1]):
-        begin = x + 4 * (side + gap) + 4
-        canvas.arrow([(begin, 164), (begin + 52, 164)], DONE["communication"])
-    canvas.lines(12, 294, ("colour: whose rows they are; arrow: one all-to-all",), "start")  # fmt: skip
+    titles = {76: ("rows of each", "matrix"), 284: ("one matrix", "whole"), 492: ("rows of each", "update")}
+    for x, lines in titles.items():
+        canvas.lines(x + 70, 18, lines, bold=True)
+        for rank in range(4):
+            for place in range(4):
+                row_of, matrix = (place, rank) if x == 284 else (rank, place)
+                canvas.box(x + 36 * place, 70 + 52 * rank, 32, 32, RANKS[row_of], "ABCD"[matrix])
+    for rank in range(4):
+        canvas.text(8, 86 + 52 * rank, f"rank {rank}", "start")
+    for x in (224, 432):
+        canvas.arrow([(x, 164), (x + 52, 164)], DONE["communication"])
+    canvas.text(12, 294, "colour: whose rows they are; arrow: one all-to-all", "start")

@@ -1,8 +1,5 @@
 """Overlap: computation and messages over time, a product in a ring, and two halves that take turns."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import COMPUTED, DONE, RANKS
 from pardemo.draw.parts import legend
@@ -11,50 +8,32 @@ _TALK = DONE["communication"]
 HIGH = 34  # of a box over time
 
 
-class _Box(NamedTuple):
-    """Something that is done: from when to when, in units of a drawing's time, and a word in its box."""
-
-    begin: float
-    end: float
-    word: str = ""
-
-
 @drawing(428)
 def three_ways(canvas: Canvas) -> None:
     """Three time lines of a product and its communication. One after the other they take 14 units. In four pieces, the
     messages of the first three travel while the next piece is computed, and only the last one sticks out: 9.5 units. In
     a ring the first piece is at home, and each message travels while a piece is multiplied: 8."""
     legend(canvas, 20, 20, {"the GPU computes": COMPUTED, "a message travels": _TALK})
-    ways = (
-        ("one after the other", [_Box(0, 8)], [_Box(8, 14)]),
-        ("in four pieces: the last message sticks out", *_pieces(4, 2, 1.5)),
-        ("in a ring: the first piece is at home, nothing sticks out", _pieces(4, 2, 1.5)[0],
-         [_Box(2 * k, 2 * k + 1.5) for k in range(3)]),
-    )  # fmt: skip
-    for number, (title, computed, sent) in enumerate(ways):
+    # begin, length and word of each box: what is computed, and below it what travels
+    pieces = [(2.0 * k, 2.0, str(k + 1)) for k in range(4)]
+    ways = {
+        "one after the other": ([(0, 8, "")], [(8, 6, "")]),
+        "in four pieces: the last message sticks out": (pieces, [(begin + 2, 1.5, word) for begin, _, word in pieces]),
+        "in a ring: the first piece is at home, nothing sticks out": (pieces, [(2 * k, 1.5, "") for k in range(3)]),
+    }
+    for number, (title, rows) in enumerate(ways.items()):
         y = 62 + 126 * number
         canvas.text(20, y, title, "start", size=19, bold=True)
-        _rows(canvas, y + 18, 42.0, computed, sent)
+        for row, (boxes, colour) in enumerate(zip(rows, (COMPUTED, _TALK), strict=True)):
+            for begin, length, word in boxes:
+                canvas.box(20 + 42 * begin, y + 18 + row * (HIGH + 4), 42 * length, HIGH, colour, word)
 
 
-def _pieces(count: int, compute: float, send: float) -> tuple[list[_Box], list[_Box]]:
-    computed = [_Box(compute * k, compute * (k + 1), str(k + 1)) for k in range(count)]
-    return computed, [_Box(box.end, box.end + send, box.word) for box in computed]
-
-
-def _rows(canvas: Canvas, y: float, unit: float, computed: Sequence[_Box], sent: Sequence[_Box]) -> None:
-    """Two rows of boxes over time: what is computed, and below it what travels."""
-    for row, (boxes, colour) in enumerate(((computed, COMPUTED), (sent, _TALK))):
-        for box in boxes:
-            x, width = 20 + unit * box.begin, unit * (box.end - box.begin)
-            canvas.box(x, y + row * (HIGH + 4), width, HIGH, colour, box.word)
-
-
-@drawing()
-def ring_of_products(canvas: Canvas, ranks: int = 4) -> str:
-    """Which rank's chunk each rank multiplies at each step of the ring, and which chunk travels meanwhile."""
-    wide, left = 124, 96
-    canvas.height = 86 + 62 * ranks + 42
+@drawing(376)
+def ring_of_products(canvas: Canvas) -> None:
+    """Chunks in the order in which each rank multiplies them: rank 0: 0, 3, 2, 1; rank 1: 1, 0, 3, 2; rank 2: 2, 1, 0,
+    3; rank 3: 3, 2, 1, 0."""
+    wide, left, ranks = 124, 96, 4
     for step in range(ranks):
         canvas.text(left + wide * step + 52, 22, f"step {step + 1}", size=19, bold=True)
     for rank in range(ranks):
@@ -68,12 +47,8 @@ def ring_of_products(canvas: Canvas, ranks: int = 4) -> str:
         for rank in range(ranks - 1):
             y = 46 + 62 * rank + 24
             canvas.arrow([(x, y), (x + 14, y + 36)], _TALK, 3)
-    canvas.lines(20, 46 + 62 * ranks + 16, ("An arrow is the hop that travels while the chunk at its",
-         "beginning is multiplied. The last rank sends to rank 0."), "start")  # fmt: skip
-    order = "; ".join(
-        f"rank {rank}: {', '.join(str((rank - step) % ranks) for step in range(ranks))}" for rank in range(ranks)
-    )
-    return f"Chunks in the order in which each rank multiplies them: {order}."
+    canvas.text(20, 310, "An arrow is the hop that travels while the chunk at its", "start")
+    canvas.text(20, 334, "beginning is multiplied. The last rank sends to rank 0.", "start")
 
 
 @drawing(246)

@@ -4,38 +4,28 @@ from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES
 from pardemo.draw.parts import legend
 
-_LEFT, _WIDE, _HIGH, _GAP = 44, 392, 46, 32  # of the boxes; the gap is between two rows
-_HALF = 186  # of a box beside another one
-
 
 @drawing(378)
 def where_a_byte_is_counted(canvas: Canvas) -> None:
     """The way of a collective. What the script calls goes through torch.distributed to torch's dispatcher; what DDP
     sends in the backward pass comes from C++ and meets it at the dispatcher. Below are gloo or nccl, and the kernel. At
     the dispatcher all calls and bytes can be counted, and the stack says which line of the script was running."""
-    tops = [10 + row * (_HIGH + _GAP) for row in range(5)]
-    right, notes = _LEFT + _WIDE, _LEFT + _WIDE + 14
-    second = right - _HALF
-    for row, words in ((0, "train.py"), (2, "torch's dispatcher"), (3, "gloo, or nccl"), (4, "the kernel: TCP")):
-        canvas.box(_LEFT, tops[row], _WIDE, _HIGH, "none", words, size=20)
-    canvas.box(_LEFT, tops[1], _HALF, _HIGH, "none", "torch.distributed")
-    canvas.box(second, tops[1], _HALF, _HIGH, "none", "DDP, in C++")
-    for x in (_LEFT + _HALF / 2, second + _HALF / 2):
-        for row in (0, 1):
-            canvas.arrow([(x, tops[row] + _HIGH + 2), (x, tops[row + 1] - 2)], DONE["communication"])
-    for row in (2, 3):
-        middle = _LEFT + _WIDE / 2
-        canvas.arrow([(middle, tops[row] + _HIGH + 2), (middle, tops[row + 1] - 2)], DONE["communication"], 5)
-    for row, lines in (
-        (0, ("the stack has", "the line")),
-        (1, ("patched here:", "not DDP's calls")),
-        (2, ("counted here:", "all calls, bytes")),
-        (4, ("counted here:", "bytes alone")),
-    ):
-        canvas.lines(notes, tops[row] + _HIGH / 2 - 12, lines, "start")
-    level, margin = tops[2] + _HIGH / 2, 16
-    back = [(_LEFT - 2, level), (margin, level), (margin, tops[0] + _HIGH / 2), (_LEFT - 3, tops[0] + _HIGH / 2)]
-    canvas.arrow(back, thick=2, dashed=True)
+    rows = {10: "train.py", 166: "torch's dispatcher", 244: "gloo, or nccl", 322: "the kernel: TCP"}
+    for y, words in rows.items():
+        canvas.box(44, y, 392, 46, "none", words, size=20)
+    canvas.box(44, 88, 186, 46, "none", "torch.distributed")
+    canvas.box(250, 88, 186, 46, "none", "DDP, in C++")
+    for x, y, thick in ((137, 10, 3), (137, 88, 3), (343, 10, 3), (343, 88, 3), (240, 166, 5), (240, 244, 5)):
+        canvas.arrow([(x, y + 48), (x, y + 76)], DONE["communication"], thick)
+    notes = {
+        10: ("the stack has", "the line"),
+        88: ("patched here:", "not DDP's calls"),
+        166: ("counted here:", "all calls, bytes"),
+        322: ("counted here:", "bytes alone"),
+    }
+    for y, lines in notes.items():
+        canvas.lines(450, y + 11, lines, "start")
+    canvas.arrow([(42, 189), (16, 189), (16, 33), (41, 33)], thick=2, dashed=True)
 
 
 @drawing(404)

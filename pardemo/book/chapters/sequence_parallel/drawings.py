@@ -1,6 +1,5 @@
 """Sequence parallelism: what a block keeps, what is whole on every rank, and three ways to cut a sequence."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from pardemo.draw.canvas import Canvas, drawing
@@ -124,7 +123,6 @@ WAYS = (
     (("context", "parallelism"), "ring", "tokens", "whole"),
     (("Ulysses", "(DeepSpeed)"), "all-to-all", "heads", "whole"),
 )
-_SIDE, _FIRST, _SECOND = 84, 160, 408
 
 
 @drawing(396)
@@ -132,31 +130,23 @@ def sequence_cuts(canvas: Canvas) -> None:
     """Between the layers all three cut the tokens. Megatron's sequence parallelism gathers all tokens before attention,
     which is cut by heads; context parallelism leaves queries cut by tokens, and keys and values go round a ring;
     Ulysses swaps tokens for heads by an all-to-all. The last two have whole weights."""
-    for x, words in ((_FIRST, "between layers"), (_SECOND, "in attention")):
-        canvas.text(x + _SIDE / 2, 18, words, bold=True)
-    canvas.text(580, 18, "weights", bold=True)
-    for number, (name, talk, cut, weights) in enumerate(WAYS):
+    for x, words in ((202, "between layers"), (450, "in attention"), (580, "weights")):
+        canvas.text(x, 18, words, bold=True)
+    cell = 21
+    for number, (name, talk, way, weights) in enumerate(WAYS):
         y = 44 + 104 * number
         canvas.lines(12, y + 30, name, "start")
-        _square(canvas, _FIRST, y, "tokens")
-        canvas.text((_FIRST + _SIDE + _SECOND) / 2, y + 24, talk, fill=DONE["communication"], bold=True)
-        canvas.arrow([(_FIRST + _SIDE + 12, y + 46), (_SECOND - 12, y + 46)], DONE["communication"])
-        _square(canvas, _SECOND, y, cut)
+        canvas.text(326, y + 24, talk, fill=_TALK, bold=True)
+        canvas.arrow([(256, y + 46), (396, y + 46)], _TALK)
         canvas.text(580, y + 42, weights)
+        for left, cut in ((160, "tokens"), (408, way)):
+            for rank in range(2):
+                places = [(i, 2 * rank + k) for i in range(4) for k in range(2)]
+                places = places if cut == "tokens" else [(k, i) for i, k in places]
+                cells = [(left + across * cell, y + down * cell, cell, cell) for across, down in places]
+                canvas.boxes(cells, RANKS[rank], thick=0.8)
     canvas.text(12, 374, "down: tokens; across: heads", "start")
     legend(canvas, 400, 374, {f"rank {rank}": RANKS[rank] for rank in range(2)})
-
-
-def _square(canvas: Canvas, x: float, y: float, cut: str) -> None:
-    half, cell = _SIDE / 2, _SIDE / 4
-    place: Callable[[int, int, int], tuple[float, float]] = (
-        (lambda rank, i, k: (x + i * cell, y + rank * half + k * cell))
-        if cut == "tokens"
-        else (lambda rank, i, k: (x + rank * half + k * cell, y + i * cell))
-    )
-    for rank in range(2):
-        cells = [(*place(rank, i, k), cell, cell) for i in range(4) for k in range(2)]
-        canvas.boxes(cells, RANKS[rank], thick=0.8)
 
 
 #: A block from its input on: name, a note on it, whether it is cut, and its height in the drawing.
@@ -167,25 +157,24 @@ PARTS = (
     ("MLP", "cut by columns, then rows", True, 60),
     ("dropout, addition", "[b·s, h] on every rank", False, 44),
 )
-_WHOLE_LEFT, _WHOLE_WIDE, _GAP = (310, 482), 146, 18
 
 
-@drawing()
+@drawing(420)
 def still_whole(canvas: Canvas) -> None:
     """A transformer block on two tensor-parallel ranks. Attention and MLP are cut: each rank has a half. The norms,
     dropouts and additions before, between and after them are whole on both ranks, all tokens with all features."""
-    canvas.height = 78 + sum(high + _GAP for *_, high in PARTS)
-    for rank, x in enumerate(_WHOLE_LEFT):
-        canvas.text(x + _WHOLE_WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
+    lefts, wide = (310, 482), 146
+    for rank, x in enumerate(lefts):
+        canvas.text(x + wide / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
     for name, note, cut, high in PARTS:
         middle = y + high / 2
         canvas.text(20, middle - 11, name, "start", bold=True, size=20)
         canvas.text(20, middle + 13, note, "start")
-        for rank, x in enumerate(_WHOLE_LEFT):
+        for rank, x in enumerate(lefts):
             if cut:
-                half_of(canvas, x, y, _WHOLE_WIDE, high, rank)
+                half_of(canvas, x, y, wide, high, rank)
             else:
-                canvas.box(x, y, _WHOLE_WIDE, high, WHOLE, "all of it")
-        y += high + _GAP
-    legend(canvas, _WHOLE_LEFT[0], y + 14, {"whole on both": WHOLE})
+                canvas.box(x, y, wide, high, WHOLE, "all of it")
+        y += high + 18
+    legend(canvas, 310, y + 14, {"whole on both": WHOLE})

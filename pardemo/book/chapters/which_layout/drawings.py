@@ -1,12 +1,11 @@
 """What a training step's time is made of: the step of one stage, a micro-batch of it, a layer of that."""
 
-from collections.abc import Sequence
+from itertools import accumulate
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import COMPUTED, DONE, KEPT, OTHER
 
 _TALK, _IDLE = DONE["communication"], DONE["idle"]
-_LEFT, _HIGH, _ROW = 8.0, 50, 142
 #: Boxes of each row: width, colour, text.
 _STEP = (
     (76, _IDLE, "bubble"), (62, COMPUTED, "1"), (62, COMPUTED, "2"), (62, COMPUTED, "…"), (62, COMPUTED, "m"),
@@ -22,37 +21,24 @@ _LAYER = (
 )  # fmt: skip
 
 
-@drawing()
+@drawing(404)
 def step_parts(canvas: Canvas) -> None:
     """A step of one stage: bubble, m micro-batches, bubble, the all-reduce of gradients, the update. A micro-batch:
     receive, l/p layers, send. A layer: matrix multiplications, attention, an all-reduce over t ranks, passes through
     memory, matrix multiplications, an all-reduce, passes through memory."""
-    canvas.height = 30 + 2 * _ROW + _HIGH + 40
-    titles = (
-        "one step, as one stage of the pipeline sees it",
-        "one micro-batch, forward (backward takes twice as long)",
-        "one layer on one of t ranks",
-    )
-    zoomed = None
-    for number, (title, row) in enumerate(zip(titles, (_STEP, _MICRO, _LAYER), strict=True)):
-        top = 34.0 + number * _ROW
-        ends = _boxes(canvas, top, row)
-        if zoomed is not None:
-            left, right, below = zoomed
-            canvas.line([(left, below), (_LEFT, top - 30)], OTHER, 1.5, dashed=True)
-            canvas.line([(right, below), (ends[-1], top - 30)], OTHER, 1.5, dashed=True)
-        canvas.text(_LEFT, top - 16, title, "start", bold=True)
-        zoomed = ends[1], ends[2], top + _HIGH
-    canvas.text(
-        _LEFT, 34 + 2 * _ROW + _HIGH + 18, "GEMMs: matrix multiplications; memory: norms, GeLU, residuals", "start"
-    )
-
-
-def _boxes(canvas: Canvas, top: float, row: Sequence[tuple[float, str, str]]) -> list[float]:
-    """Draws a row; where each box begins, and where the last one ends."""
-    at, begins = _LEFT, []
-    for width, colour, text in row:
-        canvas.box(at, top, width, _HIGH, colour, text)
-        begins.append(at)
-        at += width
-    return [*begins, at]
+    rows = {
+        "one step, as one stage of the pipeline sees it": _STEP,
+        "one micro-batch, forward (backward takes twice as long)": _MICRO,
+        "one layer on one of t ranks": _LAYER,
+    }
+    left, high, zoomed = 8, 50, []  # zoomed: the ends of the box that the next row shows closer
+    for number, (title, row) in enumerate(rows.items()):
+        top = 34 + 142 * number
+        ends = list(accumulate((width for width, _, _ in row), initial=left))
+        for x, (width, colour, text) in zip(ends, row, strict=False):
+            canvas.box(x, top, width, high, colour, text)
+        for begin, end in zip(zoomed, (left, ends[-1]), strict=False):
+            canvas.line([(begin, top - 142 + high), (end, top - 30)], OTHER, 1.5, dashed=True)
+        canvas.text(left, top - 16, title, "start", bold=True)
+        zoomed = ends[1:3]
+    canvas.text(left, 386, "GEMMs: matrix multiplications; memory: norms, GeLU, residuals", "start")
