@@ -583,12 +583,3 @@ def test_each_link_is_counted_and_a_host_sends_less_by_hosts(four, tier, by_host
         for (sent, _), (counted, _) in zip(of_hosts, adapters, strict=True):
             # headers of packets of 9,000 bytes are under 1 %; a busy host sends some packets twice
             assert sent < counted < 2 * sent
-
-
-def test_traffic_is_drawn_with_its_hosts():
-    from book import figures  # here: at the top, every rank of every World above would load matplotlib
-
-    fig = figures.traffic([[0, 2**20], [2**19, 0]], Cluster(hosts=2))
-    (ax,) = fig.axes
-    assert [text.get_text() for text in ax.texts] == ["1", "0.5"]
-    assert len(ax.patches) == 2

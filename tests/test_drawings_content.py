@@ -448,16 +448,6 @@ def test_each_token_is_found_by_one_rank_and_by_all_after_the_sum():
     assert [text.text for text in cells[-3:]] == [f"row {word}" for word in vocabulary.TOKENS]
 
 
-def test_of_each_square_a_rank_has_a_half():
-    svg = svgs.drawing(drawings.sequence_cuts())
-    squares = 2 * len(sequence.WAYS)
-    for colour in palette.RANKS[:2]:
-        boxes = [box for box in svg.filled(colour) if box.y < 350]
-        assert len(boxes) == squares * 8
-    talk = [way[1] for way in sequence.WAYS]
-    assert [word for word in svg.words() if word in talk] == talk
-
-
 def test_what_a_block_keeps_is_what_the_formulas_say():
     s, b, h, a = 256, 1, 64, 4
     core = 5 * a * s * s * b
@@ -472,24 +462,6 @@ def test_what_a_block_keeps_is_what_the_formulas_say():
     drawn = [bar for bar in svg.filled(palette.WHOLE) if bar.x == 164]
     assert sum(bar.right - bar.x for bar in drawn) == pytest.approx(whole_on_each * 24)
     assert "2 + 2as/h" in bars
-
-
-def test_what_is_whole_is_white_and_what_is_cut_is_halved():
-    svg = svgs.drawing(drawings.still_whole())
-    cut = sum(row[2] for row in sequence.PARTS)
-    assert svg.words().count("½") == 2 * cut
-    assert svg.words().count("all of it") == 2 * (len(sequence.PARTS) - cut)
-
-
-def test_the_vocabulary_is_whole_on_the_left_and_halved_on_the_right():
-    svg = svgs.drawing(drawings.vocabulary_cut())
-    of_vocabulary = sum(row[2] for row in vocabulary.MODEL)
-    assert svg.words().count("all of it") == 2 * of_vocabulary
-    assert svg.words().count("½") == 2 * (2 * len(vocabulary.MODEL) - of_vocabulary)
-    assert [word for word in svg.words() if word in ("all-reduce", "3 numbers per token")] == [
-        "all-reduce",
-        "3 numbers per token",
-    ]
 
 
 @pytest.mark.parametrize("tensor", [2, 3, 4])

@@ -1,29 +1,13 @@
 """Who sends how much to whom: a square for each pair of ranks, nodes marked."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pardemo import extras
 from pardemo.cluster import Cluster
-from pardemo.draw.style import new
 
 with extras.needed_by(__name__):
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
-
-
-def traffic(
-    matrix: Sequence[Sequence[float]], cluster: Cluster, unit_bytes: float = 2**20, unit: str = "MiB"
-) -> Figure:
-    """Bytes from each rank (rows) to each other one (columns), as numbers and shades; a frame around each node."""
-    values = np.asarray(matrix, dtype=float) / unit_bytes
-    side = max(3.6, 0.62 * len(values))
-    fig, ax = new(size=(side + 0.6, side))
-    square(ax, values, cluster, float(values.max()))
-    ax.set(xlabel="to rank", ylabel="from rank", title=f"{unit} sent; frames: nodes")
-    return fig
 
 
 def square(ax: Axes, values: np.ndarray, cluster: Cluster, most: float, size: float = 10) -> None:

@@ -117,14 +117,6 @@ def block_activations(canvas: Canvas) -> str:
     )
 
 
-#: Name, what is sent before attention, how attention is cut, whether a rank's weights are whole or cut.
-WAYS = (
-    (("Megatron's", "(this chapter)"), "all-gather", "heads", "cut"),
-    (("context", "parallelism"), "ring", "tokens", "whole"),
-    (("Ulysses", "(DeepSpeed)"), "all-to-all", "heads", "whole"),
-)
-
-
 @drawing(396)
 def sequence_cuts(canvas: Canvas) -> None:
     """Between the layers all three cut the tokens. Megatron's sequence parallelism gathers all tokens before attention,
@@ -132,8 +124,13 @@ def sequence_cuts(canvas: Canvas) -> None:
     Ulysses swaps tokens for heads by an all-to-all. The last two have whole weights."""
     for x, words in ((202, "between layers"), (450, "in attention"), (580, "weights")):
         canvas.text(x, 18, words, bold=True)
+    ways = (  # what is sent before attention, how attention is cut, whether a rank's weights are whole
+        (("Megatron's", "(this chapter)"), "all-gather", "heads", "cut"),
+        (("context", "parallelism"), "ring", "tokens", "whole"),
+        (("Ulysses", "(DeepSpeed)"), "all-to-all", "heads", "whole"),
+    )
     cell = 21
-    for number, (name, talk, way, weights) in enumerate(WAYS):
+    for number, (name, talk, way, weights) in enumerate(ways):
         y = 44 + 104 * number
         canvas.lines(12, y + 30, name, "start")
         canvas.text(326, y + 24, talk, fill=_TALK, bold=True)
@@ -149,32 +146,26 @@ def sequence_cuts(canvas: Canvas) -> None:
     legend(canvas, 400, 374, {f"rank {rank}": RANKS[rank] for rank in range(2)})
 
 
-#: A block from its input on: name, a note on it, whether it is cut, and its height in the drawing.
-PARTS = (
-    ("norm", "[b·s, h] on every rank", False, 44),
-    ("attention", "cut by heads", True, 60),
-    ("dropout, addition, norm", "[b·s, h] on every rank", False, 44),
-    ("MLP", "cut by columns, then rows", True, 60),
-    ("dropout, addition", "[b·s, h] on every rank", False, 44),
-)
-
-
 @drawing(420)
 def still_whole(canvas: Canvas) -> None:
     """A transformer block on two tensor-parallel ranks. Attention and MLP are cut: each rank has a half. The norms,
     dropouts and additions before, between and after them are whole on both ranks, all tokens with all features."""
     lefts, wide = (310, 482), 146
+    whole = "[b·s, h] on every rank"
+    steps = {"norm": whole, "attention": "cut by heads", "dropout, addition, norm": whole,
+             "MLP": "cut by columns, then rows", "dropout, addition": whole}  # fmt: skip
     for rank, x in enumerate(lefts):
         canvas.text(x + wide / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
-    for name, note, cut, high in PARTS:
+    for name, note in steps.items():
+        high = 44 if note == whole else 60
         middle = y + high / 2
         canvas.text(20, middle - 11, name, "start", bold=True, size=20)
         canvas.text(20, middle + 13, note, "start")
         for rank, x in enumerate(lefts):
-            if cut:
-                half_of(canvas, x, y, wide, high, rank)
-            else:
+            if note == whole:
                 canvas.box(x, y, wide, high, WHOLE, "all of it")
+            else:
+                half_of(canvas, x, y, wide, high, rank)
         y += high + 18
     legend(canvas, 310, y + 14, {"whole on both": WHOLE})

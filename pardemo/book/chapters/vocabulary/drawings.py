@@ -9,14 +9,7 @@ from pardemo.draw.parts import half_of, legend
 #: The logits of one token over a vocabulary of eight, and its label.
 LOGITS, LABEL = (2, 1, 0, 3, 1, 4, 0, 2), 7
 TOKENS = (3, 0, 3)  # to look up in a table of four words
-#: From the tokens to the loss: name, a note on its size, whether it belongs to the vocabulary, what is sent behind it.
-MODEL = (
-    ("embedding", "V × h weights", True, "all-reduce"),
-    ("blocks", "cut already", False, ""),
-    ("output head", "V × h weights", True, ""),
-    ("logits", "b·s × V numbers", True, "3 numbers per token"),
-)
-_TALK, _CELL, _LEFT = DONE["communication"], 62, (36, 340)
+_TALK = DONE["communication"]
 
 
 @drawing(446)
@@ -24,59 +17,58 @@ def vocabulary_cut(canvas: Canvas) -> None:
     """A model on two ranks. The blocks are cut. On the left embedding, output head and logits are whole on both ranks;
     on the right each rank has a half of them: an all-reduce follows the embedding, and the loss needs three numbers a
     token."""
-    wide, high = 100, 52
-    sides = (("whole vocabulary", (184, 290)), ("cut vocabulary", (430, 536)))
-    for name, (first, second) in sides:
-        canvas.text((first + second + wide) / 2, 20, name, size=20, bold=True)
-        for rank, x in enumerate((first, second)):
-            canvas.text(x + wide / 2, 48, f"rank {rank}")
-    y = 64.0
-    for name, note, of_vocabulary, sent in MODEL:
-        canvas.text(6, y + high / 2 - 11, name, "start", bold=True, size=20)
-        canvas.text(6, y + high / 2 + 13, note, "start")
-        for number, (_, places) in enumerate(sides):
-            for rank, x in enumerate(places):
-                if of_vocabulary and number == 0:
-                    canvas.box(x, y, wide, high, WHOLE, "all of it")
-                else:
-                    half_of(canvas, x, y, wide, high, rank)
-        y += high + 12
-        if sent:
-            first, second = sides[1][1]
-            canvas.box(first, y, second + wide - first, 32, _TALK, sent)
-            y += 44
-    legend(canvas, 184, y + 10, {"whole on both": WHOLE})
+    model = {
+        64: ("embedding", "V × h weights"),
+        172: ("blocks", "cut already"),
+        236: ("output head", "V × h weights"),
+        300: ("logits", "b·s × V numbers"),
+    }
+    canvas.text(287, 20, "whole vocabulary", size=20, bold=True)
+    canvas.text(533, 20, "cut vocabulary", size=20, bold=True)
+    wide, high, columns = 100, 52, ((184, 0), (290, 1), (430, 0), (536, 1))
+    for x, rank in columns:
+        canvas.text(x + wide / 2, 48, f"rank {rank}")
+    for y, (name, note) in model.items():
+        canvas.text(6, y + 15, name, "start", bold=True, size=20)
+        canvas.text(6, y + 39, note, "start")
+        for x, rank in columns:
+            if x < 400 and name != "blocks":
+                canvas.box(x, y, wide, high, WHOLE, "all of it")
+            else:
+                half_of(canvas, x, y, wide, high, rank)
+    canvas.box(430, 128, 206, 32, _TALK, "all-reduce")
+    canvas.box(430, 364, 206, 32, _TALK, "3 numbers per token")
+    legend(canvas, 184, 418, {"whole on both": WHOLE})
 
 
 @drawing(462)
 def vocabulary_loss(canvas: Canvas) -> str:
     """One token's logits on two ranks, and how its loss is computed without gathering them."""
-    half = len(LOGITS) // 2
+    half, lefts, cell = len(LOGITS) // 2, (36, 340), 62
     largest, sums, labels = three_numbers()
     top, total, picked = max(largest), sum(sums), sum(labels)
     loss = top + math.log(total) - picked
-    for rank, x in enumerate(_LEFT):
-        canvas.text(x + 2 * _CELL, 20, f"rank {rank}", size=22, bold=True)
+    for rank, x in enumerate(lefts):
+        canvas.text(x + 2 * cell, 20, f"rank {rank}", size=22, bold=True)
         for place in range(half):
             word = rank * half + place
-            canvas.text(x + (place + 0.5) * _CELL, 50, str(word))
-            canvas.box(x + place * _CELL, 66, _CELL, 42, RANKS[rank], str(LOGITS[word]), size=20)
-    label = _LEFT[LABEL // half] + LABEL % half * _CELL
-    canvas.box(label, 66, _CELL, 42, thick=4)
+            canvas.text(x + (place + 0.5) * cell, 50, str(word))
+            canvas.box(x + place * cell, 66, cell, 42, RANKS[rank], str(LOGITS[word]), size=20)
+    label = lefts[LABEL // half] + LABEL % half * cell
+    canvas.box(label, 66, cell, 42, thick=4)
     canvas.text(0, 50, "word", "start")
-    canvas.text(_LEFT[1] + 3.5 * _CELL, 126, "the label")
-    canvas.text(_LEFT[0], 126, "logits of one position", "start")
+    canvas.text(lefts[1] + 3.5 * cell, 126, "the label")
+    canvas.text(lefts[0], 126, "logits of one position", "start")
     rows = (
         ("largest logit", [f"{n}" for n in largest], "max", f"{top}"),
         (f"sum of exp(logit − {top})", [f"{n:.2f}" for n in sums], "sum", f"{total:.2f}"),
         ("the label's logit", [f"{n}" for n in labels], "sum", f"{picked}"),
     )
-    canvas.text(300, 170, "rank 0")
-    canvas.text(390, 170, "rank 1")
-    canvas.text(560, 170, "on both")
+    for x, words in ((300, "rank 0"), (390, "rank 1"), (560, "on both")):
+        canvas.text(x, 170, words)
     for number, (name, values, operation, result) in enumerate(rows):
         y = 190 + 54 * number
-        canvas.text(_LEFT[0], y + 20, name, "start", size=19)
+        canvas.text(lefts[0], y + 20, name, "start", size=19)
         for rank, value in enumerate(values):
             canvas.box(262 + 90 * rank, y, 76, 40, RANKS[rank], value, size=20)
         canvas.text(478, y + 9, operation, fill=_TALK, bold=True)
@@ -96,9 +88,8 @@ def vocabulary_loss(canvas: Canvas) -> str:
 def vocabulary_lookup(canvas: Canvas) -> None:
     """A table of four words, rows 0 and 1 on rank 0, rows 2 and 3 on rank 1. Of the tokens 3, 0, 3 rank 0 finds the
     second, rank 1 the others, and each puts zeros for the rest. The all-reduce gives both ranks all three rows."""
-    canvas.text(61, 20, "the table", bold=True, size=20)
-    canvas.text(217, 20, "looks up 3, 0, 3", bold=True, size=20)
-    canvas.text(551, 20, "on both", bold=True, size=20)
+    for x, words in ((61, "the table"), (217, "looks up 3, 0, 3"), (551, "on both")):
+        canvas.text(x, 20, words, bold=True, size=20)
     for rank, top in enumerate((64, 206)):
         canvas.text(10, top - 18, f"rank {rank}", "start")
         for place in range(2):
@@ -106,8 +97,7 @@ def vocabulary_lookup(canvas: Canvas) -> None:
             canvas.box(10, top + 43 * place, 102, 40, RANKS[rank], f"row {word}", size=20)
         canvas.arrow([(114, top + 41), (146, top + 41)])
         for place, word in enumerate(TOKENS):
-            here = word // 2 == rank
-            fill, text = (RANKS[rank], f"row {word}") if here else (WHOLE, "0")
+            fill, text = (RANKS[rank], f"row {word}") if word // 2 == rank else (WHOLE, "0")
             canvas.box(150, top - 14 + 38 * place, 134, 35, fill, text, size=20)
         canvas.arrow([(286, top + 41), (350, top + 41), (350, 146 if rank == 0 else 186)], _TALK)
     canvas.box(304, 148, 132, 36, _TALK, "all-reduce", size=20)

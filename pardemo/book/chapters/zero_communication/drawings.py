@@ -58,8 +58,7 @@ def zero_traffic(canvas: Canvas) -> None:
 
 def _travels(canvas: Canvas, x: float, y: float, event: str, thirds: int) -> None:
     letter, kind = event.split()
-    each = _THIRD if thirds == 1 else 3 * _THIRD
-    canvas.box(x, y + 62, each, 26, KEPT[kind], letter, bold=thirds == 3)
+    canvas.box(x, y + 62, thirds * _THIRD, 26, KEPT[kind], letter, bold=thirds == 3)
 
 
 @drawing(524)
