@@ -43,9 +43,7 @@ def parts(
     canvas.boxes([(x, y + number * each, width, each) for number in sorted(present)], fill, thick=0.8)
 
 
-def half_of(
-    canvas: Canvas, x: float, y: float, width: float, height: float, rank: int, text: str = "½"
-) -> None:
+def half_of(canvas: Canvas, x: float, y: float, width: float, height: float, rank: int, text: str = "½") -> None:
     """A tensor cut over two ranks, one half beside the other: the rank's own is filled, the other one empty."""
     canvas.box(x, y, width, height, thick=1, dashed=True)
     canvas.box(x + rank * width / 2, y, width / 2, height, RANKS[rank], text, size=20)
