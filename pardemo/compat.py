@@ -276,11 +276,6 @@ def default_options(parser: Any, title: str) -> set[str]:
     return {action.dest for group in groups for action in group._group_actions}
 
 
-def check_remembered(mode: Any, op: Any, args: Any, kwargs: Any) -> None:
-    """Raises :data:`BypassDispatchCache` where torch would not remember what an operation on fake tensors makes."""
-    mode._validate_cache_key(op, args, kwargs)
-
-
 def exporter_resources(exporter: Any, resources: Any) -> Any:
     """What nbconvert's exporter begins a page with."""
     return exporter._init_resources(resources)

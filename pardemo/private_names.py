@@ -39,16 +39,8 @@ NAMES = {
         "torch._C.DisableTorchFunction", "kernels of our own: a script's modes see none"
     ),
     "bf16_in_onednn": Private("torch.ops.mkldnn._is_mkldnn_bf16_supported", "bf16: which kernel multiplies matrices"),
-    "without_dispatch": Private("torch._C._DisableTorchDispatch", "dry runs: the tensor below a fake one"),
-    "dispatch_keys": Private("torch._C._dispatch_key_set", "dry runs: whether two fake tensors are alike"),
-    "default_device": Private("torch._C._get_default_device", "dry runs: part of what an operation depends on"),
-    "warns_on_data_ptr": Private(
-        "torch._C._set_warn_deprecated_on_mutable_data_ptr", "dry runs: DeepSpeed asks fake tensors for addresses"
-    ),
     "FakeTensor": Private("torch._subclasses.fake_tensor.FakeTensor", "dry runs: shapes without memory"),
     "FakeTensorMode": Private("torch._subclasses.fake_tensor.FakeTensorMode", "dry runs: shapes without memory"),
-    "BypassDispatchCache": Private("torch._subclasses.fake_tensor._BypassDispatchCache", "dry runs: not remembered"),
-    "make_subclass": Private("torch.Tensor._make_subclass", "dry runs: a fake tensor made of a bare one"),
     "FakeStore": Private("torch.testing._internal.distributed.fake_pg.FakeStore", "dry runs: a group without ranks"),
     "ShardingPropagator": Private("torch.distributed.tensor._sharding_prop.ShardingPropagator", "dry runs of DTensors"),
     "unsafe_view": Private("torch.ops.aten._unsafe_view", "a view of what nobody else has: no copy, no graph of views"),

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from pardemo.planner import analytic, checked
+from pardemo.planner import checked, table
 
 
 def dry_rows(request):
     """A row of each engine, way of checkpointing, offload and micro-batch that is asked for."""
     rows = []
-    for row in analytic.plan(request).rows:
+    for row in table.plan(request).rows:
         run = checked.beside(request, row).run
         rows.append(replace(row, memory=run, fits=run.peak_bytes <= request.cluster.room))
     return rows

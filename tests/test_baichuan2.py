@@ -27,6 +27,7 @@ from pardemo.baichuan2.attention import Pattern, alibi_slopes
 from pardemo.baichuan2.checkpoints import write_folder
 from pardemo.baichuan2.tokenization import ASSISTANT
 from pardemo.finetune.samples import source_ids
+from pardemo.planner.models import find
 
 SMALL = {
     "vocab_size": 320,
@@ -59,7 +60,7 @@ def spm(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("config", "params"), [(Baichuan2Config.b7(), 7_505_973_248), (Baichuan2Config.b13(), 13_896_668_160)]
+    ("config", "params"), [(find("baichuan2-7b"), 7_505_973_248), (Baichuan2Config.b13(), 13_896_668_160)]
 )
 def test_parameters_to_the_digit(config, params):
     with torch.device("meta"):

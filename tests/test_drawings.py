@@ -12,7 +12,7 @@ from book import drawings, figures
 
 from pardemo import project
 from pardemo.draw import palette
-from pardemo.planner.fragments import by_the_rules
+from pardemo.planner.allocator import by_the_rules
 
 #: A GPU's lines by micro-batch: a little, nearly full, far more than the picture has room for.
 MEMORY = {

@@ -16,8 +16,7 @@ from pardemo.draw import pictures, style
 from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
 from pardemo.meters import Span
 from pardemo.meters.trace import Bar
-from pardemo.planner.layouts.choice.procedure import candidates, choose
-from pardemo.planner.layouts.choice.procedure_check import job_of
+from pardemo.planner.layouts.procedure import candidates, choose, job_of
 
 
 def test_saved_with_alternative_text(out):

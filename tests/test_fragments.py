@@ -6,7 +6,7 @@ from book import drawings
 
 from pardemo.book.chapters.zero_r.drawings import MOMENTS
 from pardemo.meters import matmul_flops
-from pardemo.planner.fragments import by_the_rules, replay
+from pardemo.planner.allocator import by_the_rules, replay
 
 MIB = 1 << 20
 

@@ -13,17 +13,15 @@ from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob as DryJob
-from pardemo.planner.layouts import explain
-from pardemo.planner.layouts.choice.search import layouts, search
-from pardemo.planner.layouts.job import stacks
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout, check
-from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts import answers, configurations, stacks
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts
-from pardemo.planner.layouts.model import configurations, sizes
-from pardemo.planner.layouts.model.shape import Experts, Shape
-from pardemo.planner.layouts.price.memory import in_flight, memory
-from pardemo.planner.layouts.price.step import stages, step
+from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import in_flight, memory
+from pardemo.planner.layouts.search import layouts, search
+from pardemo.planner.layouts.shape import Experts, Shape
+from pardemo.planner.layouts.step import stages, step
 
 LLAMA = configurations.of(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -35,7 +33,7 @@ def job(what=SMALL, gpus=8, gpu="H100", host_gpus=8, between=400e9, program="meg
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in models.BUILT_IN if not name.startswith(("baichuan", "llama3.1-405"))]
+    "name", [name for name in configurations.MODELS if not name.startswith(("baichuan", "llama3.1-405"))]
 )
 def test_a_shape_has_the_models_parameters(name):
     config = models.find(name)
@@ -284,7 +282,7 @@ def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():
     assert not after.keys() & {"attention", "launching kernels"}
     again = step(measured, layout.but(recompute="full")).parts
     assert again["layers as measured"] == pytest.approx(4 / 3 * 8 * 0.03)
-    assert "0.03 s" in explain.reasons(measured)["layers as measured"]
+    assert "0.03 s" in answers.reasons(measured)["layers as measured"]
 
 
 def test_links_reach_what_the_machine_says():
@@ -297,9 +295,9 @@ def test_links_reach_what_the_machine_says():
             Machine(hardware.gpu("H100"), link_share=share)
 
 
-@pytest.mark.parametrize("name", models.BUILT_IN)
+@pytest.mark.parametrize("name", configurations.MODELS)
 def test_a_model_that_needs_no_file_is_the_same_without_transformers(name):
-    config, plain = models.find(name), sizes.find(name)
+    config, plain = models.find(name), configurations.find(name)
     assert type(plain) is not type(config)
     assert configurations.of(plain) == configurations.of(config)
     assert facts.of(plain, configurations.of(plain), name) == facts.of(config, configurations.of(config), name)

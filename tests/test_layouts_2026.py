@@ -13,20 +13,17 @@ from transformers import CONFIG_MAPPING
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import explain, launch
-from pardemo.planner.layouts.choice import intervals, pace
-from pardemo.planner.layouts.choice.search import search, sensitivity
-from pardemo.planner.layouts.job import stacks
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout, check
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.model import configurations, sizes
-from pardemo.planner.layouts.model.shape import Experts, Layer, Mamba, Shape
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import pieces, stages, step
-from pardemo.planner.layouts.price.work import experts
-from pardemo.planner.layouts.published import against, halves, published
+from pardemo.planner.layouts import answers, configurations, intervals, launch, stacks
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.micro_batch import experts
+from pardemo.planner.layouts.published import against, published
 from pardemo.planner.layouts.published.runs import read
+from pardemo.planner.layouts.search import correct_pace, search, sensitivity
+from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
+from pardemo.planner.layouts.step import pieces, stages, step
 
 FOLDER = project.root() / "data" / "published_runs"
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -48,7 +45,7 @@ def errors(half, experts):
 
 def test_nvidias_rows_are_predicted_those_that_were_not_fitted_too(bridge):
     assert (len(bridge), sum(bool(x.run.wrong) for x in bridge)) == (128, 1)
-    _, kept_back = halves.of_time("megatron_bridge.csv")
+    _, kept_back = against.halves("megatron_bridge.csv")
     dense, routed = errors(kept_back, False), errors(kept_back, True)
     assert dense["mean"] < 0.08
     assert dense["within 15 %"] >= 0.9
@@ -77,7 +74,7 @@ def test_the_models_operations_are_nvidias(bridge):
 
 
 def _named(outcome, model):
-    from pardemo.planner.layouts.published.published_megatron import MODELS
+    from pardemo.planner.layouts.published.published import MODELS
 
     return outcome.run.job.shape.name == MODELS[model].name
 
@@ -151,7 +148,7 @@ def test_fewer_bits_are_quicker_and_keep_less():
 
 
 def test_the_embedding_and_the_loss_take_a_layers_place():
-    llama = configurations.of(sizes.find("llama3.1-405b"))
+    llama = configurations.of(configurations.find("llama3.1-405b"))
     cut = pieces(llama, 128)
     assert (sum(cut), cut[0], cut[-1], set(cut[1:-1])) == (126, 0, 0, {1})
     layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
@@ -165,18 +162,18 @@ def test_the_embedding_and_the_loss_take_a_layers_place():
 
 
 def test_layers_of_each_kind_are_counted():
-    gpt_oss = configurations.of(sizes.find("gpt-oss-20b"))
+    gpt_oss = configurations.of(configurations.find("gpt-oss-20b"))
     assert dict(gpt_oss.kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
     assert gpt_oss.seen(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
     assert gpt_oss.seen(Layer(window=128), 64) == 32, "a window that is wider than the sample"
-    scout = configurations.of(sizes.find("llama4-scout"))
+    scout = configurations.of(configurations.find("llama4-scout"))
     assert scout.seen(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
     windowed = replace(SMALL, window=1024, windowed=8)
     assert (
         step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
         < 0.1 * step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
     )
-    maverick = configurations.of(sizes.find("llama4-maverick"))
+    maverick = configurations.of(configurations.find("llama4-maverick"))
     assert sum(count for kind, count in maverick.kinds if kind.mlp == "experts") == 24
     hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
                    mamba=Mamba(16, 64, 128, 8))  # fmt: skip
@@ -273,13 +270,13 @@ def test_one_measured_run_corrects_a_machine(tmp_path):
         "gpu,gpus,sequence,micro_batch,accumulation,seconds,layers,hidden,heads,groups,middle,vocabulary,sharding,between\n"
         f"B200,8,4096,1,2,{slow},8,1024,16,4,2816,32000,zero1,3200\n"
     )
-    corrected, told = pace.correct(given, read(path))
+    corrected, told = correct_pace(given, read(path))
     assert step(corrected, layout).seconds == pytest.approx(slow)
     assert says(told, "1", "1.40", "predicted")
     other = layout.but(micro_batch=2)
     assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
     with pytest.raises(ValueError, match=r"--measured.*H100.*B200"):
-        pace.correct(job(SMALL, 8, "H100"), read(path))
+        correct_pace(job(SMALL, 8, "H100"), read(path))
 
 
 def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):
@@ -305,9 +302,9 @@ def test_a_layout_is_asked_as_it_is_printed():
         Layout(tp=4, pp=2, dp=8, sharding="zero1", micro_batch=2, accumulation=16, chunks=4, sequence_parallel=True),
         Layout(dp=64, sharding="zero3", shard_group=8, accumulation=4, recompute="full"),
     ):
-        assert explain.parse(str(layout), given) == layout
+        assert answers.parse(str(layout), given) == layout
     routed = Layout(dp=64, ep=8, etp=2, sharding="zero1")
-    assert explain.parse(str(routed), job()) == routed
+    assert answers.parse(str(routed), job()) == routed
 
 
 def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
@@ -329,7 +326,7 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
      ("torchtitan", "qwen3-8b"), ("nanotron", "llama3-8b"), ("llm-foundry", "llama3-8b")],
 )  # fmt: skip
 def test_what_is_chosen_is_what_its_program_can_run(program, model):
-    what = configurations.of(sizes.find(model))
+    what = configurations.of(configurations.find(model))
     given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), stacks.stack(program), 4096)
     able = launch.able(given, model)
     answer = search(given, 64, able=able)
@@ -364,10 +361,10 @@ def test_the_planner_of_layouts_loads_no_library():
 
     code = (
         "import sys\n"
-        "from pardemo.planner.layouts import answers, explain\n"
+        "from pardemo.planner.layouts import answers\n"
         "from pardemo.planner.layouts.published import against, published\n"
-        "from pardemo.planner.layouts.choice import search\n"
-        "from pardemo.planner.layouts.model import sizes\n"
+        "from pardemo.planner.layouts import search\n"
+        "from pardemo.planner.layouts import configurations\n"
         "from pardemo.planner.layouts.launch import facts\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'scipy')))\n"
     )
@@ -384,6 +381,6 @@ def test_what_the_docs_say_of_nvidias_runs(bridge):
         assert f"{planned[which]:,.0f}" in text, which
     good = [x for x in bridge if not x.run.wrong]
     assert f"of {len(good)} runs {sum(not x.fits for x in good)} are said not to fit" in text
-    _, kept_back = halves.of_time("megatron_bridge.csv")
+    _, kept_back = against.halves("megatron_bridge.csv")
     dense, routed = (errors(kept_back, experts)["mean"] for experts in (False, True))
     assert f"missed by {100 * dense:.1f} % (dense) and {100 * routed:.1f} % (experts)" in text

@@ -13,15 +13,15 @@ from conftest import says
 
 from pardemo import cli, project
 from pardemo.planner import hardware
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import MEGATRON, NANOTRON, STACKS
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import against, published, runs
 from pardemo.planner.layouts.published.runs import PublishedRun
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, STACKS
+from pardemo.planner.layouts.step import step
 
 FOLDER = project.root() / "data" / "published_runs"
 

@@ -23,15 +23,14 @@ from conftest import says
 from pardemo.peers.accelerate import config_files as accelerate_configs
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import launch
-from pardemo.planner.layouts.choice import search
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import SHARDING, Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import stack
-from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan, torchtitan_python
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.price.step import stages
+from pardemo.planner.layouts import launch, search
+from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
+from pardemo.planner.layouts.layout import SHARDING, Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.step import stages
 
 MIXTRAL = {
     "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
@@ -375,7 +374,7 @@ def test_experts_that_torchtitans_main_branch_cannot_cut_have_the_toml_alone(tmp
 )
 def test_torchtitans_main_branch_cuts_experts_by_tp_without_ep_alone(ep, etp, cuts):
     layout = Layout(tp=2, dp=8, ep=ep, etp=etp, sharding="zero3", sequence_parallel=True)
-    told = torchtitan_python.why_not(job("qwen3-30b-a3b", layout, "torchtitan"), layout)
+    told = torchtitan.python_why_not(job("qwen3-30b-a3b", layout, "torchtitan"), layout)
     assert told == (None if cuts else f"torchtitan's main branch cuts no experts by ETP {etp} beside EP {ep} and TP 2")
 
 

@@ -8,19 +8,17 @@ from conftest import says
 
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts.choice import intervals
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import stack
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.shape import Mamba
-from pardemo.planner.layouts.model.sizes import find
-from pardemo.planner.layouts.model.tuning import Tuning, adapter_params
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import stages, step
-from pardemo.planner.layouts.share import adapters
-from pardemo.planner.layouts.share.kept import kept_bytes
+from pardemo.planner.layouts import intervals, per_rank
+from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.per_rank import kept_bytes
+from pardemo.planner.layouts.shape import Mamba
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.step import stages, step
+from pardemo.planner.layouts.tuning import Tuning, adapter_params
 
 LLAMA = of(find("llama3-70b"))
 QKV = Tuning(16, ("qkv_proj",), dropout=0.0)
@@ -53,9 +51,9 @@ def test_published_runs(gpu):
 def test_what_is_trained_is_the_adapters_of_a_stages_layers():
     layout = Layout(tp=2, pp=4)
     split = stages(job(), layout)
-    each = [adapters.trained_params(job(), layout, split, place) for place in range(4)]
+    each = [per_rank.owned_trained_params(job(), layout, split, place) for place in range(4)]
     assert 2 * sum(one.whole for one in each) == adapter_params(QKV, LLAMA)
-    assert adapters.trained_layer(job(), layout).whole == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
+    assert per_rank.trained_layer(job(), layout).whole == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
     states = memory(job(), layout).lines["optimizer states"]
     assert states == stack("megatron-core").state * each[0].whole
     whole = memory(job(Tuning()), layout).lines
@@ -81,12 +79,12 @@ def test_inputs_are_kept_for_adapters_alone():
 
 def test_adapters_move_what_tensor_parallelism_leaves_on_a_rank():
     width, queries, middle = LLAMA.hidden, LLAMA.heads * LLAMA.head, LLAMA.middle
-    whole, cut = (adapters.moved_bytes(job(EVERY), Layout(tp=tp)) for tp in (1, 8))
+    whole, cut = (per_rank.adapters_moved_bytes(job(EVERY), Layout(tp=tp)) for tp in (1, 8))
     by_columns = 2 * 2 * width * (1 - 1 / 8)  # the input of qkv, of gate and up: each rank reads it whole
     assert cut - by_columns == pytest.approx(whole / 8)
-    alone = adapters.moved_bytes(job(Tuning(16, ("o_proj",), dropout=0.0)), Layout())
+    alone = per_rank.adapters_moved_bytes(job(Tuning(16, ("o_proj",), dropout=0.0)), Layout())
     assert alone == 2 * queries + 8 * width, "read; written, read, added to what is read, and written"
-    down = adapters.moved_bytes(job(Tuning(16, ("down_proj",), dropout=0.0)), Layout(tp=8))
+    down = per_rank.adapters_moved_bytes(job(Tuning(16, ("down_proj",), dropout=0.0)), Layout(tp=8))
     assert down == (2 * middle + 8 * width) / 8
 
 

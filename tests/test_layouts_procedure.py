@@ -14,9 +14,8 @@ from pardemo import project
 from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.draw.rule import rule
 from pardemo.planner.layouts import Layout
-from pardemo.planner.layouts.choice.procedure import adds, candidates, choose
-from pardemo.planner.layouts.choice.procedure_check import compare, job_of, jobs
-from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.procedure import adds, candidates, choose, compare, job_of, jobs
 from pardemo.planner.layouts.published.against import room
 
 
@@ -133,7 +132,7 @@ def python_of(chapter):
 
 @pytest.mark.parametrize("chapter", CHOOSING)
 def test_each_chapter_that_chooses_asks_the_rule(chapter):
-    asks = re.compile(r"from pardemo\.(planner\.layouts\.choice\.procedure(_check)?|draw\.rule) import")
+    asks = re.compile(r"from pardemo\.(planner\.layouts\.procedure|draw\.rule) import")
     assert any(asks.search(source) for source in python_of(chapter))
 
 

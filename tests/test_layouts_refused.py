@@ -7,12 +7,12 @@ from conftest import says
 
 from pardemo import cli
 from pardemo.planner import hardware
-from pardemo.planner.layouts import explain
-from pardemo.planner.layouts.choice.search import search
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import NANOTRON, STACKS
-from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts import answers
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.search import search
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import NANOTRON, STACKS
 
 #: Impossible layouts of llama3-8b on 64 GPUs, with what else is said and what is told.
 EXPLAINED = [
@@ -88,8 +88,8 @@ def test_a_pipeline_with_stages_left_over_is_one_line():
     large_head = Shape(16, 2048, 32, 32, 8192, 131072, tied=True)
     job = Job(large_head, Machine(hardware.gpu("H100"), 16), NANOTRON)
     with pytest.raises(ValueError, match=r"nanotron.*1.*PP.*16"):
-        explain.parse("pp=16", job)
-    explain.parse("pp=16", replace(job, stack=STACKS["megatron-core"]))
+        answers.parse("pp=16", job)
+    answers.parse("pp=16", replace(job, stack=STACKS["megatron-core"]))
     assert all(one.layout.pp < 16 for one in search(job, 16).best)
 
 

@@ -13,21 +13,18 @@ from calibration import fit
 from conftest import says
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import explain
-from pardemo.planner.layouts.choice import intervals
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout, check
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import MEGATRON, NANOTRON, STACKS
+from pardemo.planner.layouts import answers, configurations, intervals, shape
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts, megatron
-from pardemo.planner.layouts.model import configurations, recomputed
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import stages, step
-from pardemo.planner.layouts.price.work import layer
-from pardemo.planner.layouts.published import against, halves, published, runs
-from pardemo.planner.layouts.share.kept import kept, kept_bytes
-from pardemo.planner.layouts.share.rank_parameters import owned_params
+from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.micro_batch import layer
+from pardemo.planner.layouts.per_rank import kept, kept_bytes, owned_params
+from pardemo.planner.layouts.published import against, published, runs
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, STACKS
+from pardemo.planner.layouts.step import stages, step
 
 SMALL = Shape(16, 4096, 32, 32, 11008, 32000)
 EXCHANGE = "data-parallel traffic"
@@ -41,7 +38,7 @@ def job(gpus, **changes):
 def exchanging():
     """nanotron's runs whose exchange of gradients nothing hides or disturbs, and those that have none, by hosts."""
     by_hosts = {hosts: [] for hosts in (1, 4, 8, 32)}
-    for half in halves.of_time("nanotron_h100.csv"):
+    for half in against.halves("nanotron_h100.csv"):
         for one in half:
             layout = one.run.layout
             if layout.pp == 1 and layout.tp <= 8 and (layout.sharding == "zero1" or layout.dp == 1):
@@ -97,7 +94,7 @@ def test_the_wait_is_of_the_size_that_nccl_reckons_with():
 def test_compute_is_not_slower_on_more_hosts():
     """Stragglers would show in runs that mostly compute."""
     busy = {1: [], 4: [], 8: []}
-    for half in halves.of_time("nanotron_h100.csv"):
+    for half in against.halves("nanotron_h100.csv"):
         for one in half:
             parts, run = one.step.parts, one.run
             computed = sum(parts.get(name, 0.0) for name in ("matrix multiplications", "attention", "memory bandwidth"))
@@ -123,7 +120,7 @@ def test_beyond_the_hosts_of_any_run_an_interval_holds_a_third_more():
 def test_runs_on_few_hosts_would_promise_too_much_for_32():
     """Why the kinds of runs go by hosts: an interval from 4 and 8 of them holds less than it promises on 32."""
     ratios = {hosts: [] for hosts in (4, 8, 32)}
-    for one in halves.of_time("nanotron_h100.csv")[1]:
+    for one in against.halves("nanotron_h100.csv")[1]:
         if one.run.layout.tp <= 8 and one.run.job.machine.hosts in ratios:
             ratios[one.run.job.machine.hosts].append(1 / (1 + one.error))
     low, high = intervals.between(ratios[4] + ratios[8])
@@ -151,7 +148,7 @@ def test_the_modules_are_those_that_megatron_core_has():
 
     source = inspect.getsource(transformer_config.TransformerConfig.__post_init__)
     allowed = re.search(r"allowed_modules = \{(.*?)\}", source, re.DOTALL)[1]
-    assert set(re.findall(r'"(\w+)"', allowed)) == set(recomputed.MODULES)
+    assert set(re.findall(r'"(\w+)"', allowed)) == set(shape.MODULES)
 
 
 #: Of DeepSeek-V3's layer, in bf16: bytes of a token that a module no longer keeps, by hand.
@@ -166,7 +163,7 @@ NO_LONGER = {
 }
 
 
-@pytest.mark.parametrize("module", recomputed.MODULES)
+@pytest.mark.parametrize("module", shape.MODULES)
 def test_what_a_module_no_longer_keeps(module):
     kind, bytes_of_a_token = NO_LONGER[module]
     every = sum(kept(training(), Layout(dp=64, ep=8), kind).values())
@@ -197,8 +194,8 @@ def test_heads_that_share_keys_keep_an_output_as_wide_as_queries():
 
 def test_all_modules_together_keep_less_than_any_and_come_back_for_a_layer():
     given = training()
-    alone = {module: memory(given, recomputing(module)).lines["activations"] for module in recomputed.MODULES}
-    together = memory(given, recomputing(*recomputed.MODULES)).lines["activations"]
+    alone = {module: memory(given, recomputing(module)).lines["activations"] for module in shape.MODULES}
+    together = memory(given, recomputing(*shape.MODULES)).lines["activations"]
     assert together < min(alone.values())
     layout = recomputing("moe")
     tokens, every = 4096, kept_bytes(given, layout.but(recompute="none", modules=()))
@@ -231,10 +228,10 @@ def test_what_modules_take_to_be_made_again():
 
 def test_a_module_is_said_printed_and_read_again(tmp_path):
     given = training()
-    layout = explain.parse("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
+    layout = answers.parse("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
     assert layout == recomputing("mla_up_proj", "mlp")
     assert str(layout).endswith("recompute mla_up_proj+mlp")
-    assert explain.parse(str(layout), given) == layout
+    assert answers.parse(str(layout), given) == layout
     path = tmp_path / "mine.csv"
     path.write_text(
         "model,gpu,gpus,sequence,micro_batch,accumulation,ep,sharding,recompute,seconds\n"
@@ -254,7 +251,7 @@ def test_a_module_is_said_printed_and_read_again(tmp_path):
 )
 def test_a_wrong_module_is_told(text, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        explain.parse(text, training())
+        answers.parse(text, training())
 
 
 @pytest.mark.parametrize("module", ["moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm"])
@@ -291,7 +288,7 @@ def test_megatron_core_takes_the_modules_that_are_written():
 
 def test_nineteen_of_twenty_of_nvidias_runs_fit():
     """The others are layouts that no recipe has: micro-batches of 2 and 4 for 1, a model neither cut nor sharded."""
-    good = [one for one in against.compare(published.load(halves.FOLDER / "megatron_bridge.csv")) if not one.run.wrong]
+    good = [one for one in against.compare(published.load(against.FOLDER / "megatron_bridge.csv")) if not one.run.wrong]
     amiss = [one for one in good if not one.fits]
     assert (len(good), len(amiss)) == (127, 4)
     assert {(one.run.job.shape.name, one.run.job.machine.gpu.name, one.run.layout.micro_batch) for one in amiss} == {

@@ -6,15 +6,14 @@ import pytest
 from conftest import says
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts.choice.search import layouts, search, sensitivity
-from pardemo.planner.layouts.job import stacks
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import CONTEXTS, Layout, check
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.model import configurations
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts import configurations, stacks
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import CONTEXTS, Layout, check
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import against
+from pardemo.planner.layouts.search import layouts, search, sensitivity
+from pardemo.planner.layouts.step import step
 
 LLAMA = configurations.of(models.find("llama3-70b"))
 

@@ -5,16 +5,15 @@ from dataclasses import replace
 import pytest
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts.job import stacks
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout, check
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.model import configurations
-from pardemo.planner.layouts.model.shape import Experts, Layer, Shape
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import stages, step
-from pardemo.planner.layouts.price.work import layer
-from pardemo.planner.layouts.share.rank_parameters import owned_params
+from pardemo.planner.layouts import configurations, stacks
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.micro_batch import layer
+from pardemo.planner.layouts.per_rank import owned_params
+from pardemo.planner.layouts.shape import Experts, Layer, Shape
+from pardemo.planner.layouts.step import stages, step
 
 LLAMA = configurations.of(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)

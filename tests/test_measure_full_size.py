@@ -11,8 +11,8 @@ from conftest import few, says
 
 from pardemo import cli, project
 from pardemo.meters.snapshot import Block
-from pardemo.planner.layouts.model import configurations, sizes
-from pardemo.planner.layouts.model.shape import Layer
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.shape import Layer
 from pardemo.script.runtime import launch_lines
 from pardemo.script.step import full_size, measurement
 from pardemo.script.step.parallelisms import Parallelism
@@ -118,11 +118,11 @@ def script(tmp_path_factory):
 @pytest.mark.parametrize("how", [["--as", "fsdp2"], ["--as", "ddp"], ["--as", "fsdp2", "--fp32"]], ids=" ".join)
 def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, how):
     """States exactly, the rest within what the docs say: less than another dtype, or half of the layers, would make."""
-    arguments = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    arguments = [word for name, value in configurations.items() for word in (f"--{name}", str(value))]
     full = script.answer(script.config(**sizes), *arguments, *how)
     assert full["why_not"] == ""
     planned, here = full["kinds"], full["measured"]
-    hidden, layers = sizes.get("hidden", 128), sizes.get("layers", 3)
+    hidden, layers = configurations.get("hidden", 128), configurations.get("layers", 3)
     shards = 1 if "ddp" in how else 2
     last_norm = hidden // shards  # parameters that the planner's layouts leave out
     tensors = 7 * layers + 3
@@ -140,7 +140,7 @@ def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, ho
 
 def test_the_scripts_own_states_and_groups_grow_with_it(script):
     """HSDP keeps its group of shards, SGD its one state; recomputed layers keep their inputs alone."""
-    llama3 = configurations.of(sizes.find("llama3-8b"))
+    llama3 = configurations.of(configurations.find("llama3-8b"))
     asked = {"gpus": 64, "sequence": 4096, "micro_batch": 1}
     plain = script.answer("llama3-8b", "--as", "fsdp2", **asked)
     hsdp = script.answer("llama3-8b", "--as", "hsdp", "--sgd", "--recompute", "3", "--micro", "2", ranks=4, **asked)

@@ -8,12 +8,12 @@ import torch
 from pardemo import Cluster, compat
 from pardemo.formulas import communication
 from pardemo.planner.hardware import FP32_TFLOPS, GPUS
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import Stack
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price import work
+from pardemo.planner.layouts import micro_batch
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.runtime.call_sites import CallSite, CallSites
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step import measurement, pace
@@ -167,7 +167,7 @@ def test_products_of_a_script_are_the_planners_of_its_shape(tmp_path, sizes):
     shape = Shape(layers, hidden, heads, groups, middle, words)
     job, layout = Job(shape, machine, Stack("any"), sequence), Layout(micro_batch=batch)
     part = "matrix multiplications"
-    planned = layers * work.layer(job, layout, False).seconds[part] + work.head(job, layout).seconds[part]
+    planned = layers * micro_batch.layer(job, layout, False).seconds[part] + micro_batch.head(job, layout).seconds[part]
     own = 0.0
     for one in seen[0].work.list:
         if isinstance(one, Operation) and one.product == "16" and one.sizes:
@@ -199,7 +199,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
     compute_s = pace.operation_s(machine, pace.rates({"16", "attention16", ""}, False, machine)[0])
     own = replay({0: (noted.list, [])}, lambda _, one: compute_s(one), pace.LAUNCH_S, lambda _: None)[0].step_s
     job = Job(Shape(*sizes[:6]), machine, Stack("any"), sizes[7])
-    assert own == pytest.approx(work.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
+    assert own == pytest.approx(micro_batch.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
 
 
 def _in_bf16(module):

@@ -13,13 +13,13 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 from pardemo import World
 from pardemo.cli import main
 from pardemo.finetune import recipe
-from pardemo.planner import analytic, engines, examples, files, hardware, models, reasons, table
+from pardemo.planner import engines, files, hardware, measured_peak, models, table
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts.model import configurations
+from pardemo.planner.layouts import configurations
 
 
 def two_layers():
-    config = examples.config("llama")
+    config = measured_peak.example_config("llama")
     config.num_hidden_layers = 2
     return config
 
@@ -33,8 +33,8 @@ def wide():
 
 
 def request(gpus=4, room=None, config=None, **changes):
-    job = examples.job("llama", "plain", 1, True, True)
-    job = job.but(config=config or two_layers(), on_gpu=True, zero=examples.BUCKETS)
+    job = measured_peak.example_job("llama", "plain", 1, True, True)
+    job = job.but(config=config or two_layers(), on_gpu=True, zero=measured_peak.BUCKETS)
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
@@ -43,7 +43,9 @@ def request(gpus=4, room=None, config=None, **changes):
 
 def trainable(**changes):
     """A job that ``pardemo finetune`` can run."""
-    job = RankJob(examples.config("baichuan2"), batch=4, sequence=128, adapter=Adapter(), zero=examples.BUCKETS)
+    job = RankJob(
+        measured_peak.example_config("baichuan2"), batch=4, sequence=128, adapter=Adapter(), zero=measured_peak.BUCKETS
+    )
     gpu = hardware.gpu(changes.pop("gpu", "A800-80GB"))
     cluster = table.Hardware(gpu, changes.pop("gpus", 4), changes.pop("hosts", 1), price=2.0)
     return table.Request(job.but(**changes.pop("job", {})), cluster, **{"samples_per_step": 32, "steps": 10, **changes})
@@ -51,7 +53,7 @@ def trainable(**changes):
 
 @pytest.fixture(scope="module")
 def found():
-    return analytic.plan(request(engines=("zero-0", "zero-2", "zero-3", "fsdp2"), checkpointing=(True,)))
+    return table.plan(request(engines=("zero-0", "zero-2", "zero-3", "fsdp2"), checkpointing=(True,)))
 
 
 def test_the_table_has_every_way(found):
@@ -71,7 +73,7 @@ def test_the_recommended_row_fits_and_none_that_fits_is_much_faster(found):
     best = found.best
     assert best.fits
     assert all(best.hours <= 1.01 * row.hours for row in found.rows if row.fits and row.engine != "fsdp2")
-    assert "the fastest that fits" in reasons.why(found)
+    assert "the fastest that fits" in table.why(found)
 
 
 def test_fsdp2_is_compared_but_not_recommended_beside_zero(found, tmp_path):
@@ -84,23 +86,23 @@ def test_fsdp2_is_compared_but_not_recommended_beside_zero(found, tmp_path):
 
 
 def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
-    monkeypatch.setattr(analytic, "MOST_EXPONENT", 2)
-    monkeypatch.setattr(analytic, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
+    monkeypatch.setattr(table, "MOST_EXPONENT", 2)
+    monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
     tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
-    plan = analytic.plan(tight)
+    plan = table.plan(tight)
     assert plan.best is None
-    assert reasons.why(plan) == "nothing fits"
-    assert says(analytic.smallest_cluster(tight), "smallest", "4")
-    monkeypatch.setattr(analytic, "MOST_EXPONENT", 1)
-    assert says(analytic.smallest_cluster(tight), "even", "2")
+    assert table.why(plan) == "nothing fits"
+    assert says(table.smallest_cluster(tight), "smallest", "4")
+    monkeypatch.setattr(table, "MOST_EXPONENT", 1)
+    assert says(table.smallest_cluster(tight), "even", "2")
 
 
 def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
-    monkeypatch.setattr(analytic, "least_bytes", lambda request, gpus, *_: 0.2e9)
+    monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 0.2e9)
     tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
-    assert analytic.plan(tight).best is None
-    told = analytic.smallest_cluster(tight)
+    assert table.plan(tight).best is None
+    told = table.smallest_cluster(tight)
     assert says(told, "GPUs", "1", "--batch")
     assert "smallest cluster" not in told
 
@@ -227,7 +229,7 @@ PUBLISHED_MIXED = {
 
 def test_every_built_in_model_has_its_published_size():
     """On the meta device, with two layers and with three: the rest is the number of layers."""
-    assert set(PUBLISHED) | set(PUBLISHED_MIXED) == set(models.BUILT_IN)
+    assert set(PUBLISHED) | set(PUBLISHED_MIXED) == set(configurations.MODELS)
     for name, billions in PUBLISHED.items():
         layers = models.find(name).num_hidden_layers
         two, three = (parameters_of(name, count) for count in (2, 3))
@@ -258,7 +260,7 @@ def test_of_a_model_that_sees_the_language_model_is_planned(tmp_path):
     config = models.find(small_config(tmp_path, "gemma3", text_config=TEXT))
     assert (config.model_type, config.num_attention_heads) == ("gemma3_text", 4)
     asked = request(config=config, tp=2, engines=("zero-0",), checkpointing=(True,), batches=(1,))
-    assert analytic.plan(asked).best.batch == 1
+    assert table.plan(asked).best.batch == 1
 
 
 @pytest.mark.parametrize(
@@ -322,11 +324,11 @@ def _load(settings):
 KILLED = """
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pardemo.planner import worker
-worker.IMPORTED = ["pardemo.planner.worker"]
+from pardemo.planner import memory
+memory.IMPORTED = ["pardemo.planner.memory"]
 if __name__ == "__main__":
-    context, parent = worker.server()
-    pool = ProcessPoolExecutor(2, context, initializer=worker.begin, initargs=(parent,))
+    context, parent = memory.server()
+    pool = ProcessPoolExecutor(2, context, initializer=memory.begin_worker, initargs=(parent,))
     list(pool.map(time.sleep, [1, 1]))
     print(*pool._processes, flush=True)
     time.sleep(60)
@@ -346,6 +348,6 @@ def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
 
 
 def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
-    other = f"from pardemo.planner import worker; worker.begin({os.getppid()}); print('goes on')"
+    other = f"from pardemo.planner import memory; memory.begin_worker({os.getppid()}); print('goes on')"
     begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)
     assert (begun.returncode, begun.stdout) == (1, "")

@@ -14,19 +14,17 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.finetune import lora
-from pardemo.planner import analytic, checked, engines, hardware, models, table
+from pardemo.planner import checked, engines, hardware, models, table
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import Machine
-from pardemo.planner.layouts.job.engines import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
-from pardemo.planner.layouts.model import configurations, sizes
-from pardemo.planner.layouts.model.shape import Mamba, Shape
-from pardemo.planner.layouts.model.tuning import Tuning, adapter_params, weight_bytes
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import step
-from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, kept_of_a_token
-from pardemo.planner.layouts.price.tuned_step import sent_bytes
+from pardemo.planner.layouts import Machine, configurations
+from pardemo.planner.layouts.fine_tune_step import sent_bytes
+from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
+from pardemo.planner.layouts.memory import OVERHEADS, kept_of_a_token, memory
 from pardemo.planner.layouts.published import finetune_runs
+from pardemo.planner.layouts.shape import Mamba, Shape
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.tuning import Tuning, adapter_params, weight_bytes
 
 A100S = Machine(hardware.gpu("A100-80GB"), 8)
 RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
@@ -216,21 +214,21 @@ def asked(**changes):
 
 def test_the_plan_backwards_ends_where_the_room_does():
     request = asked()
-    best = analytic.plan(request).best
+    best = table.plan(request).best
     shape, room = configurations.of(request.job.config), request.cluster.room
-    job, layout = analytic.fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    job, layout = table.row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
 
     def held(tokens=job.sequence, batch=layout.micro_batch):
         return memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
 
-    longest = analytic.longest_sequence(request, best)
+    longest = table.longest_sequence(request, best)
     assert held(longest) <= room < held(longest + 64)
-    most = analytic.largest_batch(request, best)
+    most = table.largest_batch(request, best)
     assert held(batch=most) <= room < held(batch=most + 1)
-    fewest = analytic.fewest_gpus(asked(job={"adapter": None}))
+    fewest = table.fewest_gpus(asked(job={"adapter": None}))
     assert fewest > 1
-    assert analytic.least_bytes(asked(job={"adapter": None}), fewest) <= room
-    assert analytic.least_bytes(asked(job={"adapter": None}), fewest // 2) > room
+    assert table.least_bytes(asked(job={"adapter": None}), fewest) <= room
+    assert table.least_bytes(asked(job={"adapter": None}), fewest // 2) > room
 
 
 def test_more_that_is_kept_takes_more_and_less_takes_less():
@@ -281,7 +279,7 @@ PLAIN = ["llama3.1-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "
 def test_a_configuration_on_disk_is_read_without_transformers(name, tmp_path):
     config = models.find(name)
     config.save_pretrained(tmp_path)
-    read = sizes.find(str(tmp_path))
+    read = configurations.find(str(tmp_path))
     assert isinstance(read, SimpleNamespace)
     assert configurations.of(read) == configurations.of(config)
 
@@ -337,9 +335,9 @@ def test_a_model_with_state_spaces_is_refused():
 
 def test_what_a_configuration_does_not_say_itself_is_transformers_to_read(tmp_path):
     models.find("gemma3-1b").save_pretrained(tmp_path)
-    assert not isinstance(sizes.find(str(tmp_path)), SimpleNamespace)
+    assert not isinstance(configurations.find(str(tmp_path)), SimpleNamespace)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
-    assert not isinstance(sizes.find(str(tmp_path)), SimpleNamespace), "Transformers has the rest"
+    assert not isinstance(configurations.find(str(tmp_path)), SimpleNamespace), "Transformers has the rest"
 
 
 def test_weights_in_few_bits_that_a_configuration_names_are_told(tmp_path, capsys):

@@ -4,7 +4,7 @@ import pytest
 from dry_rows import dry_rows
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
-from pardemo.planner import allocator, engines, hardware, memory, shares, table
+from pardemo.planner import allocator, engines, footprint, hardware, memory, table
 from pardemo.planner.job import Adapter, RankJob
 
 V, H, MIDDLE, LAYERS, HEADS = 32_000, 2048, 5632, 2, 16
@@ -216,7 +216,7 @@ def test_part_of_the_memory_stays_free():
 def test_more_ranks_than_a_dry_run_has(engine, of_parameters, of_states):
     ranks = 100_000
     found = memory.Curve(job(engine, ranks))
-    assert found.low.job.ranks == shares.DATA_PARALLEL_MOST
+    assert found.low.job.ranks == footprint.DATA_PARALLEL_MOST
     lines = found.estimate(B).lines
     assert lines["optimizer states"] == pytest.approx(of_states * PSI / ranks, rel=0.01)
     parameters = 2 * PSI if of_parameters is None else of_parameters * PSI / ranks

@@ -3,7 +3,7 @@
 import pytest
 from test_plan import two_layers
 
-from pardemo.planner import analytic, examples, hardware, table
+from pardemo.planner import hardware, measured_peak, table
 from pardemo.planner.job import RankJob
 
 H, MIDDLE, V, LAYERS = 256, 704, 4096, 2
@@ -13,12 +13,12 @@ SLOW = 1e9 / 8  # 1 Gbit/s a host
 
 def planned(hosts):
     """Full fine-tuning under stage 2 on four A800s, one micro-batch a step, ten steps."""
-    job = RankJob(two_layers(), sequence=128, zero=examples.BUCKETS)
+    job = RankJob(two_layers(), sequence=128, zero=measured_peak.BUCKETS)
     cluster = table.Hardware(hardware.gpu("A800-80GB"), 4, hosts, SLOW, price=3.0)
     asked = table.Request(
         job, cluster, 8, 10, engines=("zero-2",), checkpointing=(True,), offloads=("none",), batches=(2,)
     )
-    (one,) = analytic.plan(asked).rows
+    (one,) = table.plan(asked).rows
     return one
 
 

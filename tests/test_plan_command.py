@@ -9,16 +9,16 @@ from test_plan_reasons import plan, row
 
 from pardemo.cli import main
 from pardemo.finetune import recipe
-from pardemo.planner import analytic, command, questions
+from pardemo.planner import command, table
 from pardemo.planner.job import Adapter
-from pardemo.planner.layouts import explain
+from pardemo.planner.layouts import answers
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """The requests that come out of the command line."""
     found = []
-    monkeypatch.setattr(analytic, "plan", lambda request: found.append(request) or plan(row()))
+    monkeypatch.setattr(table, "plan", lambda request: found.append(request) or plan(row()))
     return found
 
 
@@ -61,10 +61,8 @@ def test_the_command_line_is_what_is_planned(asked, written):
 
 
 def test_where_nothing_fits_the_least_is_told_and_the_exit_is_2(asked, monkeypatch, capsys):
-    monkeypatch.setattr(
-        analytic, "plan", lambda request: plan(row(gigabytes=95), row(gigabytes=91.5), row(gigabytes=120))
-    )
-    monkeypatch.setattr(analytic, "smallest_cluster", lambda request: "ask for more")
+    monkeypatch.setattr(table, "plan", lambda request: plan(row(gigabytes=95), row(gigabytes=91.5), row(gigabytes=120)))
+    monkeypatch.setattr(table, "smallest_cluster", lambda request: "ask for more")
     assert main(["plan"]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     room = 79.33 * 1.073741824 * 0.98  # GiB of an A800 in GB, less what stays free
@@ -119,8 +117,8 @@ def test_each_option_goes_with_a_question():
     command.add(parser.add_subparsers())
     (plan,) = parser._subparsers._group_actions[0].choices.values()
     options = {action.dest for action in plan._actions} - {"help"}
-    known = {name for takes in questions.TAKES.values() for name in takes}
-    asked = {question.removeprefix("--") for question in questions.TAKES} - {questions.PLAN}
+    known = {name for takes in command.TAKES.values() for name in takes}
+    asked = {question.removeprefix("--") for question in command.TAKES} - {command.PLAN}
     assert options == known | asked
 
 
@@ -174,7 +172,7 @@ def test_slow_adapters_are_told_with_three_digits(capsys):
     job = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "H100", "--link", "1"]
     assert main(["plan", "--explain", "tp=1", *job]) == 0
     assert says(capsys.readouterr().out, "360", "GB/s", "0.100", "GB/s", "adapters")
-    assert [explain.three(value) for value in (1234.5, 99.94, 2.0, 0.012345, 0)] == (
+    assert [answers.three(value) for value in (1234.5, 99.94, 2.0, 0.012345, 0)] == (
         ["1,234", "99.9", "2.00", "0.0123", "0"]
     )
 

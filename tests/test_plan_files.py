@@ -15,7 +15,7 @@ from pardemo import project
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.peers.deepspeed import settings as deepspeed_settings
-from pardemo.planner import examples, files, hardware, table
+from pardemo.planner import files, hardware, measured_peak, table
 from pardemo.planner.job import Adapter, RankJob
 
 BASE = recipe.load("baichuan2-13b-lora-bf16")
@@ -27,7 +27,7 @@ def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
     job = {"batch": 4, "sequence": 128, "adapter": adapter} | (job or {})
     cluster = table.Hardware(hardware.gpu(gpu), gpus, hosts)
     settings = {"samples_per_step": 128, "steps": 10, **changes}
-    return table.Request(RankJob(examples.config("baichuan2"), **job), cluster, **settings)
+    return table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), cluster, **settings)
 
 
 def test_the_recipe_is_the_planned_job():
@@ -120,7 +120,7 @@ def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written,
 )
 def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(table, "jobs", lambda request: pytest.fail("a dry run"))
-    examples.config("baichuan2").save_pretrained(tmp_path)
+    measured_peak.example_config("baichuan2").save_pretrained(tmp_path)
     arguments = [str(tmp_path / "config.json") if word == "FILE" else word for word in arguments]
     assert main(["plan", *arguments, "--write", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monke
 @pytest.mark.parametrize("asked", [["--zero", "3", "--full"], ["--zero", "fsdp2"]])
 def test_the_command_writes_for_other_models(asked, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(project, "available_cores", lambda: 1)
-    examples.config("llama").save_pretrained(tmp_path / "llama")
+    measured_peak.example_config("llama").save_pretrained(tmp_path / "llama")
     arguments = ["--model", str(tmp_path / "llama"), "--gpus", "4", "--sequence", "64", "--per-step", "128"]
     rest = ["--checkpointing", "on", "--batch", "8", "--json", "--write", str(tmp_path / "out")]
     assert main(["plan", *arguments, *asked, *rest]) == 0
@@ -146,7 +146,7 @@ def test_the_command_writes_for_other_models(asked, tmp_path, capsys, monkeypatc
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("small")
-    examples.config("baichuan2").save_pretrained(out)
+    measured_peak.example_config("baichuan2").save_pretrained(out)
     return str(out)
 
 

@@ -8,7 +8,7 @@ from conftest import few
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MixtralConfig
 
 from pardemo import World
-from pardemo.planner import examples, measured_peak
+from pardemo.planner import measured_peak
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
 
@@ -45,7 +45,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "engine", "lora", "checkpointing", "micro_batches"), few(CASES, 0, 3))
 def test_a_dry_run_is_what_the_frameworks_take(name, engine, lora, checkpointing, micro_batches, world):
-    zero = examples.BUCKETS if engine.startswith("zero") else {}
+    zero = measured_peak.BUCKETS if engine.startswith("zero") else {}
     if engine == "zero-3":  # what it prefetches comes in the order of a set, which differs between ranks
         zero = zero | {"stage3_prefetch_bucket_size": 0}
     real = max(world.run(_measured, name, engine, lora, checkpointing, micro_batches, zero, timeout_s=240))

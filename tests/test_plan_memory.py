@@ -9,7 +9,7 @@ from conftest import few
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import World
-from pardemo.planner import engines, examples, fake, measured_peak, memory
+from pardemo.planner import engines, fake, measured_peak, memory
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES
 from pardemo.planner.job import Adapter, RankJob
@@ -35,14 +35,14 @@ def world_of():
 
 
 def error(world, job):
-    return examples.compare(world, [job])[0]["error"]
+    return measured_peak.compare(world, [job])[0]["error"]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("name", few(["baichuan2", "llama", "qwen2"]))
 def test_one_rank(name, lora, checkpointing, world_of):
-    job = examples.job(name, "plain", 1, lora, checkpointing)
+    job = measured_peak.example_job(name, "plain", 1, lora, checkpointing)
     assert error(world_of(1), job) == pytest.approx(0, abs=0.005)
 
 
@@ -61,16 +61,16 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), few(CASES, 0, 2, 5))
 def test_sharded(name, engine, ranks, lora, checkpointing, world_of):
-    assert abs(error(world_of(ranks), examples.job(name, engine, ranks, lora, checkpointing))) <= WITHIN
+    assert abs(error(world_of(ranks), measured_peak.example_job(name, engine, ranks, lora, checkpointing))) <= WITHIN
 
 
 def test_stage_3_of_lora_with_checkpointing_where_no_set_has_a_say(world_of):
-    job = examples.job("baichuan2", "zero-3", 2, True, True, prefetching=False)
+    job = measured_peak.example_job("baichuan2", "zero-3", 2, True, True, prefetching=False)
     assert error(world_of(2), job) == pytest.approx(0, abs=0.005)
 
 
 def test_lines_are_the_model_states_of_the_formulas():
-    found = {n: dry_run(examples.job("llama", "zero-2", n, False, True)) for n in (1, 4)}
+    found = {n: dry_run(measured_peak.example_job("llama", "zero-2", n, False, True)) for n in (1, 4)}
     psi = found[1].params
     for n, one in found.items():
         states = [life.nbytes for life in one.lives if life.kind == "optimizer states" and life.death is None]
@@ -80,7 +80,7 @@ def test_lines_are_the_model_states_of_the_formulas():
 
 @pytest.mark.parametrize("engine", ["plain", "zero-1", "zero-2", "zero-3", "fsdp2"])
 def test_frozen_parameters_have_neither_gradients_nor_states(engine):
-    found = dry_run(examples.job("llama", engine, 4, True, True))
+    found = dry_run(measured_peak.example_job("llama", engine, 4, True, True))
     frozen, trained = 2 * (found.params - found.trained_params), found.trained_params
     shards = 4 if engine in ("zero-3", "fsdp2") else 1
     assert found.lines["frozen parameters"] == pytest.approx(frozen / shards, rel=0.02)
@@ -89,7 +89,7 @@ def test_frozen_parameters_have_neither_gradients_nor_states(engine):
 
 
 def test_flops_are_torchs_own_count():
-    job = examples.job("llama", "plain", 1, False, False)
+    job = measured_peak.example_job("llama", "plain", 1, False, False)
     found = dry_run(job)
     module = engines.materialize(engines.outline(job), "cpu")
     measured_peak.fill(module)
@@ -107,7 +107,7 @@ def test_flops_are_torchs_own_count():
 
 
 def test_the_culprit_of_the_peak_is_the_largest_tensor():
-    job = examples.job("llama", "plain", 1, True, True).but(labels=1.0)
+    job = measured_peak.example_job("llama", "plain", 1, True, True).but(labels=1.0)
     found = dry_run(job)
     assert found.peak_phase in ("forward", "backward")
     assert found.lines["logits"] > found.lines["activations"] > 0
@@ -115,7 +115,7 @@ def test_the_culprit_of_the_peak_is_the_largest_tensor():
 
 @pytest.mark.parametrize("batch", [3, 8])
 def test_two_dry_runs_give_any_micro_batch(batch):
-    job = examples.job("qwen2", "zero-2", 2, True, True)
+    job = measured_peak.example_job("qwen2", "zero-2", 2, True, True)
     guessed = memory.Curve(job).estimate(batch)
     real = dry_run(job.but(batch=batch))
     assert sum(guessed.lines[name] for name in LINES) == pytest.approx(real.peak_bytes, rel=0.002)
@@ -124,12 +124,12 @@ def test_two_dry_runs_give_any_micro_batch(batch):
 @pytest.mark.parametrize("engine", few(["zero-2", "zero-3", "fsdp2"]))
 def test_the_same_events_happen_whatever_the_micro_batch(engine):
     """Else each row of a plan would be a dry run of its own, which takes minutes."""
-    job = examples.job("baichuan2", engine, 4, True, True).but(accumulation=2, zero={})
+    job = measured_peak.example_job("baichuan2", engine, 4, True, True).but(accumulation=2, zero={})
     assert memory.Curve(job).affine
 
 
 def test_offload_leaves_the_states_to_the_host():
-    curve = memory.Curve(examples.job("llama", "zero-3", 2, False, True))
+    curve = memory.Curve(measured_peak.example_job("llama", "zero-3", 2, False, True))
     kept = curve.estimate(4).lines
     some, most = (curve.estimate(4, offload=how).lines for how in ("optimizer", "optimizer+parameters"))
     assert kept["optimizer states"] > 0 == some["optimizer states"] == most["optimizer states"]
@@ -142,7 +142,12 @@ def test_offload_leaves_the_states_to_the_host():
 def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
     """So few tokens that the update would be the peak: fp32 gradients, the states, and what Adam makes of them."""
     job = RankJob(
-        examples.config("llama"), batch=1, sequence=16, engine=f"zero-{stage}", ranks=2, zero=examples.BUCKETS
+        measured_peak.example_config("llama"),
+        batch=1,
+        sequence=16,
+        engine=f"zero-{stage}",
+        ranks=2,
+        zero=measured_peak.BUCKETS,
     )
     curve = memory.Curve.at_one(job)
     on_gpu, on_host = (curve.estimate(1, offload=how) for how in ("none", "optimizer"))
@@ -150,25 +155,25 @@ def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
     whole = 2 * curve.low.params  # in bf16
     parameters, gradients = whole / (2 if stage == 3 else 1), whole
     tensors = sum(on_host.lines[name] for name in LINES)
-    assert tensors < 1.05 * (parameters + gradients) + 2 * examples.BUCKETS["reduce_bucket_size"]
+    assert tensors < 1.05 * (parameters + gradients) + 2 * measured_peak.BUCKETS["reduce_bucket_size"]
 
 
 def test_nccl_has_buffers_for_each_group_of_several_ranks():
-    curve = memory.Curve(examples.job("llama", "zero-1", 2, True, True))
+    curve = memory.Curve(measured_peak.example_job("llama", "zero-1", 2, True, True))
     for tp, pp, groups in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 3)):
         assert curve.estimate(2, tp=tp, pp=pp).lines["NCCL"] == groups * 0.69e9  # NVIDIA/nccl#964
-    assert "NCCL" not in memory.Curve(examples.job("llama", "plain", 1, True, True)).estimate(2).lines
+    assert "NCCL" not in memory.Curve(measured_peak.example_job("llama", "plain", 1, True, True)).estimate(2).lines
 
 
 def test_tensor_parallelism_cuts_states_and_part_of_the_activations():
-    curve = memory.Curve(examples.job("llama", "plain", 1, False, False))
+    curve = memory.Curve(measured_peak.example_job("llama", "plain", 1, False, False))
     whole, half = curve.estimate(4).lines, curve.estimate(4, tp=2).lines
     assert half["parameters"] == whole["parameters"] / 2
     assert 0.5 < half["activations"] / whole["activations"] < 0.9
 
 
 def test_the_allocator_keeps_its_segments():
-    job = examples.job("llama", "plain", 1, False, True)
+    job = measured_peak.example_job("llama", "plain", 1, False, True)
     tensors = memory.run(job).peak_bytes
     reserved = tensors + memory.Curve.at_one(job).estimate(job.batch).lines["allocator"]
     assert reserved % (2 << 20) == 0
@@ -188,7 +193,7 @@ def test_13b_needs_no_memory_to_speak_of():
 
 def test_nothing_is_left_of_a_dry_run():
     before = torch.nn.Module._apply
-    dry_run(examples.job("llama", "zero-3", 2, True, True))
+    dry_run(measured_peak.example_job("llama", "zero-3", 2, True, True))
     assert torch.nn.Module._apply is before
     assert not torch.distributed.is_initialized()
 
@@ -200,7 +205,7 @@ def test_the_collector_is_left_as_it_was(frozen):
     try:
         if frozen:
             gc.freeze()
-        dry_run(examples.job("llama", "plain", 1, False, False))
+        dry_run(measured_peak.example_job("llama", "plain", 1, False, False))
         assert gc.isenabled()
         assert (gc.get_freeze_count() > 0) == frozen
     finally:
@@ -208,7 +213,7 @@ def test_the_collector_is_left_as_it_was(frozen):
 
 
 def test_bad_jobs_are_refused():
-    config = examples.config("llama")
+    config = measured_peak.example_config("llama")
     for changes, told in (
         ({"batch": 0}, "batch must be a whole number of at least 1"),
         ({"sequence": 0}, "sequence must be a whole number of at least 1"),
@@ -222,11 +227,11 @@ def test_bad_jobs_are_refused():
     with pytest.raises(ValueError, match=r"'W_pack'.*q_proj"):
         dry_run(RankJob(config, adapter=Adapter(), sequence=8))
     with fake._ranks(2), pytest.raises(RuntimeError, match="process"):
-        dry_run(dataclasses.replace(examples.job("llama", "zero-1", 2, False, True)))
+        dry_run(dataclasses.replace(measured_peak.example_job("llama", "zero-1", 2, False, True)))
 
 
 def test_a_dry_run_in_a_process_of_its_own_is_the_one_of_this_process():
-    job = examples.job("baichuan2", "zero-2", 2, True, True)
+    job = measured_peak.example_job("baichuan2", "zero-2", 2, True, True)
     alone = memory.run(job)
     memory._DONE.clear()
     memory.begin(job)

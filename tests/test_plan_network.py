@@ -9,9 +9,9 @@ from pardemo.cluster import Cluster, tiers
 from pardemo.pipeline_parallel import one_f_one_b
 from pardemo.pipeline_parallel.instructions import Forward
 from pardemo.planner import network, validate
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.price.step import step, waited_messages
-from pardemo.planner.layouts.share.rank_parameters import layer_params
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.per_rank import layer_params
+from pardemo.planner.layouts.step import step, waited_messages
 
 CASES = {case.what: case for case in network.CASES}
 ACTIVATION = 2 * network.SEQUENCE * network.SHAPE.hidden  # bytes

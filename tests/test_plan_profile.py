@@ -10,13 +10,13 @@ from conftest import says
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
-from pardemo.planner import analytic, hardware, measured, profile
-from pardemo.planner.layouts.job import machines
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.stacks import MEGATRON
-from pardemo.planner.layouts.model.shape import COLUMNS, Product, Shape
-from pardemo.planner.layouts.price.work import product
+from pardemo.planner import hardware, measured, profile, table
+from pardemo.planner.layouts import machines
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.micro_batch import product
 from pardemo.planner.layouts.published import published, runs
+from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
+from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.planner.table import Hardware as Planned
 
 OWN = {
@@ -79,7 +79,7 @@ def test_rates_by_size_say_what_small_products_lose(tmp_path):
 
 def test_a_fine_tunes_plan_takes_it_too(tmp_path):
     gpu = profile.load(saved(tmp_path)).gpu
-    own, usual = (analytic.machine_of(Planned(one, 8)) for one in (gpu, hardware.gpu("H100")))
+    own, usual = (table.machine_of(Planned(one, 8)) for one in (gpu, hardware.gpu("H100")))
     assert (own.matrix_flops, own.memory_bytes_per_s) == pytest.approx((700e12 * 0.9, 2850e9))
     assert own.rate(8) == pytest.approx(360e9)
     assert (usual.rate(8), usual.memory_bytes_per_s) == pytest.approx((0.8 * 450e9, 0.85 * 3350e9))

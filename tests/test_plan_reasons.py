@@ -7,10 +7,10 @@ import pytest
 from conftest import says
 
 from pardemo.cli import main
-from pardemo.planner import analytic, command, hardware, reasons, table
-from pardemo.planner.examples import config
+from pardemo.planner import command, hardware, table
+from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts.price.predicted import PredictedStep
+from pardemo.planner.measured_peak import example_config
 from pardemo.planner.memory import BUILT_SHARDED, Estimate
 
 
@@ -25,7 +25,7 @@ def row(engine="zero-2", offload="none", batch=4, hours=1.0, gigabytes=50.0, sen
 
 def plan(*rows):
     cluster = table.Hardware(hardware.gpu("A800-80GB"), 8)
-    return table.Plan(table.Request(RankJob(config("llama"), sequence=64), cluster, 256, 10), list(rows))
+    return table.Plan(table.Request(RankJob(example_config("llama"), sequence=64), cluster, 256, 10), list(rows))
 
 
 def test_the_fastest_that_fits_comes_first_and_what_does_not_fit_last():
@@ -34,25 +34,25 @@ def test_the_fastest_that_fits_comes_first_and_what_does_not_fit_last():
     )
     assert [one.hours for one in found.rows] == [2, 3, 0.5, 1]
     assert found.best is found.rows[0]
-    assert "the fastest that fits" in reasons.why(found)
-    assert says(reasons.why(found), "4", "50.0", "longer")
-    assert says(reasons.why(found), "16")
+    assert "the fastest that fits" in table.why(found)
+    assert says(table.why(found), "4", "50.0", "longer")
+    assert says(table.why(found), "16")
 
 
 def test_of_rows_as_fast_the_one_that_shards_and_offloads_least():
     found = plan(row("zero-3", hours=1.0), row("zero-1", hours=1.005), row("zero-0", "optimizer", hours=0.999))
     assert found.best.engine == "zero-1"
-    assert says(reasons.why(found), "1", "fastest")
+    assert says(table.why(found), "1", "fastest")
 
 
 def test_a_stage_is_explained_by_what_is_below_and_above():
-    assert says(reasons.why(plan(row("zero-2"), row("zero-1", gigabytes=90))), "2", "nothing")
-    slower = reasons.why(plan(row("zero-2"), row("zero-1", hours=1.5, batch=2)))
+    assert says(table.why(plan(row("zero-2"), row("zero-1", gigabytes=90))), "2", "nothing")
+    slower = table.why(plan(row("zero-2"), row("zero-1", hours=1.5, batch=2)))
     assert says(slower, "2", "ZeRO", "1", "2", "16", "50.0")
     above = "a higher stage would save memory that is not needed and send no less"
-    assert above in reasons.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=2e9)))
-    assert above not in reasons.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=0.5e9)))
-    assert above not in reasons.why(plan(row("zero-0")))
+    assert above in table.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=2e9)))
+    assert above not in table.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=0.5e9)))
+    assert above not in table.why(plan(row("zero-0")))
 
 
 def test_every_recommendation_of_random_tables_is_true():
@@ -72,7 +72,7 @@ def test_every_recommendation_of_random_tables_is_true():
         assert best.hours <= 1.01 * min(one.hours for one in fitting)
         assert found.rows[0] is best
         assert sorted(rest := [not one.fits for one in found.rows]) == rest
-        why = reasons.why(found)
+        why = table.why(found)
         alike = {one.batch: one for one in rows if (one.engine, one.offload) == (best.engine, best.offload)}
         other = alike[3 - best.batch]
         if f"micro-batches of {other.batch} take" in why:
@@ -111,7 +111,7 @@ def test_building_a_model_whole_is_told_beside_the_step_and_how_to_go_without():
 )
 def test_steps_are_counted_with_the_samples_of_a_step_that_are_asked_for(per_step, steps, monkeypatch):
     asked = []
-    monkeypatch.setattr(analytic, "plan", lambda request: asked.append(request) or plan(row()))
+    monkeypatch.setattr(table, "plan", lambda request: asked.append(request) or plan(row()))
     arguments = ["plan", "--json"] + ([] if per_step is None else ["--per-step", str(per_step)])
     assert main(arguments) == 0
     request = asked[0]

@@ -12,11 +12,11 @@ from torch.cuda import _memory_viz
 
 from pardemo.cli import main
 from pardemo.meters import snapshot as files
-from pardemo.planner import snapshot, table
-from pardemo.planner.examples import config
+from pardemo.planner import checked, table
 from pardemo.planner.footprint import LINES
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
+from pardemo.planner.measured_peak import example_config
 
 #: What the viewer's unpickler knows (torch/utils/viz/MemoryViz.js).
 KNOWN = {
@@ -49,11 +49,11 @@ def replayed(held):
 )  # fmt: skip
 def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tmp_path):
     request = table.Request(
-        RankJob(config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
+        RankJob(example_config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
         engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
     )  # fmt: skip
     (row,) = dry_rows(request)
-    blocks = snapshot.of_row(request, row)
+    blocks = checked.of_row(request, row)
     files.write(tmp_path / "plan.pickle", blocks)
     written = (tmp_path / "plan.pickle").read_bytes()
     most, kinds = replayed(pickle.loads(written))
@@ -109,7 +109,7 @@ def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
     from pardemo.planner import command
 
     request = table.Request(
-        RankJob(config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
+        RankJob(example_config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
         checkpointing=(True, False), offloads=("none",),
     )  # fmt: skip
     monkeypatch.setattr(command, "_request", lambda arguments, light: (request, None))

@@ -6,15 +6,13 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from transformers import MixtralConfig
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner import analytic, checked, examples, hardware, models, table, validate
+from pardemo.planner import checked, hardware, measured_peak, models, table, validate
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import Machine, Shape, Stack
-from pardemo.planner.layouts.job.engines import fine_tune
-from pardemo.planner.layouts.model import configurations
-from pardemo.planner.layouts.model.tuning import Tuning
-from pardemo.planner.layouts.price import engine_rules
-from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts import Machine, Shape, Stack, configurations, fine_tune_step
+from pardemo.planner.layouts.job import fine_tune
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.records import Recorder
 
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
@@ -85,7 +83,7 @@ def test_the_update_is_counted_once_a_step_and_of_the_parameters_that_a_rank_has
 
 
 def test_a_dry_run_counts_the_updates_bytes():
-    small = dry_run(examples.job("llama", "plain", 1, False, False).but(on_gpu=True))
+    small = dry_run(measured_peak.example_job("llama", "plain", 1, False, False).but(on_gpu=True))
     # parameter, gradient and two moments read and written, in the plain engine's bf16; the kernel may write gradients
     assert small.step_traffic == pytest.approx(2 * 4 * 2 * small.trained_params, rel=0.01)
 
@@ -142,23 +140,25 @@ def test_two_hosts_by_hand():
     ],
 )  # fmt: skip
 def test_what_deepspeed_sends(engine, zero, psi):
-    run = dry_run(examples.job("llama", engine, 4, False, False).but(zero=zero))
+    run = dry_run(measured_peak.example_job("llama", engine, 4, False, False).but(zero=zero))
     each, once = run.data_parallel_bytes(4)
     for m in (1, 4):
-        sent = engine_rules.reductions(engine, m) * each + once
+        sent = fine_tune_step.reductions(engine, m) * each + once
         assert sent == pytest.approx(psi(m) * 2 * run.params * 3 / 4, rel=0.01)  # norms and flags besides
     assert sum(run.data_parallel_bytes(64)) == pytest.approx(psi(1) * 2 * run.params * 63 / 64, rel=0.01)
     assert sum(run.data_parallel_bytes(4, 2)) == pytest.approx((each + once) / 2)
 
 
 def test_bytes_of_several_ranks_are_not_told_by_one():
-    run = dry_run(examples.job("llama", "plain", 1, False, False))
+    run = dry_run(measured_peak.example_job("llama", "plain", 1, False, False))
     with pytest.raises(ValueError, match=r"tell.*4"):
         run.data_parallel_bytes(4)
 
 
 def test_lora_sends_and_updates_the_adapters_alone():
-    run = dry_run(examples.job("llama", "zero-2", 4, True, True).but(adapter=Adapter(target=("q_proj", "v_proj"))))
+    run = dry_run(
+        measured_peak.example_job("llama", "zero-2", 4, True, True).but(adapter=Adapter(target=("q_proj", "v_proj")))
+    )
     assert sum(run.data_parallel_bytes(4)) == pytest.approx(3 * 3 / 4 * 2 * run.trained_params, rel=0.01)
 
 
@@ -166,7 +166,7 @@ def test_lora_sends_and_updates_the_adapters_alone():
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_overlap_is_what_deepspeed_reads_of_the_configuration(stage, told):
     zero = {} if told is None else {"overlap_comm": told}
-    assert engine_rules.overlaps(f"zero-{stage}", told) == DeepSpeedZeroConfig(stage=stage, **zero).overlap_comm
+    assert fine_tune_step.overlaps(f"zero-{stage}", told) == DeepSpeedZeroConfig(stage=stage, **zero).overlap_comm
 
 
 def test_only_what_overlaps_is_hidden():
@@ -205,21 +205,21 @@ def test_tensor_parallel_ranks_each_move_the_whole_residual_stream(tp):
 
 def asked(**zero):
     """Full fine-tuning of a small model on two hosts with a slow link."""
-    small = examples.job("llama", "plain", 1, False, False).but(zero=examples.BUCKETS | zero)
+    small = measured_peak.example_job("llama", "plain", 1, False, False).but(zero=measured_peak.BUCKETS | zero)
     cluster = table.Hardware(hardware.gpu("A800-80GB"), 4, 2, 1e9 / 8)
     return table.Request(small, cluster, 16, 1, engines=("zero-2", "zero-3"), batches=(2,))
 
 
 def test_a_jobs_step_is_that_of_its_row():
     overlapped = asked(overlap_comm=True)
-    rows = analytic.plan(overlapped).rows
+    rows = table.plan(overlapped).rows
     assert {row.offload for row in rows} == {"none", "optimizer", "optimizer+parameters"}
     for row in rows:
         own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, checkpointing=row.checkpointing)
-        assert analytic.step_of(own, overlapped.cluster, row.accumulation, row.offload) == row.time
+        assert table.step_of(own, overlapped.cluster, row.accumulation, row.offload) == row.time
     own = overlapped.job.but(engine="zero-2", ranks=4, batch=2)
     plain = asked().job.but(engine="zero-2", ranks=4, batch=2)
-    hidden, shown = (analytic.step_of(one, overlapped.cluster, 2).seconds for one in (own, plain))
+    hidden, shown = (table.step_of(one, overlapped.cluster, 2).seconds for one in (own, plain))
     assert hidden < shown
 
 
@@ -229,7 +229,7 @@ def test_a_row_beside_its_dry_run_sends_as_much(tp):
         asked().job, table.Hardware(hardware.gpu("A800-80GB"), 4 * tp), 16, 1, tp=tp, engines=("zero-2",), batches=(2,),
         offloads=("none",),
     )  # fmt: skip
-    for row in analytic.plan(request).rows:
+    for row in table.plan(request).rows:
         planned, run = checked.beside(request, row).sent
         assert planned == row.time.sent_bytes
         assert run == pytest.approx(planned, rel=0.01)
@@ -259,9 +259,9 @@ def test_offload_costs_what_a_published_run_paid(stage, accumulation, without, o
 
 def test_offload_by_hand():
     """Falcon-7B, 7.2e9, one micro-batch (DeepSpeed issue 3901): 9.60 s a step of which 2.9 are the same without."""
-    seconds = engine_rules.offload_seconds("optimizer", 7.2e9, 7.2e9, 1, 1, True)
-    copied = 7.2e9 * (4 + 2) / engine_rules.HOST_COPY_BYTES_PER_S
-    assert seconds == pytest.approx(copied + 7.2e9 / engine_rules.HOST_ADAM_PARAMS_PER_S)
+    seconds = fine_tune_step.offload_seconds("optimizer", 7.2e9, 7.2e9, 1, 1, True)
+    copied = 7.2e9 * (4 + 2) / fine_tune_step.HOST_COPY_BYTES_PER_S
+    assert seconds == pytest.approx(copied + 7.2e9 / fine_tune_step.HOST_ADAM_PARAMS_PER_S)
     assert seconds == pytest.approx(9.60 - 2.9, rel=0.3)
     # two hosts update half each; under stage 1 gradients wait on the GPU for the last micro-batch
     assert llama(2, 1, ranks=16) == pytest.approx(llama(2, 1) / 2)
@@ -276,7 +276,7 @@ def test_offloaded_parameters_come_for_every_pass():
                 llama(3, 4, how, checkpointing=checkpointing, tuning=tuning)
                 for how in ("optimizer", "optimizer+parameters")
             )
-            more = 4 * passes * 2 * PSI / engine_rules.HOST_COPY_BYTES_PER_S
+            more = 4 * passes * 2 * PSI / fine_tune_step.HOST_COPY_BYTES_PER_S
             assert all_of_it - some == pytest.approx(more, rel=0.001)
 
 

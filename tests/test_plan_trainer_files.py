@@ -27,7 +27,7 @@ from pardemo.peers import launchers
 from pardemo.peers.accelerate import config_files
 from pardemo.peers.accelerate.training import as_launched, wrapped
 from pardemo.peers.deepspeed import settings as deepspeed_settings
-from pardemo.planner import examples, files, hardware, table
+from pardemo.planner import files, hardware, measured_peak, table
 from pardemo.planner.job import Adapter, RankJob
 
 LORA = Adapter(rank=4, target=("q_proj", "v_proj"), alpha=16, dropout=0.0)
@@ -382,7 +382,7 @@ def test_gpt2s_weights_lie_the_other_way_round(tmp_path):
 
 
 def test_baichuan2_in_full_is_known_to_the_script(tmp_path):
-    examples.config("baichuan2").save_pretrained(tmp_path / "model")
+    measured_peak.example_config("baichuan2").save_pretrained(tmp_path / "model")
     asked = request(tmp_path / "model", adapter=None)
     folder = written(tmp_path / "out", asked, planned("zero-3"), based(tmp_path / "model"))
     assert "\nimport pardemo.baichuan2 " in (folder / "train.py").read_text()

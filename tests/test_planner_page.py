@@ -17,7 +17,7 @@ from conftest import says
 from pardemo import cli
 from pardemo.book.run import site
 from pardemo.book.run.site import plan_page, pyodide
-from pardemo.planner.layouts.asked import Asked, RefusedField
+from pardemo.planner.layouts.url_query import Asked, RefusedField
 
 #: Patience in milliseconds: Python starts in 3 s on a quiet core, and a busy one may take many times as long.
 PATIENCE = 120_000
@@ -305,7 +305,7 @@ def test_the_archive_plans_without_any_library(tmp_path):
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
         "import pardemo; assert pardemo.__file__.startswith(sys.argv[1])\n"
-        "from pardemo.planner.layouts.asked import for_a_page\n"
+        "from pardemo.planner.layouts.url_query import for_a_page\n"
         "print(for_a_page()(json.dumps({'question': json.loads(sys.argv[2])})))\n"
     )
     done = subprocess.run(

@@ -7,13 +7,13 @@ from book import figures
 
 from pardemo import project
 from pardemo.planner import hardware
-from pardemo.planner.layouts import Job, Layout, Machine, explorer, positions
-from pardemo.planner.layouts.job.layout import check
-from pardemo.planner.layouts.job.stacks import stack
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price.step import step
-from pardemo.planner.layouts.price.work import layer
+from pardemo.planner.layouts import Job, Layout, Machine, charts
+from pardemo.planner.layouts.layout import check
+from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.published import against, papers, published
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.step import step
 
 START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
 
@@ -55,17 +55,17 @@ def test_jobs_are_runs_of_one_job():
 
 
 def test_a_positions_text_has_all_parts_of_its_step():
-    _, text = positions._frame("here", *explorer.job_and_layout(**START))
+    _, text = charts._frame("here", *charts.job_and_layout(**START))
     whole, *parts = map(float, re.findall(r"([\d.]+) s\b", text))
     assert len(parts) > 2
-    assert sum(parts) == pytest.approx(whole, abs=0.05 * (1 + len(positions.DOES)))
+    assert sum(parts) == pytest.approx(whole, abs=0.05 * (1 + len(charts.DOES)))
 
 
 def test_without_a_reader_the_layouts_sliders_are_a_player_through_some_positions(monkeypatch):
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
-    player = explorer.layout_explorer(**START)
-    assert len(player) == 1 + len(explorer.TRIED)
-    job, layout = explorer.job_and_layout(**START)
+    player = charts.layout_explorer(**START)
+    assert len(player) == 1 + len(charts.TRIED)
+    job, layout = charts.job_and_layout(**START)
     begins = f"the start: TP 4, PP 2, 400 Gbit/s: {layout}. {step(job, layout).seconds:.1f} s a step"
     assert player.captions[0].startswith(begins)
 
@@ -74,7 +74,7 @@ def test_every_slider_of_a_layout_moves_the_picture(monkeypatch):
     shown = []
     monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
     monkeypatch.setattr("IPython.display.display", shown.append)
-    sliders = explorer.layout_explorer(**START)
+    sliders = charts.layout_explorer(**START)
     sliders.update()
     named = {child.description: child for child in sliders.children if getattr(child, "description", "")}
     assert set(named) == {"GPUs", "Gbit/s", "sequence", "TP", "PP"}
@@ -93,12 +93,12 @@ def test_every_slider_of_a_layout_moves_the_picture(monkeypatch):
     ],
 )
 def test_what_the_sliders_cannot_make_is_said_in_the_picture(changed, told):
-    assert told in explorer.shown(**START | changed).alt
+    assert told in charts.shown(**START | changed).alt
 
 
 def test_a_layout_that_does_not_fit_is_recomputed():
-    _, few = explorer.job_and_layout(**START)
-    _, long = explorer.job_and_layout(**START | {"sequence": 65536, "tp": 1, "pp": 1})
+    _, few = charts.job_and_layout(**START)
+    _, long = charts.job_and_layout(**START | {"sequence": 65536, "tp": 1, "pp": 1})
     assert (few.recompute, long.recompute) == ("none", "full")
     assert (few.sharding, long.sharding) == ("zero1", "zero3")
 

@@ -76,12 +76,6 @@ class Baichuan2Config(PreTrainedConfig):
                 raise ValueError(f"{name} is {' or '.join(map(repr, choices))}, not {getattr(self, name)!r}")
 
     @classmethod
-    def b7(cls, **changes) -> "Baichuan2Config":
-        """Baichuan2-7B."""
-        sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-        return cls(**{**sizes, **changes})
-
-    @classmethod
     def b13(cls, **changes) -> "Baichuan2Config":
         """Baichuan2-13B."""
         return cls(**changes)

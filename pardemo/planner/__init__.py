@@ -12,7 +12,7 @@ _HOME = {
     "Footprint": "footprint",
     "Hardware": "table",
     "Request": "table",
-    "plan": "analytic",
+    "plan": "table",
 }
 __all__ = [*_HOME]
 

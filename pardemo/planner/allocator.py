@@ -11,8 +11,13 @@ step begins is laid out afresh, one tensor after the other.
 """
 
 import bisect
+import json
 import math
-from collections.abc import Iterable
+import os
+import subprocess
+import sys
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 _MIB = 1 << 20
 ROUND, SMALL, SMALL_SEGMENT, MIDDLE, MIDDLE_SEGMENT, LARGE_ROUND = (
@@ -72,10 +77,10 @@ class Allocator:
         self.reserved = self.most = 0
         self._segments: dict[int, int] = {}  # address -> size
         self._pools = {True: _Pool(True), False: _Pool(False)}
-        self._blocks: dict[int, tuple[bool, int, int]] = {}
+        self._blocks: dict[Hashable, tuple[bool, int, int]] = {}
         self._end = 0
 
-    def allocate(self, who: int, nbytes: int) -> None:
+    def allocate(self, who: Hashable, nbytes: int) -> None:
         size = -(-nbytes // ROUND) * ROUND
         small = size <= SMALL
         block = self._pools[small].take(size)
@@ -85,11 +90,11 @@ class Allocator:
         assert block is not None, "a new segment has room"
         self._blocks[who] = (small, *block)
 
-    def free(self, who: int) -> None:
+    def free(self, who: Hashable) -> None:
         small, place, size = self._blocks.pop(who)
         self._pools[small].add(place, size)
 
-    def layout(self) -> list[tuple[int, dict[int, tuple[int, int]]]]:
+    def layout(self) -> list[tuple[int, dict[Hashable, tuple[int, int]]]]:
         """Each segment in the order that they were made: its size, and who -> (place in it, size) of what is taken."""
         blocks = {who: (place, size) for who, (_, place, size) in self._blocks.items()}
         return [
@@ -139,3 +144,145 @@ def reserved_bytes(
             replay.free(who)
             alive.remove(who)
     return replay.most
+
+
+MIB = 1 << 20
+PAGE = 2  # MiB
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # its name since torch 2.9, and before
+Change = tuple[Hashable, int]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What became of the changes. Sizes are MiB.
+
+    Attributes: ``failed``: who found no room, None if all did; ``wanted``, ``taken`` (by tensors) and ``reserved`` (by
+    segments) when it stopped; ``segments``: size of each and (who, place, size) of what is taken in it; ``real``:
+    whether torch's own allocator was asked.
+    """
+
+    failed: Hashable
+    wanted: int
+    taken: int
+    reserved: int
+    segments: tuple[tuple[int, tuple[tuple[Hashable, int, int], ...]], ...]
+    real: bool
+
+    @property
+    def largest(self) -> int:
+        """The largest hole in a segment."""
+        return max((hole for size, taken in self.segments for hole in _holes(size, taken)), default=0)
+
+
+def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Replay:
+    """Allocates what ``changes`` name, in MiB, and gives it back where that is negative, in ``room`` MiB.
+
+    Raises:
+        RuntimeError: a GPU is there, and its allocator could not be asked.
+    """
+    import torch
+
+    changes = list(changes)
+    if torch.cuda.is_available():
+        return _on_gpu(changes, room, expandable)
+    return _in_pages(changes, room) if expandable else by_the_rules(changes, room)
+
+
+def by_the_rules(changes: Sequence[Change], room: int) -> Replay:
+    """What the model of the allocator's rules says, without torch."""
+    memory, taken, failed, wanted = Allocator(room * MIB), 0, None, 0
+    for who, size in changes:
+        if size < 0:
+            memory.free(who)
+        else:
+            before = memory.layout(), memory.reserved
+            memory.allocate(who, size * MIB)
+            if memory.reserved > room * MIB:  # the model goes on where CUDA would not
+                failed, wanted = who, size
+                return Replay(failed, wanted, taken, before[1] // MIB, _in_mib(before[0]), False)
+        taken += size
+    return Replay(None, 0, taken, memory.reserved // MIB, _in_mib(memory.layout()), False)
+
+
+def _in_mib(layout) -> tuple:
+    return tuple(
+        (size // MIB, tuple((who, at // MIB, length // MIB) for who, (at, length) in taken.items()))
+        for size, taken in layout
+    )
+
+
+def _in_pages(changes: Sequence[Change], room: int) -> Replay:
+    pages_of: dict[Hashable, int] = {}
+    most = 0
+    for who, size in changes:
+        if size < 0:
+            del pages_of[who]
+            continue
+        pages = math.ceil(size / PAGE) * PAGE
+        if sum(pages_of.values()) + pages > room:
+            return Replay(who, size, sum(pages_of.values()), most, _one_segment(pages_of, most), False)
+        pages_of[who] = pages
+        most = max(most, sum(pages_of.values()))
+    return Replay(None, 0, sum(pages_of.values()), most, _one_segment(pages_of, most), False)
+
+
+def _one_segment(pages_of: dict, size: int) -> tuple:
+    places, at = [], 0
+    for who, length in pages_of.items():
+        places.append((who, at, length))
+        at += length
+    return ((size, tuple(places)),)
+
+
+def _holes(size: int, taken: Iterable[tuple[Hashable, int, int]]) -> list[int]:
+    holes, at = [], 0
+    for _, place, length in sorted(taken, key=lambda block: block[1]):
+        holes.append(place - at)
+        at = place + length
+    return [*holes, size - at]
+
+
+def _on_gpu(changes: Sequence[Change], room: int, expandable: bool) -> Replay:
+    question = json.dumps({"changes": [[str(who), size] for who, size in changes], "room": room})
+    environment = os.environ | dict.fromkeys(SETTINGS, f"expandable_segments:{expandable}")
+    ended = subprocess.run([sys.executable, "-m", __name__], input=question, capture_output=True, text=True,
+                           env=environment, timeout=120)  # fmt: skip
+    if ended.returncode:
+        raise RuntimeError(f"torch's allocator could not be asked: {ended.stderr.strip().splitlines()[-1:]}")
+    answer = json.loads(ended.stdout)
+    segments = tuple((size, tuple(tuple(block) for block in blocks)) for size, blocks in answer.pop("segments"))
+    return Replay(**answer, segments=segments, real=True)
+
+
+def _ask_torch(changes: Sequence[Change], room: int) -> dict:
+    """Runs in a process of its own on a GPU, with nothing else in its memory."""
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(room * MIB / torch.cuda.get_device_properties(0).total_memory)
+    tensors: dict[Hashable, torch.Tensor] = {}
+    failed, wanted = None, 0
+    for who, size in changes:
+        if size < 0:
+            del tensors[who]
+            continue
+        try:
+            tensors[who] = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+        except torch.cuda.OutOfMemoryError:
+            failed, wanted = who, size
+            break
+    places = {tensor.data_ptr(): who for who, tensor in tensors.items()}
+    segments = []
+    for segment in torch.cuda.memory_snapshot():
+        at, blocks = segment["address"], []
+        for block in segment["blocks"]:
+            if at in places:
+                blocks.append((places[at], (at - segment["address"]) // MIB, block["size"] // MIB))
+            at += block["size"]
+        segments.append((segment["total_size"] // MIB, blocks))
+    return {"failed": failed, "wanted": wanted, "taken": torch.cuda.memory_allocated() // MIB,
+            "reserved": torch.cuda.memory_reserved() // MIB, "segments": segments}  # fmt: skip
+
+
+if __name__ == "__main__":
+    asked = json.load(sys.stdin)
+    print(json.dumps(_ask_torch(asked["changes"], asked["room"])))

@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pardemo.planner import analytic, hardware, models
+import numpy as np
+
+from pardemo.meters.snapshot import Block, of_sums
+from pardemo.planner import hardware, models, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts.job.engines import fine_tune
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.model import configurations
-from pardemo.planner.layouts.model.tuning import Tuning, usual_target
-from pardemo.planner.layouts.price import engine_rules
-from pardemo.planner.layouts.price.tuned_step import tensor_bytes
+from pardemo.planner.layouts import configurations, fine_tune_step
+from pardemo.planner.layouts.fine_tune_step import tensor_bytes
+from pardemo.planner.layouts.job import Job, fine_tune
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning, usual_target
 from pardemo.planner.memory import Curve
 from pardemo.planner.table import PlanRow, Request, cut, jobs
 
@@ -84,17 +85,17 @@ def beside(request: Request, row: PlanRow) -> Beside:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
     curve = Curve(jobs(request)[row.engine, row.checkpointing])
     run = curve.estimate(row.batch, *cut(request, row.batch, row.offload), request.cluster.room)
-    return Beside(row.memory, run, (row.time.sent_bytes or 0.0, _sent(request, row, curve.low)))
+    return Beside(row.memory, run, (row.sent_bytes, _sent(request, row, curve.low)))
 
 
 def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
     """Bytes that a rank sends in the row's step: the engine's own calls, and tensor parallelism's by its formula."""
     each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
-    job, layout = analytic.fine_tune(
+    job, layout = table.row_job(
         request, configurations.of(request.job.config), row.engine, row.checkpointing, row.offload, row.batch
     )
     return (
-        engine_rules.reductions(row.engine, row.accumulation) * each
+        fine_tune_step.reductions(row.engine, row.accumulation) * each
         + once
         + row.accumulation * tensor_bytes(job, layout)
     )
@@ -126,3 +127,51 @@ def compared(
         checkpointing=again, accumulation=2,
     )  # fmt: skip
     return planned, layout, dry_run(job)
+
+
+def of_row(request: Request, row: PlanRow) -> list[Block]:
+    """Each tensor of the row's dry run, from its birth to its end; the rest of a GPU's memory as blocks that stay.
+
+    What is alive at most at one time is the row's ``peak_bytes``, rounded to whole bytes. The allocator's block is what
+    it reserves at most beyond the tensors of that time, rounding included.
+    """
+    curve = Curve(jobs(request)[row.engine, row.checkpointing])
+    run, nbytes = curve.events(row.batch, *cut(request, row.batch, row.offload))
+    tensors, most = _tensors(run, nbytes)
+    beside = {name: round(value) for name, value in row.memory.lines.items() if name not in (*LINES, "allocator")}
+    beside["allocator"] = round(row.memory.peak_bytes) - most - sum(beside.values())
+    return [*of_sums(beside, "beside torch's tensors"), *tensors]
+
+
+def _tensors(run: Footprint, nbytes: np.ndarray) -> tuple[list[Block], int]:
+    """The storages of a dry run's step, and the most bytes of them at one time.
+
+    A storage that grows or shrinks is another block from then on.
+    """
+    who, first = run.changes[:, 0], run.first_event
+    there = np.bincount(who[:first], nbytes[:first], len(run.lives))
+    size = dict.fromkeys(range(len(run.lives)), 0.0)
+    born: dict[int, int] = {}
+    blocks: list[Block] = []
+    changes = [(storage, there[storage], 1) for storage in np.flatnonzero(there).tolist()]
+    changes += [
+        (s, n, 2 + k) for k, (s, n) in enumerate(zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True))
+    ]
+    total = most = 0
+    for storage, change, when in changes:
+        before, size[storage] = round(size[storage]), size[storage] + change
+        after = round(size[storage])
+        if before == after:
+            continue
+        total += after - before
+        most = max(most, total)
+        if before:
+            blocks[born[storage]] = blocks[born[storage]]._replace(died=when)
+        if after:
+            life = run.lives[storage]
+            born[storage] = len(blocks)
+            blocks.append(
+                Block(after, LINES[run.line_of[storage]], f"{life.origin}, {life.phase}", life.module, when, None,
+                      life.phase)
+            )  # fmt: skip
+    return blocks, most

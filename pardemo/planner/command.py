@@ -1,4 +1,4 @@
-"""``pardemo plan``: does it fit, how long, at what cost, with which files."""
+"""The options of ``pardemo plan``, and which of them go with which question: any other one would be ignored."""
 
 import argparse
 import json
@@ -8,12 +8,188 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pardemo.planner import questions
+from pardemo import options as numbers
+from pardemo.planner import hardware
 from pardemo.planner.layouts import command as layout_command
+from pardemo.planner.layouts.command import RANK, SEQUENCE
+from pardemo.planner.layouts.tuning import BASES, STATES
 
 if TYPE_CHECKING:
     from pardemo.finetune.recipe import Recipe
     from pardemo.planner.table import Plan, PlanRow, Request
+
+
+#: What is taken where an option is left out. The parser fills none of them in, so that set options can be told from
+#: others.
+LEFT_OUT = {
+    "recipe": "baichuan2-13b-lora-bf16", "gpu": "A800-80GB", "samples": 80_000, "labels": 1.0, "tp": 1, "pp": 1,
+}  # fmt: skip
+PLAN = "a fine-tune's plan"
+_JOB = ("model", "full", "target", "rank", "sequence", "per_step", "gpu", "gpus", "hosts", "link", "write", "snapshot")
+#: The options of each question, and of the plan that is made where none of the others is asked.
+TAKES = {
+    PLAN: (
+        *_JOB, "recipe", "batch", "samples", "epochs", "labels", "price", "tp", "pp", "zero",
+        "checkpointing",
+        "base", "optimizer", "fused_loss", "embeddings", "dry_run", "backwards", "all", "json",
+    ),
+    "--search": (*_JOB, "program", "precision", "price", "measured", "all", "json"),
+    "--explain": (*_JOB, "program", "precision", "price", "measured", "json"),
+    "--against": ("gpu", "picture", "json"),
+    "--validate": ("json",),
+    "--measure": ("gpus", "json"),
+}  # fmt: skip
+#: Options of a fine-tune's plan that a layout says in words of its own.
+_IN_A_LAYOUT = {
+    "tp": "tp=8", "pp": "pp=4", "zero": "sharding=zero1", "batch": "micro_batch=2", "checkpointing": "recompute=full",
+}  # fmt: skip
+
+
+def options(plan: argparse.ArgumentParser) -> None:
+    """Adds all options but those of layouts and of how the answer is printed."""
+    plan.add_argument("--model", metavar="MODEL", help="a folder, a config.json, or a name, as baichuan2-13b")
+    plan.add_argument("--recipe", metavar="RECIPE", help=f"a recipe ({LEFT_OUT['recipe']})")
+    plan.add_argument(
+        "--full",
+        action="store_true",
+        help="train all parameters instead of the recipe's LoRA (as --search and --explain do unless told --target "
+        "or --rank)",
+    )
+    plan.add_argument(
+        "--target", metavar="NAMES", help="LoRA's modules, as q_proj,v_proj; with --search and --explain: train LoRA"
+    )
+    plan.add_argument(
+        "--rank", type=int, metavar="N", help=f"of LoRA's matrices (the recipe's; of --search and --explain {RANK})"
+    )
+    plan.add_argument(
+        "--base", choices=tuple(BASES), metavar="KIND", help="of LoRA's frozen weights: nf4 (QLoRA), int8, … (bf16)"
+    )
+    plan.add_argument("--optimizer", choices=tuple(STATES), metavar="NAME", help="adamw-8bit, paged-adamw, … (adamw)")
+    plan.add_argument("--fused-loss", action="store_true", help="logits made piece by piece in the loss (Liger's)")
+    plan.add_argument(
+        "--embeddings", action="store_true", help="LoRA, and embedding and head whole (PEFT's modules_to_save)"
+    )
+    plan.add_argument(
+        "--dry-run", action="store_true", help="also run the recommended row's engine on fake tensors, and compare"
+    )
+    plan.add_argument("--batch", type=int, metavar="N", help="only this micro-batch (default: those that divide)")
+    plan.add_argument(
+        "--sequence",
+        type=int,
+        metavar="N",
+        help=f"tokens of a sample (the recipe's cutoff_len; of --search and --explain {SEQUENCE:,})",
+    )
+    plan.add_argument("--samples", type=int, metavar="N", help="samples of the data set (80,000)")
+    plan.add_argument(
+        "--epochs", type=float, metavar="E", help="how often the fine-tune goes through them (the recipe's, 5)"
+    )
+    plan.add_argument(
+        "--per-step",
+        type=int,
+        metavar="N",
+        help="samples of an optimizer step (the recipe's; of --search one a GPU, of --explain what the layout makes)",
+    )
+    plan.add_argument("--labels", type=float, metavar="SHARE", help="of the tokens, with a label (1)")
+    plan.add_argument("--gpu", metavar="GPU", help="A800-80GB, H100, …, or a profile.json (A800-80GB)")
+    plan.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="in all (default: the recipe's ranks; --search and --explain want it said)",
+    )
+    plan.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="that they are on (1; of --search and --explain hosts of 8, or of the profile's size)",
+    )
+    plan.add_argument(
+        "--link", metavar="LINK", help="between hosts: a name, or Gbit/s (the profile's, or ethernet-100g)"
+    )
+    plan.add_argument("--price", type=float, metavar="X", help="of a GPU and hour, in any currency")
+    plan.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (1)")
+    plan.add_argument("--pp", type=int, metavar="N", help="pipeline stages (1)")
+    plan.add_argument(
+        "--zero", nargs="+", choices=("0", "1", "2", "3", "fsdp2"), metavar="STAGE", help="only these; fsdp2 is FSDP2"
+    )
+    plan.add_argument("--checkpointing", choices=("on", "off"), help="only so (default: both)")
+    plan.add_argument("--backwards", action="store_true", help="also: longest sequence, largest batch, fewest GPUs")
+    plan.add_argument(
+        "--write",
+        metavar="DIR",
+        help="write configurations and launch commands there: of the best row or layout, or the explained one",
+    )
+    plan.add_argument(
+        "--snapshot",
+        metavar="FILE",
+        help="write that row's or layout's planned memory there (x.pickle), for torch's memory viewer",
+    )
+    plan.add_argument(
+        "--validate", action="store_true", help="instead: the planner against runs whose outcome is known"
+    )
+    plan.add_argument("--measure", metavar="FILE", help="instead: measure this machine's rates, for --gpu FILE")
+
+
+def asked(arguments: argparse.Namespace) -> str:
+    """The question among :data:`TAKES`; then what was left out is filled in.
+
+    Raises:
+        ValueError: two were asked, or one with an option that it has no use for; a number that is impossible.
+    """
+    set_options = {name for name, value in vars(arguments).items() if value is not None and value is not False}
+    questions = [question for question in TAKES if question.removeprefix("--") in set_options]
+    if len(questions) > 1:
+        raise ValueError(f"{' and '.join(questions)} are two questions; ask one of them")
+    question = questions[0] if questions else PLAN
+    every = [name for takes in TAKES.values() for name in takes]
+    if foreign := [name for name in dict.fromkeys(every) if name in set_options and name not in TAKES[question]]:
+        raise ValueError(_refusal(question, foreign))
+    _check_numbers(arguments)
+    for name, value in LEFT_OUT.items():
+        if getattr(arguments, name) is None and question != "--against":  # its files name their GPUs themselves
+            setattr(arguments, name, value)
+    return question
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    """Refuses what is impossible before torch is loaded, which takes seconds."""
+    numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp", "rank")
+    if arguments.epochs is not None and not arguments.epochs > 0:
+        raise ValueError(f"--epochs must be above 0, not {arguments.epochs:g}")
+    numbers.at_least(arguments, 0, "price")
+    if arguments.target is not None and not arguments.target.strip():
+        raise ValueError("--target is empty; it names LoRA's modules, as q_proj,v_proj or all-linear")
+    if arguments.full and arguments.embeddings:
+        raise ValueError("--full trains embedding and head with all the rest; leave out --embeddings")
+    if arguments.full and (said := [name for name in ("target", "rank") if getattr(arguments, name) is not None]):
+        raise ValueError(f"--full trains all parameters, and {option(said[0])} is LoRA's; leave out one of them")
+    if arguments.labels is not None and not 0 < arguments.labels <= 1:
+        raise ValueError(f"--labels is a share above 0 and up to 1, not {arguments.labels}")
+    if arguments.price == float("inf"):
+        raise ValueError("--price must be a number, not inf")
+    if arguments.link is not None:
+        hardware.link(arguments.link)
+
+
+def _refusal(question: str, foreign: list[str]) -> str:
+    """The message for options that a question does not take: where they belong, and how else to say it."""
+    name = foreign[0]
+    others = [other for other, takes in TAKES.items() if name in takes]
+    belongs = f"{option(name)} goes with {' or '.join(others)}"
+    if question == PLAN:
+        return belongs
+    message = f"{question} has no use for {', '.join(map(option, foreign))}: {belongs}"
+    if question in ("--search", "--explain") and (
+        words := [_IN_A_LAYOUT[word] for word in foreign if word in _IN_A_LAYOUT]
+    ):
+        message += f"; one layout is asked for as --explain {','.join(words)}"
+    return message
+
+
+def option(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
 
 HEAD = (
     "", "engine", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
@@ -31,7 +207,7 @@ def add(commands: Any) -> None:
     plan = commands.add_parser(
         "plan", help="a full-size job before renting it: memory, time, money, configuration files"
     )
-    questions.options(plan)
+    options(plan)
     layout_command.add(plan)
     plan.add_argument(
         "--all",
@@ -44,7 +220,7 @@ def add(commands: Any) -> None:
 
 def _plan(arguments: argparse.Namespace) -> int:
     _quiet()
-    question = questions.asked(arguments)
+    question = asked(arguments)
     if layouts := layout_command.action(question):
         return layouts(arguments)
     if arguments.validate:
@@ -56,20 +232,19 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     light = not (arguments.write or arguments.snapshot or arguments.dry_run)
     request, base = _request(arguments, light)
-    from pardemo.planner import analytic
+    from pardemo.planner import table
 
     if arguments.write:
         from pardemo.planner import files
 
         files.check(request, base)
     snapshot_file = layout_command.snapshot_file(arguments)
-    plan = analytic.plan(request)
+    plan = table.plan(request)
     if plan.best is None:
         least = min(plan.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
             f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice; the least is "
-            f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; "
-            + analytic.smallest_cluster(request)
+            f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; " + table.smallest_cluster(request)
         )
     answers = _answers(plan) if arguments.backwards else {}
     written = files.write(arguments.write, request, plan.best, base) if arguments.write else []
@@ -81,9 +256,9 @@ def _plan(arguments: argparse.Namespace) -> int:
         dry = checked.beside(request, plan.best)
     if snapshot_file and dry is not None:
         from pardemo.meters.snapshot import write
-        from pardemo.planner import snapshot
+        from pardemo.planner import checked
 
-        write(snapshot_file, snapshot.of_row(request, replace(plan.best, memory=dry.run)))
+        write(snapshot_file, checked.of_row(request, replace(plan.best, memory=dry.run)))
     if arguments.json:
         told = {"written": written, "snapshot": arguments.snapshot, "not_planned": _not_planned(arguments)}
         beside = {} if dry is None else {"dry_run": dry.as_json()}
@@ -104,9 +279,9 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _not_planned(arguments: argparse.Namespace) -> list[str]:
     """What the model's configuration says and the plan leaves out; weights in few bits it has by ``--base``."""
-    from pardemo.planner.layouts.model import sizes
+    from pardemo.planner.layouts import configurations
 
-    found = sizes.not_planned(arguments.model) if arguments.model else []
+    found = configurations.not_planned(arguments.model) if arguments.model else []
     if arguments.base:
         return [told for told in found if "quantization_config" not in told]
     return [f"{told}; --base nf4 plans them so" if "quantization_config" in told else told for told in found]
@@ -170,9 +345,9 @@ def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Reque
 def _config(name: str, light: bool) -> Any:
     """The model's configuration: its sizes alone where ``light`` is enough, else Transformers' own."""
     if light:
-        from pardemo.planner.layouts.model import sizes
+        from pardemo.planner.layouts import configurations
 
-        return sizes.find(name)
+        return configurations.find(name)
     from pardemo.planner import models
 
     return models.find(name)
@@ -180,7 +355,7 @@ def _config(name: str, light: bool) -> Any:
 
 def _target(config: Any) -> tuple[str, ...]:
     """LoRA's modules where none are said."""
-    from pardemo.planner.layouts.model.tuning import usual_target
+    from pardemo.planner.layouts.tuning import usual_target
 
     if (known := usual_target(config.model_type)) is not None:
         return known
@@ -204,27 +379,27 @@ def _on_model(base: "Recipe", model: str | None) -> "Recipe":
 def _model_of(path: str) -> str:
     """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
     from pardemo.finetune.recipe import locate
-    from pardemo.planner.layouts.model.built_in_sizes import OTHERS, SIZES
+    from pardemo.planner.layouts.configurations import MODELS
 
     folder = locate(path)
     name = folder.name.lower()
-    built_in_name = next((built_in for built_in in (*OTHERS, *SIZES) if name.startswith(built_in)), None)
+    built_in_name = next((built_in for built_in in MODELS if name.startswith(built_in)), None)
     return built_in_name if built_in_name is not None and not folder.is_dir() else str(folder)
 
 
 def _answers(plan: "Plan") -> dict[str, int | None]:
-    from pardemo.planner import analytic
+    from pardemo.planner import table
 
     return {
-        "longest_sequence": analytic.longest_sequence(plan.request, plan.best),
-        "largest_micro_batch": analytic.largest_batch(plan.request, plan.best),
-        "fewest_gpus": analytic.fewest_gpus(plan.request),
+        "longest_sequence": table.longest_sequence(plan.request, plan.best),
+        "largest_micro_batch": table.largest_batch(plan.request, plan.best),
+        "fewest_gpus": table.fewest_gpus(plan.request),
     }
 
 
 def as_json(plan: "Plan") -> dict[str, Any]:
     """All rows, the recommended one, and why."""
-    from pardemo.planner import reasons
+    from pardemo.planner import table
 
     rows = [row_json(row) for row in plan.rows]
     best = plan.rows.index(plan.best) if plan.best else None
@@ -232,13 +407,13 @@ def as_json(plan: "Plan") -> dict[str, Any]:
     return {
         "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "steps": plan.request.steps,
         "epochs": plan.request.epochs or None, "samples": plan.request.rows or None,
-        "rows": rows, "recommended": best, "why": reasons.why(plan),
+        "rows": rows, "recommended": best, "why": table.why(plan),
     }  # fmt: skip
 
 
 def row_json(row: "PlanRow") -> dict[str, Any]:
     """A row for JSON, with between what its time and memory lie in four of five cases."""
-    from pardemo.planner.layouts.choice.intervals import of_fine_tune
+    from pardemo.planner.layouts.intervals import of_fine_tune
 
     seconds, held = of_fine_tune("seconds", row.time.seconds), of_fine_tune("bytes", row.peak_bytes)
     return {
@@ -248,7 +423,7 @@ def row_json(row: "PlanRow") -> dict[str, Any]:
         "micro_batch": row.batch,
         "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
         "step_s": row.time.seconds, "tokens_per_s_per_gpu": row.tokens_per_s, "hours": row.hours, "money": row.money,
-        "sent_bytes_per_step": round(row.time.sent_bytes), "limit": row.time.limit,
+        "sent_bytes_per_step": round(row.sent_bytes), "limit": row.time.limit,
         "lines": {name: round(value) for name, value in row.memory.lines.items()},
         "building_bytes": None if row.memory.building_bytes is None else round(row.memory.building_bytes),
     }  # fmt: skip
@@ -256,8 +431,8 @@ def row_json(row: "PlanRow") -> dict[str, Any]:
 
 def as_text(plan: "Plan", most: int | None = None) -> str:
     """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
-    from pardemo.planner import reasons
-    from pardemo.planner.layouts.choice.intervals import of_fine_tune
+    from pardemo.planner import table
+    from pardemo.planner.layouts.intervals import of_fine_tune
     from pardemo.planner.layouts.published.finetune_runs import TIGHT
     from pardemo.planner.table import title
     from pardemo.tables import text_table
@@ -268,10 +443,10 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     if len(shown) < len(plan.rows):
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
     output.append("")
-    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{reasons.epochs(request)}"
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.epochs(request)}"
     on = f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source})"
-    output.append(f"{on}, {steps}, {request.job.precision}{reasons.beside(plan)}")
-    output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(plan)}")
+    output.append(f"{on}, {steps}, {request.job.precision}{table.beside(plan)}")
+    output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}")
     seconds = of_fine_tune("seconds", best.time.seconds)
     output.append(
         f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})"
@@ -310,7 +485,7 @@ def _cells(row: "PlanRow", recommended: bool) -> tuple[str, ...]:
         "→" if recommended else "", title(row.engine), row.offload, "on" if row.checkpointing else "off",
         f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
         f"{row.time.seconds:.2f}", f"{row.tokens_per_s:,.0f}", f"{row.hours:.1f}",
-        "" if row.money is None else f"{row.money:,.2f}", f"{row.time.sent_bytes / 1e9:.3f}",
+        "" if row.money is None else f"{row.money:,.2f}", f"{row.sent_bytes / 1e9:.3f}",
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def _collecting() -> Iterator[None]:
 def _footprint(job: RankJob) -> Footprint:
     module = engines.outline(job)
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
-    with fake.world(job) as mode, Recorder(mode, fake.Answers(job)) as recorder:
+    with fake.world(job), Recorder(fake.Answers(job)) as recorder:
         recorder.watch(module)
         engines.materialize(module, "cpu")
         with fake.no_moves():

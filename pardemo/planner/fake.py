@@ -52,7 +52,7 @@ class Answers:
 
 
 @contextlib.contextmanager
-def world(job: RankJob) -> Iterator[FakeTensorMode]:
+def world(job: RankJob) -> Iterator[None]:
     """Within the block this process is rank 0 of ``job.ranks``, and tensors are fake.
 
     Raises:
@@ -86,7 +86,8 @@ def world(job: RankJob) -> Iterator[FakeTensorMode]:
             stack.enter_context(compat.replaced(stage3, "reduce_scatter_coalesced", _by_rank(stage3)))
         if job.engine == "fsdp2":
             stack.enter_context(compat.replaced(ShardingPropagator, _META, _without_memory(_META)))
-        yield stack.enter_context(_Fake(allow_non_fake_inputs=True))
+        stack.enter_context(_Fake(allow_non_fake_inputs=True))
+        yield
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
@@ -101,24 +102,6 @@ class _Fake(FakeTensorMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
-
-    def _prep_args_for_hash(self, result: list, args: Iterable, state: object, hashed: list) -> None:
-        """What torch looks up an operation's result by, of plain tensors and numbers in one piece each."""
-        if isinstance(args, dict):
-            super()._prep_args_for_hash(result, args, state, hashed)
-            return
-        result.append((type(args), len(args)))
-        for arg in args:
-            kind = type(arg)
-            if kind is FakeTensor and arg.fake_mode is self and arg.constant is None and arg.layout is torch.strided:
-                result.append((
-                    arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), arg.untyped_storage().nbytes(),
-                    arg.fake_device, arg.requires_grad, arg.is_conj(), arg.is_neg(), arg.is_inference(),
-                ))  # fmt: skip
-            elif kind is int or kind is float or kind is bool or arg is None:
-                result.append((kind, arg))
-            else:
-                super()._prep_args_for_hash(result, (arg,), state, hashed)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """GPUs and links to plan with: memory, rates and their sources. Decimal units, dense rates, one direction of a link."""
 
+import csv
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -33,149 +35,44 @@ class Gpu:
             object.__setattr__(self, "reachable", USUAL * self.flops)
 
 
-BLACKWELL = 0.71  # fitted to NVIDIA's runs of Megatron-core, beside Hopper's
-HOPPER = 0.8  # fitted to MosaicML's runs, whose A100s reach all of it
 USUAL = 0.8  # of the peak, where nobody has published what large products reach
 
+#: A row for each GPU. ``memory_gib`` is the "total capacity" of torch's message "out of memory" in the GitHub issue
+#: that ``memory_source`` names; rates are dense, without sparsity; ``fp32_tflops`` without TF32, as torch multiplies
+#: unless told otherwise. What a GPU does not have, or nobody published, is empty. In 8 bits Ada and Hopper have one
+#: scale for a tensor (Hopper also one for a block); on Blackwell 32 numbers of MXFP8 share one, and 16 of NVFP4.
+#: ``sustained`` of Blackwell is fitted to NVIDIA's runs of Megatron-core, of Hopper to MosaicML's on A100 and H100.
+#: ``link_gb_per_s``: both directions together. ``host_gb_per_s``: one direction to the host's memory, over NVLink-C2C
+#: of Grace, else 16 lanes of PCIe (16, 32, 64 GB/s by generation), 0.8 of it. ``host_gpus``: joined by one NVLink where
+#: these are more than a board of eight.
+TABLE = Path(__file__).with_name("gpus.csv")
+with TABLE.open(encoding="utf-8", newline="") as _file:
+    _ROWS = {row["name"]: row for row in csv.DictReader(_file)}
 
-def _gpu(name, gibibytes, tflops, bandwidth, both_ways, source, bf16=True, reached=0.0, sustained=1.0) -> Gpu:
-    """In GiB, TFLOP/s and GB/s."""
-    return Gpu(
-        name, gibibytes * 2**30, tflops * 1e12, bandwidth * 1e9, both_ways / 2 * 1e9, source, bf16, reached * 1e12,
-        sustained,
-    )  # fmt: skip
+
+def _column(name: str) -> dict[str, float]:
+    """GPU -> its value, of those that have one."""
+    return {gpu: float(row[name]) for gpu, row in _ROWS.items() if row[name]}
 
 
-#: GiB: the "total capacity" in torch's message "out of memory" of each GPU, in the GitHub issue named. Of H200 and H20
-#: no message was seen: what nvidia-smi lists (140.40, and 95.58, not verified) less what an H100 lacks of that.
-_TABLE = (
-    # GiB: hahnyuan/PB-LLM#3
-    _gpu("A800-80GB", 79.33, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s", reached=271.2),
-    # levihsu/OOTDiffusion#235
-    _gpu("A100-80GB", 79.25, 312, 2039, 600, "NVIDIA A100 datasheet, SXM", reached=271.2),
-    # TianheWu/CoSeR#10
-    _gpu("A100-40GB", 39.50, 312, 1555, 600, "NVIDIA A100 datasheet, SXM", reached=271.2),
-    # vllm-project/vllm#27508
-    _gpu(
-        "H100", 79.11, 989, 3350, 900, "NVIDIA H100 datasheet, SXM, without sparsity", reached=794.5, sustained=HOPPER
-    ),
-    _gpu(
-        "H200", 139.8, 989, 4800, 900, "NVIDIA H200 datasheet, SXM, without sparsity", reached=794.5, sustained=HOPPER
-    ),
-    _gpu("H20", 95.0, 148, 4000, 900, "as GPU catalogues list it alike; no datasheet of NVIDIA seen"),
-    _gpu(
-        "H100-96GB-500W",
-        94.5,
-        989,
-        2400,
-        900,
-        "torchtitan's benchmarks, 2024-12: HBM2e, limited to 500 W",
-        reached=794.5,
-        sustained=HOPPER,
-    ),
-    # no message was seen of one; nvidia-smi lists as much as of the SXM board
-    _gpu("H100-PCIe", 79.11, 756, 2000, 128, "NVIDIA H100 datasheet, PCIe, without sparsity; a bridge would join two"),
-    # ali-vilab/VACE#56
-    _gpu("H100-NVL", 93.00, 835, 3900, 128, "NVIDIA H100 datasheet, NVL, without sparsity; a bridge would join two"),
-    # pytorch/ao#4002: what a B200 says of itself, its bandwidth too
-    _gpu(
-        "B200",
-        178.35,
-        2250,
-        7672,
-        1800,
-        "NVIDIA HGX B200 datasheet, without sparsity",
-        reached=1745,
-        sustained=BLACKWELL,
-    ),
-    # of the next three no message was seen: the datasheet's GB less what a B200 lacks of its own
-    _gpu(
-        "GB200",
-        184,
-        2500,
-        8000,
-        1800,
-        "NVIDIA GB200 NVL72 datasheet, one GPU, without sparsity",
-        reached=1822,
-        sustained=BLACKWELL,
-    ),
-    _gpu(
-        "GB300", 267, 2500, 8000, 1800, "NVIDIA GB300 NVL72 datasheet, one GPU, without sparsity", sustained=BLACKWELL
-    ),
-    _gpu(
-        "B300", 267, 2250, 8000, 1800, "NVIDIA HGX B300 datasheet, without sparsity", reached=1769, sustained=BLACKWELL
-    ),
-    _gpu("MI300X", 191, 1307, 5300, 896, "AMD Instinct MI300X datasheet; 7 links of 128 GB/s", reached=668.4),
-    # TrajectoryCrafter/TrajectoryCrafter#20
-    _gpu("5090", 31.36, 209.5, 1792, 128, "NVIDIA RTX Blackwell architecture paper, fp32 accumulation; PCIe 5.0 x16"),
-    # antirez/ds4#431
-    _gpu(
-        "RTX-PRO-6000",
-        94.97,
-        503.8,
-        1792,
-        128,
-        "NVIDIA RTX Blackwell PRO architecture paper, workstation edition, without sparsity; PCIe 5.0 x16",
-    ),
-    # DINGYANB/MTVCrafter#21, with its error correction, which is how it comes
-    _gpu("RTX-6000-Ada", 44.43, 364.2, 960, 64, "NVIDIA Ada GPU architecture paper, without sparsity; PCIe 4.0 x16"),
-    # no message was seen: the 48 GiB without error correction, less what a 3090 lacks of its own
-    _gpu("A6000", 47.5, 154.8, 768, 64, "NVIDIA GA102 architecture paper, fp32 accumulation; PCIe 4.0 x16"),
-    # GaoLii/DSP#10
-    _gpu("3090", 23.70, 71, 936, 64, "NVIDIA GA102 architecture paper, fp32 accumulation; PCIe 4.0 x16"),
-    # Zheng-Chong/CatVTON#133
-    _gpu("T4", 14.56, 65, 320, 32, "NVIDIA T4 datasheet, fp16; PCIe 3.0 x16", bf16=False),
-    # signalnine/q27#1, an A10
-    _gpu("A10G", 22.06, 70, 600, 64, "NVIDIA A10G datasheet, without sparsity; PCIe 4.0 x16"),
-    # of the next two no message was seen
-    _gpu("L4", 22.0, 121, 300, 64, "NVIDIA L4 datasheet, without sparsity; PCIe 4.0 x16"),
-    _gpu("Ascend-910B", 61, 280, 1600, 392, "Gitee AI's page on the 910B (64 GB, 280 TFLOP/s); HCCS 7 × 56 GB/s"),
-    # QwenLM/Qwen3-VL#2097, an L40
-    _gpu("L40S", 44.40, 362, 864, 64, "NVIDIA L40S datasheet, without sparsity; PCIe 4.0 x16"),
-    # deepseek-ai/DeepSeek-V3#205
-    _gpu("4090", 23.64, 165, 1008, 64, "NVIDIA Ada GPU architecture paper, fp32 accumulation; PCIe 4.0 x16"),
-    # liucongg/ChatGLM-Finetuning#73
-    _gpu("V100", 31.74, 125, 900, 300, "NVIDIA V100 datasheet, SXM2 32 GB, fp16", bf16=False),
-)
-GPUS = {gpu.name: gpu for gpu in _TABLE}
-
-#: TFLOP/s of products of fp32 without TF32, which is how torch multiplies unless it is told otherwise: from the same
-#: datasheets and architecture papers. An H20's and an Ascend's were not seen.
-FP32_TFLOPS = {
-    "A800-80GB": 19.5, "A100-80GB": 19.5, "A100-40GB": 19.5, "H100": 67, "H200": 67, "H100-96GB-500W": 67,
-    "H100-PCIe": 51, "H100-NVL": 60, "B200": 75, "GB200": 80, "B300": 75, "MI300X": 163.4, "5090": 104.8,
-    "RTX-PRO-6000": 125, "RTX-6000-Ada": 91.1, "A6000": 38.7, "3090": 35.6, "T4": 8.1, "A10G": 31.2, "L4": 30.3,
-    "L40S": 91.6, "4090": 82.6, "V100": 15.7,
+GPUS = {
+    name: Gpu(
+        name, float(row["memory_gib"]) * 2**30, float(row["bf16_tflops"]) * 1e12, float(row["memory_gb_per_s"]) * 1e9,
+        float(row["link_gb_per_s"]) / 2 * 1e9, row["source"], row["has_bf16"] != "no",
+        float(row["reached_tflops"] or 0) * 1e12, float(row["sustained"] or 1),
+    )
+    for name, row in _ROWS.items()
 }  # fmt: skip
-
-#: TFLOP/s of products in 8 and in 4 bits, dense, from the same datasheets and architecture papers (fp32 accumulation).
-#: What is not here has none. In 8 bits Ada and Hopper have one scale for a tensor (Hopper also one for a block); on
-#: Blackwell 32 numbers of MXFP8 share one, and 16 of NVFP4.
-FP8_TFLOPS = {
-    "H100": 1979, "H200": 1979, "H20": 296, "H100-96GB-500W": 1979, "H100-PCIe": 1513, "H100-NVL": 1671, "B200": 4500,
-    "GB200": 5000, "B300": 4500, "GB300": 5000, "MI300X": 2614, "5090": 419, "RTX-PRO-6000": 1007,
-    "RTX-6000-Ada": 728.5, "L4": 242, "L40S": 733, "4090": 330,
-}  # fmt: skip
-FP4_TFLOPS = {
-    "B200": 9000, "GB200": 10_000, "B300": 13_500, "GB300": 15_000, "5090": 1676, "RTX-PRO-6000": 2015,
-}  # fmt: skip
+FP32_TFLOPS, FP8_TFLOPS, FP4_TFLOPS = map(_column, ("fp32_tflops", "fp8_tflops", "fp4_tflops"))
+HOST_GPUS = {name: int(count) for name, count in _column("host_gpus").items()}
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 USUAL_LINK = "ethernet-100g"
-#: GPUs that one NVLink joins, where it is more than a board of eight.
-HOST_GPUS = {"GB200": 72, "GB300": 72}
-#: Bytes/s of one direction between a GPU and its host's memory: NVLink-C2C of Grace; else 16 lanes of PCIe by
-#: generation (16, 32, 64 GB/s), 0.8 of it.
-C2C_BYTES_PER_S = 450e9
-PCIE_BYTES_PER_S = {3: 12.8e9, 4: 25.6e9, 5: 51.2e9}
-_PCIE_3 = {"T4", "V100"}
-_PCIE_4 = {"A800-80GB", "A100-80GB", "A100-40GB", "A6000", "3090", "4090", "A10G", "L4", "L40S", "RTX-6000-Ada"}
+HOST_BYTES_PER_S = 51.2e9  # to its host's memory, of a GPU that is not in the table: PCIe 5.0
 
 
 def host_bytes_per_s(gpu: Gpu) -> float:
     """Bytes/s of one direction to the host's memory."""
-    if gpu.name in HOST_GPUS:
-        return C2C_BYTES_PER_S
-    return PCIE_BYTES_PER_S[3 if gpu.name in _PCIE_3 else 4 if gpu.name in _PCIE_4 else 5]
+    return float(_ROWS[gpu.name]["host_gb_per_s"]) * 1e9 if gpu.name in _ROWS else HOST_BYTES_PER_S
 
 
 def host_gpus(gpu: Gpu, gpus: int | None = None) -> int:

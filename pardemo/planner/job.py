@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pardemo import options
-from pardemo.planner.layouts.price.engine_rules import stage_of
+from pardemo.planner.layouts.fine_tune_step import stage_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,7 +41,7 @@ class RankJob:
         zero: further keys of DeepSpeed's ``zero_optimization``.
         precision: of the parameters; ``fp32`` for ``plain`` alone, ``fp16`` takes the bytes of bf16.
         base: what frozen weights are kept in, optimizer: whose states, fused_loss: logits piece by piece, embeddings:
-            whether LoRA trains embedding and head as well, as in :class:`~pardemo.planner.layouts.model.tuning.Tuning`;
+            whether LoRA trains embedding and head as well, as in :class:`~pardemo.planner.layouts.tuning.Tuning`;
             a dry run knows bf16, AdamW, whole logits and adapters alone.
         on_gpu: attention without a mask and a fused optimizer, as on a GPU; else as on this machine's CPU.
 

@@ -1,21 +1,54 @@
-"""From dry runs to GPUs: any micro-batch from one run, offload, tensor and pipeline parallelism, the allocator.
+"""A process that makes dry runs for another one: how it begins, and that it ends with the other."""
 
-Every tensor of a step has a size that is affine in the micro-batch, and the same operations run whatever it is. So two
-dry runs give the events of any other batch: its peak, and what the allocator reserves.
-"""
-
+import logging
 import math
+import multiprocessing
+import tempfile
+import warnings
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 
 import numpy as np
 
-from pardemo.planner import worker
+from pardemo import compat, project
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Estimate
-from pardemo.planner.footprint import LINES, Footprint, timeline
+from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares, timeline
 from pardemo.planner.job import RankJob
-from pardemo.planner.shares import DATA_PARALLEL_MOST, shares
+from pardemo.termination import end_with_parent
+
+IMPORTED = ["pardemo.planner.memory", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
+
+SOCKET_NAME_BYTES = len("pymp-12345678/listener-12345678")  # of the server's socket, below the temporary folder
+
+
+def server() -> tuple[BaseContext, int]:
+    """The context that starts workers, and the id of their parent process, which imports all they need, once.
+
+    It starts with the first call. The caller's own imports take as long, so that it may ask before them.
+    """
+    context = multiprocessing.get_context("forkserver")  # no thread of this process's can be in the way
+    context.set_forkserver_preload(IMPORTED)
+    before, tempfile.tempdir = tempfile.tempdir, project.folder_for_sockets(SOCKET_NAME_BYTES)
+    try:
+        forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = before
+    return context, compat.forkserver_pid()
+
+
+def begin_worker(parent: int) -> None:
+    """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
+    compat.let_go_of_forkserver()  # as long as somebody holds its pipe the server lives, and with it this process
+    end_with_parent(parent)
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
 
 LOW, HIGH = 2, 4  # a single sample is stored like several turned round, and saves copies
 NEGLIGIBLE = 0.01  # of a peak
@@ -145,8 +178,8 @@ _WAITING = ThreadPoolExecutor(1)  # a process takes seconds to start
 
 
 def _run_apart(job: RankJob) -> Footprint:
-    context, parent = worker.server()
-    with ProcessPoolExecutor(1, context, initializer=worker.begin, initargs=(parent,)) as pool:
+    context, parent = server()
+    with ProcessPoolExecutor(1, context, initializer=begin_worker, initargs=(parent,)) as pool:
         return pool.submit(run, job).result()
 
 

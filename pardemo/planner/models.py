@@ -1,40 +1,19 @@
 """The model to plan for: a name, a folder or a config.json, read without running any code of it."""
 
 import difflib
-import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pardemo import extras
 
 with extras.needed_by(__name__):
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from pardemo.baichuan2 import Baichuan2Config
+import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts.model.built_in_sizes import SIZES, key_of
-
-
-def _sized(
-    kind: str, hidden: int, layers: int, heads: int, groups: int, middle: int, more: dict[str, Any]
-) -> PreTrainedConfig:
-    return CONFIG_MAPPING[kind](
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
-        intermediate_size=middle, **({"tie_word_embeddings": False} | more),
-    )  # fmt: skip
-
-
-#: Models that need no file.
-BUILT_IN: dict[str, Callable[[], PreTrainedConfig]] = {
-    "baichuan2-7b": Baichuan2Config.b7,
-    "baichuan2-13b": Baichuan2Config.b13,
-    "gpt2": CONFIG_MAPPING["gpt2"],  # the smallest; Transformers' defaults are its figures
-    **{name: functools.partial(_sized, *sizes) for name, sizes in SIZES.items()},
-}
+from pardemo.planner.layouts.configurations import MODELS, key_of
 
 
 def find(name: str) -> PreTrainedConfig:
@@ -48,15 +27,15 @@ def find(name: str) -> PreTrainedConfig:
         ValueError: no such model (the nearest names are offered); the configuration cannot be read, has no attention,
             or needs code that comes with the model, which is never run.
     """
+    if key := key_of(name):
+        values = dict(MODELS[key])
+        return CONFIG_MAPPING[values.pop("model_type")](**values)
     path = Path(name).expanduser()
-    built_in = key_of(name, BUILT_IN)
-    if built_in and not ("/" in name and path.exists()):
-        return BUILT_IN[built_in]()
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file():
-        near = difflib.get_close_matches(name.lower().rpartition("/")[2], BUILT_IN, 2, 0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(BUILT_IN)}"
+        near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 2, 0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(MODELS)}"
         raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
     config = _read(path).get_text_config()
     if getattr(config, "num_attention_heads", None) is None:

@@ -1,15 +1,12 @@
-"""The life of every storage of a training step: who made it, when, where in the model, and when it went.
-
-A :class:`pardemo.MemoryMeter` that keeps what it sees. From the records the peak can be taken apart afterwards: by
-kind, by module, by what a framework added; and storages that the meter could not tell while they were young (a gradient
-that DeepSpeed moved into a bucket) get their kind at the end.
-"""
+"""Whose code asks for memory: the model's, an optimizer's, an engine's, or an engine's that gathers parameters."""
 
 import bisect
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,10 +17,37 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from pardemo import compat
 from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
-from pardemo.planner import allocation_origins
 from pardemo.planner.fake import NONE
-from pardemo.planner.operation_cache import MISSING, VIEWS, OperationCache
 from pardemo.planner.work import FLOPS, traffic
+
+#: Parts of file names that tell whose code asked for memory; the innermost frame that has one of them decides.
+_ENGINES = ("/deepspeed/", "/torch/distributed/fsdp/", "/torch/distributed/tensor/", "/torch/distributed/_")
+_OPTIMIZERS = ("/torch/optim/",)
+#: DeepSpeed's stand-in for torch's linear function under stage 3: what it makes is the model's.
+_STAND_IN = "/deepspeed/runtime/zero/linear.py"
+_GATHERING = ("partition_parameters.py", "partitioned_param_coordinator.py", "_fsdp_param.py")
+_MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/graph.py", "/transformers/", "/peft/",
+          "/pardemo/baichuan2/")  # fmt: skip
+
+
+def origin() -> str:
+    """Whose code called the caller: ``model``, ``optimizer``, ``engine`` or ``gather``."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/pardemo/meters/" not in name and "/pardemo/planner/" not in name:
+            if name.endswith(_STAND_IN):
+                return "model"
+            if any(part in name for part in _ENGINES):
+                gathers = name.endswith(_GATHERING) or "all_gather" in frame.f_code.co_name
+                return "gather" if gathers else "engine"
+            if any(part in name for part in _OPTIMIZERS):
+                return "optimizer"
+            if any(part in name for part in _MODEL):
+                return "model"
+        frame = frame.f_back
+    return "model"
+
 
 _DEVICE, _META_DEVICE = torch.ops.prim.device.default, torch.device("meta")
 FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
@@ -57,7 +81,6 @@ class Recorder(MemoryMeter):
     (name, number of the first event) of each phase.
     """
 
-    mode: compat.FakeTensorMode | None = None
     answers: Callable = lambda *operation: NONE
     lives: list[Life] = field(default_factory=list)
     events: list[tuple[Life, int]] = field(default_factory=list)
@@ -65,7 +88,6 @@ class Recorder(MemoryMeter):
 
     def __post_init__(self):
         MemoryMeter.__init__(self)
-        self._operations = None if self.mode is None else OperationCache(self.mode)
         self._phase = "build"
         self._by_record: dict = {}
         self._calls: list[tuple[str, int]] = [("", 0)]  # the modules that are being called: name and number of the call
@@ -115,26 +137,9 @@ class Recorder(MemoryMeter):
         return self._recorded(func, args, **(kwargs or {})) if answer is NONE else answer
 
     def _recorded(self, func, args, **kwargs):
-        if (
-            func in VIEWS and not kwargs and self._operations is not None
-        ):  # it makes no storage, and nobody launches a kernel
-            out = self._operations.view(func, args)
-            if out is not MISSING:
-                self._note_older(args[0])
-                return out
         out = self._follow(func, args, kwargs)
         if self.flops:
             self._count_work(func, args, kwargs, out)
-        return out
-
-    def _call(self, func, args, kwargs):
-        """An operation's result, from the second time on without torch's machinery."""
-        if self._operations is None or (key := self._operations.key(func, args, kwargs)) is None:
-            return func(*args, **kwargs)
-        out = self._operations.again(key, args)
-        if out is MISSING:
-            out = func(*args, **kwargs)
-            self._operations.learn(key, func, args, kwargs, out)
         return out
 
     def _count_work(self, func, args, kwargs, out) -> None:
@@ -223,8 +228,7 @@ class Recorder(MemoryMeter):
     def _changed(self, storage, record, nbytes: int) -> None:
         life = self._by_record.get(record)
         if life is None:
-            origin = allocation_origins.origin()
-            life = Life(0, record.kind, self._phase, self._module(), origin, self._calls[-1][1], self._width,
+            life = Life(0, record.kind, self._phase, self._module(), origin(), self._calls[-1][1], self._width,
                         len(self.events))  # fmt: skip
             self._by_record[record] = life
             self.lives.append(life)

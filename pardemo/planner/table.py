@@ -1,16 +1,25 @@
-"""What a plan is: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose.
+"""A fine-tune's plan: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose.
 
-:mod:`pardemo.planner.analytic` fills it.
+Times and memory are those of :mod:`pardemo.planner.layouts`, in a second and without torch; ``pardemo plan --dry-run``
+runs the engine of the recommended row beside them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from pardemo.planner.estimate import RESERVE, Estimate
+from pardemo.planner.estimate import RESERVE, Estimate, PredictedStep
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
-from pardemo.planner.layouts.price.predicted import PredictedStep
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.job import BUCKET, Job, fine_tune
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.tuning import Tuning
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
@@ -115,6 +124,11 @@ class PlanRow:
         return self.memory.peak_bytes
 
     @property
+    def sent_bytes(self) -> float:
+        """Of a rank in a step."""
+        return self.time.sent_bytes or 0.0
+
+    @property
     def stage(self) -> int | None:
         """DeepSpeed's ZeRO stage."""
         return None if self.engine == "fsdp2" else int(self.engine[-1])
@@ -188,3 +202,261 @@ def cut(request: Request, batch: int, offload: str) -> tuple[str, int, int, int,
     """How a row's dry run is cut over GPUs: ``offload`` to ``accumulation`` of :meth:`Curve.estimate`."""
     accumulation = request.share // batch
     return offload, request.tp, request.pp, min(request.pp, accumulation), accumulation
+
+
+MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
+TOKENS = 64  # sequences are rounded to multiples of
+#: Tokens of a sample from which cutting it between GPUs is worth a word.
+LONG = 16_384
+
+
+def plan(request: Request) -> Plan:
+    """All rows.
+
+    Raises:
+        ValueError: the model is none that is known, or its LoRA goes to modules that are not.
+    """
+    shape = configurations.of(request.job.config)
+    rows = [
+        row(request, shape, engine, again, offload, batch)
+        for engine in request.engines
+        if engine == "zero-0" or request.dp > 1
+        for again in request.checkpointing
+        for offload in request.offloads
+        if offload in OFFLOADED[engine]
+        for batch in request.micro_batches
+    ]
+    return Plan(request, rows)
+
+
+def machine_of(cluster: Hardware) -> Machine:
+    """GPUs as the step model sees them."""
+    share = 1.0 if cluster.gpu.measured else Machine.link_share
+    return Machine(cluster.gpu, cluster.gpus, cluster.gpus // cluster.hosts, cluster.between, link_share=share)
+
+
+def tuning_of(job: RankJob) -> Tuning:
+    """What the job trains. Logits are made for all tokens, but where the model makes them at labels alone."""
+    labels = job.labels if getattr(job.config, "loss_head", "full") == "labels" else 1.0
+    more: dict[str, Any] = {
+        "base": job.base,
+        "optimizer": job.optimizer,
+        "labels": labels,
+        "fused_loss": job.fused_loss,
+    }
+    if job.adapter is None:
+        return Tuning(**more)
+    adapter = job.adapter
+    return Tuning(adapter.rank, tuple(adapter.target), adapter.dropout, embeddings=job.embeddings, **more)
+
+
+def row_job(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> tuple[Job, Layout]:
+    """One row's job and its layout."""
+    job = request.job.but(engine=engine, ranks=request.dp, batch=batch, checkpointing=again)
+    return tuned(job, request.cluster, max(1, request.share // batch), offload, request.tp, request.pp, shape)
+
+
+def tuned(
+    job: RankJob,
+    cluster: Hardware,
+    accumulation: int,
+    offload: str = "none",
+    tp: int = 1,
+    pp: int = 1,
+    shape: Shape | None = None,
+) -> tuple[Job, Layout]:
+    """A rank's job in steps of ``accumulation`` micro-batches, as memory and time are reckoned, and its layout.
+
+    Args:
+        offload: as DeepSpeed's: ``none``, ``optimizer`` or ``optimizer+parameters``.
+        tp, pp: tensor-parallel ranks and pipeline stages of each of the job's ranks. shape: of its model, if known.
+
+    Raises:
+        ValueError: the model is none that is known.
+    """
+    return fine_tune(
+        shape or configurations.of(job.config), machine_of(cluster), tuning_of(job), job.engine, job.ranks, job.batch,
+        job.sequence, checkpointing=job.checkpointing, accumulation=accumulation, offload=offload, tp=tp, pp=pp,
+        bucket=job.zero.get("reduce_bucket_size", BUCKET), overlaps=job.zero.get("overlap_comm"),
+    )  # fmt: skip
+
+
+def step_of(job: RankJob, cluster: Hardware, accumulation: int, offload: str = "none") -> PredictedStep:
+    """Seconds and sent bytes of a rank's step of ``accumulation`` micro-batches, on ``job.ranks`` GPUs of the cluster.
+
+    Raises:
+        ValueError: the model is none that is known, or its LoRA goes to modules that are not.
+    """
+    return step(*tuned(job, cluster, accumulation, offload))
+
+
+def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
+    """One row of the table."""
+    job, layout = row_job(request, shape, engine, again, offload, batch)
+    held, time = memory(job, layout), step(job, layout)
+    cluster, hours = request.cluster, request.steps * time.seconds / 3600
+    money = None if cluster.price is None else hours * cluster.gpus * cluster.price
+    return PlanRow(
+        engine, offload, again, batch, layout.accumulation, held, time, held.peak_bytes <= cluster.room,
+        time.tokens_per_s, hours, money,
+    )  # fmt: skip
+
+
+def longest_sequence(request: Request, best: PlanRow) -> int:
+    """Tokens of the longest sample that fits as the row is run, in steps of 64; at most the model's context."""
+    shape = configurations.of(request.job.config)
+    job, layout = row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
+    fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
+    if context < 2 * TOKENS:
+        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.cluster.room else 0
+    return TOKENS * largest(fits, context // TOKENS)
+
+
+def largest_batch(request: Request, best: PlanRow) -> int:
+    """Samples of the largest micro-batch that fits as the row is run."""
+    shape = configurations.of(request.job.config)
+    job, layout = row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    return largest(_fits(request, lambda batch: (job, layout.but(micro_batch=batch))), 4096)
+
+
+def fewest_gpus(request: Request) -> int | None:
+    """The smallest power of two of such GPUs on which the job fits, sample by sample; None if there is none.
+
+    Stage 3 with checkpointing takes the least without offload.
+    """
+    unit = request.tp * request.pp
+    for exponent in range(MOST_EXPONENT + 1):
+        if least_bytes(request, unit << exponent) <= request.cluster.room:
+            return unit << exponent
+    return None
+
+
+def least_bytes(request: Request, gpus: int) -> float:
+    """Peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
+    dp = max(1, gpus // (request.tp * request.pp))
+    engine = "zero-3" if dp > 1 else "zero-0"
+    job, layout = row_job(request, configurations.of(request.job.config), engine, True, "none", 1)
+    return memory(job, layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
+
+
+def smallest_cluster(request: Request) -> str:
+    """What to say where nothing fits: the smallest cluster that works, or what was asked for that keeps it from it."""
+    count, name = fewest_gpus(request), request.cluster.gpu.name
+    if count is None:
+        most = request.tp * request.pp << MOST_EXPONENT
+        others = [*_with_fused_loss(request, None), "use tensor parallelism (--tp), or a GPU with more memory"]
+        return f"not even {most} × {name} hold it: {'; or '.join([*others, *_cut_sequences(request)])}"
+    if count <= request.cluster.gpus:
+        return (
+            "these GPUs hold it with checkpointing and micro-batches of 1" + (", ZeRO 3" if request.dp > 1 else "")
+            + ": leave out --batch, --checkpointing and --zero"
+        )  # fmt: skip
+    told = f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
+    return "; or ".join([told, *_with_fused_loss(request, count), *_cut_sequences(request)])
+
+
+def _with_fused_loss(request: Request, count: int | None) -> list[str]:
+    """Whether fewer GPUs hold it if logits are never there in whole; ``count``: how many hold it so."""
+    if request.job.fused_loss:
+        return []
+    fewer = fewest_gpus(replace(request, job=request.job.but(fused_loss=True)))
+    if fewer is None or (count is not None and fewer >= count):
+        return []
+    return [f"--fused-loss, which makes logits piece by piece: then {fewer} × {request.cluster.gpu.name} hold it"]
+
+
+def _cut_sequences(request: Request) -> list[str]:
+    """Where sequences are long, that another procedure cuts them."""
+    return ["--search, which also cuts sequences between GPUs (CP)"] if request.job.sequence >= LONG else []
+
+
+def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
+    return lambda size: memory(*of(size)).peak_bytes <= request.cluster.room
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest of 1 to ``most`` that fits, 0 where 1 does not; what fits, fits smaller, too."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def why(plan: Plan) -> str:
+    """The recommendation in words: each clause compares it with other rows, and is left out where it is not true."""
+    best = plan.best
+    if best is None:
+        return "nothing fits"
+    room = f"{plan.request.cluster.room / 1e9:.1f} GB"
+    fastest = f"the fastest that fits {room}"
+    if best.hours != min(row.hours for row in plan.eligible):
+        fastest = f"within 1 % of {fastest}, and offloads or shards less or takes less memory"
+    return "; ".join([fastest, *_stage(plan, best), *_batch(plan, best), f"limited by {best.time.limit}"])
+
+
+def _stage(plan: Plan, best: PlanRow) -> list[str]:
+    """Lower stages do not fit, or are slower; without any, what higher ones send."""
+    stage = best.stage
+    if stage is None:
+        return []
+    lower = [row for row in plan.rows if row.stage is not None and row.stage < stage]
+    if fitting := [row for row in lower if row.fits]:
+        nearest = min(fitting, key=lambda row: row.hours)
+        if nearest.hours <= best.hours:  # as fast, but offloads
+            return []
+        return [f"below stage {stage} {_way(nearest)} is the fastest, which takes {_more(nearest, best)} longer"]
+    if lower:
+        return [f"below stage {stage} nothing fits"]
+    alike = [row for row in plan.rows if _same(row, best, "offload", "checkpointing", "batch")]
+    higher = [row.sent_bytes for row in alike if row.stage is not None and row.stage > stage]
+    if higher and min(higher) >= best.sent_bytes:
+        return ["a higher stage would save memory that is not needed and send no less"]
+    return []
+
+
+def _batch(plan: Plan, best: PlanRow) -> list[str]:
+    """The next smaller and the next larger micro-batch, all else equal."""
+    alike = [row for row in plan.rows if _same(row, best, "engine", "offload", "checkpointing")]
+    clauses = []
+    smaller = max((row for row in alike if row.batch < best.batch), key=lambda row: row.batch, default=None)
+    if smaller is not None and smaller.hours > best.hours:
+        clauses.append(f"micro-batches of {smaller.batch} take {_more(smaller, best)} longer")
+    larger = min((row for row in alike if row.batch > best.batch), key=lambda row: row.batch, default=None)
+    if larger is not None and not larger.fits:
+        clauses.append(f"micro-batches of {larger.batch} do not fit")
+    elif larger is not None and larger.hours < best.hours:
+        clauses.append(f"micro-batches of {larger.batch} are at most 1 % faster")
+    return clauses
+
+
+def _same(row: PlanRow, other: PlanRow, *names: str) -> bool:
+    return all(getattr(row, name) == getattr(other, name) for name in names)
+
+
+def _more(slower: PlanRow, row: PlanRow) -> str:
+    return f"{100 * (slower.hours / row.hours - 1):.1f} %"
+
+
+def _way(row: PlanRow) -> str:
+    offload = "" if row.offload == "none" else f" with the {row.offload.replace('+', ' and ')} offloaded"
+    return f"ZeRO {row.stage}{offload} at {row.batch} × {row.accumulation}"
+
+
+def epochs(request: Request) -> str:
+    """How often the steps go through the data."""
+    if not request.epochs:
+        return ""
+    return f": {request.epochs:g} epoch{'' if request.epochs == 1 else 's'} of {request.rows:,}"
+
+
+def beside(plan: Plan) -> str:
+    """What is not usual of LoRA: frozen weights that are not in 16 bits, embedding and head that are trained."""
+    from pardemo.planner.layouts.tuning import left_in_16_bits
+
+    job = plan.request.job
+    kept = "" if job.base == "bf16" else f", frozen weights in {job.base}"
+    if left := left_in_16_bits(tuning_of(job), configurations.of(job.config)):
+        kept += f", but {2 * left / 1e9:.1f} GB of experts in 16 bits, which bitsandbytes does not convert"
+    return kept + (", embedding and head trained" if job.embeddings else "")

@@ -13,14 +13,14 @@ with extras.needed_by(__name__):
 
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import scaling
-from pardemo.planner import analytic, hardware, models
+from pardemo.planner import hardware, models, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack
-from pardemo.planner.layouts.job.engines import engine_of
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.job import engine_of
+from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
+from pardemo.planner.layouts.step import step
 from pardemo.planner.table import Hardware
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
@@ -88,7 +88,7 @@ def a800() -> list[Check]:
         for offload, batch, samples_per_s in runs:
             job = RankJob(models.find("llama2-7b"), batch, 4096, checkpointing=checkpointing, engine=f"zero-{stage}",
                           ranks=8)  # fmt: skip
-            seconds = analytic.step_of(job, cluster, 64 // 8 // batch, offload).seconds
+            seconds = table.step_of(job, cluster, 64 // 8 // batch, offload).seconds
             label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
             rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
     return rows
@@ -123,8 +123,8 @@ def swift() -> list[Check]:
     rows, cluster = [], Hardware(hardware.gpu("A100-80GB"), 1)
     for length, (speed, gib) in SWIFT.items():
         job = RankJob(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
-        seconds = analytic.step_of(job, cluster, 16).seconds / 16
-        held = memory(*analytic.tuned(job, cluster, 16)).peak_bytes / 2**30
+        seconds = table.step_of(job, cluster, 16).seconds / 16
+        held = memory(*table.tuned(job, cluster, 16)).peak_bytes / 2**30
         source = "ms-swift's table, 1 × A100-80GB"
         label = f"Baichuan2-13B LoRA, {length} tokens"
         rows.append(_check(label, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))
@@ -170,7 +170,7 @@ def seconds_of(job: RankJob) -> float:
 
 
 #: Small jobs (architecture, engine, ranks, LoRA, checkpointing, prefetching), one of each kind; the tests have more.
-#: The peak of ``CHANCE`` is up to the order of a Python set (see :func:`pardemo.planner.examples.job`).
+#: The peak of ``CHANCE`` is up to the order of a Python set (see :func:`pardemo.planner.measured_peak.example_job`).
 MEMORY = (
     ("baichuan2", "plain", 1, True, True),
     ("llama", "zero-1", 2, False, False),
@@ -185,14 +185,14 @@ MEMORY = (
 def peaks() -> list[Check]:
     """Peaks on this machine's CPU ranks as the allocator counts them; beside the planner's what other rules say."""
     from pardemo import World
-    from pardemo.planner import examples
+    from pardemo.planner import measured_peak
 
     rows = []
     for case in MEMORY:
         name, engine, ranks, lora, checkpointing, *prefetching = case
-        job = examples.job(name, engine, ranks, lora, checkpointing, *prefetching)
+        job = measured_peak.example_job(name, engine, ranks, lora, checkpointing, *prefetching)
         with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"]) as world:
-            comparison = examples.compare(world, [job])[0]
+            comparison = measured_peak.compare(world, [job])[0]
         measured = comparison.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"
         how += ", no prefetching" * (prefetching == [False])

@@ -16,9 +16,9 @@ from bench.collectives import all_reduces
 from bench.table import PEAK_MIB, BenchRow, compare, on_ranks, process
 from pardemo import Ledger, claims, project
 from pardemo.book.run import endings, report
-from pardemo.planner.layouts.choice.procedure_check import job_of
-from pardemo.planner.layouts.choice.search import search
-from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.procedure import job_of
+from pardemo.planner.layouts.search import search
 
 RANKS, RING_BYTES, RING_ROUNDS = (2, 4, 8, 16), 1 << 20, 9
 GPUS, BATCH, TIMES, PLAN_ROUNDS = 64, 1024, 4, 5

@@ -198,7 +198,7 @@ from statistics import fmean
 import torch
 torch.set_num_threads(1)
 from pardemo.planner import checked
-from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.memory import memory
 errors = []
 for job, layout, run in (checked.compared(*case) for case in checked.cases()):
     errors.append(100 * abs(memory(job, layout).tensors / run.peak_bytes - 1))

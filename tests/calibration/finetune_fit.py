@@ -4,7 +4,7 @@ How often a model's activations go through memory where its norms and rotations 
 Qwen's runs do not tell, two of the four runs of LLaMA-7B without offload tell.
 It prints the best of a grid, which are those that the planner has, and the errors on all runs; which terms the model
 has was decided with all runs in view. These runs do not tell slow products from traffic through memory: that products
-reach 0.85 was set before, near nanotron's 0.84. UNPACKED of :mod:`pardemo.planner.layouts.price.tuned_step` is the best
+reach 0.85 was set before, near nanotron's 0.84. UNPACKED of :mod:`pardemo.planner.layouts.fine_tune_step` is the best
 of a few on the same half.
 """
 
@@ -15,15 +15,15 @@ from statistics import fmean, median
 
 from pardemo.planner import hardware
 from pardemo.planner.estimate import RESERVE
-from pardemo.planner.layouts.job.engines import FUSED_NORMS, fine_tune
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import Stack
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.tuning import FULL
-from pardemo.planner.layouts.price.step import step
-from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, Overheads, peak
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import OVERHEADS, Overheads, peak
 from pardemo.planner.layouts.published.finetune_runs import A800, QWEN, TIGHT, ReportedRun, folder, halves, read
+from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.tuning import FULL
 
 #: In GB, by halves: the runs tell no finer.
 ALLOCATOR = (0.5, 1.0, 1.5, 2.0, 2.5)
@@ -82,7 +82,7 @@ def of_time(runs: Sequence[ReportedRun]) -> Stack:
 
 def of_plain(found: Stack) -> Stack:
     """The same with as many passes through memory as LLaMA-7B's runs at stages 2 and 3 tell, each the smallest one."""
-    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(sizes.find("llama2-7b"))
+    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(configurations.find("llama2-7b"))
     rows = [(stage, next(run for run in runs if run[0] == "none")) for (stage, _), runs in A800.items()]
 
     def missed(one: Stack) -> float:

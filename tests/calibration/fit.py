@@ -1,4 +1,4 @@
-"""``python tests/calibration/fit.py``: the constants of :mod:`pardemo.planner.layouts.job.stacks` from published runs.
+"""``python tests/calibration/fit.py``: the constants of :mod:`pardemo.planner.layouts.stacks` from published runs.
 
 A handful of constants for each program, each within what its meaning allows, at which every second run's step time
 (and memory, where it is known) is missed least; the rest of the runs are not looked at. (Of few runs all are fitted,
@@ -14,13 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from pardemo.planner.layouts.job.stacks import STACKS
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import step
-from pardemo.planner.layouts.published import halves
-from pardemo.planner.layouts.published.against import ComparedRun, compare, errors
-from pardemo.planner.layouts.published.halves import Halves
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.published import against
+from pardemo.planner.layouts.published.against import ComparedRun, Halves, compare, errors
 from pardemo.planner.layouts.published.runs import PublishedRun
+from pardemo.planner.layouts.stacks import STACKS
+from pardemo.planner.layouts.step import step
 from pardemo.tables import text_table
 
 SOFT = 0.1
@@ -80,10 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     for name in [arguments.program] if arguments.program else FITTED:
         file, bounds = FITTED[name]
-        _print_fit(name, "step time", file, halves.of_time(file), bounds, _miss, lambda outcome: outcome.error)
+        _print_fit(name, "step time", file, against.halves(file), bounds, _miss, lambda outcome: outcome.error)
         if name in FITTED_MEMORY:
             file, bounds = FITTED_MEMORY[name]
-            by_memory = halves.of_memory(file)
+            by_memory = against.halves(file, "memory")
             _print_fit(name, "memory", file, by_memory, bounds, _miss_memory, lambda outcome: outcome.memory_error)
     return 0
 

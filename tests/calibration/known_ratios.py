@@ -1,15 +1,15 @@
-"""Writes ``known_ratios.json`` of :mod:`pardemo.planner.layouts.choice.intervals` anew."""
+"""Writes ``known_ratios.json`` of :mod:`pardemo.planner.layouts.intervals` anew."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable
 
 from pardemo import project
-from pardemo.planner.layouts.choice.intervals import FINE_TUNES, RATIOS, kinds
-from pardemo.planner.layouts.price.step import step
-from pardemo.planner.layouts.price.tuned_memory import peak
-from pardemo.planner.layouts.published import finetune_runs, halves
+from pardemo.planner.layouts.intervals import FINE_TUNES, RATIOS, kinds
+from pardemo.planner.layouts.memory import peak
+from pardemo.planner.layouts.published import against, finetune_runs
 from pardemo.planner.layouts.published.against import ComparedRun
+from pardemo.planner.layouts.step import step
 
 Ratios = dict[str, dict[str, list[float]]]
 
@@ -27,8 +27,8 @@ def ratios(timed: Iterable[ComparedRun], held: Iterable[ComparedRun] = ()) -> Ra
 
 def kept_back() -> tuple[list[ComparedRun], list[ComparedRun]]:
     """The runs of the published tables that no constant was fitted to: those with a time, those with their memory."""
-    files = sorted(path.name for path in halves.FOLDER.glob("*.csv"))
-    timed, held = ([one for file in files for one in half(file)[1]] for half in (halves.of_time, halves.of_memory))
+    files = sorted(path.name for path in against.FOLDER.glob("*.csv"))
+    timed, held = ([one for file in files for one in against.halves(file, what)[1]] for what in ("time", "memory"))
     return timed, held
 
 

@@ -1,16 +1,15 @@
 """Which layout? A step's time and memory for every way to cut a model over GPUs, and the search for the best one.
 
->>> from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack                     # doctest: +SKIP
->>> from pardemo.planner.layouts.price.step import step                                              # doctest: +SKIP
+>>> from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack  # doctest: +SKIP
+>>> from pardemo.planner.layouts.step import step  # doctest: +SKIP
 """
 
 from importlib import import_module
 
 _HOME = {
-    "STACKS": "job.stacks", "SearchResult": "choice.search", "Job": "job.job", "Layout": "job.layout",
-    "Machine": "job.machines", "Memory": "price.memory", "Shape": "model.shape", "Stack": "job.stacks",
-    "PredictedStep": "price.step", "stack": "job.stacks",
-    "fine_tune": "job.engines",
+    "STACKS": "stacks", "SearchResult": "search", "Job": "job", "Layout": "layout", "Machine": "machines",
+    "Memory": "memory", "Shape": "shape", "Stack": "stacks", "PredictedStep": "step", "stack": "stacks",
+    "fine_tune": "job",
 }  # fmt: skip
 __all__ = [*_HOME]
 

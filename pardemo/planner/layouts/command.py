@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.planner.layouts.job.job import Job
-    from pardemo.planner.layouts.job.layout import Layout
-    from pardemo.planner.layouts.model.shape import Shape
-    from pardemo.planner.layouts.model.tuning import Tuning
-    from pardemo.planner.layouts.price.memory import Memory
-    from pardemo.planner.layouts.price.step import PredictedStep
+    from pardemo.planner.layouts.job import Job
+    from pardemo.planner.layouts.layout import Layout
+    from pardemo.planner.layouts.memory import Memory
+    from pardemo.planner.layouts.shape import Shape
+    from pardemo.planner.layouts.step import PredictedStep
+    from pardemo.planner.layouts.tuning import Tuning
     from pardemo.planner.profile import GpuProfile
 
 PROGRAM = "megatron-core"
@@ -54,7 +54,7 @@ def action(question: str) -> Callable[[argparse.Namespace], int] | None:
 
 def _against(arguments: argparse.Namespace) -> int:
     from pardemo.planner import profile
-    from pardemo.planner.layouts.published import against, against_report
+    from pardemo.planner.layouts.published import against
 
     own = None
     if arguments.gpu:
@@ -77,15 +77,15 @@ def _against(arguments: argparse.Namespace) -> int:
         print(
             json.dumps(
                 {
-                    "runs": [against_report.row(outcome) for outcome in outcomes],
-                    "summary": against_report.summary(outcomes),
+                    "runs": [against.row(outcome) for outcome in outcomes],
+                    "summary": against.summary(outcomes),
                     "cannot be read": left_out,
                 },
                 indent=1,
             )
         )
     else:
-        print(against_report.as_text(outcomes))
+        print(against.as_text(outcomes))
         for line in left_out:
             print(f"left out: {line}")
     return 0
@@ -106,17 +106,17 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         ValueError: an option is missing or impossible.
     """
     from pardemo.planner import hardware, profile
-    from pardemo.planner.layouts.job.job import Job
-    from pardemo.planner.layouts.job.machines import machine
-    from pardemo.planner.layouts.job.stacks import stack
-    from pardemo.planner.layouts.model import sizes
-    from pardemo.planner.layouts.model.configurations import of
+    from pardemo.planner.layouts import configurations
+    from pardemo.planner.layouts.configurations import of
+    from pardemo.planner.layouts.job import Job
+    from pardemo.planner.layouts.machines import machine
+    from pardemo.planner.layouts.stacks import stack
 
     if not arguments.model:
         raise ValueError("--search and --explain need --model: a name, a folder or a config.json")
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
-    config = sizes.find(arguments.model)
+    config = configurations.find(arguments.model)
     shape = replace(of(config), name=Path(arguments.model).name)
     gpu_profile = profile.find(arguments.gpu, arguments.gpus)
     board = gpu_profile.host_gpus or hardware.host_gpus(gpu_profile.gpu, arguments.gpus)
@@ -143,7 +143,7 @@ def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") ->
     Raises:
         ValueError: the model has no such modules, or none are usual for its kind.
     """
-    from pardemo.planner.layouts.model.tuning import Tuning, adapted, usual_target
+    from pardemo.planner.layouts.tuning import Tuning, adapted, usual_target
 
     if not target and rank is None:
         return Tuning()
@@ -158,8 +158,8 @@ def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") ->
 def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
     """The machine and the batch that are planned with, and which of the options were left out (``defaults``)."""
     from pardemo.planner import hardware, profile
-    from pardemo.planner.layouts.job.machines import LINK_SHARE
-    from pardemo.planner.layouts.model import sizes
+    from pardemo.planner.layouts import configurations
+    from pardemo.planner.layouts.machines import LINK_SHARE
 
     machine = job.machine
     if arguments.link or profile.find(arguments.gpu, arguments.gpus).between is None:
@@ -172,7 +172,7 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
         link = f"measured, {Path(arguments.gpu).name}"
     return {
         "training": "lora" if job.frozen else "full", "lora": _lora(job), "precision": job.precision,
-        "not_planned": sizes.not_planned(arguments.model),
+        "not_planned": configurations.not_planned(arguments.model),
         "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
         "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": rate,
         "link_reached_bytes_per_s": reached, "samples_per_step": batch, "sequence": job.sequence,
@@ -183,7 +183,7 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
 
 def _lora(job: "Job") -> dict[str, Any] | None:
     """LoRA's rank, modules and parameters, for JSON."""
-    from pardemo.planner.layouts.model.tuning import adapter_params
+    from pardemo.planner.layouts.tuning import adapter_params
 
     tuning = job.tuning
     if not tuning.lora:
@@ -193,7 +193,7 @@ def _lora(job: "Job") -> dict[str, Any] | None:
 
 def _search(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers, launch
-    from pardemo.planner.layouts.choice.search import search, sensitivity
+    from pardemo.planner.layouts.search import search, sensitivity
 
     job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
     able = launch.able(job, arguments.model)
@@ -208,9 +208,9 @@ def _search(arguments: argparse.Namespace) -> int:
     if arguments.json:
         more = {"written": written, "snapshot": arguments.snapshot if answer.best else None, "measured": told or None}
         money = {"money_per_billion_tokens": money_per_billion(arguments, answer.best[0].step) if answer.best else None}
-        print(json.dumps(answers.as_json(answer, changed, assumptions, warning) | more | money, indent=1))
+        print(json.dumps(answers.search_json(answer, changed, assumptions, warning) | more | money, indent=1))
     else:
-        print(answers.as_text(answer, changed, assumptions, warning, whole_front=arguments.all))
+        print(answers.search_text(answer, changed, assumptions, warning, whole_front=arguments.all))
         _print_more(arguments, told, answer.best[0].step if answer.best else None)
         _print_written(arguments, written)
         if answer.best:
@@ -219,12 +219,12 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from pardemo.planner.layouts import answers, explain
-    from pardemo.planner.layouts.price.memory import memory
-    from pardemo.planner.layouts.price.step import step
+    from pardemo.planner.layouts import answers
+    from pardemo.planner.layouts.memory import memory
+    from pardemo.planner.layouts.step import step
 
     job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
-    layout = explain.parse(arguments.explain, job, arguments.per_step)
+    layout = answers.parse(arguments.explain, job, arguments.per_step)
     assumptions = assumed(arguments, job, layout.batch)
     file = snapshot_file(arguments)
     written = _write(arguments, job, layout)
@@ -233,9 +233,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.json:
         more = {"assumed": assumptions, "written": written, "snapshot": arguments.snapshot, "measured": told or None}
         money = {"money_per_billion_tokens": money_per_billion(arguments, step(job, layout))}
-        print(json.dumps(explain.as_json(job, layout) | more | money, indent=1))
+        print(json.dumps(answers.explained_json(job, layout) | more | money, indent=1))
     else:
-        print(answers.planned(job, assumptions), explain.as_text(job, layout), sep="\n")
+        print(answers.planned(job, assumptions), answers.explained_text(job, layout), sep="\n")
         _print_more(arguments, told, step(job, layout))
         _print_written(arguments, written)
         print_snapshot(arguments)
@@ -256,10 +256,10 @@ def _corrected(arguments: argparse.Namespace, job: "Job") -> tuple["Job", str]:
     """The job at the pace of the runs that --measured names, and a line that says so; as it is without them."""
     if not arguments.measured:
         return job, ""
-    from pardemo.planner.layouts.choice import pace
+    from pardemo.planner.layouts.search import correct_pace
 
     left_out: list[str] = []
-    corrected, told = pace.correct(job, _runs(Path(arguments.measured), None, left_out))
+    corrected, told = correct_pace(job, _runs(Path(arguments.measured), None, left_out))
     return corrected, "\n".join([told, *(f"left out: {line}" for line in left_out)])
 
 
@@ -305,12 +305,12 @@ def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[
     """With --write, writes the files that run the layout; returns their names, first the one that the jobs start."""
     if not arguments.write:
         return []
-    from pardemo.planner.layouts import explain, launch
-    from pardemo.planner.layouts.price.memory import memory
+    from pardemo.planner.layouts import answers, launch
+    from pardemo.planner.layouts.memory import memory
     from pardemo.planner.layouts.published.against import room
 
     if (footprint := memory(job, layout)).peak_bytes > room(job):
-        raise ValueError(f"--write: {layout}: {explain.fitting(job, footprint)}")
+        raise ValueError(f"--write: {layout}: {answers.fitting(job, footprint)}")
     return launch.write(Path(arguments.write), job, layout, arguments.model)
 
 

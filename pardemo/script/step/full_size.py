@@ -19,8 +19,8 @@ from pardemo.script.step.parallelisms import Parallelism
 from pardemo.script.step.summary import Seen, Summary
 
 if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
-    from pardemo.planner.layouts.job.layout import Layout
-    from pardemo.planner.layouts.model.shape import Shape
+    from pardemo.planner.layouts.layout import Layout
+    from pardemo.planner.layouts.shape import Shape
 
 
 #: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
@@ -56,9 +56,9 @@ def question(
             if value is not None:
                 raise ValueError(f"{option} is of the model at full size: say which, as --full-size llama3-8b")
         return None
-    from pardemo.planner.layouts.model import configurations, sizes
+    from pardemo.planner.layouts import configurations
 
-    return Question(model, configurations.of(sizes.find(model)), gpus, sequence, micro_batch)
+    return Question(model, configurations.of(configurations.find(model)), gpus, sequence, micro_batch)
 
 
 def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str, Any]:
@@ -124,10 +124,9 @@ def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fu
         ValueError: the layout cannot be run with the model or the GPUs.
     """
     from pardemo.planner import profile
-    from pardemo.planner.layouts import Job, stack
-    from pardemo.planner.layouts.job import layout
-    from pardemo.planner.layouts.job.machines import machine
-    from pardemo.planner.layouts.price.memory import memory
+    from pardemo.planner.layouts import Job, layout, stack
+    from pardemo.planner.layouts.machines import machine
+    from pardemo.planner.layouts.memory import memory
 
     trained = trained_of(fullest, measured)
     own = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]

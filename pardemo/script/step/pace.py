@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pardemo.cluster import Cluster
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
-from pardemo.planner.layouts.job.machines import ATTENTION, Machine
-from pardemo.planner.layouts.job.stacks import Stack
+from pardemo.planner.layouts.machines import ATTENTION, Machine
+from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.measurement import Pace
 from pardemo.script.step.operations import BACKWARD, Exchange, Operation

@@ -3,11 +3,11 @@
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
 from pardemo.planner import hardware
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
 
 _BF16 = 2  # bytes
-_LLAMA_8B, _LLAMA_70B = (of(sizes.find(name)) for name in ("llama3-8b", "llama3-70b"))
+_LLAMA_8B, _LLAMA_70B = (of(configurations.find(name)) for name in ("llama3-8b", "llama3-70b"))
 _CARD, _PLAIN_CARD = hardware.link("400"), hardware.link("100")  # bytes/s
 _H100 = hardware.gpu("H100")
 

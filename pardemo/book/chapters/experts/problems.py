@@ -6,8 +6,7 @@ from pardemo.book.page.problems import problem
 from pardemo.formulas import expert_parallel as formulas
 from pardemo.formulas import memory
 from pardemo.planner import hardware
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.sizes import find
+from pardemo.planner.layouts.configurations import find, of
 
 
 @problem()

@@ -14,7 +14,7 @@ from pardemo.draw.rule import added, what_each_adds
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.draw.traffic import square
 from pardemo.groups import ParallelDims
-from pardemo.planner.layouts.choice.procedure import Candidate, taken_of
+from pardemo.planner.layouts.procedure import Candidate, taken_of
 from pardemo.planner.layouts.published.megatron_2019 import PARTS
 
 #: Why a step takes longer than with linear scaling; hatches tell the two kinds of communication apart.

@@ -5,11 +5,10 @@ import math
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, pipeline, tensor_parallel
 from pardemo.planner import hardware
-from pardemo.planner.layouts.choice import procedure
-from pardemo.planner.layouts.choice.procedure_check import job_of
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.sizes import find
+from pardemo.planner.layouts import procedure
+from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.procedure import job_of
 
 
 @problem("times")

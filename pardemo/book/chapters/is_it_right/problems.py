@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pardemo.book.page.problems import problem
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.layout import Layout
 
 _FP64 = 8  # bytes
 
@@ -73,7 +73,7 @@ def _memory_of_a_proof():
     """For a proof you keep two layers of Llama 3 8B (218.1 million parameters each) and its embedding and head, with h
     = 4,096 and V = 128,256. Parameters, gradients and a copy of both lie on one rank in fp64. How much memory do they
     take?"""
-    llama = replace(of(sizes.find("llama3-8b")), layers=2)
+    llama = replace(of(configurations.find("llama3-8b")), layers=2)
     whole, small = (4 * _FP64 * replace(llama, vocabulary=v).params / 1e9 for v in (llama.vocabulary, 1024))
     return whole, f"""Two layers and two tables of {llama.vocabulary * llama.hidden / 1e6:.1f} million parameters make
         {llama.params / 1e9:.3f} billion. At four times 8 bytes they take {whole:.1f} GB. Most of that are the tables:

@@ -5,8 +5,7 @@ import math
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory, tensor_parallel
 from pardemo.planner import hardware
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.sizes import find
+from pardemo.planner.layouts.configurations import find, of
 
 
 @problem("MB")

@@ -6,8 +6,7 @@ import math
 from pardemo.book.page.problems import problem
 from pardemo.formulas import optimizers as formulas
 from pardemo.planner import hardware
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.sizes import find
+from pardemo.planner.layouts.configurations import find, of
 
 #: Llama 3 8B, as torch has its matrices: an MLP's two that widen and the one that narrows, and those of attention.
 _TALL, _WIDE = (14_336, 4096), (4096, 14_336)

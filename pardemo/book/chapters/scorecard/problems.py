@@ -4,11 +4,11 @@ from pardemo.book.chapters.scorecard import thresholds
 from pardemo.book.page.problems import problem
 from pardemo.formulas import pipeline
 from pardemo.planner import hardware
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
 
 _A800, _H100 = hardware.gpu("A800-80GB"), hardware.gpu("H100")
-_BAICHUAN = of(sizes.find("baichuan2-13b"))
+_BAICHUAN = of(configurations.find("baichuan2-13b"))
 
 
 @problem("billion")

@@ -9,15 +9,14 @@ from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.formulas import memory, pipeline
 from pardemo.planner import hardware
 from pardemo.planner.hardware import Gpu
-from pardemo.planner.layouts.choice.procedure import adds
-from pardemo.planner.layouts.choice.procedure import link as rate_of_ring
-from pardemo.planner.layouts.choice.procedure import rate as rate_of_gpu
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import stack
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.sizes import find
+from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.procedure import adds
+from pardemo.planner.layouts.procedure import link as rate_of_ring
+from pardemo.planner.layouts.procedure import rate as rate_of_gpu
+from pardemo.planner.layouts.stacks import stack
 
 _GPU_NAMES = ("H100", "B200")
 _NODE = 8  # GPUs of a node

@@ -5,11 +5,11 @@ from math import ceil
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
 from pardemo.planner import hardware
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
 
 _FP32 = 4  # bytes
-_LLAMA_1B, _LLAMA_8B = (of(sizes.find(name)) for name in ("llama3.2-1b", "llama3-8b"))
+_LLAMA_1B, _LLAMA_8B = (of(configurations.find(name)) for name in ("llama3.2-1b", "llama3-8b"))
 _H100 = hardware.gpu("H100")
 
 

@@ -9,7 +9,7 @@ from pardemo.draw import palette
 from pardemo.draw.charts import MARKS, WAYS, bar_chart, curves, key, log, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.planner.layouts.charts import LINES
-from pardemo.planner.layouts.choice.procedure_check import Compared
+from pardemo.planner.layouts.procedure import Compared
 
 
 def memory_of_layouts(

@@ -5,11 +5,11 @@ from math import log2
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, pipeline
 from pardemo.planner import hardware
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.machines import Machine
 
-_LLAMA_70B, _LLAMA_405B = (of(sizes.find(name)) for name in ("llama3-70b", "llama3.1-405b"))
+_LLAMA_70B, _LLAMA_405B = (of(configurations.find(name)) for name in ("llama3-70b", "llama3.1-405b"))
 _NODE = Machine(hardware.gpu("H100"), gpus=8)
 _TOKENS = 8192
 _GATHERS = 0.48  # of the data sheet's bandwidth, what gathers between nodes reach

@@ -4,8 +4,7 @@ import itertools
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.sizes import find
+from pardemo.planner.layouts.configurations import find, of
 
 
 @problem("GB")

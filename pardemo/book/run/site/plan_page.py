@@ -14,11 +14,10 @@ from pardemo.book.run import report
 from pardemo.book.run.site import pyodide
 from pardemo.draw import palette
 from pardemo.planner import hardware
-from pardemo.planner.layouts import command
-from pardemo.planner.layouts.job.stacks import STACKS
-from pardemo.planner.layouts.model import configurations, sizes
-from pardemo.planner.layouts.model.built_in_sizes import OTHERS, SIZES
-from pardemo.planner.layouts.price.work import PARTS
+from pardemo.planner.layouts import command, configurations
+from pardemo.planner.layouts.configurations import MODELS
+from pardemo.planner.layouts.micro_batch import PARTS
+from pardemo.planner.layouts.stacks import STACKS
 
 FILE, FOLDER = "plan.html", "plan"
 TITLE = "Plan a training job"
@@ -26,7 +25,8 @@ TEMPLATES = Path(__file__).resolve().parent
 #: Of the package, what the planner of layouts imports; all of it loads without a library.
 MODULES = (
     "__init__.py", "project.py", "extras.py", "options.py", "tables.py", "planner/__init__.py", "planner/hardware.py",
-    "planner/profile.py", "planner/estimate.py", "formulas/__init__.py", "formulas/tensor_parallel.py",
+    "planner/gpus.csv", "planner/profile.py", "planner/estimate.py", "formulas/__init__.py",
+    "formulas/tensor_parallel.py",
     "peers/__init__.py", "peers/accelerate/__init__.py", "peers/accelerate/job_settings.py",
     "planner/layouts/**/*.py", "planner/layouts/**/*.json",
 )  # fmt: skip
@@ -73,7 +73,7 @@ def pack(path: Path) -> None:
 
 def _models() -> dict[str, str]:
     """Built-in models with how many parameters they have."""
-    return {name: f"{configurations.of(sizes.find(name)).params / 1e9:.3g}B" for name in (*SIZES, *OTHERS)}
+    return {name: f"{configurations.of(configurations.find(name)).params / 1e9:.3g}B" for name in MODELS}
 
 
 #: A pattern of the book's charts, as a background's layers over a colour.

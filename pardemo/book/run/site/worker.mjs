@@ -13,7 +13,7 @@ async function start() {
   ]);
   python.unpackArchive(archive, "zip", { extractDir: "/planner" });
   python.runPython("import sys; sys.path.insert(0, '/planner')");
-  return python.pyimport("pardemo.planner.layouts.asked").for_a_page();
+  return python.pyimport("pardemo.planner.layouts.url_query").for_a_page();
 }
 
 const started = start();

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pardemo import project
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout, check
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, torchtitan, zero
+from pardemo.planner.layouts.layout import Layout, check
 
 PROGRAMS = (megatron, torchtitan, nanotron, zero)
 #: Which of them runs what was planned with a stack's constants; Megatron-LM where it is none of these.
@@ -46,9 +46,12 @@ def _differs(path: Path, text: str) -> bool:
 
 def able(job: Job, model_name: str) -> Callable[[Layout], bool]:
     """Whether the program that the job is planned for can run a layout, by the rules of its own files."""
-    from pardemo.planner.layouts.model import sizes
+    from pardemo.planner.layouts import configurations
 
-    program, model = _RUNS.get(job.stack.name, megatron), facts.of(sizes.find(model_name), job.shape, model_name)
+    program, model = (
+        _RUNS.get(job.stack.name, megatron),
+        facts.of(configurations.find(model_name), job.shape, model_name),
+    )
     return lambda layout: program.why_not(job, layout, model) is None
 
 
@@ -63,7 +66,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     Raises:
         ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.
     """
-    from pardemo.planner.layouts.model import sizes
+    from pardemo.planner.layouts import configurations
 
     machine = job.machine
     check(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
@@ -73,7 +76,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         )
     path = Path(model_name)
     name = path.absolute().parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-    model = facts.of(sizes.find(model_name), job.shape, name)
+    model = facts.of(configurations.find(model_name), job.shape, name)
     why = reasons(job, layout, model)
     able = [program for program in PROGRAMS if why[program.FILE] is None]
     if not able:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.shape import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -10,10 +10,10 @@ are fields of ``TransformerConfig`` (``argument_utils.py`` beside it at 00357955
 import shlex
 from itertools import groupby
 
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch.facts import Model
-from pardemo.planner.layouts.price.step import pieces
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.step import pieces
 
 FILE = "megatron.sh"
 ENVIRONMENT = {"MEGATRON": "Megatron-LM"}
@@ -98,7 +98,7 @@ def _pipeline(job: Job, layout: Layout) -> Flags:
 def uneven(job: Job, layout: Layout) -> str:
     """Pieces in the order of the layers: E embedding, t a layer, m one that predicts further tokens, L the loss.
 
-    As many in each as :func:`~pardemo.planner.layouts.price.step.pieces` counts. Form: ``PipelineParallelLayerLayout``
+    As many in each as :func:`~pardemo.planner.layouts.step.pieces` counts. Form: ``PipelineParallelLayerLayout``
     of megatron-core.
     """
     shape = job.shape

@@ -9,11 +9,11 @@ refuses a key that it does not know.
 from dataclasses import replace
 from typing import Any
 
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.stacks import NANOTRON
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch.facts import Model
-from pardemo.planner.layouts.price.step import idle_stages
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.stacks import NANOTRON
+from pardemo.planner.layouts.step import idle_stages
 
 FILE = "nanotron.yaml"
 ENVIRONMENT = {"NANOTRON": "nanotron"}

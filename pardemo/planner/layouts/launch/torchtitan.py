@@ -3,15 +3,14 @@
 Names are those of ``torchtitan/config/job_config.py`` in pytorch/torchtitan at commit 6404b932421f5ce382e7dac5ad381b2c1
 7b1373c, and of ``models/deepseek_v3/train_configs/deepseek_v3_671b.toml`` at 0a8d2b0a6b4ebadee4f99e7cbc924714adf4a0d1
 (``hf_assets_path``, ``[compile]``, ``expert_tensor_parallel_degree``). Its releases until 0.2.2 read such a file; its
-main branch since February 2026 (pull request 2386) is configured in Python: :mod:`.torchtitan_python`.
+main branch since February 2026 (pull request 2386) is configured in Python.
 """
 
 import json
 
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.launch import torchtitan_python
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.layout import Layout
 
 FILE = "torchtitan.toml"
 ENVIRONMENT = {"TORCHTITAN": "torchtitan"}
@@ -153,9 +152,9 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
             f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.groups} key-value heads, "
             f"MLP {shape.middle}, {shape.vocabulary} words)"
         )
-    later, sections = torchtitan_python, config(job, layout, model)
-    why = later.why_not(job, layout)
-    after = f"{later.FILE} is for its main branch" if why is None else f"{later.FILE} is not there: {why}"
+    sections = config(job, layout, model)
+    why = python_why_not(job, layout)
+    after = f"{PYTHON_FILE} is for its main branch" if why is None else f"{PYTHON_FILE} is not there: {why}"
     toml = [lines[0], f"# for torchtitan 0.2, up to 0.2.2; {after}", *lines[1:]]
     for section, values in sections.items():
         toml += [
@@ -165,11 +164,9 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         ]
     files = {FILE: "\n".join(toml) + "\n"}
     if why is None:
-        version = (
-            f"# for torchtitan's main branch at {later.COMMIT} ({later.DATE}); its releases up to 0.2.2 read {FILE}"
-        )
+        version = f"# for torchtitan's main branch at {COMMIT} ({DATE}); its releases up to 0.2.2 read {FILE}"
         named = flavor(model) or model.name
-        files[later.FILE] = later.text(
+        files[PYTHON_FILE] = python_text(
             job, layout, name_of(model), named, sections["parallelism"], [lines[0], version, *lines[1:]]
         )
     return files
@@ -182,9 +179,96 @@ def command(job: Job, torchrun: str) -> str:
     """
     each = min(job.machine.host_gpus, job.machine.gpus)
     start = f"torchrun --nproc_per_node {each} {torchrun} -m torchtitan.train"
-    module = torchtitan_python.FILE.removesuffix(".py")
+    module = PYTHON_FILE.removesuffix(".py")
     toml = f'set -- --job.config_file "$here/{FILE}"'
-    python = f"set -- --module {module} --config {torchtitan_python.FUNCTION}; " \
+    python = f"set -- --module {module} --config {FUNCTION}; " \
              'export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"'  # fmt: skip
     choice = f"if [ -e torchtitan/config/configs.py ]; then {python}; else {toml}; fi"
     return f'here="$PWD"; cd "${{TORCHTITAN:-.}}" && {choice} && {start} "$@"'
+
+
+PYTHON_FILE, FUNCTION = "torchtitan_config.py", "planned"
+COMMIT, DATE = "b5bcd76c6", "2026-08-21"
+_RECOMPUTES = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
+
+
+def python_why_not(job: Job, layout: Layout) -> str | None:
+    """Why the main branch cannot run a layout that 0.2.2 runs; None where it can.
+
+    Expert-parallel ranks have whole experts there, and without expert parallelism tensor parallelism cuts them.
+    """
+    experts = job.shape.experts is not None
+    if experts and layout.tp > 1 and layout.etp != (1 if layout.ep > 1 else layout.tp):
+        return f"torchtitan's main branch cuts no experts by ETP {layout.etp} beside EP {layout.ep} and TP {layout.tp}"
+    if layout.micro_batch * job.sequence % (layout.tp * (2 * layout.cp if layout.cp > 1 else 1)):
+        return f"{layout.micro_batch} × {job.sequence} tokens do not divide by TP {layout.tp} and CP {layout.cp}"
+    return None
+
+
+def python_text(
+    job: Job, layout: Layout, name: str, flavor: str, degrees: dict[str, int | str], comments: list[str]
+) -> str:
+    """The file.
+
+    Args:
+        name, flavor: torchtitan's, of the model. degrees: the toml's section of parallelism. comments: its first lines.
+    """
+    stages = layout.pp > 1
+    # a pipeline's micro-batches have a number now; experts' tensor parallelism follows from the rest
+    kept = {key: value for key, value in degrees.items()
+            if key not in ("pipeline_parallel_microbatch_size", "expert_tensor_parallel_degree")}  # fmt: skip
+    kept |= {"num_pp_microbatches": layout.accumulation} if stages else {}
+    kept |= {"context_parallel_load_balancer": "ptrr"} if layout.cp > 1 else {}  # flex attention's
+    parallelism = "".join(f"            {key}={_quoted(value)},\n" for key, value in kept.items())
+    compiled = job.stack.name.endswith("-compiled")
+    converted, imported = "", ""
+    if job.rate > 1:
+        imported = "from torchtitan.components.quantization import Float8LinearConverter\n"
+        converted = f', converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"], ' \
+                    f"model_compile_enabled={compiled})]"  # fmt: skip
+    chosen = _RECOMPUTES[layout.recompute]
+    if chosen != "None":
+        chosen_class = chosen.partition(".")[0]
+        imported += f"from torchtitan.distributed.activation_checkpoint import {chosen_class}\n"
+    head = "\n".join(comments)
+    return f'''{head}
+from torchtitan.components.data import ConcatThenSplitPackingConfig, GrainDataLoader
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+{imported}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.hf_datasets.text_datasets import DATASETS
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.{name} import model_registry
+from torchtitan.trainer import Trainer
+
+
+def {FUNCTION}() -> Trainer.Config:
+    model_spec = model_registry("{flavor}"{converted})
+    return Trainer.Config(
+        model_spec=model_spec,
+        hf_assets_path="./tests/assets/tokenizer",
+        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),
+        optimizer=default_adamw(lr=1.5e-4),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=10),
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank={layout.micro_batch} * {job.sequence},
+            num_tokens_per_train_step={layout.batch} * {job.sequence},
+            max_context_length={job.sequence},
+            steps=100,
+            disable_cuda_graphs=True,  # as it is planned
+        ),
+        dataloader=GrainDataLoader.Config(
+            dataset=ConcatThenSplitPackingConfig(dataset=DATASETS["c4_test"]), shuffle=False
+        ),
+        metrics=MetricsProcessor.Config(log_freq=1),
+        parallelism=ParallelismConfig(
+{parallelism}        ),
+        activation_checkpoint={chosen},
+        compile=CompileConfig(enable={compiled}),
+    )
+'''
+
+
+def _quoted(value: int | str) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

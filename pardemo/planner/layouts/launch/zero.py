@@ -8,9 +8,9 @@ import json
 from typing import Any
 
 from pardemo.peers.accelerate import job_settings
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import SHARDING, Layout
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.layout import SHARDING, Layout
 
 FILE, SETTINGS = "accelerate.yaml", "deepspeed.json"
 ENVIRONMENT = {"SCRIPT": "train.py"}

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from pardemo import project
 from pardemo.planner import hardware
-from pardemo.planner.layouts.job.engines import FUSED_NORMS, fine_tune
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.model.tuning import Tuning
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.job import FUSED_NORMS, Job, fine_tune
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.tuning import Tuning
 
 QWEN = "github.com/QwenLM/Qwen/blob/03cd81f/README.md"
 A100 = Machine(hardware.gpu("A100-80GB"), 8)  # of which Qwen's times are; of other runs the bytes are told alone
@@ -92,7 +91,7 @@ def _run(cells: dict[str, str]) -> ReportedRun:
 
 def _shape(cells: dict[str, str]) -> Shape:
     if not cells["layers"]:
-        return replace(of(sizes.find(cells["model"])), name=cells["model"])
+        return replace(of(configurations.find(cells["model"])), name=cells["model"])
     layers, hidden, heads, groups, middle, words, head = (
         int(cells[name] or 0) for name in ("layers", "hidden", "heads", "groups", "middle", "vocabulary", "head")
     )

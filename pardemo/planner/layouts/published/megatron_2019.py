@@ -1,7 +1,7 @@
 """Megatron's weak scaling of 2019, planned: Shoeybi et al. (arXiv 1909.08053), 5.1, Figure 5.
 
 Its numbers stand in :mod:`pardemo.formulas.scaling`. The jobs are planned as any other: a machine by its data sheet, a
-program's constants, ``step``. The program is that of 2022 (:data:`~pardemo.planner.layouts.job.stacks.MEGATRON_2022`),
+program's constants, ``step``. The program is that of 2022 (:data:`~pardemo.planner.layouts.stacks.MEGATRON_2022`),
 with gradients in fp16 and with one constant set by the paper: the rate of products, so that the one-GPU step runs at
 the paper's 39 TFLOP/s.
 """
@@ -11,13 +11,13 @@ import functools
 from pardemo.formulas import scaling
 from pardemo.formulas.scaling import ScaledModel
 from pardemo.planner import hardware
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import MEGATRON_2022, Stack
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price.predicted import PredictedStep
-from pardemo.planner.layouts.price.step import step
+from pardemo.planner.estimate import PredictedStep
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import MEGATRON_2022, Stack
+from pardemo.planner.layouts.step import step
 
 HOST_GPUS = 16  # 512 GPUs in 32 hosts: section 5
 ADAPTERS = 8  # of 100 Gbit/s in a host: "8 InfiniBand adapters per server", section 5

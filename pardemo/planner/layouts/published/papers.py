@@ -13,14 +13,14 @@ program gathers keys and values (3.3.2) and has no queue of Megatron-FSDP's.
 from dataclasses import dataclass
 
 from pardemo.planner import hardware
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import MEGATRON, MEGATRON_2022, Stack
-from pardemo.planner.layouts.model import sizes
-from pardemo.planner.layouts.model.configurations import of
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import MEGATRON, MEGATRON_2022, Stack
+from pardemo.planner.layouts.step import step
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, stack = of(sizes.find("llama3.1-405b")), META
+    shape, stack = of(configurations.find("llama3.1-405b")), META
     trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(

@@ -1,18 +1,86 @@
-"""Runs whose outcome is known, one in each row of a CSV file: a published table's, or your own."""
+"""Reads the cells of a CSV row as words and numbers; the error for a wrong cell is one line."""
 
-from collections.abc import Callable, Iterable, Mapping
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from pardemo.planner import hardware, profile
-from pardemo.planner.layouts.job import machines
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout, check, recomputation
-from pardemo.planner.layouts.job.stacks import stack
-from pardemo.planner.layouts.model import configurations
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.published.cells import TRUTH, Cells, rows
+from pardemo.planner.layouts import machines
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout, check, recomputation
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.profile import GpuProfile
+
+Value = TypeVar("Value")
+TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+class Cells:
+    """The cells of a row.
+
+    Each method raises ValueError for a wrong cell: one line that names the column and what would be right.
+    """
+
+    def __init__(self, row: Mapping[str, str | None], left_out: Mapping[str, str] | None = None):
+        """``left_out``: by column, what an empty or missing cell stands for; "" by default."""
+        self._row, self._left_out = row, left_out or {}
+
+    def has(self, name: str) -> bool:
+        """Whether the row itself has a value in that column."""
+        return bool((self._row.get(name) or "").strip())
+
+    def text(self, name: str) -> str:
+        return (self._row.get(name) or "").strip() or self._left_out.get(name, "")
+
+    def whole(self, name: str, least: int = 1) -> int:
+        try:
+            value = int(self.text(name))
+        except ValueError:
+            value = None
+        if value is None or value < least:
+            raise ValueError(f"{self._problem(name)}; right would be a whole number of at least {least}")
+        return value
+
+    def number(self, name: str, least: float | None = None) -> float:
+        """A number above 0, or of at least ``least``."""
+        try:
+            value = float(self.text(name))
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or (value <= 0 if least is None else value < least):
+            right = "above 0" if least is None else f"of at least {least:g}"
+            raise ValueError(f"{self._problem(name)}; right would be a number {right}")
+        return value
+
+    def one_of(self, name: str, meanings: Mapping[str, Value]) -> Value:
+        """The meaning of the cell's word; capitals do not matter."""
+        words = {word.lower(): value for word, value in meanings.items()}
+        if (word := self.text(name).lower()) not in words:
+            raise ValueError(f"{self._problem(name)}; right would be {', '.join(meanings)}")
+        return words[word]
+
+    def _problem(self, name: str) -> str:
+        return f"{name} is {self.text(name)!r}" if self.text(name) else f"{name} is empty"
+
+
+def rows(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+    """A file's columns; and its rows, each with the number of its line.
+
+    Raises:
+        ValueError: the file is not UTF-8 text.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name} is no UTF-8 text; a CSV with a run in each row is asked for") from None
+    header = list(reader.fieldnames or [])
+    return header, ((reader.line_num, row) for row in reader)
+
 
 #: Columns that every row needs, with what they say.
 NEEDED = {
@@ -158,9 +226,9 @@ def _gpu(name: str, gpus: int, own: GpuProfile | None, folder: Path) -> GpuProfi
 
 def _shape(value: Cells) -> Shape:
     if value.has("model") and not value.has("layers"):
-        from pardemo.planner.layouts.model import sizes
+        from pardemo.planner.layouts import configurations
 
-        return configurations.of(sizes.find(value.text("model")))
+        return configurations.of(configurations.find(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
         if not value.has(name):
             raise ValueError(f"neither a model nor its {name}")

@@ -1,11 +1,156 @@
-"""The shape of a model from its Hugging Face configuration."""
+"""A model's configuration, built in or read from a file without Transformers, and the shape that it means."""
 
+import json
+import re
+from pathlib import Path
+from types import NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pardemo.planner.layouts.model.shape import COLUMNS, ROWS, Experts, Mamba, Product, Shape
+from pardemo.planner.layouts.shape import COLUMNS, ROWS, Experts, Mamba, Product, Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+#: Built-in models: what counts of the config.json that their makers publish on Hugging Face (mistral-7b: v0.3).
+MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+#: What Transformers fills in where a configuration does not say it.
+USUAL = {"hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6}
+#: Who publishes the built-in models on Hugging Face, and what their names begin with. Others' models of the same name
+#: may have other sizes.
+_MAKERS = {
+    "baichuan-inc": ("baichuan2",),
+    "deepseek-ai": ("deepseek-v3",),
+    "google": ("gemma-3",),
+    "meta-llama": ("llama",),
+    "microsoft": ("phi-4",),
+    "mistralai": ("mistral", "mixtral"),
+    "moonshotai": ("kimi-k2",),
+    "openai": ("gpt-oss",),
+    "openai-community": ("gpt2",),
+    "qwen": ("qwen",),
+    "zai-org": ("glm-4.5",),
+}
+#: What a name on the hub may end with and have the same sizes. (Mistral's v0.1 and v0.2 have a smaller vocabulary.)
+_SAME_SIZES = re.compile(
+    r"(-hf|-base|-chat|-chat-hf|-instruct|-v0\.3|-instruct-v0\.3|-it|-pt|(-instruct)?-v0\.1|-0324|-17b-\d+e(-instruct)?)$"
+)
+
+
+def key_of(name: str) -> str | None:
+    """The built-in model of that name, its own or the hub's: ``meta-llama/Llama-3.1-8B-Instruct`` is llama3.1-8b.
+
+    None where there is none, and where a folder has the name.
+    """
+    maker, _, model = name.lower().rpartition("/")
+    if not maker:
+        return model if model in MODELS else None
+    if Path(name).expanduser().exists():
+        return None
+    own = model.removeprefix("meta-")
+    if maker not in _MAKERS or not own.startswith(_MAKERS[maker]):
+        return None
+    if own.startswith("mistral-7b") and not own.endswith("-v0.3"):
+        return None
+    plain = _SAME_SIZES.sub("", own).replace("-", "")
+    return next((key for key in MODELS if key.replace("-", "") == plain), None)
+
+
+#: What a configuration may say that is not planned, and how it is told.
+_NOT_PLANNED = {
+    "vision_config": "what sees (vision_config)",
+    "audio_config": "what hears (audio_config)",
+    "quantization_config": "weights in few bits (quantization_config): they are reckoned as bf16",
+}
+
+
+#: What a configuration has to say of a model's size, by any of its names.
+_SIZES = (
+    ("hidden_size", "n_embd", "d_model", "dim"), ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    ("num_attention_heads", "n_head", "n_heads"), ("vocab_size",),
+)  # fmt: skip
+
+
+def not_planned(name: str) -> list[str]:
+    """What the configuration of a folder or file says that a plan leaves out, one clause each."""
+    path = Path(name).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        return []
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(values, dict):
+        return []
+    told = [told for key, told in _NOT_PLANNED.items() if values.get(key)]
+    names = values.keys() | {key for value in values.values() if isinstance(value, dict) for key in value}
+    if missing := [some[0] for some in _SIZES if not names & set(some)]:
+        kind = values.get("model_type", "the model type")
+        told.append(f"its own {', '.join(missing)}, which it does not say: the defaults of Transformers for {kind} are")
+    return told
+
+
+def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
+    """The configuration that :func:`pardemo.planner.models.find` returns; of a built-in model its sizes alone.
+
+    Raises:
+        ValueError: as :func:`pardemo.planner.models.find`.
+        MissingExtra: a file is to be read, and Transformers is not installed.
+    """
+    if key := key_of(name):
+        return SimpleNamespace(**MODELS[key])
+    if (plain := _plain(name)) is not None:
+        return plain
+    from pardemo.planner import models
+
+    return models.find(name)
+
+
+#: Kinds of models whose ``config.json`` says by itself what Transformers would fill in, which takes seconds to load;
+#: tests hold the two together.
+SAYS_ALL = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3"}
+_ASKED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_OPTIONAL = (
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "num_local_experts", "num_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step",
+)  # fmt: skip
+
+
+def _plain(name: str) -> SimpleNamespace | None:
+    """What a folder or file says itself, where that is all there is to know; None where Transformers has to read it."""
+    path = Path(name).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return plain(values)
+
+
+def plain(values: Any) -> SimpleNamespace | None:
+    """The configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
+    if unsaid(values):
+        return None
+    return SimpleNamespace(**USUAL | {"tie_word_embeddings": False} | values)
+
+
+def unsaid(values: Any) -> str:
+    """Why the values of a ``config.json`` do not say all sizes themselves; "" where they do."""
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in SAYS_ALL:
+        has = "it has no model_type" if kind is None else f"its model_type is {kind!r:.40}"
+        return f"{has}, and configurations of {', '.join(sorted(SAYS_ALL))} alone say all their sizes"
+    for key in _ASKED:
+        if type(values.get(key)) is not int or values[key] < 1:  # True is no size
+            return f"{key} must be a whole number of at least 1, not {values.get(key)!r:.40}"
+    for key in _OPTIONAL:
+        if type(values.get(key, 1)) not in (int, NoneType):
+            return f"{key} must be a whole number, not {values[key]!r:.40}"
+    # of some of the layers, which one derives; Qwen names a window that it does not use
+    if values.get("sliding_window") and kind != "mistral" and values.get("use_sliding_window") is not False:
+        return "which of its layers have the sliding window is not said"
+    return ""
 
 
 def of(config: "PreTrainedConfig") -> Shape:

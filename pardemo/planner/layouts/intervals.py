@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
 
 RATIOS = Path(__file__).with_name("known_ratios.json")
 COVERAGE = 0.8

@@ -3,16 +3,14 @@
 import math
 
 from pardemo.planner import hardware
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price.predicted import PredictedStep
-from pardemo.planner.layouts.price.tuned_step import tuned_step
-from pardemo.planner.layouts.price.work import Parts, head, layer
-from pardemo.planner.layouts.share.adapters import trained_layer, trained_params
-from pardemo.planner.layouts.share.kept import kept_bytes
-from pardemo.planner.layouts.share.rank_parameters import Owned, owned_layer
+from pardemo.planner.estimate import PredictedStep
+from pardemo.planner.layouts.fine_tune_step import tuned_step
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.micro_batch import Parts, head, layer
+from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_trained_params, trained_layer
+from pardemo.planner.layouts.shape import Shape
 
 
 def stages(job: Job, layout: Layout) -> list[int]:
@@ -154,7 +152,7 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
     """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
     machine, stack = job.machine, job.stack
     owned = max(
-        (trained_params(job, layout, split, place) for place in range(layout.pp)),
+        (owned_trained_params(job, layout, split, place) for place in range(layout.pp)),
         key=lambda rank_params: rank_params.whole,
     )
     n = layout.replicas

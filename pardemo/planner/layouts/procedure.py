@@ -20,19 +20,26 @@ F: operations/s of the matrix multiplications, half of the data sheet's. B: byte
 the ranks passes, which between nodes is half of what a node's network cards carry together. T: tokens of a micro-batch,
 divided by t. m: micro-batches. v: chunks. h: hidden size.
 
-The rule is right about the kind of layout. It leaves single per cents to :mod:`pardemo.planner.layouts.choice.search`,
+The rule is right about the kind of layout. It leaves single per cents to :mod:`pardemo.planner.layouts.search`,
 which times every layout and has constants for launches, latencies and memory.
 """
 
+import csv
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.price.memory import memory
-from pardemo.planner.layouts.price.step import idle_stages
+from pardemo.planner import hardware
+from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published.against import room
+from pardemo.planner.layouts.search import PlannedLayout, search
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.step import idle_stages, step
 
 RATE = 0.5  # of the data sheet's operations: the best whole trainings reach 0.43, with all their waiting
 ACROSS = 0.5  # of the data sheet's rate between nodes: what gathers over many nodes reach (*Which layout?*)
@@ -218,3 +225,61 @@ def _settings(candidate: Candidate) -> tuple[int, int, int, float]:
     layout = candidate.layout
     traffic = ("none", "zero1", "zero2", "hsdp", "zero3").index("hsdp" if layout.shard_group else layout.sharding)
     return (layout.tp > 1) + (layout.pp > 1), layout.chunks, traffic, candidate.added
+
+
+TABLE = Path(__file__).with_name("thirty_jobs.csv")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A job with the rule's layout and the search's best one; None where nothing fits.
+
+    Args:
+        name: model, GPUs and network. seconds: a step's time with the rule's layout, by the planner.
+    """
+
+    name: str
+    job: Job
+    batch: int
+    chosen: Candidate | None
+    seconds: float
+    best: PlannedLayout | None
+
+    @property
+    def ratio(self) -> float:
+        """The time of a step with the rule's layout over that with the search's best."""
+        return self.seconds / self.best.seconds if self.best is not None else float("nan")
+
+
+def job_of(
+    model: str, gpu: str, gpus: int, network: float, sequence: int = 4096, program: str = "megatron-core"
+) -> Job:
+    """A job on nodes of up to eight GPUs. ``network``: GB/s of a node's network cards together.
+
+    Raises:
+        ValueError: a model, GPU or program that is not known.
+    """
+    machine = Machine(hardware.gpu(gpu), gpus, min(8, gpus), network * 1e9)
+    return Job(of(find(model)), machine, stack(program), sequence)
+
+
+def jobs(program: str = "megatron-core") -> Iterator[tuple[str, Job, int]]:
+    """The thirty jobs: name (model, GPUs, thousands of tokens a sample, network), job, samples of a step."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            gpus, network = int(row["gpus"]), float(row["between_gb_per_s"])
+            sequence = int(row["sequence"])
+            name = f"{row['model']}, {gpus:,} {row['gpu']}, {sequence // 1024}k"
+            name += f", {network:g} GB/s" if gpus > 8 else ""
+            yield name, job_of(row["model"], row["gpu"], gpus, network, sequence, program), int(row["batch"])
+
+
+def compare(program: str = "megatron-core") -> list[Compared]:
+    """The rule and the search on each of the thirty jobs."""
+    rows = []
+    for name, job, batch in jobs(program):
+        chosen = choose(job, batch)
+        best = next(iter(search(job, batch, 1).best), None)
+        seconds = step(job, chosen.layout).seconds if chosen is not None else float("nan")
+        rows.append(Compared(name, job, batch, chosen, seconds, best))
+    return rows

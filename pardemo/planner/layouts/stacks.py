@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.planner.layouts.job.layout import Layout
+    from pardemo.planner.layouts.layout import Layout
 
 
 @dataclass(frozen=True)

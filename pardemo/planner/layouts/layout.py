@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo import options
-from pardemo.planner.layouts.model.recomputed import MODULES, missing
-from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.shape import MODULES, Shape, missing
 
 SHARDING = ("none", "zero1", "zero2", "zero3")
 RECOMPUTE = ("none", "selective", "full")

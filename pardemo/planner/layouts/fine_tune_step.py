@@ -1,19 +1,78 @@
-"""A fine-tune's step in seconds: layers as of any program, and what DeepSpeed and FSDP2 really do.
-
-DeepSpeed's stages 1 and 2 send more than the paper's 2Ψ, and stage 3 less than 3Ψ where it keeps what it needs again:
-the bytes here are those of its source, and the tests hold them against dry runs of the engines.
-"""
+"""What training engines do with what they send and offload: DeepSpeed 0.19.8's stages, FSDP2, DDP."""
 
 from pardemo.formulas.tensor_parallel import block, phi
-from pardemo.planner.layouts.job.engines import engine_of
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.model.tuning import BASES, adapted_parts, trained_params
-from pardemo.planner.layouts.price import engine_rules
-from pardemo.planner.layouts.price.engine_rules import stage_of
-from pardemo.planner.layouts.price.predicted import PredictedStep
-from pardemo.planner.layouts.price.tuned_memory import LIVE
-from pardemo.planner.layouts.price.work import Parts, head, layer
+from pardemo.planner.estimate import PredictedStep
+from pardemo.planner.layouts.job import Job, engine_of
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.micro_batch import Parts, head, layer
+from pardemo.planner.layouts.tuning import BASES, adapted_parts, trained_params
+
+HIDDEN = 0.8  # of the computation beside which something is sent, where an engine does so at all
+#: DeepSpeed's ``stage3_max_reuse_distance``, elements: what is needed again sooner stays gathered.
+LIVE = 1_000_000_000
+BACKWARD = 2 / 3  # of a micro-batch's time
+#: A host's, of all its GPUs together, as DeepSpeed offloads: parameter by parameter, one thing after the other. PCIe
+#: and memory could do several times as much. From LLaMA-7B on 8 A800s (2.3 and 2.2 times the step without offload) and
+#: Falcon-7B on 8 A100s (DeepSpeed issue 3901).
+HOST_COPY_BYTES_PER_S = 16e9
+HOST_ADAM_PARAMS_PER_S = 1.3e9
+
+
+def stage_of(engine: str) -> int | None:
+    """DeepSpeed's ZeRO stage of ``zero-2``; None for other engines."""
+    return int(engine[-1]) if engine.startswith("zero-") else None
+
+
+def reductions(engine: str, accumulation: int) -> int:
+    """How often a step of so many micro-batches reduces gradients: stages 0 and 1, and DDP, wait for the last one."""
+    return 1 if stage_of(engine) in (0, 1) or engine == "plain" else accumulation
+
+
+def overlaps(engine: str, setting: bool | None = None) -> bool:
+    """Whether the engine sends while it computes: FSDP2 does, DeepSpeed where ``overlap_comm`` (``setting``) says so.
+
+    Left out it is DeepSpeed's default: stage 3 alone. Stage 0 reduces after the backward pass whatever it says. The
+    plain engine sends nothing here.
+    """
+    stage = stage_of(engine)
+    if stage is None:
+        return engine == "fsdp2"
+    return stage > 0 and (stage == 3 if setting is None else bool(setting))
+
+
+def exposed(engine: str, exchange: float, busy: float, setting: bool | None = None) -> float:
+    """Of the seconds that a micro-batch's exchange takes, those that its ``busy`` seconds of computation do not cover.
+
+    ``setting``: DeepSpeed's ``overlap_comm``.
+    """
+    if not overlaps(engine, setting):
+        return exchange
+    beside = busy * (BACKWARD if stage_of(engine) in (1, 2) else 1)  # stages 1 and 2 send gradients alone
+    return max(exchange - HIDDEN * beside, (1 - HIDDEN) * exchange)
+
+
+def offload_seconds(
+    offload: str, updated: float, params: float, rounds: int, accumulation: int, checkpointing: bool
+) -> float:
+    """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
+
+    Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
+    2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
+    parameters come with each pass of a micro-batch: forward, recomputation where there is one, backward.
+
+    Args:
+        offload: ``none``, ``optimizer`` or ``optimizer+parameters``. updated, params: parameters of one host's GPUs
+            that are updated, and all. rounds: as :func:`reductions`.
+
+    Source: ``async_accumulate_grad_in_cpu_via_gpu`` and ``partition_grads`` of DeepSpeed 0.19.8.
+    """
+    if offload == "none":
+        return 0.0
+    copied = updated * (4 * (rounds - 1) + 4 + 2)
+    if offload == "optimizer+parameters":
+        copied += (2 + checkpointing) * accumulation * 2 * params
+    return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
+
 
 #: Bytes through memory of a frozen weight in few bits each time that it is unpacked to be multiplied with: by what
 #: Qwen's Q-LoRA runs take longer than its LoRA runs.
@@ -42,10 +101,10 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
     parts = Parts({name: m * seconds for name, seconds in parts.seconds.items()})
     parts.add("pipeline bubble", (layout.pp - 1) * busy)
     each, once = sent_bytes(job, layout)
-    rounds = engine_rules.reductions(engine, m)
+    rounds = reductions(engine, m)
     if layout.dp > 1:
         rate = machine.rate(layout.dp, layout.tp)
-        shown = engine_rules.exposed(engine, each / rate, busy, job.stack.overlaps)
+        shown = exposed(engine, each / rate, busy, job.stack.overlaps)
         waits = 2 * machine.latency(layout.dp, layout.tp)
         parts.add("data-parallel traffic", rounds * shown + once / rate + waits)
     trained, gpus = trained_params(tuning, shape), layout.gpus
@@ -55,7 +114,7 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
         parts.add("optimizer", moved / machine.memory_bytes_per_s)
     else:
         here = min(machine.host_gpus, gpus) / gpus
-        parts.add("offload", engine_rules.offload_seconds(
+        parts.add("offload", offload_seconds(
             layout.on_host, trained * here, shape.params * here, rounds, m, again
         ))  # fmt: skip
     sent = rounds * each + once + m * tensor_bytes(job, layout)

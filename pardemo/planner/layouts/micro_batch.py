@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.model.recomputed import again as recomputed
-from pardemo.planner.layouts.model.shape import COLUMNS, Layer, Product
-from pardemo.planner.layouts.share import adapters
+from pardemo.planner.layouts import per_rank
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.shape import COLUMNS, Layer, Product
+from pardemo.planner.layouts.shape import again as recomputed
 
 #: Where a step's time goes.
 PARTS = (
@@ -90,7 +90,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         modules.blocks * shape.hidden * (whole + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
     )
     if job.frozen and stack.adapters:
-        moved += stack.adapters * tokens * adapters.moved_bytes(job, layout)
+        moved += stack.adapters * tokens * per_rank.adapters_moved_bytes(job, layout)
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, command, launch
-from pardemo.planner.layouts.choice.search import SearchResult, changes, if_changed, search
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.job.stacks import stack
-from pardemo.planner.layouts.model import configurations, sizes
-from pardemo.planner.layouts.model.built_in_sizes import OTHERS, SIZES, key_of
-from pardemo.planner.layouts.price.memory import LINES
-from pardemo.planner.layouts.price.work import PARTS
+from pardemo.planner.layouts import answers, command, configurations, launch
+from pardemo.planner.layouts.configurations import MODELS, key_of
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.memory import LINES
+from pardemo.planner.layouts.micro_batch import PARTS
 from pardemo.planner.layouts.published.against import room
+from pardemo.planner.layouts.search import SearchResult, changes, if_changed, search
+from pardemo.planner.layouts.stacks import stack
 
 #: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
 #: configuration in place of a model's name, ``rank`` and ``target`` LoRA's, ``price`` what a GPU costs an hour.
@@ -73,7 +72,7 @@ class Asked:
         warning = answers.positions(found, self.arguments.model)
         shown = found.best or (found.least,)
         return {
-            "json": answers.as_json(found, {}, self.assumed, warning),
+            "json": answers.search_json(found, {}, self.assumed, warning),
             "planned": answers.planned(job, self.assumed).splitlines(),
             "notes": answers.trust(found) if found.best else [answers.would_fit(found.least)],
             "shown": [answers.layout_json(job, each) for each in shown],
@@ -85,7 +84,7 @@ class Asked:
         }  # fmt: skip
 
     def if_changed(self, name: str) -> dict[str, Any]:
-        """What :func:`~pardemo.planner.layouts.choice.search.sensitivity` says of one, and a line for readers."""
+        """What :func:`~pardemo.planner.layouts.search.sensitivity` says of one, and a line for readers."""
         pair = if_changed(self.result, changes(self.job)[name], self.able)
         if pair is None:
             return {"json": None, "line": f"if {name}: nothing fits"}
@@ -126,7 +125,7 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
         if asked["target"] or rank:
-            config = sizes.find(model)
+            config = configurations.find(model)
             command.tuning(asked["target"], rank, config, configurations.of(config))
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=hosts, link=asked["link"] or None, explain=None, measured=None,
@@ -204,8 +203,8 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
         name = asked["model"]
         if not name:
             raise RefusedField("model", "which model?")
-        if key_of(name, (*SIZES, *OTHERS)) is None:
-            near = difflib.get_close_matches(name.lower().rpartition("/")[2], (*SIZES, *OTHERS), 1)
+        if key_of(name) is None:
+            near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 1)
             hint = f"did you mean {near[0]}?" if near else "paste its config.json"
             raise RefusedField("model", f"no model {name!r} is built in; {hint}")
         return name
@@ -216,9 +215,9 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
             values = json.loads(asked["config"])
         except ValueError as error:
             raise RefusedField("config", f"not JSON: {error}") from None
-        if (plain := sizes.plain(values)) is None:
+        if (plain := configurations.plain(values)) is None:
             more = "pardemo plan --search --model config.json asks Transformers"
-            raise RefusedField("config", f"{sizes.unsaid(values)}; {more}")
+            raise RefusedField("config", f"{configurations.unsaid(values)}; {more}")
         configurations.of(plain)
     path = folder / "config.json"
     path.write_text(asked["config"], encoding="utf-8")

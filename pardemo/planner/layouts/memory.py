@@ -7,18 +7,17 @@ holds is read from the sources of Transformers' models, PEFT and DeepSpeed 0.19,
 import math
 from dataclasses import dataclass
 
-from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES
-from pardemo.planner.layouts.job.engines import engine_of
-from pardemo.planner.layouts.job.job import Job
-from pardemo.planner.layouts.job.layout import Layout
-from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.model.tuning import STATES, Tuning, adapted, adapter_params, trained_params, weight_bytes
-from pardemo.planner.layouts.price.engine_rules import stage_of
-from pardemo.planner.layouts.price.predicted import Memory
+from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, Memory
+from pardemo.planner.layouts.fine_tune_step import LIVE, stage_of
+from pardemo.planner.layouts.job import Job, engine_of
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_params, owned_trained_params
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.step import stages
+from pardemo.planner.layouts.tuning import STATES, Tuning, adapted, adapter_params, trained_params, weight_bytes
 
 LOGITS = 12.0  # of each: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
 FUSED = 1024  # tokens of a piece of a fused loss
-LIVE = 1_000_000_000  # its ``stage3_max_reuse_distance``: what is needed again sooner stays gathered
 SUB_GROUP = 1_000_000_000  # elements that stage 3 updates at once (``sub_group_size``)
 
 
@@ -209,3 +208,81 @@ def peak(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> Memory:
     if engine_of(job, layout) in BUILT_SHARDED:
         building = 2.0 * job.shape.params / (layout.tp * layout.pp) + CONTEXT_BYTES
     return Memory(lines, name, building)
+
+
+LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
+
+
+def memory(job: Job, layout: Layout) -> Memory:
+    """Bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer as its engine holds them."""
+    if job.stack.engine:
+        return peak(job, layout)
+    split = stages(job, layout)
+    alike = len(set(split)) == 1  # then it is the first or the last one
+    places = {0, layout.pp - 1} if alike else range(layout.pp)
+    kept = kept_bytes(job, layout), _made_again(job, layout)  # of a token and a layer, the same on all stages
+    return max(
+        (Memory(_stage(job, layout, split, place, *kept), "", stage=place) for place in places),
+        key=lambda stage: stage.peak_bytes,
+    )
+
+
+def _made_again(job: Job, layout: Layout) -> float:
+    """Bytes of each token that the layer whose backward pass runs has beside what it kept."""
+    if layout.recompute == "full":
+        return kept_bytes(job, layout.but(recompute="none"))
+    if layout.modules:
+        return kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
+    return 0.0
+
+
+def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, made_again: float) -> dict[str, float]:
+    shape, stack = job.shape, job.stack
+    owned = owned_params(job, layout, split, place)
+    shard = owned.sharded(layout)
+    trained = owned_trained_params(job, layout, split, place)
+    whole, part = trained.whole, trained.sharded(layout)
+    if job.frozen:  # adapters come to the model's own weights
+        owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + part
+    stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
+    tokens = layout.micro_batch * job.sequence / layout.cp
+    micro_batches = in_flight(layout, place)
+    lines = {
+        "parameters": stack.weight * (shard if stage == 3 else owned.whole),
+        "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else whole),
+        "optimizer states": stack.state * (part if stage >= 1 else whole),
+        "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept,
+        "program": stack.program,
+    }
+    if stage >= 2 and stack.queued:  # beside those that are kept
+        least = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
+        lines["gradients"] += stack.gradient * min(max(stack.queued, least), whole)
+    if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
+        each = owned_layer(shape, layout)
+        ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
+        lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
+    elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
+        lines["gathered parameters"] = 2 * (owned.whole - shard)
+        lines["gradients"] = stack.gradient * whole
+    if layout.tp > 1:
+        lines["activations"] += tokens * stack.gathered * shape.hidden
+    lines["activations"] += tokens * made_again
+    if place == 0:
+        lines["activations"] += (
+            micro_batches * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+        )
+    if place == layout.pp - 1:
+        lines["logits"] = tokens * shape.vocabulary / layout.tp * stack.logits
+    return lines
+
+
+def in_flight(layout: Layout, place: int) -> float:
+    """Micro-batches whose activations a stage holds at most.
+
+    1F1B: as many as there are stages from it on; interleaved (p − 1)/(p·v) more (Korthikanti et al. 2022, 4.2.3);
+    ZB-H1: on every stage as many as on the first.
+    """
+    p, m = layout.pp, layout.accumulation
+    if layout.chunks > 1:
+        return min(m, p * (1 + (p - 1) / (p * layout.chunks)) - place / layout.chunks)
+    return min(m, p if layout.schedule == "zb-h1" else p - place)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.shape import Shape
 
 #: Bytes of a frozen weight. ``nf4``: 4 bits and an fp32 scale for each 64 (QLoRA, arXiv 2305.14314, 3);
 #: ``nf4-double``: scales in 8 bits, which have a scale for each 256 of their own; ``int8``: a row's scale is left out;

@@ -1,1 +1,0 @@
-"""Which layout: all that divide, how far a time may be off, a rule by hand."""

@@ -1,1 +1,0 @@
-"""What is asked: a layout, on a machine, by a training program."""

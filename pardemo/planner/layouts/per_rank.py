@@ -1,0 +1,188 @@
+"""How many parameters a rank has: of its stage, its part of each layer, and the experts that lie on it."""
+
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.shape import Layer, Shape, up_projections
+from pardemo.planner.layouts.tuning import Tuning, adapted, adapted_parts
+
+
+def layer_params(shape: Shape, layout: Layout) -> float:
+    """Parameters of a rank's share of an average layer; nothing is sharded over data-parallel ranks."""
+    return sum(_of_a_layer(shape, layout))
+
+
+def _of_a_layer(shape: Shape, layout: Layout) -> tuple[float, float]:
+    """Parameters of a rank's share of an average layer: outside of experts, and in experts."""
+    dense, experts = shape.mean_layer
+    return dense / layout.tp, experts / layout.expert_ranks
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Parameters of a rank: those that all data- and context-parallel ranks have, and those of its experts.
+
+    Experts that are divided over ``ep`` of a stage's ranks are on each of the others, an ``ep``-th of them.
+    """
+
+    dense: float
+    experts: float
+
+    @property
+    def whole(self) -> float:
+        return self.dense + self.experts
+
+    def sharded(self, layout: Layout, ranks: int | None = None) -> float:
+        """Parameters that a rank keeps when states are sharded over ``ranks`` (by default the layout's ``shards``)."""
+        ranks = layout.shards if ranks is None else ranks
+        return self.dense / ranks + self.experts / (layout.expert_copies(ranks) if ranks > 1 else 1)
+
+
+def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
+    """Parameters of a rank of stage ``place``: its layers, the embedding on the first stage, the head on the last."""
+    shape = job.shape
+    dense, experts = (split[place] * each for each in _of_a_layer(shape, layout))
+    if place == 0:
+        dense += shape.embedding_params / layout.tp
+    if place == layout.pp - 1 and not (place == 0 and shape.tied):
+        dense += shape.head_params / layout.tp
+    if place == layout.pp - 1 and shape.mtp:
+        inside = shape.expert_params if shape.mtp_layer.mlp == "experts" else 0
+        dense += shape.mtp * (shape.mtp_params - inside) / layout.tp
+        experts += shape.mtp * inside / layout.expert_ranks
+    return Owned(dense, experts)
+
+
+def owned_layer(shape: Shape, layout: Layout) -> Owned:
+    """Parameters of a rank's share of an average layer."""
+    return Owned(*_of_a_layer(shape, layout))
+
+
+#: The modules of a layer that take the same input.
+MIXER = {"q", "k", "v", "qkv", "q_a", "kv_a"}
+UP = {"up", "gate", "gate+up"}
+DOWN = {"down"}
+#: Those that tensor parallelism cuts by rows: their input is cut, and of their output's sum each rank has its part.
+ROWS = {"o", "down"}
+
+
+def owned_trained_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
+    """Parameters of a rank of stage ``place`` that are updated: all of them, or its layers' adapters."""
+    if not job.tuning.lora:
+        return owned_params(job, layout, split, place)
+    return Owned(split[place] * trained_layer(job, layout).dense, 0.0)
+
+
+def trained_layer(job: Job, layout: Layout) -> Owned:
+    """The same of a layer, where adapters are trained."""
+    each = job.tuning.rank * sum(inputs + outputs for inputs, outputs in adapted(job.tuning, job.shape))
+    return Owned(each / layout.tp, 0.0)
+
+
+def adapters_moved_bytes(job: Job, layout: Layout) -> float:
+    """Bytes of a token that a layer's adapters read and write on a rank in one pass, as operations of their own.
+
+    Each reads its module's input and writes an output; the sum of it and the module's output reads both and is written.
+    """
+    tuning, shape = job.tuning, job.shape
+    total = 0.0
+    for part, (inputs, outputs) in zip(adapted_parts(tuning, shape), adapted(tuning, shape), strict=True):
+        read = inputs / layout.tp if part in ROWS else inputs
+        total += 2 * read + 8 * outputs / layout.tp
+    return total
+
+
+def keeps_input(tuning: Tuning, shape: Shape, modules: set[str]) -> bool:
+    """Whether the input that ``modules`` share is kept for gradients of weights: of theirs, or of an adapter's."""
+    return not tuning.lora or bool(modules & set(adapted_parts(tuning, shape)))
+
+
+def adapters_kept_bytes(tuning: Tuning, shape: Shape) -> float:
+    """Bytes of a token that a layer's adapters keep beside their inputs: dropped copies, their masks, the low rank."""
+    if not tuning.lora:
+        return 0.0
+    each = 3 if tuning.dropout else 0
+    return sum(each * inputs + 2 * tuning.rank for inputs, _ in adapted(tuning, shape))
+
+
+#: Bytes of a product's input that is kept for the backward pass, with its scales, where they are not bf16's 2.
+LOW = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+
+
+def kept_bytes(job: Job, layout: Layout) -> float:
+    """Bytes that a layer keeps of each token for its backward pass, on one rank; of several kinds, on average."""
+    if layout.recompute == "full":
+        return 2 * job.shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+    kinds = job.shape.kinds
+    nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
+    nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
+    own = layout.recompute == "selective" and not layout.modules
+    return nbytes * (job.stack.selective_keeps if own else 1.0)
+
+
+def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
+    """The same of a layer of one kind, by what keeps it, without what its recomputed modules throw away.
+
+    Korthikanti et al. 2022 (arXiv 2205.05198), 4: of two blocks with GeLU 10 h that tensor parallelism alone does not
+    cut, 24 h that it cuts, 5 a·s for scores where attention is not fused. A gate adds a third to the MLP's part. Of
+    grouped heads the output is as wide as the queries, and experts keep each token as often as it chose one. Products
+    in 8 or 4 bits keep their inputs in these, but for attention's output and a router's input, which stay in bf16.
+    A frozen weight keeps its input only for an adapter beside it.
+    """
+    shape, stack, modules = job.shape, job.stack, layout.modules
+    for_mixer, for_mlp = (keeps_input(job.tuning, shape, shared) for shared in (MIXER, UP))
+    along = layout.tp if layout.sequence_parallel else 1
+    low = LOW.get(job.precision, 2.0) if stack.keeps_low else 2.0
+    blocks = bool(kind.mixer) + bool(kind.mlp)
+    normed = 2 * shape.hidden / along
+    found = {"residuals": (stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along) * blocks / 2}
+    found["residuals"] -= normed * blocks
+    if kind.mixer:
+        own_norm = kind.mixer == "attention" and bool(up_projections(shape))
+        found["mixer's input"] = 0.0 if own_norm and "layernorm" in modules else for_mixer * normed * low / 2
+    if kind.mixer == "attention":
+        out = shape.heads * shape.value
+        inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
+        found["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * stack.keeps_heads * inner / layout.tp
+        found["attention's output"] = 0.75 * stack.keeps_heads * out / layout.tp
+        if "core_attn" in modules:  # the next product's input is left
+            found["attention's output"] *= low / 2
+        scores = layout.recompute == "selective" and (
+            stack.selective_attention if not modules else "core_attn" in modules
+        )
+        if not job.fused and not scores:
+            found["scores"] = 5 * shape.heads * job.sequence / layout.cp / layout.tp
+    elif kind.mixer == "mamba" and shape.mamba:
+        inner = 3 * shape.mamba.inner + 2 * shape.mamba.groups * shape.mamba.state
+        found["mixer"] = stack.keeps_heads * inner / layout.tp
+    if kind.mlp == "dense":
+        if "mlp" not in modules:  # else it starts from the residual, its norm being one with its first product
+            found["MLP's input"] = for_mlp * normed * low / 2
+            found["MLP"] = sum(_mlp(job, shape.middle, low)) / layout.tp
+    elif kind.mlp == "experts" and shape.experts:
+        found |= _experts(job, layout, low)
+    return found
+
+
+def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
+    """What experts, shared ones and their router keep."""
+    shape, modules, of = job.shape, layout.modules, job.shape.experts
+    assert of is not None
+    along = layout.tp if layout.sequence_parallel else 1
+    found = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / along}
+    if "moe" in modules:
+        return found
+    found["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * shape.hidden / along
+    first, acted = _mlp(job, of.chosen * of.middle, low)
+    found["experts"] = (first + (0.0 if "moe_act" in modules else acted)) / layout.tp
+    if of.shared and "shared_experts" not in modules:
+        found["shared experts"] = sum(_mlp(job, of.shared, low)) / layout.tp
+    return found
+
+
+def _mlp(job: Job, middle: int, low: float) -> tuple[float, float]:
+    """What an MLP of that width keeps: its first product's outputs, and its second one's inputs."""
+    every = job.stack.keeps_middle * (1.5 if job.shape.gated else 1.0) * middle
+    acted = job.shape.experts is None and keeps_input(job.tuning, job.shape, DOWN)
+    return every - 2 * middle, (acted or not job.frozen) * low * middle

@@ -1,1 +1,0 @@
-"""What a rank's share costs: seconds on its machine, bytes of its memory."""
