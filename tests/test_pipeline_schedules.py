@@ -1,5 +1,7 @@
 """Schedules proven without a process, their charts against the papers' formulas, and what the proof refuses."""
 
+import itertools
+
 import pytest
 from conftest import says
 from hypothesis import given, settings
@@ -26,6 +28,7 @@ from pardemo.pipeline_parallel import (
     zb_v,
 )
 from pardemo.pipeline_parallel.instructions import ReceiveActivation, ReceiveGradient, SendActivation, SendGradient
+from pardemo.pipeline_parallel.stages import balance
 
 SIZES = st.tuples(st.sampled_from([gpipe, one_f_one_b]), st.integers(1, 8), st.integers(1, 12)).map(
     lambda sizes: Schedule(*sizes)
@@ -315,3 +318,17 @@ def test_formulas():
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.integers(1, 5))
+def test_no_cut_is_more_even_than_the_balanced_one(sizes, parts):
+    if parts > len(sizes):
+        return
+    cuts = itertools.combinations(range(1, len(sizes)), parts - 1)
+    best = min(max(sum(sizes[a:b]) for a, b in itertools.pairwise((0, *cut, len(sizes)))) for cut in cuts)
+    lengths = balance(sizes, parts)
+    ends = [0, *itertools.accumulate(lengths)]
+    assert len(lengths) == parts
+    assert min(lengths) >= 1
+    assert ends[-1] == len(sizes)
+    assert max(sum(sizes[a:b]) for a, b in itertools.pairwise(ends)) == best

@@ -19,10 +19,14 @@ def cut_by_layers(layers: Sequence[nn.Module], stages: int) -> list[nn.Sequentia
     return [nn.Sequential(*layers[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
-def _check(layers: Sequence[nn.Module], stages: int) -> None:
-    if not 1 <= stages <= len(layers):
-        raise ValueError(f"{len(layers)} layers are cut into 1 to {len(layers)} stages, not {stages}")
-
-
-def _build(layers: Sequence[nn.Module], lengths: Sequence[int]) -> list[nn.Sequential]:
-    return [nn.Sequential(*layers[begin:end]) for begin, end in pairwise([0, *accumulate(lengths)])]
+def balance(sizes: Sequence[float], parts: int) -> list[int]:
+    """How many of ``sizes`` go into each part, in their order, none empty, so that the largest sum is smallest."""
+    until = [0, *accumulate(sizes)]
+    # best[n] = (largest sum, the parts' lengths) of the first n sizes cut into as many parts as the rounds so far
+    best = {n: (until[n], [n]) for n in range(1, len(sizes) + 1)}
+    for part in range(1, parts):
+        best = {
+            n: min((max(best[k][0], until[n] - until[k]), [*best[k][1], n - k]) for k in range(part, n))
+            for n in range(part + 1, len(sizes) + 1)
+        }
+    return best[len(sizes)][1]
