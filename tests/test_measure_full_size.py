@@ -118,11 +118,11 @@ def script(tmp_path_factory):
 @pytest.mark.parametrize("how", [["--as", "fsdp2"], ["--as", "ddp"], ["--as", "fsdp2", "--fp32"]], ids=" ".join)
 def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, how):
     """States exactly, the rest within what the docs say: less than another dtype, or half of the layers, would make."""
-    arguments = [word for name, value in configurations.items() for word in (f"--{name}", str(value))]
+    arguments = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     full = script.answer(script.config(**sizes), *arguments, *how)
     assert full["why_not"] == ""
     planned, here = full["kinds"], full["measured"]
-    hidden, layers = configurations.get("hidden", 128), configurations.get("layers", 3)
+    hidden, layers = sizes.get("hidden", 128), sizes.get("layers", 3)
     shards = 1 if "ddp" in how else 2
     last_norm = hidden // shards  # parameters that the planner's layouts leave out
     tensors = 7 * layers + 3

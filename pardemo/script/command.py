@@ -232,7 +232,7 @@ def run_stop(arguments: argparse.Namespace) -> int:
     """The exit status: 0 nothing is lost, 1 something is, 2 where a run could not be compared."""
     if arguments.out is not None:
         raise ValueError("--out writes the page of layouts that are compared; with --stop print the verdict, or --json")
-    from pardemo.script.resume.recorder import GRACE_S, STEPS
+    from pardemo.script.resume import GRACE_S, STEPS
 
     chosen = tuple(arguments.stops.split(",")) if arguments.stops is not None else None
     grace_s = GRACE_S if arguments.grace is None else arguments.grace

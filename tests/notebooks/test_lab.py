@@ -198,7 +198,7 @@ def test_every_chapter_with_a_widget_has_its_test_here():
         for path in project.PACKAGE.rglob("*.py")
         if re.search(r"^def \w+_explorer\(", path.read_text(), re.MULTILINE)
     }
-    assert made == {"figures", "explorer"}
+    assert made == {"figures", "charts"}
     asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
     assert {name: used for name, used in asked.items() if used} == {
         notebook_of("zero_memory"): ["states_explorer"],

@@ -22,6 +22,7 @@ from pardemo.script.record import parameters
 from pardemo.script.record.parameters import Wanted, living, noting_optimizers
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.record.records import STATE
+from pardemo.script.resume import GRACE_S
 from pardemo.script.runtime import stand_ins
 from pardemo.script.runtime.call_sites import CallSites, local_part
 from pardemo.world.errors import ranks_text
@@ -37,10 +38,6 @@ KINDS = {
 #: Where in a step a rank is stopped: before its first forward pass, before the optimizer's step, right after it.
 MOMENTS = {"forward": "before", "backward": "in", "step": "after"}
 NEVER = "the stop never came: the script went another way than in the undisturbed run"
-#: Seconds that ranks have to end by themselves after SIGTERM, before they are killed.
-GRACE_S = 10.0
-#: Steps of the undisturbed run, where nobody says how many.
-STEPS = 8
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
 from pardemo.script.report.verdict import StopVerdict, Trial
-from pardemo.script.resume import judge, recorder
-from pardemo.script.resume.recorder import GRACE_S, KINDS, NEVER, STEPS, Following, Stop, StoppingRecorder, whole_saves
+from pardemo.script.resume import GRACE_S, STEPS, judge, recorder
+from pardemo.script.resume.recorder import KINDS, NEVER, Following, Stop, StoppingRecorder, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -102,7 +102,7 @@ def run_trials(
     options: Options,
     kinds: Sequence[str],
     seed: int,
-    grace_s: float = recorder.GRACE_S,
+    grace_s: float = GRACE_S,
 ) -> StopVerdict:
     """Stops the script in the first layout, and resumes it in each.
 
