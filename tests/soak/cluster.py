@@ -129,7 +129,7 @@ def _ends(case: Case) -> str:
         target, error, says = world.pids[who], RankDied, rf"^rank {who} died: killed by SIGKILL"
         if case.way == "supervisor":
             target, error = world._ranks.hosts._process.pid, RankError
-            says = "keeps the hosts and their network has ended: killed by SIGKILL"
+            says = "supervisor of the hosts and their network has ended: killed by SIGKILL"
         run = partial(world.run, compute, ENDLESS, ELEMENTS, timeout_s=LONG_S)
         with meanwhile(partial(os.kill, target, signal.SIGKILL), case.rng.random()):
             return ends_in(error, says, run)

@@ -42,7 +42,7 @@ LATE = "its signal came before the work or after it"
 MODULES = {
     "runner": ("pardemo.cli", "ipykernel.kernelapp", "ipykernel.zmqshell", "matplotlib.pyplot", "pandas"),
     "measure": ("pardemo.cli",),
-    "finetune": ("pardemo.finetune.training.train", "pardemo.peers.deepspeed.engine"),
+    "finetune": ("pardemo.finetune.train", "pardemo.peers.deepspeed.engine"),
 }
 
 
