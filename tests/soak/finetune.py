@@ -49,8 +49,8 @@ def _job(base: Path, run: Path) -> Recipe:
     """The job, with its output in ``run``."""
     settings = [
         f"model.path={base / 'model'}", f"data.train={base / 'train.json'}", f"data.test={base / 'train.json'}",
-        f"train.max_steps={STEPS}", f"train.save_steps={EVERY}", "train.logging_steps=1", "train.per_device_train_batch_size=4",
-        "train.warmup_steps=0", f"output_dir={run}",
+        f"train.max_steps={STEPS}", f"train.save_steps={EVERY}", "train.logging_steps=1",
+        "train.per_device_train_batch_size=4", "train.warmup_steps=0", f"output_dir={run}",
     ]  # fmt: skip
     return recipe.override(recipe.load("tiny-cpu"), settings)
 
