@@ -56,6 +56,20 @@ def test_what_a_page_mentions(page):
     assert set(missing(mentioned((ROOT / page).read_text()))) <= (GONE if page == "CHANGELOG.md" else set())
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "CONTRIBUTING.md",
+        *(f"docs/{name}.md" for name in ("adding-a-chapter", "architecture", "cost-model", "security")),
+    ],
+)
+def test_files_that_a_page_mentions(page):
+    """By their path, or the end of it, in the repository."""
+    named = set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)`", (ROOT / page).read_text(encoding="utf-8")))
+    there = {path.as_posix() for folder in ("pardemo", "tests", ".ci") for path in (ROOT / folder).rglob("*.py")}
+    assert {name for name in named if not any(path.endswith(f"/{name}") for path in there)} == set()
+
+
 @pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_what_a_notebook_mentions(name):
     cells = nbformat.read(project.notebooks()[name], 4).cells

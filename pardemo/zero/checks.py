@@ -15,10 +15,8 @@ from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 DTYPES = (torch.bfloat16, torch.float32)
 #: A matrix as large as any that an optimizer leaves unfactored, a convolution's kernel, a bias.
 SHAPES = ((128, 128), (4, 3, 3, 5), (7,))
-PIECE, STEPS = (
-    1000,
-    3,
-)  # a piece is small enough to be taken for a matrix of rows; some optimizers begin with plain steps
+PIECE = 1000  # elements of a flat piece: few enough to be taken for a matrix of rows
+STEPS = 3  # some optimizers begin with plain steps
 TOLERANCE = 1e-3  # of the largest change: instructions round differently; an optimizer that is refused differs by 1
 
 
