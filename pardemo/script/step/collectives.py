@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from pardemo import compat
 from pardemo.formulas import communication as formulas
+from pardemo.meters.tensors import tensors_in
 from pardemo.script.hangs.journal import Journal, headline
 from pardemo.script.runtime.call_sites import CallSite, CallSites, dtype_name
 
@@ -177,7 +178,7 @@ class Calls:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
         ranks = tuple(dist.get_process_group_ranks(group))
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
-        tensors = {key: _tensors_in(value) for key, value in arguments.items()}
+        tensors = {key: tensors_in(value) for key, value in arguments.items()}
         nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
         own, place = group.rank(), self._sites.here()
         if kind == "send":
@@ -296,9 +297,7 @@ class Calls:
             if work.is_completed():
                 self._over(call, number)
             else:
-                into = (
-                    next(iter(_tensors_in(arguments[0])), None) if arguments else None
-                )  # what is written stands first
+                into = next(iter(tensors_in(arguments[0])), None) if arguments else None  # what is written stands first
                 address = 0 if into is None or call.kind in ("send", "receive") else _address(into)
                 self._messages[id(work)] = work, call, number, address
                 if address:
@@ -322,11 +321,3 @@ def _all_to_all_sent(arguments: dict[str, Any], own: int) -> float:
 def _formula_name(name: str) -> str:
     rules = {"monitored_barrier_": "barrier", "recv_": "recv", "recv_any_source_": "recv", "alltoall_": "alltoall_base"}
     return rules.get(name, name.strip("_").replace("allgather_coalesced", "allgather"))
-
-
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors_in(item)]
-    return []
