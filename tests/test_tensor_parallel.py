@@ -529,17 +529,23 @@ def test_a_rank_outside_the_group():
 
 @pytest.mark.ranks(2)
 def test_the_communication_thread_ends_with_its_group():
+    earlier = set(threading.enumerate())  # of groups that other tests have left: they live as long as the World
+
+    def threads():
+        return [t for t in threading.enumerate() if "group-communication" in t.name and t not in earlier]
+
     for _ in range(3):
         with Groups(ParallelDims(tp=2)) as groups:
             layer = ColumnParallelLinear(_linear(512, 1024), groups.tp)
             layer(torch.randn(1024, 512, requires_grad=True)).sum().backward()
+            assert threads()
         del layer, groups
     import gc
 
     gc.collect()
     until = time.monotonic() + 20
-    while len(names := [t.name for t in threading.enumerate() if "group-communication" in t.name]) > 1:
-        assert time.monotonic() < until, names  # a thread hears a moment later that its executor has gone
+    while len(threads()) > 1:
+        assert time.monotonic() < until, threads()  # a thread hears a moment later that its executor has gone
         time.sleep(0.01)
 
 
