@@ -18,7 +18,10 @@ def test_left_empty_the_answer_is_folded_and_tells_the_typical_mistakes():
     assert says(repr(asked), "Write", "number")
     answer = asked.reveal(7, WRONG, "shares")
     assert says(answer._repr_html_(), 'class="guess"', 'data-question="How')
-    assert answer.told == "It is 7 shares. Not 8 shares: it keeps its own share Not 1 shares: every rank wants one"
+    assert answer.told == (
+        "It is 7 shares. If you thought of 8 shares: it keeps its own share "
+        "If you thought of 1 shares: every rank wants one"
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,27 @@ def test_what_is_no_number_is_said_and_stops_nothing(value):
     asked = guess("How many shares?", value)
     assert says(repr(asked), "number", "2", "0.5")
     assert asked.reveal(7).told == "It is 7."
+
+
+def test_a_measured_number_stands_behind_the_exact_one():
+    assert guess("How many?", ..., unit="times").reveal(6.001, exact=6).told == "It is 6 times (measured 6.001)."
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (..., "It is bias. If you thought of plain: it has nothing that balances"),
+        ("bias", "It is bias. You guessed bias: right."),
+        ("plain", "It is bias. You guessed plain: it has nothing that balances"),
+        ("z-loss", "It is bias. You guessed z-loss."),
+        (2, "It is bias. If you thought of plain: it has nothing that balances"),
+    ],
+)
+def test_a_choice_is_asked_as_one(value, told):
+    asked = guess("Which balances best?", value, choices=("plain", "z-loss", "bias"))
+    assert asked.reveal("bias", {"plain": "it has nothing that balances"}).told == told
+    with pytest.raises(ValueError, match="none of the choices"):
+        asked.reveal("another")
 
 
 def test_a_question_is_text_and_no_markup():

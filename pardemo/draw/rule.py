@@ -14,9 +14,10 @@ TERMS = {
     "recomputation": ("layers recomputed", "⅓"),
     "tensor parallel": ("TP: t ranks inside a node", "(t − 1) · F / (4.5 · h · B)"),
     "pipeline": ("PP: p stages", "(p − 1) / (m · v), and messages"),
-    "ZeRO-3": ("ZeRO-3; HSDP in a node", "x = F / (B · T) − 1"),
-    "ZeRO-2": ("ZeRO-2", "(1 + 1/m)/3 · (x + 1) − ⅔"),
-    "ZeRO-1": ("replicas, ZeRO-1; HSDP across", "⅔ · x / m"),
+    "ZeRO-3": ("ZeRO-3; HSDP in a node; r = F / (B · T)", "(r − 1)/3 + (2r − 2)/3"),
+    "ZeRO-2": ("ZeRO-2", "(r − 2)/3 + r / (3m)"),
+    "ZeRO-1": ("ZeRO-1", "(r − 2)/(3m) + r / (3m)"),
+    "replicas": ("replicas; HSDP across", "(2r − 2)/(3m)"),
 }
 #: part -> its label, colour and hatch in charts
 PARTS = {
@@ -56,7 +57,7 @@ def rule(marked: Collection[str] = ()) -> Drawing:
     return Drawing(
         canvas,
         "Of the layouts that fit with 8 % of the memory free, take the one that adds least to the time of its matrix "
-        f"multiplications: {spoken}. What is below 0 hides and adds nothing. Of those within 3 % the one with the "
+        f"multiplications: {spoken}. A bracket below 0 hides and adds nothing. Of those within 3 % the one with the "
         "fewest cuts, then with the least traffic.",
     )
 

@@ -1,17 +1,18 @@
-"""Guess before you look: a question with a number as its answer, and later the answer beside the guess.
+"""Guess before you look: a question with a number or a choice as its answer, and later the answer beside the guess.
 
->>> server = guess("How many times its own share does the server send, with N = 8?", ...)  # your number for the dots
+>>> server = guess("How many times its own share does the server send, with N = 8?", ..., unit="shares")
 >>> server.reveal(7.0, {8: "It keeps its own share: only seven are sent."})        # doctest: +SKIP
 
-Left empty, in a batch run, the question stands there and the answer is folded away: a reader can think first. On a page
-of the report or the site, a script of the page's own (``report/guess.js.j2``) makes a field of the question, says how
-far off the reader's number is, and unfolds the answer. Nothing stops because of a guess.
+The reader writes a number in place of the dots, or one of the ``choices``. Left empty, in a batch run, the question
+stands there and the answer is folded away: a reader can think first. On a page of the report or the site, a script of
+the page's own (``report/guess.js.j2``) makes a field or buttons of the question, says how far off the reader's answer
+is, and unfolds the right one. Nothing stops because of a guess.
 """
 
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pardemo.claims import short
@@ -20,72 +21,94 @@ NEAR = 0.05  # a guess this close is taken for right, and a typical wrong answer
 
 
 class Guess:
-    """A question, and the reader's number if there is one; shown as the question."""
+    """A question, and the reader's answer if there is one; shown as the question."""
 
-    def __init__(self, question: str, value: float | None, note: str = ""):
-        self.question, self.value, self.note = question, value, note
-        self._revealed: float | None = None
+    def __init__(
+        self, question: str, value: float | str | None, note: str = "", unit: str = "", choices: Sequence[str] = ()
+    ):
+        self.question, self.value, self.note, self.unit, self.choices = question, value, note, unit, tuple(choices)
+        self._revealed: float | str | None = None
 
-    def reveal(self, measured: float, typical: Mapping[float, str] | None = None, unit: str = "") -> "Answer":
-        """The answer beside the guess; the first number revealed stays the answer to this question.
+    def reveal(
+        self,
+        measured: float | str,
+        typical: Mapping[Any, str] | None = None,
+        unit: str = "",
+        exact: float | None = None,
+    ) -> "Answer":
+        """The answer beside the guess; the first one revealed stays the answer to this question.
 
         A cell that is run again later may be given a number that other cells have changed since: the answer then says
         both. A question that is asked again has no answer yet.
 
         Args:
-            measured: what the code beside it measured.
-            typical: for typical wrong numbers one sentence each, that says what was overlooked.
+            measured: what the code beside it measured; one of the choices where the question has some.
+            typical: for typical wrong answers one sentence each, that says what was overlooked.
+            unit: of the number, if the question does not have it.
+            exact: the number by reasoning, where the measured one is a little off; then both are shown.
         """
+        if self.choices and measured not in self.choices:
+            raise ValueError(f"{measured!r} is none of the choices: {', '.join(self.choices)}")
         if self._revealed is None:
             self._revealed = measured
-        return Answer(self, self._revealed, dict(typical or {}), unit, given_now=measured)
+        return Answer(self, self._revealed, dict(typical or {}), self.unit or unit, measured, exact)
 
     def __repr__(self) -> str:
-        return f"Guess: {self.question} {self.note or self._own()}"
+        return f"Guess: {self.question} {self.note or self._hint()}"
 
-    def _own(self) -> str:
-        return "Write your number in place of the dots." if self.value is None else f"Your guess: {short(self.value)}."
+    def _hint(self) -> str:
+        if self.value is not None:
+            return f"Your guess: {_text(self.value, self.unit)}."
+        if self.choices:
+            return f"Write one of these in place of the dots: {', '.join(map(repr, self.choices))}."
+        return f"Write your number{f' ({self.unit})' if self.unit else ''} in place of the dots."
 
     def _repr_html_(self) -> str:
         field = f' data-question="{html.escape(self.question)}"' if self.value is None else ""
         return (
             f'<div class="guess"{field}><strong>Guess.</strong> {html.escape(self.question)} '
-            f"<em>{html.escape(self.note or self._own())}</em></div>"
+            f'<em class="hint">{html.escape(self.note or self._hint())}</em></div>'
         )
 
 
 class Answer:
     """What came out, and what a guess overlooked."""
 
-    def __init__(self, guess: Guess, measured: float, typical: Mapping[float, str], unit: str, given_now: float):
-        self._guess, self._measured, self._typical, self._unit = guess, measured, typical, unit
-        self._given_now = given_now
+    def __init__(
+        self,
+        guess: Guess,
+        measured: float | str,
+        typical: Mapping[Any, str],
+        unit: str,
+        given_now: float | str,
+        exact: float | None = None,
+    ):
+        self._guess, self._typical, self._unit = guess, typical, unit
+        self._measured, self._given_now, self._exact = measured, given_now, exact
 
     @property
     def told(self) -> str:
         """One or two sentences, and another where the number given now is not the one revealed first."""
-        again = "" if _near(self._given_now, self._measured) else f" {self._changed()}"
-        return self._first() + again
+        if _near(self._given_now, self._measured):
+            return self._answer()
+        now = _text(self._given_now, self._unit)
+        return f"{self._answer()} Now this cell was given {now}: to measure anew, run the cells again from the question on."
 
-    def _changed(self) -> str:
-        now = self._number(self._given_now)
-        return f"Now this cell was given {now}: to measure anew, run the cells again from the question on."
-
-    def _first(self) -> str:
-        answer = f"It is {self._number(self._measured)}."
-        value = self._guess.value
+    def _answer(self) -> str:
+        shown = _text(self._measured, self._unit)
+        if self._exact is not None:
+            shown = f"{_text(self._exact, self._unit)} (measured {_text(self._measured)})"
+        answer, value = f"It is {shown}.", self._guess.value
         if value is None:
-            return " ".join([answer, *(f"Not {self._number(v)}: {why}" for v, why in self._typical.items())])
+            wrong = (f"If you thought of {_text(v, self._unit)}: {why}" for v, why in self._typical.items())
+            return " ".join([answer, *wrong])
         if _near(value, self._measured):
-            return f"{answer} You guessed {self._number(value)}: right."
+            return f"{answer} You guessed {_text(value, self._unit)}: right."
         why = next((why for wrong, why in self._typical.items() if _near(value, wrong)), None)
-        return f"{answer} You guessed {self._number(value)}{': ' + why if why else '.'}"
+        return f"{answer} You guessed {_text(value, self._unit)}{': ' + why if why else '.'}"
 
     def __repr__(self) -> str:
         return self.told
-
-    def _number(self, value: float) -> str:
-        return f"{short(value)} {self._unit}".rstrip()
 
     def _repr_html_(self) -> str:
         text = html.escape(self.told)
@@ -95,23 +118,46 @@ class Answer:
         return f'<details class="guess" {self._for_the_page()}><summary>{question}</summary>{text}</details>'
 
     def _for_the_page(self) -> str:
-        """What a page's script needs to judge a reader's number: the question, the answer, typical mistakes."""
-        typical = [[float(value), why] for value, why in self._typical.items()]
-        answer = {"value": float(self._measured), "unit": self._unit, "typical": typical, "near": NEAR}
-        return f'data-question="{html.escape(self._guess.question)}" data-answer="{html.escape(json.dumps(answer))}"'
+        """What a page's script needs to judge a reader's answer: the question, the answer, typical mistakes."""
+        return for_the_page(
+            self._guess.question, self._measured, self._unit, list(self._typical.items()), self._guess.choices
+        )
 
 
-def guess(question: str, value: Any = ...) -> Guess:
-    """Asks ``question``; ``value`` is the reader's number, or ``...`` as long as there is none.
+def for_the_page(
+    question: str, value: float | str, unit: str, typical: Sequence[tuple[Any, str]] = (), choices: Sequence[str] = ()
+) -> str:
+    """Attributes of an answer's element, by which the page's script finds its question and judges a reader's answer."""
+    answer = {"value": value, "unit": unit, "typical": [list(pair) for pair in typical], "near": NEAR}
+    if choices:
+        answer["choices"] = list(choices)
+    else:
+        answer["value"] = float(value)
+    return f'data-question="{html.escape(question)}" data-answer="{html.escape(json.dumps(answer))}"'
 
-    What is no number is said in one line where the question is shown, and taken for no guess.
+
+def guess(question: str, value: Any = ..., unit: str = "", choices: Sequence[str] = ()) -> Guess:
+    """Asks ``question``; ``value`` is the reader's number or choice, or ``...`` as long as there is none.
+
+    What is neither is said in one line where the question is shown, and taken for no guess.
     """
     if value is ... or value is None:
-        return Guess(question, None)
+        return Guess(question, None, "", unit, choices)
+    if choices:
+        if value in choices:
+            return Guess(question, value, "", unit, choices)
+        return Guess(question, None, f"{value!r} is none of {', '.join(map(repr, choices))}.", unit, choices)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return Guess(question, None, f"{value!r} is no number: write one, such as 2 or 0.5, in place of the dots.")
-    return Guess(question, float(value))
+        note = f"{value!r} is no number: write one, such as 2 or 0.5, in place of the dots."
+        return Guess(question, None, note, unit)
+    return Guess(question, float(value), "", unit)
 
 
-def _near(first: float, second: float) -> bool:
+def _text(value: float | str, unit: str = "") -> str:
+    return value if isinstance(value, str) else f"{short(value)} {unit}".rstrip()
+
+
+def _near(first: float | str, second: float | str) -> bool:
+    if isinstance(first, str) or isinstance(second, str):
+        return first == second
     return math.isclose(first, second, rel_tol=NEAR, abs_tol=1e-12)

@@ -7,14 +7,13 @@ or the site, as with a guess, a question is a field that says how far off a read
 """
 
 import html
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
 from pardemo.book.chapters import CHAPTERS
-from pardemo.book.page.guesses import NEAR
+from pardemo.book.page.guesses import for_the_page
 from pardemo.claims import short
 
 
@@ -82,12 +81,11 @@ def problems(chapter: str) -> ProblemSet:
 
 def _shown(number: int, problem: Problem, answer: float, way: str) -> str:
     """The question, and below it the answer with the way there; both marked as a guess is, for the page's script."""
-    asked = html.escape(f"{number}. {problem.question}")
+    asked = f"{number}. {problem.question}"
     unit = f"In {problem.unit}." if problem.unit not in ("", "times") else ""
-    for_the_page = {"value": float(answer), "unit": problem.unit, "typical": [], "near": NEAR}
     return (
-        f'<div class="guess" data-question="{asked}"><strong>{number}.</strong> {html.escape(problem.question)} '
-        f"<em>{html.escape(unit)}</em>"
-        f'</div><details class="guess" data-question="{asked}" data-answer="{html.escape(json.dumps(for_the_page))}">'
+        f'<div class="guess" data-question="{html.escape(asked)}"><strong>{number}.</strong> '
+        f'{html.escape(problem.question)} <em class="hint">{html.escape(unit)}</em></div>'
+        f'<details class="guess" {for_the_page(asked, answer, problem.unit)}>'
         f"<summary>The way there</summary><p>{html.escape(problem.told(answer))}</p><p>{html.escape(way)}</p></details>"
     )

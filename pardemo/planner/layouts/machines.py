@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.profile import GpuProfile
+from pardemo.planner.rates import LINK_SHARE, matrix
 
 MEMORY_SHARE = 0.85  # of the datasheet's bandwidth, by operations element by element
 #: Of a matrix product's rate, what FlashAttention-2 reaches, both passes together. Its paper (arXiv 2307.08691, figures
 #: 4 to 6): 110 to 230 TFLOP/s on an A100, 335 in the forward pass on an H100.
 ATTENTION = 0.62
-LINK_SHARE = 0.8  # of a link's rate, by large messages
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Machine:
     @property
     def matrix_flops(self) -> float:
         """Operations/s of large matrix multiplications, in a step and not alone."""
-        return self.gpu.reachable * self.gpu.sustained
+        return matrix(self.gpu)
 
     @property
     def attention_flops(self) -> float:

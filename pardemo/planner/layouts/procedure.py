@@ -4,21 +4,27 @@ matrix multiplications.
 A layout fits if the planner's memory leaves 8 % of a GPU free. What it adds is a sum of these terms, each the formula
 of a chapter:
 
-=============================  ==============================  =================================================
-recomputed layers              1/3                             a second forward pass (*Sequence parallelism*)
-tensor parallel                (t − 1) · F / (4.5 · h · B)     all-reduces in a node, none hidden (*Megatron's
-                                                               attention*)
-pipeline                       (p − 1) / (m · v)               the bubble, and messages (*Pipeline parallelism*)
-ZeRO-3; HSDP inside its nodes  x = F / (B · T) − 1             gathers of each micro-batch (*ZeRO's traffic*)
-ZeRO-2                         (1 + 1/m)/3 · (x + 1) − ⅔       gradients, beside backward passes (*ZeRO's traffic*)
-replicas, ZeRO-1; HSDP across  ⅔ · x / m                       once a step, beside the last backward pass
-=============================  ==============================  =================================================
+=============================  =================================  ==============================================
+recomputed layers              1/3                                a second forward pass (*Sequence parallelism*)
+tensor parallel                (t − 1) · F / (4.5 · h · B)        all-reduces in a node, none hidden (*Megatron's
+                                                                  attention*)
+pipeline                       (p − 1) / (m · v)                  the bubble, and messages (*Pipeline parallelism*)
+ZeRO-3; HSDP inside its nodes  (r − 1)/3 + (2r − 2)/3             gathers beside each forward pass, gathers and
+                                                                  gradients beside each backward pass (*ZeRO's
+                                                                  traffic*)
+ZeRO-2                         (r − 2)/3 + r / (3m)               gradients beside each backward pass; a gather once
+                                                                  a step, after the update
+ZeRO-1                         (r − 2)/(3m) + r / (3m)            gradients beside the last backward pass, that gather
+replicas; HSDP across          (2r − 2)/(3m)                      all-reduces beside the last backward pass
+=============================  =================================  ==============================================
 
-Where x or a whole line is below 0, the traffic hides and adds nothing.
+r = F / (B · T) is a gather's time over a forward pass's. A bracket below 0 is traffic that hides and adds nothing, one
+bracket for each pass, since passes cannot lend each other time. With recomputation the backward pass is half as long
+again: 2 becomes 3 there.
 
-F: operations/s of the matrix multiplications, half of the data sheet's. B: bytes/s of the slowest link that a ring over
-the ranks passes, which between nodes is half of what a node's network cards carry together. T: tokens of a micro-batch,
-divided by t. m: micro-batches. v: chunks. h: hidden size.
+F: operations/s of the matrix multiplications, B: bytes/s of the slowest link that a ring over the ranks passes, between
+nodes of all network cards of a node together; both as reached (:mod:`pardemo.planner.rates`). T: tokens of a
+micro-batch, divided by t. m: micro-batches. v: chunks. h: hidden size. Gradients travel in 2 bytes.
 
 The rule is right about the kind of layout. It leaves single per cents to :mod:`pardemo.planner.layouts.search`,
 which times every layout and has constants for launches, latencies and memory.
@@ -30,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts.configurations import find, of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
@@ -41,8 +47,6 @@ from pardemo.planner.layouts.search import PlannedLayout, search
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import idle_stages, step
 
-RATE = 0.5  # of the data sheet's operations: the best whole trainings reach 0.43, with all their waiting
-ACROSS = 0.5  # of the data sheet's rate between nodes: what gathers over many nodes reach (*Which layout?*)
 RECOMPUTED = 1 / 3  # of the multiplications' time: forward is one of three passes
 NEAR = 0.03  # of the multiplications' time: of layouts that are so close the simplest is taken
 MOST_SAMPLES, MOST_CHUNKS = 16, 4
@@ -128,38 +132,46 @@ def adds(job: Job, layout: Layout) -> dict[str, float]:
     """What a layout adds to the time of the matrix multiplications, as shares of that time."""
     machine, t, m = job.machine, layout.tp, layout.accumulation
     tokens = layout.micro_batch * job.sequence / t
+    recomputed = RECOMPUTED if layout.recompute == "full" else 0.0
     shares = {
-        "recomputation": RECOMPUTED if layout.recompute == "full" else 0.0,
-        "tensor parallel": (t - 1) * rate(job) / (4.5 * job.shape.hidden * machine.gpu.link_bytes_per_s),
+        "recomputation": recomputed,
+        "tensor parallel": (t - 1) * rate(job) / (4.5 * job.shape.hidden * rates.inside(machine.gpu)),
         "pipeline": (layout.pp - 1) / (m * layout.chunks) + _messages(job, layout),
         "data parallel": 0.0,
     }
     if layout.dp == 1:
         return shares
-    per_token = rate(job) / link(job, layout.dp * t) / tokens  # F / (B · T)
-    once = 2 / 3 * max(0.0, per_token - 1) / m
+    forward, backward = 1 / 3, 2 / 3 + recomputed
+    gather = rate(job) / link(job, layout.dp * t) / tokens / 3  # of all parameters, or a reduce-scatter of gradients
     if layout.sharding == "zero2":
-        shares["data parallel"] = max(0.0, (1 + 1 / m) / 3 * per_token - 2 / 3)
+        waits = _beside(gather, backward) + gather / m
+    elif layout.sharding == "zero1":
+        waits = (_beside(gather, backward) + gather) / m
     elif layout.sharding != "zero3":
-        shares["data parallel"] = once
+        waits = _beside(2 * gather, backward) / m
     elif layout.shard_group:
-        inside = rate(job) / link(job, layout.shard_group * t) / tokens
-        shares["data parallel"] = once + max(0.0, inside - 1)
+        in_node = rate(job) / link(job, layout.shard_group * t) / tokens / 3
+        waits = _beside(2 * gather, backward) / m + _beside(in_node, forward) + _beside(2 * in_node, backward)
     else:
-        shares["data parallel"] = max(0.0, per_token - 1)
-    return shares
+        waits = _beside(gather, forward) + _beside(2 * gather, backward)
+    return shares | {"data parallel": waits}
+
+
+def _beside(traffic: float, computing: float) -> float:
+    """What traffic adds that travels beside a pass: what is longer than the pass."""
+    return max(0.0, traffic - computing)
 
 
 def rate(job: Job) -> float:
-    """Operations/s that matrix multiplications are taken to reach."""
-    return RATE * job.machine.gpu.flops
+    """F: operations/s that matrix multiplications reach in a step."""
+    return job.machine.matrix_flops
 
 
 def link(job: Job, ranks: int) -> float:
-    """Bytes/s of a ring over ``ranks`` neighbours, which leaves each node once, over all of its network cards."""
+    """B: bytes/s of a ring over ``ranks`` neighbours, which leaves each node once, over all of its network cards."""
     machine = job.machine
-    inside = machine.gpu.link_bytes_per_s
-    return inside if machine.inside(ranks) else min(inside, ACROSS * machine.between)
+    in_node = rates.inside(machine.gpu)
+    return in_node if machine.inside(ranks) else min(in_node, rates.between(machine.between))
 
 
 def _messages(job: Job, layout: Layout) -> float:

@@ -7,7 +7,7 @@ from math import ceil
 
 from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.formulas import memory, pipeline
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.configurations import find, of
 from pardemo.planner.layouts.job import Job
@@ -15,7 +15,6 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import adds
 from pardemo.planner.layouts.procedure import link as rate_of_ring
-from pardemo.planner.layouts.procedure import rate as rate_of_gpu
 from pardemo.planner.layouts.stacks import stack
 
 _GPU_NAMES = ("H100", "B200")
@@ -116,7 +115,7 @@ def thresholds() -> Table:
 
 def rate(gpu: Gpu) -> float:
     """F: operations/s that the rule takes a GPU to reach."""
-    return rate_of_gpu(_job(gpu, _NODE, 1))
+    return rates.matrix(gpu)
 
 
 def states(gpu: Gpu, ranks: int, stage: int) -> float:
@@ -131,7 +130,7 @@ def gathered(gpu: Gpu, ranks: int) -> float:
 
 def tensor(gpu: Gpu, width: float = _WIDTH) -> float:
     """What :data:`_TENSOR` ranks' all-reduces add, as a share of the matrix multiplications' time."""
-    return (_TENSOR - 1) * rate(gpu) / (4.5 * width * gpu.link_bytes_per_s)
+    return (_TENSOR - 1) * rate(gpu) / (4.5 * width * rates.inside(gpu))
 
 
 def wide(gpu: Gpu) -> float:

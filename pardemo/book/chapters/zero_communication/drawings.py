@@ -123,8 +123,8 @@ def sums_in_8_bits(canvas: Canvas) -> None:
 
 
 def sharding_choice() -> Drawing:
-    """The rule, with the lines of ZeRO-1, ZeRO-2 and ZeRO-3 marked."""
-    return rule(("ZeRO-3", "ZeRO-2", "ZeRO-1"))
+    """The rule, with the lines of replicas and of ZeRO-1 to ZeRO-3 marked."""
+    return rule(("ZeRO-3", "ZeRO-2", "ZeRO-1", "replicas"))
 
 
 NODES, PLACES = 2, 2

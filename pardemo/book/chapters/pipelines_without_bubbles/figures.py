@@ -1,0 +1,1 @@
+"""Of *Pipelines without bubbles*."""
