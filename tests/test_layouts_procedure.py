@@ -1,6 +1,7 @@
 """The book's rule for a first layout: right about the kind of layout, never one that does not fit, the only one."""
 
 import ast
+import dataclasses
 import re
 import statistics
 
@@ -30,8 +31,8 @@ def test_the_rule_takes_little_longer_than_the_search(thirty):
     assert len(thirty) == 30
     assert len(ratios) == 29
     assert statistics.median(ratios) < 1.03
-    assert sum(ratio <= 1.15 for ratio in ratios) >= 25, "the others: which_layout.rule_near says why"
-    assert max(ratios) < 1.5
+    assert sum(ratio <= 1.15 for ratio in ratios) >= 23, "the others: which_layout.rule_near says why"
+    assert max(ratios) < 1.3
     assert min(ratios) >= 0.99, "the search tries all that the rule does"
 
 
@@ -82,18 +83,33 @@ def test_what_it_takes_divides_the_job_and_fits(model, gpu, gpus, network, batch
 
 def test_the_terms_are_the_chapters_formulas():
     job = job_of("llama3-8b", "H100", 64, 400)
-    flops, inside, across = 0.5 * 989e12, job.machine.gpu.link_bytes_per_s, 0.5 * 400e9
-    of = {
-        "recompute": Layout(dp=64, recompute="full", accumulation=8),
-        "tp": Layout(tp=8, dp=8, sequence_parallel=True, accumulation=8, sharding="zero1"),
-        "pp": Layout(pp=4, dp=16, accumulation=12, chunks=2, sharding="zero1"),
-        "zero3": Layout(dp=64, sharding="zero3", micro_batch=1, accumulation=8),
-    }
-    shares = {name: adds(job, layout) for name, layout in of.items()}
-    assert shares["recompute"]["recomputation"] == pytest.approx(1 / 3)
-    assert shares["tp"]["tensor parallel"] == pytest.approx(7 * flops / (4.5 * 4096 * inside))
-    assert shares["pp"]["pipeline"] >= 3 / 24
-    assert shares["zero3"]["data parallel"] == pytest.approx(max(0, flops / across / 4096 - 1))
+    flops, inside, across = 0.8 * 794.5e12, 0.8 * 450e9, 0.48 * 400e9
+    r = flops / across / 8192  # a gather's time over a forward pass's
+    assert r < 1 < 2 * flops / across / 4096
+
+    def adds_of(part, tokens=8192, **cut):
+        return adds(dataclasses.replace(job, sequence=tokens), Layout(**cut))[part]
+
+    assert adds_of("recomputation", dp=64, recompute="full", accumulation=8) == pytest.approx(1 / 3)
+    cut = adds_of("tensor parallel", tp=8, dp=8, sequence_parallel=True, accumulation=8)
+    assert cut == pytest.approx(7 * flops / (4.5 * 4096 * inside))
+    assert adds_of("pipeline", pp=4, dp=16, accumulation=12, chunks=2) >= 3 / 24
+    of_sharding = {
+        ("zero3", 1): 0, ("zero3", 4): 4 * r - 1, ("zero2", 1): r / 24, ("zero2", 8): (8 * r - 2) / 3 + 8 * r / 24,
+        ("zero1", 1): r / 24, ("none", 1): 0, ("none", 8): 2 * (8 * r - 1) / 24,
+    }  # fmt: skip
+    for (sharding, shorter), added in of_sharding.items():
+        found = adds_of("data parallel", 8192 // shorter, dp=64, sharding=sharding, accumulation=8)
+        assert found == pytest.approx(added), (sharding, shorter)
+
+
+def test_a_threshold_is_a_matter_of_each_pass():
+    """With recomputation the backward pass has room for more traffic, the forward pass has not."""
+    job = job_of("llama3-8b", "H100", 64, 400, 2048)
+    r = 0.8 * 794.5e12 / (0.48 * 400e9) / 2048
+    plain, again = (adds(job, Layout(dp=64, sharding="zero3", recompute=how)) for how in ("none", "full"))
+    assert plain["data parallel"] == pytest.approx(r - 1)
+    assert again["data parallel"] == pytest.approx((r - 1) / 3 + max(0, 2 * r / 3 - 1))
 
 
 def test_a_slower_network_never_takes_less():

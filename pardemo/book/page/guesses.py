@@ -92,7 +92,8 @@ class Answer:
         if _near(self._given_now, self._measured):
             return self._answer()
         now = _text(self._given_now, self._unit)
-        return f"{self._answer()} Now this cell was given {now}: to measure anew, run the cells again from the question on."
+        again = f"Now this cell was given {now}: to measure anew, run the cells again from the question on."
+        return f"{self._answer()} {again}"
 
     def _answer(self) -> str:
         shown = _text(self._measured, self._unit)

@@ -4,7 +4,6 @@ Every page stands alone: style, pictures and the filters' script are inside, so 
 without a server and without requests, on a phone as on a desk, light or dark.
 """
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -139,9 +138,8 @@ def _table_row(row: dict[str, Any], address: str) -> dict[str, Any]:
 
 
 def _picture(path: Path) -> dict[str, Any]:
-    svg = path.read_text(encoding="utf-8")
-    data = base64.b64encode(svg.encode()).decode()
-    return {"name": path.stem, "data": data, **vars(pictures.read(svg))}
+    """What the report says of a picture, which a browser loads when its part is opened."""
+    return {"name": path.stem, **vars(pictures.read(path.read_text(encoding="utf-8")))}
 
 
 def _json(path: Path) -> Any:
