@@ -300,8 +300,8 @@ def test_pictures_of_two_nodes_tell_their_numbers_in_words(out):
     assert len(list((out / "figures").iterdir())) == 4
 
 
-def test_a_second_nodes_step_ends_when_computing_and_all_reduce_have(out):
-    told = figures.second_node(0.3, {"slow": 0.5, "quick": 0.1}).alt
+def test_a_step_of_several_nodes_ends_when_computing_and_all_reduce_have(out):
+    told = figures.more_nodes(2, 0.3, {"slow": 0.5, "quick": 0.1}).alt
     # the all-reduce begins after a third of 0.3 s; one node takes 0.6 s for as many samples
     assert says(told, "steps", "0.60", "0.60", "1.0", "0.30", "2.0")
 

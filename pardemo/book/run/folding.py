@@ -1,7 +1,8 @@
 """Which cells of a notebook are folded: ``python -m pardemo.book.run.folding`` sets it in all of them.
 
 What a reader came for is the text, the experiment and its outcome. Cells that only import, ask, claim or draw are
-folded, in JupyterLab (``source_hidden``) and on the report's page; a click opens them.
+folded, in JupyterLab (``source_hidden``) and on the report's page; a click opens them. A cell that claims is folded on
+every page, unless it defines something or has a loop.
 """
 
 import ast
@@ -16,6 +17,7 @@ from pardemo import project
 SHOWS = {
     "page", "claim", "tables", "display", "drawings", "figures", "answer_tables", "findings", "thresholds",
 }  # fmt: skip
+PLAIN = (ast.Import, ast.ImportFrom, ast.Pass, ast.Assign, ast.AugAssign, ast.Expr)
 #: Modules whose functions compute a prediction or look at what was measured, and run nothing.
 ARITHMETIC = {"np", "formulas", "communication", "memory", "math", *SHOWS, "measurements", "predictions", "restarts"}
 
@@ -28,13 +30,15 @@ def is_folded(source: str) -> bool:
     body = ast.parse("\n".join("pass" if line.lstrip().startswith(("%", "!")) else line for line in lines)).body
     if not body or "page.check(" in source:  # an exercise is the reader's
         return False
-    return all(map(_books, body)) and any(not isinstance(statement, ast.Assign) for statement in body)
+    if any(isinstance(node, ast.Call) and _root(node.func) == "claim" for node in ast.walk(ast.Module(body, []))):
+        return all(isinstance(statement, PLAIN) for statement in body)
+    return all(map(_books, body)) and any(not isinstance(statement, (ast.Assign, ast.AugAssign)) for statement in body)
 
 
 def _books(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.Import, ast.ImportFrom, ast.Pass)):
         return True
-    if isinstance(statement, ast.Assign):
+    if isinstance(statement, (ast.Assign, ast.AugAssign)):
         return all(_is_arithmetic(call) for call in ast.walk(statement.value) if isinstance(call, ast.Call))
     if not isinstance(statement, ast.Expr):
         return False

@@ -13,7 +13,7 @@ _TALK = DONE["communication"]
 
 @drawing(262)
 def two_machines(canvas: Canvas, inside: float, between: float) -> str:
-    """Sixteen GPUs in two nodes.
+    """Two of the nodes, with eight GPUs each.
 
     Args:
         inside: bytes a second of a GPU's link. between: of a node's network card.
@@ -31,7 +31,7 @@ def two_machines(canvas: Canvas, inside: float, between: float) -> str:
     canvas.arrow([(150, 201), (150, 226), (490, 226), (490, 201)], _TALK, 3, both=True)
     canvas.text(320, 247, f"one network card each: {between:.3g} GB/s", fill=_TALK, bold=True)
     return (
-        f"Sixteen GPUs in two nodes of eight. Inside a node each GPU has a link of {inside:.0f} GB/s to the others; "
+        f"Two nodes of eight GPUs each. Inside a node each GPU has a link of {inside:.0f} GB/s to the others; "
         f"between the nodes, each has one network card of {between:.3g} GB/s."
     )
 

@@ -1,4 +1,4 @@
-"""Pictures of *Your machine*: bytes of collectives, rates of links, rings and trees, and a second node."""
+"""Pictures of *Your machine*: bytes of collectives, rates of links, rings and trees, more nodes, and the table of rates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,6 +7,7 @@ import numpy as np
 from pardemo.draw import palette
 from pardemo.draw.charts import DASHES, WAYS, bar_chart, curves, key, lanes, line_chart, log
 from pardemo.draw.style import Picture, new, save
+from pardemo.planner import hardware, rates
 
 SIZES = {1e3: "1 kB", 1e5: "100 kB", 1e7: "10 MB", 1e9: "1 GB"}
 SECONDS = {1e-6: "1 µs", 1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms", 1e-2: "10 ms", 1e-1: "100 ms", 1: "1 s"}
@@ -75,8 +76,8 @@ def link_times(links: Mapping[str, tuple[float, float]], notes: Mapping[str, str
     return save(fig, "your_machine_messages", f"Short messages cost α, long ones S/B, on each link: {told}.")
 
 
-def second_node(compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
-    """A step of two nodes over time for each network, below the two steps that one node needs for as many samples.
+def more_nodes(nodes: int, compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
+    """A step of several nodes over time for each network, below the steps that one node needs for as many samples.
 
     The all-reduce of the gradients begins with the backward pass, which is two thirds of the step's computing; the step
     ends when both are done.
@@ -85,7 +86,8 @@ def second_node(compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
         compute_s: seconds that a node computes in a step. all_reduce_s: network -> seconds of the all-reduce between
             the nodes.
     """
-    cases = {"one node, two steps": (2, 0.0)} | {f"two nodes, {name}": (1, s) for name, s in all_reduce_s.items()}
+    cases = {f"one node, {nodes} steps": (nodes, 0.0)}
+    cases |= {f"{nodes} nodes, {name}": (1, s) for name, s in all_reduce_s.items()}
     heights = [2 if s else 1 for _, s in cases.values()]
     fig, axes = new(len(cases), 1, size=(6.4, len(cases) + 0.6), sharex=True, height_ratios=heights)
     third, titles = compute_s / 3, []
@@ -99,10 +101,29 @@ def second_node(compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
         if travels_s:
             rows["all-reduce"] = [(third, third + travels_s, "communication")]
         lanes(ax, rows)
-        speed = f", {2 * compute_s / end:.1f} times as fast as one" if travels_s else ""
+        speed = f", {nodes * compute_s / end:.1f} times as fast as one" if travels_s else ""
         titles.append(f"{name}: {end:.2f} s{speed}")
         ax.set_title(titles[-1])
     axes[-1].set(xlabel="seconds", xlim=(0, None))
     key(fig, ncols=4)
-    alt = f"A step of two nodes beside two steps of one, computed. {'; '.join(titles)}."
-    return save(fig, "your_machine_second_node", alt)
+    alt = f"A step of {nodes} nodes beside {nodes} steps of one, computed. {'; '.join(titles)}."
+    return save(fig, "your_machine_more_nodes", alt)
+
+
+def rates_table(gpus: Sequence[str]) -> list[dict[str, str]]:
+    """The book's rates: a row for each GPU, and one for a node's network cards; TFLOP/s of bf16 and GB/s one way."""
+    rows = []
+    for name in gpus:
+        of, sharp = rates.rates(hardware.gpu(name)), rates.SHARP.get(name)
+        reached = f"{of.inside / 1e9:.0f}" + (f"; all-reduce {sharp / 1e9:.0f} by the switch" if sharp else "")
+        rows.append({
+            "": name, "TFLOP/s: data sheet": f"{of.sheet / 1e12:.0f}", "alone": f"{of.alone / 1e12:.0f}",
+            "F, in a step": f"{of.in_a_step / 1e12:.0f}", "link, GB/s": f"{of.link / 1e9:.0f}", "B, reached": reached,
+        })  # fmt: skip
+    line = hardware.link("infiniband-400g")
+    few, many = rates.LINK_SHARE * line / 1e9, rates.between(line) / 1e9
+    rows.append({
+        "": "card of 400 Gbit/s", "TFLOP/s: data sheet": "", "alone": "", "F, in a step": "",
+        "link, GB/s": f"{line / 1e9:.0f}", "B, reached": f"{few:.0f}; gathers over many nodes {many:.0f}",
+    })  # fmt: skip
+    return rows

@@ -4,7 +4,7 @@ import math
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 
 
 @problem("µs")
@@ -38,17 +38,18 @@ def _one_node_after_the_other():
 
 
 @problem("tokens")
-def _second_node_pays():
-    """Two nodes of eight A100s have one network card of 200 Gbit/s each. During the backward pass a ring through all 16
-    GPUs sums the bf16 gradients. That pass takes 4 operations for each parameter and token, at 156 TFLOP/s a GPU. How
-    many tokens must each GPU have, so that the all-reduce takes no longer than the pass?"""
-    flops, rate = hardware.gpu("A100-80GB").flops / 2, hardware.link("infiniband-200g")
-    nbytes = communication.ring_all_reduce(2, 16).sent
+def _more_nodes_pay():
+    """Four nodes of eight A100s have one network card of 200 Gbit/s each, of which large messages reach 0.8. During the
+    backward pass a ring through all 32 GPUs sums the bf16 gradients. That pass takes 4 operations for each parameter
+    and token, at 271 TFLOP/s a GPU. How many tokens must each GPU have, so that the all-reduce takes no longer than the
+    pass?"""
+    flops, rate = rates.matrix(hardware.gpu("A100-80GB")), rates.LINK_SHARE * hardware.link("infiniband-200g")
+    nbytes = communication.ring_all_reduce(2, 32).sent
     exchange_ps, token_ps = 1e12 * nbytes / rate, 1e12 * 4 / flops
-    return exchange_ps / token_ps, f"""For each parameter, 2(N−1)/N · 2 bytes = {nbytes:g} bytes go over a node's card,
-        which takes {exchange_ps:g} ps. The backward pass takes {token_ps:.4f} ps for each parameter and token. The
-        number of parameters cancels, and {exchange_ps:g} / {token_ps:.4f} = {exchange_ps / token_ps:,.0f} tokens are
-        enough."""  # fmt: skip
+    return exchange_ps / token_ps, f"""For each parameter, 2(N−1)/N · 2 bytes = {nbytes:g} bytes go over a node's card
+        of {rate / 1e9:g} GB/s, which takes {exchange_ps:.0f} ps. The backward pass takes {token_ps:.5f} ps for each
+        parameter and token. The number of parameters cancels, and {exchange_ps:.2f} / {token_ps:.5f} =
+        {exchange_ps / token_ps:,.0f} tokens are enough."""  # fmt: skip
 
 
 @problem("times")
