@@ -30,7 +30,7 @@ class Rates(NamedTuple):
 
 
 def rates(gpu: Gpu) -> Rates:
-    """The row of a GPU: its data sheet's operations/s, reached alone, reached in a step; its NVLink or PCIe, reached."""
+    """The row of a GPU: operations/s of its data sheet, reached alone, reached in a step; of its link, and reached."""
     return Rates(gpu.flops, gpu.reachable, matrix(gpu), gpu.link_bytes_per_s, inside(gpu))
 
 

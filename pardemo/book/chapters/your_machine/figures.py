@@ -1,4 +1,4 @@
-"""Pictures of *Your machine*: bytes of collectives, rates of links, rings and trees, more nodes, and the table of rates."""
+"""Pictures of *Your machine*: bytes of collectives, rates of links, rings and trees, more nodes; the table of rates."""
 
 from collections.abc import Mapping, Sequence
 
