@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from pardemo import extras, project
-from pardemo.finetune import strict_yaml
-
-with extras.needed_by(__name__):
-    from pydantic import Field, StrictBool, TypeAdapter, ValidationError, model_validator
-
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+
+from pardemo import project
+from pardemo.finetune import strict_yaml
 
 FOLDER = Path(__file__).parent / "recipes"
 Text = Annotated[str, Field(min_length=1)]

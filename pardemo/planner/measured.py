@@ -52,7 +52,7 @@ def write(path: str) -> dict[str, Any]:
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
-    profile.check(fields)
+    profile.parse(fields)
     project.write_json(path, fields)
 
 
@@ -133,7 +133,7 @@ def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
     """Seconds of an all-reduce: the slowest group's, since all of them begin together."""
     tensor = torch.ones(nbytes // 4, device=device())
     seconds = median(times(lambda: dist.all_reduce(tensor.fill_(1.0), group=group), 7))
-    every = [None] * dist.get_world_size()
+    every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, seconds)
     return max(every)
 

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from pardemo import compat, extras, options
+from pydantic import BaseModel, ValidationError
 
-with extras.needed_by(__name__):
-    from pydantic import BaseModel, ValidationError
-
+from pardemo import compat, options
 
 _CLASSES = {
     "zero_optimization": "deepspeed.runtime.zero.config:DeepSpeedZeroConfig",
