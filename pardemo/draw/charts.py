@@ -356,12 +356,12 @@ def by_kind(spans: Iterable[Any], names: Mapping[str, Sequence[str]], begin_s: f
     }
 
 
-def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = "") -> None:
+def gantt(ax: Axes, spans: Sequence) -> None:
     """Spans of several ranks as bars over time: computation on the upper, communication on the lower half of a row.
 
-    Times are milliseconds since ``begin_s`` (the earliest span by default).
+    Times are milliseconds since the earliest span.
     """
-    begin = min(s.begin_s for s in spans) if begin_s is None else begin_s
+    begin = min(s.begin_s for s in spans)
     ranks = sorted({s.rank for s in spans})
     for span in spans:
         row = ranks.index(span.rank)
@@ -373,4 +373,3 @@ def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = 
     ax.set_yticks(range(len(ranks)), [f"rank {r}" for r in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
-    ax.set_title(title)
