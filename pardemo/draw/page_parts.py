@@ -52,9 +52,9 @@ def document(title: str, head: str, sections: Iterable[Section], style: str = ""
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Of cells that are HTML already, under a head in words."""
-    first = "".join(f'<th scope="col">{words(name)}</th>' for name in head)
+    heads = "".join(f'<th scope="col">{words(name)}</th>' for name in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{first}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>'
 
 
 def bullets(items: Iterable[str]) -> str:

@@ -54,7 +54,7 @@ class Beside:
     def as_text(self) -> str:
         """Some lines: where the two differ."""
         planned, run = self.tensors
-        told = [
+        lines = [
             f"dry run: {run / 1e9:.2f} GB of tensors in the {self.run.phase} pass, planned {planned / 1e9:.2f} "
             f"({100 * self.difference:+.1f} %); sent {self.sent[1] / 1e9:.3f} GB a step, "
             f"planned {self.sent[0] / 1e9:.3f}"
@@ -62,11 +62,11 @@ class Beside:
         for name in LINES:
             ours, theirs = self.planned.lines.get(name, 0.0), self.run.lines.get(name, 0.0)
             if abs(ours - theirs) > NEAR * run:
-                told.append(f"  {name}: {theirs / 1e9:.2f} GB, planned {ours / 1e9:.2f}")
+                lines.append(f"  {name}: {theirs / 1e9:.2f} GB, planned {ours / 1e9:.2f}")
         held = self.run.lines.get("allocator", 0.0)
         added = self.planned.lines.get("allocator", 0.0)
-        told.append(f"  torch's allocator would hold {held / 1e9:.2f} GB more, the plan adds {added / 1e9:.0f}")
-        return "\n".join(told)
+        lines.append(f"  torch's allocator would hold {held / 1e9:.2f} GB more, the plan adds {added / 1e9:.0f}")
+        return "\n".join(lines)
 
 
 def beside(request: Request, row: PlanRow) -> Beside:
@@ -76,9 +76,9 @@ def beside(request: Request, row: PlanRow) -> Beside:
         ValueError: weights in few bits, another optimizer than AdamW, or a fused loss: these have no dry run.
     """
     job = request.job
-    for name, plain, told in (("base", "bf16", "--base"), ("optimizer", "adamw", "--optimizer")):
+    for name, plain, option in (("base", "bf16", "--base"), ("optimizer", "adamw", "--optimizer")):
         if (value := getattr(job, name)) != plain:
-            raise ValueError(f"--dry-run runs {plain} alone; there is no dry run of {told} {value}")
+            raise ValueError(f"--dry-run runs {plain} alone; there is no dry run of {option} {value}")
     if job.embeddings:
         raise ValueError("--dry-run trains adapters alone; there is no dry run of --embeddings")
     if job.fused_loss:

@@ -163,8 +163,8 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         raise ValueError("--target is empty; it names LoRA's modules, as q_proj,v_proj or all-linear")
     if arguments.full and arguments.embeddings:
         raise ValueError("--full trains embedding and head with all the rest; leave out --embeddings")
-    if arguments.full and (said := [name for name in ("target", "rank") if getattr(arguments, name) is not None]):
-        raise ValueError(f"--full trains all parameters, and {option(said[0])} is LoRA's; leave out one of them")
+    if arguments.full and (foreign := [name for name in ("target", "rank") if getattr(arguments, name) is not None]):
+        raise ValueError(f"--full trains all parameters, and {option(foreign[0])} is LoRA's; leave out one of them")
     if arguments.labels is not None and not 0 < arguments.labels <= 1:
         raise ValueError(f"--labels is a share above 0 and up to 1, not {arguments.labels}")
     if arguments.price == float("inf"):

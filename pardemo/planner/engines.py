@@ -51,8 +51,8 @@ def outline(job: RankJob) -> PreTrainedModel:
         try:
             model = AutoModelForCausalLM.from_config(config)  # attention as Transformers chooses: fused where it can
         except ValueError as error:
-            first = str(error).splitlines()[0]
-            raise ValueError(f"{config.model_type}: no causal language model ({first})") from None
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{config.model_type}: no causal language model ({reason})") from None
     if job.adapter is not None:
         model = _with_adapter(model, job.adapter)
     # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16

@@ -54,8 +54,8 @@ def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], Non
             run(record_function)
     allocations, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
     allocations.sort()
-    _, total, first = allocations[0]
-    return max(total for at, total, _ in allocations if window[0] <= at <= window[1]) - (total - first)
+    _, total, size = allocations[0]
+    return max(total for at, total, _ in allocations if window[0] <= at <= window[1]) - (total - size)
 
 
 def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:

@@ -347,8 +347,8 @@ def smallest_cluster(request: Request) -> str:
             "these GPUs hold it with checkpointing and micro-batches of 1" + (", ZeRO 3" if request.dp > 1 else "")
             + ": leave out --batch, --checkpointing and --zero"
         )  # fmt: skip
-    told = f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
-    return "; or ".join([told, *_with_fused_loss(request, count), *_cut_sequences(request)])
+    smallest = f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
+    return "; or ".join([smallest, *_with_fused_loss(request, count), *_cut_sequences(request)])
 
 
 def _with_fused_loss(request: Request, count: int | None) -> list[str]:
