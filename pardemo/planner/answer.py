@@ -161,7 +161,7 @@ def _on_model(base: recipe.Recipe, model: str | None) -> recipe.Recipe:
     path = FOLDERS.get(model.lower(), model)
     if path == model and Path(model).expanduser().exists():
         path = str(Path(model).expanduser().resolve())
-    return replace(base, model=replace(base.model, path=path))
+    return recipe.override(base, [f"model.path={path}"])
 
 
 def _model_of(path: str) -> str:

@@ -161,7 +161,7 @@ class _InOrder(dict):
     def discard(self, member: object) -> None:
         self.pop(member, None)
 
-    def update(self, members: Iterable) -> None:
+    def update(self, members: Iterable) -> None:  # type: ignore[override]
         super().update(dict.fromkeys(members))
 
 

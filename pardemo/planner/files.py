@@ -80,7 +80,8 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         launched = job_settings.deepspeed(started, SETTINGS, row.stage)
     if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.adapter:
         texts["recipe.yaml"] = strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base)))
-        script, theirs, name, usage = f"-m {_RUN}", f"--module {_RUN}", "pardemo", "[option …]"
+        script, name, usage = f"-m {_RUN}", "pardemo", "[option …]"
+        theirs: str | None = f"--module {_RUN}"
         shell_notes = slurm_notes = notes
     else:
         model = outline(RankJob(job.config, sequence=job.sequence))

@@ -112,7 +112,8 @@ def _links(gpu: bool) -> dict[str, Any]:
     """The links inside and between hosts, of all-reduces that all groups of a kind make at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     each = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    hosts, fields = size // each, {"host_gpus": each}
+    hosts = size // each
+    fields: dict[str, Any] = {"host_gpus": each}
     inside = [dist.new_group(range(host * each, (host + 1) * each)) for host in range(hosts)]
     between = [dist.new_group(range(local, size, each)) for local in range(each)]
     if each > 1:

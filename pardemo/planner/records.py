@@ -172,7 +172,8 @@ class Recorder(MemoryMeter):
         # always: a checkpoint's recomputation ends in the middle of a module, by an exception
         leave = register_module_forward_hook(self._leave, always_call=True)
         self._global = [register_module_forward_pre_hook(self._enter), leave]
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *error: object) -> None:
         for hook in self._global:
