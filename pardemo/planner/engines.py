@@ -102,7 +102,7 @@ def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Te
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
     """The decoder layers: the longest list of modules there is."""
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    lists: list[Any] = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     return list(max(lists, key=len))
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         "job.slurm": cluster.slurm(hosts, each, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
     }
     for file, text in texts.items():
-        project.write_atomically(Path(folder) / file, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        project.write_atomically(Path(folder) / file, partial(Path.write_text, data=text, encoding="utf-8"))
     return list(texts)
 
 

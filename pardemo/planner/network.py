@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 
 from pardemo import groups
 from pardemo.cluster import Cluster, tiers
@@ -206,7 +205,9 @@ def _step(
 ) -> Callable[[], None]:
     x = torch.ones(layout.micro_batch * layout.accumulation, sequence, shape.hidden, dtype=torch.bfloat16)
     if layout.pp > 1:
-        pipeline = Pipeline([engine], Schedule(one_f_one_b, layout.pp, layout.accumulation), F.mse_loss, own_groups.pp)
+        pipeline = Pipeline(
+            [engine], Schedule(one_f_one_b, layout.pp, layout.accumulation), nn.MSELoss(), own_groups.pp
+        )
 
         def pipelined() -> None:
             pipeline.step(x, x)

@@ -3,7 +3,6 @@
 import bisect
 import contextlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -91,7 +90,7 @@ class Recorder(MemoryMeter):
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic = self.step_traffic = 0
-        self.sent: Counter[str] = Counter()
+        self.sent: dict[str, float] = {}
         self.first_event = self.built = 0
 
     def end_of_building(self) -> None:
@@ -137,7 +136,7 @@ class Recorder(MemoryMeter):
         """What an operation costs in time: operations, bytes through memory, bytes on the wire."""
         phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
         if func.namespace in ("c10d", "_c10d_functional"):
-            self.sent[phase] += bytes_of_call(func, args, kwargs).sent
+            self.sent[phase] = self.sent.get(phase, 0) + bytes_of_call(func, args, kwargs).sent
             return
         count = FLOPS.get(compat.op_packet(func))
         if count is not None:
@@ -161,7 +160,7 @@ class Recorder(MemoryMeter):
     def phase(self, name: str) -> Iterator[None]:
         before, self._phase = self._phase, name
         if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
-            self.flops, self.sent = dict.fromkeys(FLOP_PHASES, 0), Counter()
+            self.flops, self.sent = dict.fromkeys(FLOP_PHASES, 0), {}
             self.traffic = self.step_traffic = 0
         self.marks.append((name, len(self.events)))
         yield
