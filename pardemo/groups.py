@@ -11,7 +11,6 @@ gradients over ranks, or takes a norm over them, reads the mark (:func:`cut_of`)
 import itertools
 import weakref
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -107,15 +106,11 @@ class ParallelDims:
             raise ValueError(f"no axis {', '.join(sorted(unknown))}; there are: {', '.join(AXES)}")
         if len(set(named)) < len(named):
             raise ValueError(f"each axis once, not {axes!r}")
-        rest = [axis for axis in AXES if axis not in named]
-        members = [
-            sorted(
-                self.rank(**dict(zip(rest, outer, strict=True)), **dict(zip(named, inner, strict=True)))
-                for inner in product(*(range(getattr(self, axis)) for axis in named))
-            )
-            for outer in product(*(range(getattr(self, axis)) for axis in rest))
-        ]
-        return sorted(members)
+        members: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.size):
+            place = self.coordinates(rank)
+            members.setdefault(tuple(place[axis] for axis in AXES if axis not in named), []).append(rank)
+        return list(members.values())
 
 
 class Groups:

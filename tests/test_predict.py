@@ -260,7 +260,7 @@ def change(recipe_file, tmp_path, **sections):
         (shutil.rmtree, [], "is no model folder: it has no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), [], "holds no weights"),
         (lambda folder: (folder / "tokenizer.model").unlink(), [], "has no tokenizer.model"),
-        (None, ["--data", "{here}/none.json"], "No such file"),
+        (None, ["--data", "{here}/none.json"], "there is no /"),
         (
             lambda folder: (folder.parent / "empty.json").write_text("[]"),
             ["--data", "{here}/empty.json"],
