@@ -52,11 +52,8 @@ def save(engine: Engine, folder: str | Path) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
-    _run(
-        OSError,
-        f"{folder.name} cannot be written",
-        lambda: dcp.save(tensors, storage_writer=writer, process_group=group),
-    )
+    what = f"{folder.name} cannot be written"
+    _run(OSError, what, lambda: dcp.save(tensors, storage_writer=writer, process_group=group))
     names = sorted(path.name for path in partial.iterdir())
     written: list[Any] = [None] * engine.size
     digests = {name: _size_and_digest(partial / name) for name in names[rank :: engine.size]}
