@@ -8,7 +8,6 @@ A layer that keeps a part of a parameter marks it (:func:`mark_cut`). Whoever gi
 gradients over ranks, or takes a norm over them, reads the mark (:func:`cut_of`).
 """
 
-import itertools
 import weakref
 from dataclasses import dataclass
 from math import prod
@@ -161,7 +160,9 @@ class Groups:
 
     def __exit__(self, *error: object) -> None:
         for group in self._by_ranks.values():
-            dist.destroy_process_group(group)
+            for each in (_copies.pop(group, None), group):
+                if each is not None:
+                    dist.destroy_process_group(each)
 
 
 @dataclass(frozen=True)
@@ -215,14 +216,19 @@ def cut_within(module: "nn.Module", group: dist.ProcessGroup) -> str:
     return ""
 
 
-#: How many copies a group has had.
-_copies: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
+#: For each group the second one of its ranks.
+_copies: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = weakref.WeakKeyDictionary()
 
 
 def copy_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Makes another group of the same ranks, for messages that may not meet those of ``group``. Collective."""
-    number = next(_copies.setdefault(group, itertools.count(1)))
-    return compat.new_group_by_name(dist.get_process_group_ranks(group), f"{group.group_name}_copy_{number}")
+    """The second group of the same ranks, for messages that may not meet those of ``group``. Collective.
+
+    It is made at the first call, and ends with the block of :class:`Groups` that has made ``group``.
+    """
+    if group not in _copies:
+        name = f"{group.group_name}_copy"
+        _copies[group] = compat.new_group_by_name(dist.get_process_group_ranks(group), name)
+    return _copies[group]
 
 
 def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
