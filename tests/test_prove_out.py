@@ -81,7 +81,7 @@ def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", 
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
     made.parted = [ComparedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None) for name in parted]
     made.optimizer, made.steps, made.reference_step = "SGD", [Step()], truth.run.records[0].steps[0]
-    drawn_map = compare.step_map(made, truth, set(alike))
+    drawn_map = compare.step_map(truth, 0, made, alike)
     return {row.module: row.cells for row in drawn_map.rows}, drawn_map
 
 
@@ -119,7 +119,7 @@ def test_behind_a_wrong_output_nothing_is_looked_at():
 
 
 def test_of_a_step_with_other_samples_nothing_is_compared():
-    rows = compare.empty_map(reference_of(["head.weight"], ["head"]), 0).rows
+    rows = compare.step_map(reference_of(["head.weight"], ["head"]), 0).rows
     assert [states(row.cells) for row in rows] == [[NOT_COMPARED] * 3]
 
 

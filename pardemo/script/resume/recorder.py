@@ -136,8 +136,11 @@ def _plain_tensor(value: Any) -> torch.Tensor | None:
         return torch.tensor(float(value), dtype=torch.float64)
     if not isinstance(value, torch.Tensor):
         return None
-    part = local_part(value)
-    return part.detach().cpu().clone().contiguous()
+    return _copy_of_part(value)
+
+
+def _copy_of_part(tensor: torch.Tensor) -> torch.Tensor:
+    return local_part(tensor).detach().cpu().clone().contiguous()
 
 
 #: Elements from which a tensor in a state is worth a word: counters and rates are compared as what they do.
@@ -204,36 +207,25 @@ def _state_of(value: Any) -> Any:
 
 def _state_tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(state, torch.Tensor):
-        part = local_part(state)
-        if part.numel() >= LEAST:
-            yield name, part.detach().cpu().clone().contiguous()
-    elif isinstance(state, Mapping):
-        for of, inner in state.items():
+        if local_part(state).numel() >= LEAST:
+            yield name, _copy_of_part(state)
+    elif isinstance(state, (Mapping, list, tuple)):
+        for of, inner in state.items() if isinstance(state, Mapping) else enumerate(state):
             yield from _state_tensors(f"{name}.{of}", inner)
-    elif isinstance(state, (list, tuple)):
-        for place, inner in enumerate(state):
-            yield from _state_tensors(f"{name}.{place}", inner)
-
-
-@dataclass(frozen=True)
-class Following:
-    """What is followed beside the steps: the folder in which the script saves, and the stop, if there is one.
-
-    ``marker``: a file that is there from the stop on: to a launcher that is to be killed from outside it says that the
-    time has come, and behind a run that ended with an error, that the stop was its end.
-    """
-
-    folder: str
-    stop: Stop | None = None
-    marker: str = ""
 
 
 class StoppingRecorder(Recorder):
-    """Writes down, beside all that prove does, states of optimizers and random numbers, and saves; and stops."""
+    """Writes down, beside all that prove does, states of optimizers and random numbers, and saves; and stops.
 
-    def __init__(self, sites: CallSites, rank: int, wanted: Wanted, following: Following):
+    Args:
+        folder: in which the script saves. stop: that is to come, if one is.
+        marker: a file that is there from the stop on: to a launcher that is to be killed from outside it says that the
+            time has come, and behind a run that ended with an error, that the stop was its end.
+    """
+
+    def __init__(self, sites: CallSites, rank: int, wanted: Wanted, folder: str, stop: Stop | None, marker: str):
         super().__init__(sites, rank, wanted)
-        self._following = following
+        self._folder, self._stop, self._marker = folder, stop, marker
         self._with_states: list[weakref.ref[torch.optim.Optimizer]] = []
         self._files: set[tuple[str, int, int]] = set()
         self._saving = threading.local()
@@ -249,8 +241,8 @@ class StoppingRecorder(Recorder):
                 compat.replaced(own, begins, noting_optimizers(getattr(own, begins), self._with_states))
             )
         self._files = self._present()
-        if self._following.stop is not None and self._following.stop.kind == "term":
-            threading.Thread(target=self._stop_with_the_first, daemon=True).start()
+        if self._stop is not None and self._stop.kind == "term":
+            threading.Thread(target=self._stop_with_the_first, args=[self._stop.grace_s], daemon=True).start()
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -302,7 +294,7 @@ class StoppingRecorder(Recorder):
     def _present(self) -> set[tuple[str, int, int]]:
         """Files in the script's folder: name, size, time of the last change."""
         found = set()
-        for folder, _, names in os.walk(self._following.folder):  # which passes over what another rank has just removed
+        for folder, _, names in os.walk(self._folder):  # which passes over what another rank has just removed
             for name in names:
                 with contextlib.suppress(OSError):  # it is being replaced
                     known = os.stat(os.path.join(folder, name))
@@ -326,15 +318,14 @@ class StoppingRecorder(Recorder):
             finally:
                 self._saving.now = False
                 earlier.append(time.perf_counter() - begin_s)
-                if self._following.marker:
-                    _note_whole_save(self._following.marker, self._rank, done)
+                _note_whole_save(self._marker, self._rank, done)
 
         return saved
 
     # --- the stop
 
     def _may_stop(self, moment: str) -> None:
-        stop = self._following.stop
+        stop = self._stop
         if stop is None or self._stopped or stop.kind == "save":
             return
         if (stop.moment, stop.done) != (moment, len(self.steps) - 1) or self._rank not in stop.ranks:
@@ -343,7 +334,7 @@ class StoppingRecorder(Recorder):
             if self._stopped:  # it was told together with the first
                 return
             self._stopped = True
-            Path(self._following.marker).touch()
+            Path(self._marker).touch()
             if stop.kind == "term":
                 _terminate(stop.grace_s)
                 return
@@ -352,25 +343,24 @@ class StoppingRecorder(Recorder):
             return
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _stop_with_the_first(self) -> None:
+    def _stop_with_the_first(self, grace_s: float) -> None:
         """A scheduler tells all ranks at one moment, at which each of them is somewhere else."""
-        assert self._following.stop is not None
         while not self._over.wait(0.002):
-            if os.path.exists(self._following.marker):
+            if os.path.exists(self._marker):
                 with self._to_stop:
                     if not self._stopped:
                         self._stopped = True
-                        _terminate(self._following.stop.grace_s)
+                        _terminate(grace_s)
                 return
 
     def _stop_in_save(self, done: int, number: int) -> None:
         """Before a save, the ``number``-th behind its step: begins to count down if the stop comes within it."""
-        stop = self._following.stop
+        stop = self._stop
         if stop is None or stop.kind != "save" or stop.done != done:
             return
         left_s = stop.share * sum(stop.saves_s) - sum(stop.saves_s[:number])
         if number < len(stop.saves_s) and left_s <= stop.saves_s[number]:
-            Path(self._following.marker).touch()
+            Path(self._marker).touch()
             _die_in(left_s)
 
 
