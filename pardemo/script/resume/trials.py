@@ -23,7 +23,7 @@ from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
 from pardemo.script.report.verdict import StopVerdict, Trial
 from pardemo.script.resume import GRACE_S, STEPS, judge, recorder
-from pardemo.script.resume.recorder import KINDS, NEVER, Following, Stop, StoppingRecorder, whole_saves
+from pardemo.script.resume.recorder import KINDS, NEVER, Following, Stop, StopFollower, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -34,16 +34,16 @@ def in_folder(layout: Layout, saves: Path) -> Layout:
     return replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
 
 
-def recorder_factory(saves: str, stop: Stop | None, marker: str) -> Any:
-    """What makes the recorder on a rank."""
-    return partial(StoppingRecorder, following=Following(saves, stop, marker))
+def follower_factory(saves: str, stop: Stop | None, marker: str) -> Any:
+    """What makes the follower of a recorder on a rank."""
+    return partial(StopFollower, following=Following(saves, stop, marker))
 
 
 def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
     saves.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request"
-    options = replace(options, follow=recorder_factory(str(saves), stop, str(marker)))
+    options = replace(options, follow=follower_factory(str(saves), stop, str(marker)))
     request.write_bytes(pickle.dumps((in_folder(layout, saves), options, place / "stopped")))
     words = [sys.executable, "-m", "pardemo.script.resume.trials", str(request)]
     paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
@@ -198,7 +198,7 @@ def _recorded(
     """A run whose saves lie in ``saves``; of itself where it is None."""
     saves = saves or place / "saves"
     saves.mkdir(parents=True, exist_ok=True)
-    follow = recorder_factory(str(saves), stop, str(place / "stop"))
+    follow = follower_factory(str(saves), stop, str(place / "stop"))
     return runs.run_layout(in_folder(layout, saves), replace(options, follow=follow), place / "recorded")
 
 
