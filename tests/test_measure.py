@@ -409,7 +409,7 @@ def test_a_cluster_of_limited_links(folder, capsys, monkeypatch):
 
 def test_where_tensors_of_the_peak_come_from():
     model = torch.nn.Sequential(torch.nn.Embedding(3000, 16), torch.nn.Linear(16, 3000))
-    with CallSites(__file__) as places, ScriptMemoryMeter(places) as held:
+    with CallSites() as places, ScriptMemoryMeter(places) as held:
         held.begin()
         torch.nn.functional.cross_entropy(model(torch.zeros(64, dtype=torch.long)), torch.zeros(64).long()).backward()
     kinds, alive = held.at_peak()
@@ -423,7 +423,7 @@ def test_where_tensors_of_the_peak_come_from():
 
 def test_memory_that_was_given_back_and_taken_again_was_there_each_time():
     """As FSDP's whole parameters: one storage, that shrinks to nothing after a module and grows before the next."""
-    with CallSites(__file__) as places, ScriptMemoryMeter(places) as held:
+    with CallSites() as places, ScriptMemoryMeter(places) as held:
         held.begin()
         whole, beside = torch.zeros(1000), torch.zeros(500)
         whole.untyped_storage().resize_(0)
@@ -438,7 +438,7 @@ def test_memory_that_was_given_back_and_taken_again_was_there_each_time():
 def test_a_gradient_that_no_hook_saw_is_one_as_soon_as_the_optimizer_takes_it():
     """FSDP sets it; the step may end the measurement before the meter looks at what was updated."""
     seen = []
-    with CallSites(__file__) as places, ScriptMemoryMeter(places) as held:
+    with CallSites() as places, ScriptMemoryMeter(places) as held:
         parameter = torch.nn.Parameter(torch.zeros(1000))
         optimizer = torch.optim.SGD([parameter])
         optimizer.register_step_post_hook(lambda *_: seen.append(held.at_peak()[0]["gradients"]))
@@ -449,7 +449,7 @@ def test_a_gradient_that_no_hook_saw_is_one_as_soon_as_the_optimizer_takes_it():
 
 def test_parameters_that_stay_whole_are_no_gathered_ones():
     """As a distributed optimizer's, which gathers what it updated into them."""
-    with CallSites(__file__) as places, ScriptMemoryMeter(places) as held:
+    with CallSites() as places, ScriptMemoryMeter(places) as held:
         model = torch.nn.Linear(100, 100, bias=False)
         model(torch.zeros(1, 100))
         held.begin()

@@ -111,7 +111,7 @@ class Run:
 class Options:
     """How layouts are run: steps that are recorded, in fp64 or the script's own type, and for how long.
 
-    ``follow``: what records them on a rank, where it is not prove's own. ``rounded``: rounded otherwise.
+    ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
     """
 
     steps: int = 3

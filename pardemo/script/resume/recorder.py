@@ -8,23 +8,23 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Self
 
 import torch
 
 from pardemo import compat
-from pardemo.script.record import parameters
-from pardemo.script.record.parameters import Wanted, living, noting_optimizers
+from pardemo.script.record.parameters import living
+from pardemo.script.record.pieces import names_of
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.record.records import STATE
 from pardemo.script.resume import GRACE_S
 from pardemo.script.runtime import stand_ins
-from pardemo.script.runtime.call_sites import CallSites, local_part
+from pardemo.script.runtime.call_sites import local_part
+from pardemo.script.runtime.libraries import is_script
 from pardemo.world.errors import ranks_text
 
 #: How a run ends before its end, and in words.
@@ -147,20 +147,18 @@ def _copy_of_part(tensor: torch.Tensor) -> torch.Tensor:
 LEAST = 2
 
 
-def kept_beside(
-    is_own: Callable[[CodeType], bool], models: Iterable[torch.nn.Module]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def kept_beside(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors of modules and of objects with a ``state_dict`` that the script's functions hold, by name.
 
     Of those that run now: their variables, the script's globals, and the attributes of objects of its own classes.
 
     Args:
-        is_own: whether a function's code is the script's. models: what is trained, which is compared by itself.
+        models: what is trained, which is compared by itself.
     """
     trained = {id(part) for root in models for part in root.modules()}
     trained |= {id(parameter) for root in models for parameter in root.parameters()}
     seen: set[int] = set()
-    for name, value in _reachable(is_own):
+    for name, value in _reachable():
         if id(value) in seen or id(value) in trained or isinstance(value, (torch.optim.Optimizer, type)):
             continue
         seen.add(id(value))
@@ -177,11 +175,11 @@ def kept_beside(
                 yield of, tensor
 
 
-def _reachable(is_own: Callable[[CodeType], bool]) -> Iterator[tuple[str, Any]]:
+def _reachable() -> Iterator[tuple[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     files: set[str] = set()
     while frame is not None:
-        if is_own(frame.f_code):
+        if is_script(frame.f_code.co_filename):
             yield from _of_scope(frame.f_locals)
             if frame.f_code.co_filename not in files:
                 files.add(frame.f_code.co_filename)
@@ -214,8 +212,8 @@ def _state_tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _state_tensors(f"{name}.{of}", inner)
 
 
-class StoppingRecorder(Recorder):
-    """Writes down, beside all that prove does, states of optimizers and random numbers, and saves; and stops.
+class StopFollower:
+    """Records, beside all that prove does, states of optimizers and random numbers, and saves; and stops.
 
     Args:
         folder: in which the script saves. stop: that is to come, if one is.
@@ -223,23 +221,18 @@ class StoppingRecorder(Recorder):
             time has come, and behind a run that ended with an error, that the stop was its end.
     """
 
-    def __init__(self, sites: CallSites, rank: int, wanted: Wanted, folder: str, stop: Stop | None, marker: str):
-        super().__init__(sites, rank, wanted)
-        self._folder, self._stop, self._marker = folder, stop, marker
-        self._with_states: list[weakref.ref[torch.optim.Optimizer]] = []
+    def __init__(self, recorder: Recorder, folder: str, stop: Stop | None, marker: str):
+        self._recorder, self._folder, self._stop, self._marker = recorder, folder, stop, marker
+        self._stack = contextlib.ExitStack()
         self._files: set[tuple[str, int, int]] = set()
-        self._saving = threading.local()
         self._saves: dict[int, list[float]] = {}  # seconds of each, by how many steps were over
         self._stopped = self._sees_saves = self._asynchronous = False
         self._over, self._to_stop = threading.Event(), threading.Lock()
 
     def __enter__(self) -> Self:
-        super().__enter__()
-        own = torch.optim.Optimizer
-        for begins in ("__init__", "__setstate__"):  # made, or read from a file as it was
-            self.following.enter_context(
-                compat.replaced(own, begins, noting_optimizers(getattr(own, begins), self._with_states))
-            )
+        recorder = self._recorder
+        recorder.on_model, recorder.on_gradients = self._model_begins, self._note_states
+        recorder.on_finish = lambda: self._may_stop("step")
         self._files = self._present()
         if self._stop is not None and self._stop.kind == "term":
             threading.Thread(target=self._stop_with_the_first, args=[self._stop.grace_s], daemon=True).start()
@@ -247,47 +240,43 @@ class StoppingRecorder(Recorder):
 
     def __exit__(self, *raised: object) -> None:
         self._over.set()
-        super().__exit__(*raised)
+        self._stack.close()
 
     @property
     def _done(self) -> int:
         """Steps that are over; also one whose parameters are still to be written down."""
-        return len(self.steps) - 1 + self._pending
+        return len(self._recorder.steps) + self._recorder.current.pending
 
     # --- what a step begins with
 
-    def _on_model(self, module: torch.nn.Module) -> None:
-        if self._pending:
-            self._finish()
+    def _model_begins(self) -> None:
         if not self._sees_saves:  # by now the script has imported what it saves with
             self._sees_saves = True
-            saving = [(f, self._noted(f)) for f in _saving_functions()]
-            self.following.enter_context(stand_ins.replaced_everywhere(saving))
-            if (ours := sys.modules.get("pardemo.zero")) is not None:  # whose names stand-ins leave alone
-                self.following.enter_context(compat.replaced(ours, "save", self._noted(ours.save)))
-        if not self.now.micro_batches:
-            self.now.saves, self.now.asynchronous = self._saves.pop(self._done, []), self._asynchronous
-            self.now.generators = generator_states()
-            if self._rank == 0:
+            ours = sys.modules.get("pardemo.zero")  # whose names stand-ins leave alone
+            functions = _saving_functions() + ([ours.save] if ours is not None else [])
+            saving = stand_ins.outermost_calls(functions, self._saved)
+            self._stack.enter_context(stand_ins.replaced_everywhere(saving))
+            if ours is not None:
+                self._stack.enter_context(compat.replaced(ours, "save", saving[-1][1]))
+        step = self._recorder.current.step
+        if not step.micro_batches:
+            step.saves, step.asynchronous = self._saves.pop(self._done, []), self._asynchronous
+            step.generators = generator_states()
+            if self._recorder.rank == 0:
                 files = self._present()
-                self.now.saved, self._files = files != self._files, files
+                step.saved, self._files = files != self._files, files
             self._may_stop("forward")
-        super()._on_model(module)
 
-    def _note_parameters(self, when: str) -> None:
-        if when == "before":
-            self._may_stop("backward")
-            names = {key: of[0] for root in self._models() for key, (_, of) in parameters.names_of(root).items()}
-            for name, slot, value in optimizer_states(living(self._with_states), names):
-                self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
-            with torch.no_grad():
-                for name, value in kept_beside(self._sites.is_own, self._models()):
-                    self._tensors[f"{STATE}{KEPT}/{name}"] = self._taken(name, value)
-        super()._note_parameters(when)
-
-    def _finish(self) -> None:
-        self._may_stop("step")
-        super()._finish()
+    def _note_states(self) -> None:
+        self._may_stop("backward")
+        parameters, tensors = self._recorder.parameters, self._recorder.current.tensors
+        models = parameters.models()
+        names = {key: known[0] for root in models for key, (_, known) in names_of(root).items()}
+        for name, slot, value in optimizer_states(living(parameters.optimizers), names):
+            tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else parameters.recorded(name, value)
+        with torch.no_grad():
+            for name, value in kept_beside(models):
+                tensors[f"{STATE}{KEPT}/{name}"] = parameters.recorded(name, value)
 
     # --- saves
 
@@ -301,26 +290,20 @@ class StoppingRecorder(Recorder):
                     found.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
         return found
 
-    def _noted(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that saves, which notes how long it took; the outermost one of those within each other."""
-
-        def saved(*args: Any, **kwargs: Any) -> Any:
-            if getattr(self._saving, "now", False):
-                return save(*args, **kwargs)
-            done = self._done
-            earlier = self._saves.setdefault(done, [])
-            self._saving.now, begin_s = True, time.perf_counter()
-            in_thread = threading.current_thread() is not threading.main_thread()
-            self._asynchronous |= in_thread or save.__name__ == "async_save"
-            self._stop_in_save(done, len(earlier))
-            try:
-                return save(*args, **kwargs)
-            finally:
-                self._saving.now = False
-                earlier.append(time.perf_counter() - begin_s)
-                _note_whole_save(self._marker, self._rank, done)
-
-        return saved
+    def _saved(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Saves, and notes how long it took."""
+        done = self._done
+        earlier = self._saves.setdefault(done, [])
+        begin_s = time.perf_counter()
+        in_thread = threading.current_thread() is not threading.main_thread()
+        self._asynchronous |= in_thread or save.__name__ == "async_save"
+        self._stop_in_save(done, len(earlier))
+        try:
+            return save(*args, **kwargs)
+        finally:
+            earlier.append(time.perf_counter() - begin_s)
+            if self._marker:
+                _note_whole_save(self._marker, self._recorder.rank, done)
 
     # --- the stop
 
@@ -328,7 +311,7 @@ class StoppingRecorder(Recorder):
         stop = self._stop
         if stop is None or self._stopped or stop.kind == "save":
             return
-        if (stop.moment, stop.done) != (moment, len(self.steps) - 1) or self._rank not in stop.ranks:
+        if (stop.moment, stop.done) != (moment, len(self._recorder.steps)) or self._recorder.rank not in stop.ranks:
             return
         with self._to_stop:
             if self._stopped:  # it was told together with the first

@@ -24,7 +24,7 @@ from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
 from pardemo.script.report.verdict import StopVerdict, Trial
 from pardemo.script.resume import GRACE_S, STEPS, judge, recorder
-from pardemo.script.resume.recorder import KINDS, NEVER, Stop, StoppingRecorder, whole_saves
+from pardemo.script.resume.recorder import KINDS, NEVER, Stop, StopFollower, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -166,7 +166,7 @@ def _recorded(
     saves = saves or place / "saves"
     saves.mkdir(parents=True, exist_ok=True)
     layout = replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
-    follow = partial(StoppingRecorder, folder=str(saves), stop=stop, marker=str(place / "stop"))
+    follow = partial(StopFollower, folder=str(saves), stop=stop, marker=str(place / "stop"))
     return runs.run_layout(layout, replace(options, follow=follow), place / "recorded")
 
 

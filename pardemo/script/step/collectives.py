@@ -23,6 +23,7 @@ from pardemo.formulas import communication as formulas
 from pardemo.meters.tensors import tensors_in
 from pardemo.script.hangs.journal import Journal, headline
 from pardemo.script.runtime.call_sites import CallSite, CallSites, dtype_name
+from pardemo.script.runtime.libraries import script_line
 
 #: torch's operators -> the collective that they are. All but the monitored barrier return a Work, alone or as the last
 #: of their results.
@@ -143,7 +144,7 @@ class Calls:
         try:
             ended = script()
         except BaseException as error:
-            self._journal.ends("raised", headline(error), self._sites.raised_at(error))
+            self._journal.ends("raised", headline(error), script_line(error))
             raise
         self._journal.ends(ended)
         return ended
@@ -152,7 +153,7 @@ class Calls:
         """Notes an exception that left a forward or a backward pass: a script may go on after it."""
         if type(error).__module__ == "torch.utils.checkpoint":  # with which it ends what it runs again
             return
-        self._journal.raised(headline(error), self._sites.raised_at(error))
+        self._journal.raised(headline(error), script_line(error))
 
     def _asked(self, name: str) -> Callable:
         operator = getattr(torch.ops.c10d, name).default

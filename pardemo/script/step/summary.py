@@ -15,7 +15,7 @@ from pardemo.meters.timeline import Span, covered_s
 from pardemo.meters.wire import connections, kernel_counts
 from pardemo.script.runtime import job
 from pardemo.script.runtime.call_sites import CONTEXT, CallSite, CallSites, StepEnd, Steps
-from pardemo.script.runtime.job import as_main, in_job, own_folder
+from pardemo.script.runtime.job import as_main, in_job
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step import parallelisms
 from pardemo.script.step.collectives import Call, Calls
@@ -81,9 +81,7 @@ def run(program: Program) -> Seen:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
 
     def follow(rank: int, port: int, notes: list[str]) -> Seen:
-        return _ScriptFollower(program, own_folder(program.launch), rank, port).follow(
-            lambda: as_main(program.launch), notes
-        )
+        return _ScriptFollower(program, rank, port).follow(lambda: as_main(program.launch), notes)
 
     return in_job(program.launch, program.folder, follow)
 
@@ -91,10 +89,10 @@ def run(program: Program) -> Seen:
 class _ScriptFollower:
     """What is followed of a script: its steps and collectives; for its first steps, tensor by tensor, its memory."""
 
-    def __init__(self, program: Program, own: str, rank: int, port: int):
+    def __init__(self, program: Program, rank: int, port: int):
         self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
         self._wire = kernel_counts()
-        self._sites = CallSites(own)
+        self._sites = CallSites()
         self._shapes = Shapes(self._sites, lambda: self._steps.number)
         self._held = ScriptMemoryMeter(self._sites)
         self._trained = Trained(self._sites)
