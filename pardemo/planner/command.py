@@ -355,7 +355,7 @@ def _config(name: str, light: bool) -> Any:
 
 def _target(config: Any) -> tuple[str, ...]:
     """LoRA's modules where none are said."""
-    from pardemo.planner.layouts.tuning import usual_target
+    from pardemo.planner.layouts.configurations import usual_target
 
     if (known := usual_target(config.model_type)) is not None:
         return known
