@@ -16,7 +16,7 @@ from pardemo.planner.layouts import command as layout_command
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.intervals import of_fine_tune
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
-from pardemo.planner.layouts.tuning import usual_target
+from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.table import ENGINES, Hardware, Plan, PlanRow, Request, title
 from pardemo.tables import text_table
 

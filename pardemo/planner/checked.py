@@ -12,11 +12,12 @@ from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import configurations, fine_tune_step
+from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.fine_tune_step import tensor_bytes
 from pardemo.planner.layouts.job import Job, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.tuning import Tuning, usual_target
+from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.memory import Curve
 from pardemo.planner.table import PlanRow, Request
 

@@ -24,7 +24,7 @@ from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.per_rank import layer_params
+from pardemo.planner.layouts.per_rank import owned_layer
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.planner.layouts.step import step
@@ -174,7 +174,7 @@ def seconds(
         buckets: in which a stage's gradients are summed, where states are not sharded.
     """
     with groups.Groups(groups.ParallelDims(tp=layout.tp, dp=layout.dp, pp=layout.pp)) as own_groups:
-        count = int(layer_params(shape, layout))
+        count = int(owned_layer(shape, layout).whole)
         layers = [Layer(count, forward_s, backward_s, own_groups.tp) for _ in range(shape.layers)]
         stage = cut_by_layers(layers, layout.pp)[dist.get_rank(own_groups.pp)]
         engine = _engine(layout, stage, own_groups.dp, len(stage) * count * BF16 // buckets)
