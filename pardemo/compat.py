@@ -263,16 +263,6 @@ def forget_hpz(groups: Any) -> None:
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
 
 
-def instructions(engine: Any) -> dict[Any, Callable]:
-    """What DeepSpeed's pipeline engine calls for each instruction."""
-    return dict(engine._INSTRUCTION_MAP)
-
-
-def set_instructions(engine: Any, made: Mapping[Any, Callable]) -> None:
-    """Has a pipeline engine call these; ``made`` is :func:`instructions` with some of them changed."""
-    engine._INSTRUCTION_MAP = made
-
-
 def after_new_group(call: Callable[[], object]) -> None:
     """From here on ``call`` is called whenever torch has made a process group."""
     from torch.distributed import distributed_c10d

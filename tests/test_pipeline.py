@@ -1,5 +1,6 @@
 """The executor on real ranks: parity with one process, bytes, memory, tied weights, batch norm, bad input."""
 
+import itertools
 import re
 
 import pytest
@@ -381,7 +382,7 @@ def peers_steps(kind, order, chunks, steps=2):
     found = {
         "ours": lambda: Pipeline(mine, schedule, F.mse_loss, timeline=timeline),
         "torch": lambda: TorchPipeline(mine, order.__name__, M, F.mse_loss, timeline=timeline),
-        "DeepSpeed": lambda: DeepSpeedPipeline(stages, M, BATCH, F.mse_loss, lr=0.1, timeline=timeline),
+        "DeepSpeed": lambda: DeepSpeedPipeline(stages, M, BATCH, F.mse_loss, lr=0.1),
     }[kind]()
     losses, parameters = [], [p for chunk in mine for p in chunk.parameters()]
     for _ in range(steps):
@@ -395,7 +396,18 @@ def peers_steps(kind, order, chunks, steps=2):
                     p -= 0.1 * p.grad
         losses.append(None if loss is None else loss.item())
     order = [f"{s.kind[0].upper()} {s.name}" for s in timeline.spans if s.kind != "wait"]
-    return losses, wire.sent_bytes, order[: len(order) // steps]
+    return losses, wire.sent_bytes, order[: len(order) // steps] or deepspeeds_order(ranks, rank)
+
+
+def deepspeeds_order(stages, stage):
+    """What its own schedule computes; its commands come micro-batch after micro-batch."""
+    from pardemo.peers.deepspeed.engine import deepspeed
+
+    schedule = deepspeed.runtime.pipe.schedule
+    passes = {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}
+    commands = itertools.chain(*schedule.TrainSchedule(M, stages, stage).steps())
+    kinds = [passes[type(command)] for command in commands if type(command) in passes]
+    return [f"{kind} {stage}.{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
 
 
 @pytest.fixture(scope="module")
