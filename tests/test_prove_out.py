@@ -19,7 +19,7 @@ from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHI
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import ComparedOutput, Finding
 from pardemo.script.record.records import ModuleCall, Piece, RankRecord, Step
-from pardemo.script.report import verdict
+from pardemo.script.report import model_map, verdict
 from pardemo.script.report.verdict import Proof
 
 G = drawn(6, 4)
@@ -144,23 +144,21 @@ def grid(names, wrong=()):
     ],
 )
 def test_numbered_siblings_that_are_alike_are_one_row(numbers, wrong, labels):
-    assert [line.label for line in verdict.map_lines(grid(range(numbers), wrong))] == labels
+    assert [line.label for line in model_map.map_lines(grid(range(numbers), wrong))] == labels
 
 
 def test_the_first_module_is_marked_and_not_folded():
-    lines = verdict.map_lines(grid(range(6)), ["blocks.5.up"])
+    lines = model_map.map_lines(grid(range(6)), ["blocks.5.up"])
     assert [line.label for line in lines] == ["blocks.0 … blocks.4", "up", "blocks.5", "up"]
     assert [line.first for line in lines] == [False, False, False, True]
 
 
 def test_a_state_is_a_sign_too():
-    drawn_map = verdict.map_drawing(grid([0], wrong=[0]), ["blocks.0.up"])
-    body = drawn_map[: drawn_map.index("</div>\n<ul")]
-    assert re.findall(r'class="cell (\w+)"[^>]*>([^<]+)<', body) == [
+    table, _ = model_map.map_blocks(grid([0], wrong=[0]), ["blocks.0.up"])
+    assert re.findall(r'class="cell (\w+)"[^>]*>([^<]+)<', table.page()) == [
         ("equal", "="), ("equal", "="), ("different", "×\N{NO-BREAK SPACE}2"), ("equal", "="),
     ]  # fmt: skip
-    assert "◀ first" in body
-    assert "<table" not in drawn_map
+    assert "◀ first" in table.page()
 
 
 # --- the page
@@ -195,7 +193,7 @@ def test_the_verdict_has_a_line_and_a_link_for_each_layout():
     made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
     made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
     shown = verdict.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
-    assert re.findall(r'">(.)</b> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
+    assert re.findall(r'">(.)</strong> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
         ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
         ("?", "layout-2", "ranks=2 batch=4", "could not"),
         ("✓", "layout-3", "ranks=8 batch=1", "trains as"),
