@@ -110,11 +110,11 @@ def world(request):
 
 
 class Tags(HTMLParser):
-    """The elements of a page, and its visible headings."""
+    """The elements of a page, its text, and its visible headings."""
 
     def __init__(self, source):
         super().__init__()
-        self.tags, self.attributes, self.headings, self.open = [], [], [], []
+        self.tags, self.attributes, self.headings, self.open, self.text = [], [], [], [], ""
         self.feed(source)
 
     def handle_starttag(self, tag, attrs):
@@ -131,6 +131,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
+        self.text += data
         if self.open and self.open[-1] == "h2":
             self.headings.append(data)
 

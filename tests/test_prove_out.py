@@ -4,13 +4,13 @@ import json
 import re
 import textwrap
 from dataclasses import replace
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import says
 from safetensors.torch import load_file
+from test_measure_page import Tags
 from test_prove_causes import drawn, facts, of
 
 from pardemo import cli
@@ -24,21 +24,6 @@ from pardemo.script.report.verdict import Proof
 
 G = drawn(6, 4)
 EVIL = "<img src=x onerror=alert(1)>\"'&"
-
-
-class Page(HTMLParser):
-    """The text of a page, and its tags with what stands in them."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.text, self.tags = "", []
-        self.feed(html)
-
-    def handle_data(self, data):
-        self.text += data
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
 
 
 def layout(name, *line):
@@ -172,21 +157,20 @@ def test_what_comes_from_a_script_is_never_markup():
     made.failed["ranks=2 batch=4"] = EVIL
     made.layouts.append(layout("ranks=2 batch=4"))
     html = verdict.proof_page(made, EVIL)
-    read = Page(html)
-    assert not {tag for tag, _ in read.tags} & {"img", "script"}
-    assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
+    read = Tags(html)
+    assert not {"img", "script"} & set(read.tags)
+    assert not [name for name, _ in read.attributes if name.startswith("on")]
     assert read.text.count(EVIL) >= 7, "title and heading, line, module and class, sentence, parameter, note, error"
 
 
 def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
     html = verdict.proof_page(proof(finding("sum-for-mean")), "train.py")
-    read = Page(html)
-    ids = {attributes["id"] for _, attributes in read.tags if "id" in attributes}
-    links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
+    read = Tags(html)
+    ids, links = ({value for name, value in read.attributes if name == wanted} for wanted in ("id", "href"))
     assert links
     assert {link.removeprefix("#") for link in links} <= ids
     assert "http" not in html
-    assert not [tag for tag, _ in read.tags if tag in ("link", "img", "script")]
+    assert not {"link", "img", "script"} & set(read.tags)
 
 
 def test_the_verdict_has_a_line_and_a_link_for_each_layout():
@@ -204,7 +188,7 @@ def test_what_was_not_looked_at_is_said():
     wrong = replace(finding(), what="data")
     assert says(verdict.proof_page(proof(wrong), "a.py"), "samples", "parameters")
     assert says(verdict.proof_page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
-    text = Page(verdict.proof_page(proof(), "train.py")).text
+    text = Tags(verdict.proof_page(proof(), "train.py")).text
     assert says(text, "3", "4", "gradients", "2", "2")
     assert says(text, "Trains", "reference")
     assert "wrong" not in text
@@ -353,7 +337,7 @@ def test_a_bug_a_right_layout_and_one_that_nobody_explains(elements, tmp_path, m
     verdict = json.loads((out / "prove.json").read_text())
     assert verdict == json.loads(capsys.readouterr().out)
     assert [one["equal"] for one in verdict["layouts"]] == [True, True, False, False]
-    text = re.sub(r"\s+", " ", Page((out / "prove.html").read_text()).text)
+    text = re.sub(r"\s+", " ", Tags((out / "prove.html").read_text()).text)
     right, wrong, unknown = (
         text.split(mark)[-1] for mark in ("✓ ranks=2", "✗ ranks=2 batch=4 times=2", "✗ ranks=2 batch=4 times=3")
     )

@@ -19,7 +19,7 @@ WIDE, UNBROKEN, NARROW = 160, 16, 34
 BAR, BAR_PART = 40, '<i style="width: {:.1f}%; background: {}"></i>'
 STYLE = """
 body { max-width: 60rem; }
-h1, p, code { overflow-wrap: anywhere; }
+h1, p, code { overflow-wrap: anywhere; } td code { white-space: nowrap; }
 svg { margin: .4rem 0; }
 li { margin: .3rem 0; }
 details { margin: .8rem 0; } summary { cursor: pointer; }

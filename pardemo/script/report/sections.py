@@ -266,7 +266,7 @@ def _time(measured: Summary, seen: Sequence[Seen]) -> Section:
             "a collective that waits for its last rank": drawings.SPENT["idle_s"],
         }
         below.append(Chart(drawings.timeline(seen), {"": key}, "One step on each rank"))
-    return Section("time", "Time", f"of {whose}, in the median step", below)
+    return Section("time", "Time", f"milliseconds of {whose}, in the median step", below)
 
 
 def _paced(measured: Summary) -> Section:

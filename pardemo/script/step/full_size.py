@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
+from pardemo.script.step.memory import block_changes
 from pardemo.script.step.parallelisms import Parallelism
 from pardemo.script.step.summary import Seen, Summary
 from pardemo.script.words import count_text
@@ -95,11 +96,9 @@ def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str
 
 def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
     """The most bytes of each kind at one time of the followed step; others may have theirs at other times."""
-    changes = [(block.born, block.kind, block.bytes) for block in blocks]
-    changes += [(block.died, block.kind, -block.bytes) for block in blocks if block.died is not None]
     alive: Counter[str] = Counter()
     most: Counter[str] = Counter()
-    for _, kind, nbytes in sorted(changes):
+    for _, kind, nbytes in block_changes(blocks):
         alive[kind] += nbytes
         most[kind] = max(most[kind], alive[kind])
     return most

@@ -197,11 +197,16 @@ class MemoryTimeline(NamedTuple):
     phases: list[tuple[str, float, float]]
 
 
-def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTimeline:
-    """Of the blocks of a step, as each came and went."""
+def block_changes(blocks: Sequence[Block]) -> list[tuple[int, str, int]]:
+    """When blocks came and went, of which kind they are, and how many bytes came, or went."""
     changes = [(block.born, block.kind, block.bytes) for block in blocks]
     changes += [(block.died, block.kind, -block.bytes) for block in blocks if block.died is not None]
-    changes.sort(key=lambda change: change[0])
+    return sorted(changes, key=lambda change: change[0])
+
+
+def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTimeline:
+    """Of the blocks of a step, as each came and went."""
+    changes = block_changes(blocks)
     each = (1 + max((at for at, _, _ in changes), default=0)) / columns
     live: dict[str, int] = {}
     made: list[dict[str, int]] = []
