@@ -222,7 +222,7 @@ def test_a_step_on_a_gpu_and_its_links(tmp_path):
     assert all(one.exposed_s + one.hidden_s >= 0.99 * expected for one in far.time)
     launches = sum(isinstance(one, Operation) for one in seen[0].work.list)
     assert near.alone_s == pytest.approx(launches * pace.LAUNCH_S, rel=0.05)  # so small that launching is all
-    assert any("fp32 without TF32" in line for line in near.told)
+    assert any("fp32 without TF32" in line for line in near.assumed)
     assert near.as_json()["reckoned"]
 
 
