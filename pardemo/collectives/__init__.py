@@ -214,11 +214,11 @@ def parameter_server_all_reduce(
             for piece in pieces:
                 boxes = [box[: piece.numel()] for box in inbox]
                 for work in [dist.irecv(box, peer, group) for box, peer in zip(boxes, workers, strict=True)]:
-                    work.wait()
+                    work.wait()  # type: ignore[union-attr]
                 for box in boxes:
                     piece.add_(box)
             for work in [dist.isend(piece, peer, group) for piece in pieces for peer in workers]:
-                work.wait()
+                work.wait()  # type: ignore[union-attr]
         elif size > 1:
             home = dist.get_global_rank(group, server)
             for piece in pieces:

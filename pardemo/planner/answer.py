@@ -14,9 +14,9 @@ from pardemo.planner.estimate import BUILT_SHARDED
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import command as layout_command
 from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.intervals import of_fine_tune
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
-from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.table import ENGINES, Hardware, Plan, PlanRow, Request, title
 from pardemo.tables import text_table
 

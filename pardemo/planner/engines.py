@@ -102,8 +102,8 @@ def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Te
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
     """The decoder layers: the longest list of modules there is."""
-    lists: list[Any] = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    return list(max(lists, key=len))
+    lists: list[nn.ModuleList] = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    return [*max(lists, key=lambda layers: len(layers))]
 
 
 def _loss(model: Callable[..., Any], ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

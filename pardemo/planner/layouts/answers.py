@@ -70,7 +70,7 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
 
 def _field(name: str, value: str) -> dict[str, Any]:
     """The value of a field of a layout, of the kind that its default is."""
-    kinds = {field.name: type(field.default) for field in fields(Layout)}
+    kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(Layout)}
     if name not in kinds:
         raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
     try:
@@ -172,8 +172,8 @@ def explained_text(planned: PlannedLayout) -> str:
 
 def fitting(planned: PlannedLayout) -> str:
     """One line: whether the fullest GPU has the room."""
-    capacity = planned.job.machine.gpu.memory_bytes
-    needed, capacity, free = (three(value / GB) for value in (planned.peak_bytes, capacity, planned.room))
+    sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.room
+    needed, capacity, free = (three(value / GB) for value in sizes)
     verdict = "fits" if planned.fits else "does not fit"
     return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"
 

@@ -215,7 +215,7 @@ def layout_explorer(
     start = {"gpus": gpus, "link": link, "sequence": sequence, "tp": tp, "pp": pp}
     if is_headless():
         frames = []
-        for change, moved in ({"the start": {}} | TRIED).items():
+        for change, moved in {"the start": dict[str, int](), **TRIED}.items():
             at = start | moved
             title = f"{change}: TP {at['tp']}, PP {at['pp']}, {at['link']:,} Gbit/s"
             frames.append(_frame(title, planned_layout(model, **at)))

@@ -197,7 +197,8 @@ def _hybrid(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Sh
         )
         experts = Experts(config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size, shared)
     return Shape(
-        **sizes, groups=config.num_key_value_heads, middle=config.intermediate_size, gated=False, tied=tied,
+        **sizes,  # type: ignore[arg-type]
+        groups=config.num_key_value_heads, middle=config.intermediate_size, gated=False, tied=tied,
         head=config.head_dim, experts=experts, name=config.model_type, pattern=pattern, mamba=mamba,
     )  # fmt: skip
 

@@ -124,7 +124,7 @@ class Layout:
             self.context != "ring" and self.cp > 1 and f"context {self.context}",
             self.schedule != "1f1b" and self.pp > 1 and f"schedule {self.schedule}",
         )
-        return " ".join(filter(None, words))
+        return " ".join(str(word) for word in words if word)
 
 
 def recomputation(word: str) -> dict[str, Any]:

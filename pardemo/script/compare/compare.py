@@ -223,8 +223,9 @@ def _merged_findings(findings: list[Finding]) -> list[Finding]:
         if set(finding.parameters) - set(known.parameters):
             names = tuple(sorted({*known.parameters, *finding.parameters}))
             rest = max((value for value in (known.rest, finding.rest) if value is not None), default=None)
-            factors = known.factor, finding.factor
-            alike = None not in factors and math.isclose(*factors)
+            alike = (
+                known.factor is not None and finding.factor is not None and math.isclose(known.factor, finding.factor)
+            )
             merged = replace(known, parameters=names, rest=rest, factor=known.factor if alike else None)
             seen[finding.what, finding.cause, finding.why] = merged
     return list(seen.values())

@@ -178,8 +178,7 @@ def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = Fals
             raise ValueError(
                 f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
             )
-        filled = (_FIELD.sub(lambda field, of=layout: str(of.values[field[1]]), part) for part in line)
-        made.append(replace(layout, line=tuple(filled)))
+        made.append(replace(layout, line=tuple(_filled(part, layout) for part in line)))
     return _require_distinct(made, alone)
 
 
@@ -247,3 +246,8 @@ def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | No
         if a < b and math.isclose(number, first * second, rel_tol=tolerance):
             return Factor(times, (a, b), first * second)
     return None
+
+
+def _filled(part: str, layout: Layout) -> str:
+    """A word of the script's line with the layout's values in place of their names."""
+    return _FIELD.sub(lambda field: str(layout.values[field[1]]), part)

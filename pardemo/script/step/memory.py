@@ -106,7 +106,7 @@ class ScriptMemoryMeter(MemoryMeter):
         alive = []
         for record, one in (*self._earlier, *self.storages.items()):
             if one.born <= self._peak_change and (one.died is None or one.died > self._peak_change):
-                kind = self._kind(record.kind, one)
+                kind = self._shown_kind(record.kind, one)
                 kinds[kind] += one.nbytes
                 alive.append((kind, one))
         return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
@@ -114,9 +114,10 @@ class ScriptMemoryMeter(MemoryMeter):
     def all(self) -> list[tuple[str, Storage]]:
         """Every storage since :meth:`begin`, with its kind, in the order in which they came."""
         lives = (*self._earlier, *self.storages.items())
-        return sorted(((self._kind(record.kind, one), one) for record, one in lives), key=lambda item: item[1].born)
+        shown = ((self._shown_kind(record.kind, one), one) for record, one in lives)
+        return sorted(shown, key=lambda item: item[1].born)
 
-    def _kind(self, kind: str, storage: Storage) -> str:
+    def _shown_kind(self, kind: str, storage: Storage) -> str:
         if kind == "parameters" and storage.use == "gathered" and storage.born:
             return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
         buffer = storage.place.use == "communication buffers" and storage.nbytes > 2 * self.live["parameters"]

@@ -15,7 +15,7 @@ class _Script(string.Template):
     delimiter = "%%"  # which no shell script and no Python file has
 
 
-def script(file: str, **values: object) -> str:
+def script(file: str, /, **values: object) -> str:
     """The text of a file of this folder, with a value in the place of each ``%%{name}``."""
     return _Script(Path(__file__).with_name(file).read_text(encoding="utf-8")).substitute(values)
 

@@ -276,7 +276,7 @@ def as_text(outcomes: list[ComparedRun]) -> str:
         errors_of |= {f"  {cause} {value}": errors for value, errors in values.items() if len(values) > 1}
     if left_out[BELOW]:
         errors_of[f"left out: {BELOW}"] = report[f"time {BELOW}"]
-    rows = [("", "runs", "mean error", "median", "middle", "within 15 %")]
+    rows: list[tuple[str, ...]] = [("", "runs", "mean error", "median", "middle", "within 15 %")]
     rows += [(name, *_errors(errors)) for name, errors in (errors_of | {"memory": report["memory"]}).items()]
     lines = [*_lines(outcomes), text_table(rows), ""]
     if count := left_out["contradict themselves"]:

@@ -77,7 +77,8 @@ def _run(row: Cells, place: int) -> PublishedRun:
     recipe = recipes().get((release, words, gpu), {})  # what is not said is as the program usually does it
     shared = "zero3" if fsdp else "zero1" if dp * degrees["cp"] > 1 else "none"
     layout = Layout(
-        **degrees, dp=dp, micro_batch=micro, accumulation=max(1, batch // dp // micro), chunks=_degree(values, "VP"),
+        **degrees,  # type: ignore[arg-type]
+        dp=dp, micro_batch=micro, accumulation=max(1, batch // dp // micro), chunks=_degree(values, "VP"),
         sharding=shared, sequence_parallel=degrees["tp"] > 1, offload=int(recipe.get("offload", 0)) if fsdp else 0,
         **recomputation(recipe.get("recompute", "none")),
     )  # fmt: skip
@@ -157,7 +158,7 @@ def nanotron(row: Cells) -> Iterator[PublishedRun]:
     )  # fmt: skip
     ended = row.one_of("status", {"ok": "ok", "crashed or oom": "failed"})
     tokens = row.number("tokens_per_s_per_gpu", 0) if row.has("tokens_per_s_per_gpu") and ended == "ok" else 0.0
-    shape = Shape(*row.one_of("model", _TABLES["nanotron"]), name=row.text("model"))
+    shape = Shape(*row.one_of("model", _TABLES["nanotron"]), name=row.text("model"))  # type: ignore[misc]
     yield _published(
         "nanotron", shape, NANOTRON, "H100", 8, EFA, layout, 4096, tokens=tokens,
         peak=row.number("memory_gb") * 2**30 if row.has("memory_gb") and tokens else None, batch=row.whole("gbs"),
@@ -190,7 +191,8 @@ def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
     )  # fmt: skip
     gpu, between = row.one_of("GPU", {"h100_80gb": ("H100", EFA), "a100_80gb": ("A100-80GB", ROCE)})
     yield _published(
-        "LLM-Foundry", gpt(*row.one_of("Model", _TABLES["mpt"]), 50368, sequence, f"MPT {row.text('Model')}"),
+        "LLM-Foundry",
+        gpt(*row.one_of("Model", _TABLES["mpt"]), 50368, sequence, f"MPT {row.text('Model')}"),  # type: ignore[call-arg]
         FOUNDRY, gpu, 8, between, layout, sequence, tokens=row.number("Throughput (T/s/GPU)"),
         precision="fp8" if "FP8" in row.text("section") else "bf16",
     )  # fmt: skip

@@ -188,7 +188,8 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     } | {name: value.whole(name, 0) for name in ("shard_group", "offload")}  # fmt: skip
     others = counts["tp"] * counts["cp"] * counts["pp"]
     layout = Layout(
-        **counts, dp=value.whole("dp") if value.has("dp") else max(1, gpus // others), sharding=value.text("sharding"),
+        **counts,  # type: ignore[arg-type]
+        dp=value.whole("dp") if value.has("dp") else max(1, gpus // others), sharding=value.text("sharding"),
         sequence_parallel=value.one_of("sequence_parallel", TRUTH), **recomputation(value.text("recompute")),
     )  # fmt: skip
     shape, sequence = _shape(value), value.whole("sequence")
