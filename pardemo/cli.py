@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -23,6 +24,14 @@ from pardemo.planner import command as planner
 from pardemo.script import command as script_command
 from pardemo.termination import ends_in_order
 
+#: Commands by what they are for, with an example of each group.
+GROUPS = {
+    "the book": ("run claims report site doctor", "pardemo run data_parallel"),
+    "your script": ("measure prove", "pardemo measure --ranks 4 -- train.py --batch 8"),
+    "the planner": ("plan", "pardemo plan --search --model llama3-8b --gpu H100 --gpus 8"),
+    "the fine-tune": ("data finetune predict score export chat", "pardemo finetune tiny-cpu"),
+    "pardemo itself, in a checkout": ("bench soak", "pardemo soak --minutes 1"),
+}
 #: Commands of a checkout alone: what they run stands in its tests/.
 OF_A_CHECKOUT = {
     "bench": "the speed table: ratios measured side by side in one run",
@@ -64,11 +73,20 @@ def _run_command(argv: Sequence[str] | None) -> int:
         print(missing, file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
-        print(f"pardemo {command}: {error}{project.not_in_the_package(error)}", file=sys.stderr)
+        print(f"pardemo {command}: {_as_line(error)}{project.not_in_the_package(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\npardemo {command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _as_line(error: Exception) -> str:
+    """What an error says; of a file that cannot be opened its path and the reason, without the system's number."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no {error.filename}"
+    return f"{error.filename}: {error.strerror}"
 
 
 def _from_checkout(command: str, *arguments: str) -> int:
@@ -86,9 +104,12 @@ def _from_checkout(command: str, *arguments: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pardemo", description="Parallel training: predict, run, compare.")
+    parser = argparse.ArgumentParser(
+        prog="pardemo", usage="pardemo COMMAND [OPTIONS]", description="Parallel training: predict, run, compare.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=pardemo.__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands: Any = _Commands(parser)
 
     run = commands.add_parser("run", help="execute notebooks; write executed copies, figures, claims and report.html")
     run.add_argument("names", nargs="*", metavar="NAME", help="a chapter, as data_parallel or 01 (default: all)")
@@ -126,7 +147,34 @@ def _parser() -> argparse.ArgumentParser:
     planner.add(commands)
     script_command.add_measure(commands)
     script_command.add_prove(commands)
+    parser.epilog = commands.in_groups()
     return parser
+
+
+class _Commands:
+    """The command line's commands, which its help shows in :data:`GROUPS`, where argparse would list them."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self._subparsers = parser.add_subparsers(
+            dest="command", required=True, metavar="COMMAND", prog="pardemo", help=argparse.SUPPRESS
+        )
+        self._helps: dict[str, str] = {}
+
+    def add_parser(self, name: str, *, help: str, **options: Any) -> argparse.ArgumentParser:
+        """A command's own parser; ``help``: what the command is for, in a line."""
+        self._helps[name] = help
+        return self._subparsers.add_parser(name, **options)
+
+    def in_groups(self) -> str:
+        """Each group with its commands and its example."""
+        lines = []
+        for group, (names, example) in GROUPS.items():
+            lines += [f"{group}, as {example}:", *(self._line(name) for name in names.split()), ""]
+        return "\n".join([*lines, "pardemo COMMAND --help tells a command's options."])
+
+    def _line(self, name: str) -> str:
+        margin = " " * 12
+        return textwrap.fill(f"  {name:10}{self._helps[name]}", 100, subsequent_indent=margin)
 
 
 @work_goes_on()
@@ -144,8 +192,7 @@ def _run(arguments: argparse.Namespace) -> int:
     given = {key: _value(value) for key, value in arguments.parameters}
     with ends_in_order("run"):
         outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
-    folder = arguments.out or _relative_output()
-    print(f"report: {folder}/report.html")
+    print(f"report: {arguments.out or os.path.relpath(project.output_dir())}/report.html")
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(f"{outcome.notebook} failed in {outcome.error}", file=sys.stderr)
@@ -185,10 +232,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
         table = [("", "what", "found"), *(("ok" if row["ok"] else "note", row["what"], row["found"]) for row in rows)]
         print(text_table(table))
     return 0
-
-
-def _relative_output() -> str:
-    return os.path.relpath(project.output_dir())
 
 
 def _value(text: str) -> Any:

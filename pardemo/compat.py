@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module, metadata
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from pardemo.private_names import NAMES as NAMES
@@ -75,6 +76,32 @@ def _version(library: str) -> str:
 # --- of objects: what an instance has -------------------------------------------------------------------------------
 
 
+#: Whether a DistributedDataParallel is within its ``join()``, where ranks may have different numbers of batches.
+is_joining = attrgetter("_join_config.enable")
+#: What torch's DDP logs of itself: its buckets' bytes, and the numbers of their parameters.
+ddp_logged = methodcaller("_get_ddp_logging_data")
+#: How often a tensor, or what it shares memory with, was changed in place.
+version = attrgetter("_version")
+#: What tells a storage from others, also where it has no memory of its own.
+storage_address = attrgetter("_cdata")
+#: A DTensor's part on this rank, without a graph.
+local_tensor = attrgetter("_local_tensor")
+#: An operator's own name: ``mm`` of ``aten.mm.default``.
+op_name = attrgetter("_opname")
+#: An operator's name, arguments, and which of them it changes.
+op_schema = attrgetter("_schema")
+#: The operator with all its overloads.
+op_packet = attrgetter("_overloadpacket")
+#: The number that a node of autograd's graph got in the forward pass.
+node_number = methodcaller("_sequence_nr")
+#: Takes a ``torch.library.Library`` and its kernels away.
+end_library = methodcaller("_destroy")
+#: Which attention Transformers chose for a model's configuration: ``eager``, ``sdpa`` …
+attention_of = attrgetter("_attn_implementation")
+#: What nbconvert's exporter keeps of each notebook for its filters.
+exporter_metadata = attrgetter("_nb_metadata")
+
+
 def in_backward() -> bool:
     """Whether a backward pass runs on this thread."""
     return _named("graph_task")() != -1
@@ -90,54 +117,14 @@ def accumulate_hooks(parameter: Any) -> Mapping[int, Callable]:
     return parameter._post_accumulate_grad_hooks or {}
 
 
-def is_joining(wrapper: Any) -> bool:
-    """Whether a DistributedDataParallel is within its ``join()``, where ranks may have different numbers of batches."""
-    return wrapper._join_config.enable
-
-
 def backward_hooks(tensor: Any) -> Mapping[int, Callable]:
     """Those of ``tensor.register_hook``."""
     return tensor._backward_hooks or {}
 
 
-def version(tensor: Any) -> int:
-    """How often a tensor, or what it shares memory with, was changed in place."""
-    return tensor._version
-
-
-def storage_address(storage: Any) -> int:
-    """What tells a storage from others, also where it has no memory of its own."""
-    return storage._cdata
-
-
-def local_tensor(tensor: Any) -> Any:
-    """A DTensor's part on this rank, without a graph."""
-    return tensor._local_tensor
-
-
 def sparse_parts(tensor: Any) -> tuple[Any, Any]:
     """Indices and values of a sparse tensor, also of one that is not coalesced."""
     return tensor._indices(), tensor._values()
-
-
-def op_name(op: Any) -> str:
-    """An operator's own name: ``mm`` of ``aten.mm.default``."""
-    return op._opname
-
-
-def op_schema(op: Any) -> Any:
-    """An operator's name, arguments, and which of them it changes."""
-    return op._schema
-
-
-def op_packet(op: Any) -> Any:
-    """The operator with all its overloads."""
-    return op._overloadpacket
-
-
-def node_number(node: Any) -> int:
-    """The number that a node of autograd's graph got in the forward pass."""
-    return node._sequence_nr()
 
 
 def fsdp_state(module: Any) -> Any:
@@ -242,11 +229,6 @@ def local_offset(shape: Any, mesh: Any, placements: Any) -> tuple[int, ...]:
     return tuple(_named("local_offset_of")(shape, mesh, placements)[1])
 
 
-def ddp_logged(module: Any) -> Mapping[str, Any]:
-    """What torch's DDP logs of itself: its buckets' bytes, and the numbers of their parameters."""
-    return module._get_ddp_logging_data()
-
-
 def context_parallel_options() -> tuple[bool, bool]:
     """Whether torch's context parallelism gathers keys and values, or passes them on; whether it sums in float32."""
     from torch.distributed.tensor.experimental._context_parallel import _attention
@@ -255,19 +237,9 @@ def context_parallel_options() -> tuple[bool, bool]:
     return options.rotate_method.name == "ALL_GATHER", options.convert_to_f32
 
 
-def end_library(library: Any) -> None:
-    """Takes a ``torch.library.Library`` and its kernels away."""
-    library._destroy()
-
-
 def gathered(parameter: Any) -> Any | None:
     """The whole of an FSDP2 parameter while it is gathered; None before it was, for the first time."""
     return getattr(parameter, "_unsharded_param", None)
-
-
-def attention_of(config: Any) -> str:
-    """Which attention Transformers chose for a model: ``eager``, ``sdpa`` …"""
-    return config._attn_implementation
 
 
 def default_options(parser: Any, title: str) -> set[str]:
@@ -281,11 +253,6 @@ def exporter_resources(exporter: Any, resources: Any) -> Any:
     return exporter._init_resources(resources)
 
 
-def exporter_metadata(exporter: Any) -> Any:
-    """What nbconvert's exporter keeps of each notebook for its filters."""
-    return exporter._nb_metadata
-
-
 def refuse_removed_keys(config: Any, settings: Mapping[str, Any]) -> None:
     """DeepSpeed's own refusal of keys that it has no longer; ``config`` is ``deepspeed.runtime.config``."""
     config._reject_removed_config_keys(settings)
@@ -294,16 +261,6 @@ def refuse_removed_keys(config: Any, settings: Mapping[str, Any]) -> None:
 def forget_hpz(groups: Any) -> None:
     """Forgets hpZ's group in ``deepspeed.utils.groups``: a second engine refuses to start beside it."""
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-
-
-def instructions(engine: Any) -> dict[Any, Callable]:
-    """What DeepSpeed's pipeline engine calls for each instruction."""
-    return dict(engine._INSTRUCTION_MAP)
-
-
-def set_instructions(engine: Any, made: Mapping[Any, Callable]) -> None:
-    """Has a pipeline engine call these; ``made`` is :func:`instructions` with some of them changed."""
-    engine._INSTRUCTION_MAP = made
 
 
 def after_new_group(call: Callable[[], object]) -> None:

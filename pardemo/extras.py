@@ -28,7 +28,7 @@ PACKAGES: dict[str, dict[str, str]] = {
     "accelerate": {"accelerate": "accelerate"},
     "finetune": {
         "datasets": "datasets", "evaluate": "evaluate", "jieba": "jieba", "nltk": "nltk", "peft": "peft",
-        "pydantic": "pydantic", "rouge_chinese": "rouge-chinese",
+        "rouge_chinese": "rouge-chinese",
         "sentencepiece": "sentencepiece", "tensorboard": "tensorboard", "transformers": "transformers",
     },
     "testing": {"pytest": "pytest"},

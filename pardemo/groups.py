@@ -8,10 +8,8 @@ A layer that keeps a part of a parameter marks it (:func:`mark_cut`). Whoever gi
 gradients over ranks, or takes a norm over them, reads the mark (:func:`cut_of`).
 """
 
-import itertools
 import weakref
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -107,15 +105,11 @@ class ParallelDims:
             raise ValueError(f"no axis {', '.join(sorted(unknown))}; there are: {', '.join(AXES)}")
         if len(set(named)) < len(named):
             raise ValueError(f"each axis once, not {axes!r}")
-        rest = [axis for axis in AXES if axis not in named]
-        members = [
-            sorted(
-                self.rank(**dict(zip(rest, outer, strict=True)), **dict(zip(named, inner, strict=True)))
-                for inner in product(*(range(getattr(self, axis)) for axis in named))
-            )
-            for outer in product(*(range(getattr(self, axis)) for axis in rest))
-        ]
-        return sorted(members)
+        members: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.size):
+            place = self.coordinates(rank)
+            members.setdefault(tuple(place[axis] for axis in AXES if axis not in named), []).append(rank)
+        return list(members.values())
 
 
 class Groups:
@@ -166,7 +160,9 @@ class Groups:
 
     def __exit__(self, *error: object) -> None:
         for group in self._by_ranks.values():
-            dist.destroy_process_group(group)
+            for each in (_copies.pop(group, None), group):
+                if each is not None:
+                    dist.destroy_process_group(each)
 
 
 @dataclass(frozen=True)
@@ -220,14 +216,19 @@ def cut_within(module: "nn.Module", group: dist.ProcessGroup) -> str:
     return ""
 
 
-#: How many copies a group has had.
-_copies: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
+#: For each group the second one of its ranks.
+_copies: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = weakref.WeakKeyDictionary()
 
 
 def copy_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Makes another group of the same ranks, for messages that may not meet those of ``group``. Collective."""
-    number = next(_copies.setdefault(group, itertools.count(1)))
-    return compat.new_group_by_name(dist.get_process_group_ranks(group), f"{group.group_name}_copy_{number}")
+    """The second group of the same ranks, for messages that may not meet those of ``group``. Collective.
+
+    It is made at the first call, and ends with the block of :class:`Groups` that has made ``group``.
+    """
+    if group not in _copies:
+        name = f"{group.group_name}_copy"
+        _copies[group] = compat.new_group_by_name(dist.get_process_group_ranks(group), name)
+    return _copies[group]
 
 
 def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -75,6 +75,8 @@ NAMES = {
     # --- pytest
     "assertion_util": Private("_pytest.assertion.util", "asserts on ranks that say where two values differ"),
     "assertrepr_compare": Private("_pytest.assertion.pytest_assertrepr_compare", "where two values differ, in lines"),
+    "MultiCapture": Private("_pytest.capture.MultiCapture", "capsys on ranks"),
+    "SysCapture": Private("_pytest.capture.SysCapture", "capsys on ranks"),
     # --- Python
     "forkserver": Private("multiprocessing.forkserver._forkserver", "the planner's workers end with it"),
     "finalizers": Private("weakref.finalize._registry", "a forked process does not end its parent's things"),

@@ -1,5 +1,6 @@
 """One warm World per size for the whole session; tests that kill ranks make their own."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -192,6 +193,15 @@ def exercises_of_the_book():
 def says(text, *values):
     """Whether a message, or one of several, names these in this order. How it says so is for its readers to like."""
     return any(_in_order(line, values) for line in ([text] if isinstance(text, str) else text))
+
+
+@contextlib.contextmanager
+def refused(message):
+    """The block raises a ValueError whose text has ``message`` and is one line; gives it."""
+    with pytest.raises(ValueError) as error:  # noqa: PT011, the message is looked at below
+        yield error
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def _in_order(text, values):

@@ -59,7 +59,8 @@ CORE = textwrap.dedent(
 SAYS = {
     "light": {
         ("run", "01"): (2, r"pardemo run: no notebooks in .*: they come with the repository, .* git clone \S+"),
-        ("plan", "--price", "1"): (2, r"pardemo plan needs \S+, which the extra \[finetune\] brings: .*"),
+        ("plan", "--price", "1"): (0, r"(?s).* micro-.*"),
+        ("plan", "--dry-run"): (2, r"pardemo plan needs \S+, which the extra \[finetune\] brings: .*"),
         ("finetune", "tiny-cpu"): (2, r"pardemo finetune needs \S+, which the extra \[finetune\] brings: .*"),
         ("doctor",): (0, r"(?s).*not installed: pip install 'pardemo\[book\]'.*"),
         SEARCH: (0, r"(?s)full training of llama3-8b, 8\.0B parameters.*"),

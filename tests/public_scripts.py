@@ -27,7 +27,7 @@ from pardemo.tables import amount
 PAGES = (project.root() / "docs" / "records" / "published-scripts.md", project.root() / "docs" / "measure.md")
 PLACE = re.compile(r"(<!-- (public scripts|screen) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 #: The script whose screen is shown, and the screen's lines that are left out.
-SHOWN, NOTES = "nanoGPT", re.compile(r"^  note: .*\n(?:    .*\n)*", re.M)
+SHOWN, NOTES = "nanoGPT", re.compile(r"^WHAT RAN IN ANOTHER WAY\n(?:  .*\n)*\n", re.M)
 HEAD = (
     "| script | ranks | what runs | a rank sends | the kernel | peak | findings | set for it |",
     "|---|--:|---|--:|--:|--:|---|---|",

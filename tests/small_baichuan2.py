@@ -41,11 +41,9 @@ def model(position: str = "alibi", **changes) -> Baichuan2ForCausalLM:
 
 def folder(path: Path, **changes) -> Path:
     """A checkpoint folder whose generation settings are as those of the official ones: none may leak into greedy."""
-    found = model(**changes)
-    for name, value in {"do_sample": True, "temperature": 0.3, "top_k": 5, "top_p": 0.85}.items():
-        setattr(found.generation_config, name, value)
-    found.generation_config.repetition_penalty = 1.9
-    save_checkpoint(found, path / "base", tokenizer(path / "spm"))
+    made = model(**changes)
+    made.generation_config.update(do_sample=True, temperature=0.3, top_k=5, top_p=0.85, repetition_penalty=1.9)
+    save_checkpoint(made, path / "base", tokenizer(path / "spm"))
     return path / "base"
 
 
@@ -63,12 +61,12 @@ def recipe_file(path: Path, base: Path, **predict) -> Path:
     """A recipe beside its data: 13 rows to predict."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "rows.json").write_text(json.dumps(rows(13), ensure_ascii=False), encoding="utf-8")
-    told = {
+    values = {
         "model": {"path": str(base)},
         "data": {"train": str(path / "rows.json"), "test": str(path / "rows.json"), "cutoff_len": 64},
         "train": {"learning_rate": 0.001, "num_train_epochs": 1, "bf16": False},
         "predict": {"batch": 4, "max_new_tokens": 10, **predict},
         "output_dir": str(path / "saves"),
     }
-    (path / "small.yaml").write_text(json.dumps(told), encoding="utf-8")  # JSON is YAML
+    (path / "small.yaml").write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
     return path / "small.yaml"

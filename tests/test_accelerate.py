@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from conftest import refused
 
 from pardemo import World, signed_folders
 from pardemo.groups import ParallelDims
@@ -57,11 +58,14 @@ def plain(*arguments):
     return [loss for *_, loss in train_plain.train(train_plain.parse(list(arguments)))]
 
 
-def train(ranks, configuration, folder, *arguments):
-    environment = accelerate_configs.environment(configuration.write(folder))
-    return ranks[configuration.processes].run(
-        accelerate_script.train, environment, configuration.expected(), *arguments
-    )
+def environment_of(configuration, folder):
+    """What ``accelerate launch`` sets for ranks of this configuration, whose files are written."""
+    return accelerate_configs.environment(configuration.write(folder))
+
+
+def train(ranks, configuration, folder, *arguments, function=accelerate_script.train):
+    arguments = (environment_of(configuration, folder), configuration.expected(), *arguments)
+    return ranks[configuration.processes].run(function, *arguments)
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda configuration: configuration.kind)
@@ -113,7 +117,7 @@ def test_bf16_comes_from_the_configuration(ranks, kind, tmp_path):
 
 
 def test_another_form_than_the_expected_is_an_error(ranks, tmp_path):
-    environment = accelerate_configs.environment(Configuration("ddp", 2).write(tmp_path))
+    environment = environment_of(Configuration("ddp", 2), tmp_path)
     with pytest.raises(RankFailed, match=r"distributed_type.*'MULTI_CPU'.*'FSDP'"):
         ranks[2].run(accelerate_script.train, environment, Configuration("fsdp2", 2).expected(), "--steps", "1")
 
@@ -151,7 +155,7 @@ def without_shim(environment, cpu, name_backend):
 def test_without_the_shim_something_else_runs(ranks, tmp_path, kind, cpu, name_backend, runs):
     """Should an Accelerate of another day run on CPU ranks by itself, the shim can go."""
     configuration = Configuration(kind, 2)
-    environment = accelerate_configs.environment(configuration.write(tmp_path))
+    environment = environment_of(configuration, tmp_path)
     if kind == "zero2":  # with it two products would not agree, and DeepSpeed would say so
         settings = {key: value for key, value in configuration.deepspeed().items() if key != "train_batch_size"}
         (tmp_path / "zero2-2.json").write_text(json.dumps(settings))
@@ -160,27 +164,27 @@ def test_without_the_shim_something_else_runs(ranks, tmp_path, kind, cpu, name_b
 
 def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
     sizes = ["--hidden", "128", "--layers", "4"]
-    for configuration, sent, kept in ((Configuration("ddp", 2), 2, 16), (Configuration("fsdp2", 2), 4, 8)):
-        environment = accelerate_configs.environment(configuration.write(tmp_path))
-        for found in ranks[2].run(accelerate_script.measure, environment, configuration.expected(), *sizes):
-            psi = found["parameters"]
-            assert found["sent_bytes"] == pytest.approx(sent * 4 * psi / 2, rel=0.015)
-            states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
-            assert states == pytest.approx(kept * psi, rel=0.01)
-            buckets = 4 * psi if configuration.kind == "ddp" else 0  # DDP sends from copies of its gradients
-            assert found["kept"]["others"] - buckets < 1 << 20
+    for kind, sent, kept in (("ddp", 2, 16), ("fsdp2", 4, 8)):
+        for rank in train(ranks, Configuration(kind, 2), tmp_path, *sizes, function=accelerate_script.measure):
+            psi = rank["parameters"]
+            assert rank["sent_bytes"] == pytest.approx(sent * 4 * psi / 2, rel=0.015)
+            assert states_of(rank) == pytest.approx(kept * psi, rel=0.01)
+            buckets = 4 * psi if kind == "ddp" else 0  # DDP sends from copies of its gradients
+            assert rank["kept"]["others"] - buckets < 1 << 20
+
+
+def states_of(rank):
+    return sum(rank["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
 
 
 def test_two_replicas_in_shards_train_as_one_process(tmp_path):
     """HSDP by ParallelismConfig: a rank keeps its part of one copy."""
     configuration = Configuration("fsdp2", 4, replicas=2)
-    environment = accelerate_configs.environment(configuration.write(tmp_path))
     with World(4, preload=PEERS, timeout_s=120) as world:
-        for found in world.run(accelerate_script.measure, environment, configuration.expected()):
-            assert found["losses"] == pytest.approx(plain(), abs=TOLERANCE)
-            states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
-            assert states == pytest.approx(8 * found["parameters"], rel=0.01)
-            assert found["ring_bytes"] == pytest.approx(4 * found["parameters"] * (3 / 2 + 1 / 2), rel=0.05)
+        for rank in train({4: world}, configuration, tmp_path, function=accelerate_script.measure):
+            assert rank["losses"] == pytest.approx(plain(), abs=TOLERANCE)
+            assert states_of(rank) == pytest.approx(8 * rank["parameters"], rel=0.01)
+            assert rank["ring_bytes"] == pytest.approx(4 * rank["parameters"] * (3 / 2 + 1 / 2), rel=0.05)
     with pytest.raises(ValueError, match=r"3.*fsdp2.*4"):
         Configuration("fsdp2", 4, replicas=3)
     with pytest.raises(ValueError, match=r"2.*4.*processes"):
@@ -194,7 +198,7 @@ ROOM = accelerate_configs.room()
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"num_procs": 2}, "the configuration has no key 'num_procs'; did you mean 'num_processes'?"),
         ({"fsdp_config": {"fsdp_verison": 2}}, "fsdp_config has no key 'fsdp_verison'; did you mean 'fsdp_version'?"),
@@ -219,11 +223,9 @@ ROOM = accelerate_configs.room()
         ),
     ],
 )
-def test_a_wrong_configuration_is_refused_by_name(changes, told, tmp_path):
-    with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is looked at below
+def test_a_wrong_configuration_is_refused_by_name(changes, message, tmp_path):
+    with refused(message):
         accelerate_configurations.write(tmp_path / "bad.yaml", FSDP2 | changes)
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == [], "nothing is written"
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(FSDP2 | changes))
     with pytest.raises(ValueError, match=r"bad\.yaml: "):
@@ -240,26 +242,25 @@ def test_the_wrong_number_for_one_process_or_two():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"gradient_clipping": "auto"}, "gradient_clipping has to be a number"),
-        ({"gradient_cliping": 1.0}, "no key 'gradient_cliping'; did you mean 'gradient_clipping'?"),
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 0, 1, 2 or 3, not 4"),
     ],
 )
-def test_deepspeeds_own_file_is_checked_too(changes, told, tmp_path):
+def test_deepspeeds_own_file_is_checked_too(changes, message, tmp_path):
     configuration = Configuration("zero2", 2)
     path = configuration.write(tmp_path)
     (tmp_path / "zero2-2.json").write_text(json.dumps(configuration.deepspeed() | changes))
-    with pytest.raises(ValueError, match=r"zero2-2\.yaml: ") as error:
+    with refused(message) as error:
         accelerate_configs.read(path)
-    assert told in str(error.value)
+    assert "zero2-2.yaml: " in str(error.value)
 
 
 def test_files_that_are_no_configurations(tmp_path):
-    for text, told in (("a: [", "is not YAML"), ("- 1", "a configuration has keys and values")):
+    for text, message in (("a: [", "is not YAML"), ("- 1", "a configuration has keys and values")):
         (tmp_path / "x.yaml").write_text(text)
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             accelerate_configs.read(tmp_path / "x.yaml")
     with pytest.raises(FileNotFoundError):
         accelerate_configs.read(tmp_path / "none.yaml")
@@ -304,17 +305,13 @@ def test_zero3_init_is_what_accelerate_itself_takes(stage, monkeypatch):
 
 
 def test_the_megatron_lm_plugins_file(tmp_path):
-    path = accelerate_configurations.write(
-        tmp_path / "m.yaml", accelerate_configurations.megatron_lm(8, tp=2, pp=2, micro_batches=4)
-    )
-    variables = accelerate_configs.environment(path)
+    settings = accelerate_configurations.megatron_lm(8, tp=2, pp=2, micro_batches=4)
+    variables = accelerate_configs.environment(accelerate_configurations.write(tmp_path / "m.yaml", settings))
     assert variables["ACCELERATE_USE_MEGATRON_LM"] == "true"
     names = ("TP_DEGREE", "PP_DEGREE", "NUM_MICRO_BATCHES")
     assert [variables[f"MEGATRON_LM_{name}"] for name in names] == ["2", "2", "4"]
-    bad = accelerate_configurations.megatron_lm(8, tp=2)
-    bad["megatron_lm_config"] = {"megatron_lm_tp_degre": 2}
     with pytest.raises(ValueError, match="did you mean 'megatron_lm_tp_degree'"):
-        accelerate_configs.check(bad)
+        accelerate_configs.check(settings | {"megatron_lm_config": {"megatron_lm_tp_degre": 2}})
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------
@@ -336,13 +333,13 @@ def test_the_written_commands_start_what_they_say(tmp_path):
     }
     (tmp_path / "how_many.py").write_text(HOW_MANY)
     assert accelerate_launch.write_commands(tmp_path, jobs).read_text().count("accelerate launch") == 3
-    found = accelerate_launch.run(jobs, tmp_path)
-    for job, of in (("two hosts", configuration), ("variables", zero2)):
-        assert len(found[job]) == 2
-        for rank in found[job]:
-            accelerate.assert_runs(rank, of.expected())
+    results = accelerate_launch.run(jobs, tmp_path)
+    for job, written in (("two hosts", configuration), ("variables", zero2)):
+        assert len(results[job]) == 2
+        for rank in results[job]:
+            accelerate.assert_runs(rank, written.expected())
             assert rank["losses"] == pytest.approx(plain(*arguments), abs=TOLERANCE)
-    assert [rank["world"] for rank in found["trap"]] == [None], "one, of two asked for: the trap is still there"
+    assert [rank["world"] for rank in results["trap"]] == [None], "one, of two asked for: the trap is still there"
 
 
 def test_commands_name_no_folder_and_every_launcher(tmp_path):

@@ -11,15 +11,39 @@ from conftest import says
 from pardemo import Ledger, cli, project
 from pardemo.book.page.presets import choose
 
+COMMANDS = [name for names, _ in cli.GROUPS.values() for name in names.split()]
 
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["claims"], ["bench"], ["doctor"], ["score"], ["predict"], ["export"], ["chat"]]
-)
-def test_every_command_has_help(command, capsys):
+
+def help_of(capsys, *command):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, "--help"])
     assert ended.value.code == 0
-    assert "usage: pardemo" in capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    assert help_of(capsys, command).startswith(f"usage: pardemo {command}")
+
+
+def test_commands_are_shown_in_groups_with_examples_that_the_command_line_takes(capsys):
+    told, parser = help_of(capsys), cli._parser()
+    assert told.startswith("usage: pardemo COMMAND")
+    assert sorted(COMMANDS) == sorted(parser._subparsers._group_actions[0].choices)
+    for group, (names, example) in cli.GROUPS.items():
+        lines = told[told.index(f"{group}, as {example}:\n") :].splitlines()[1:]
+        shown = [line.split()[0] for line in lines[: lines.index("")] if line[2] != " "]
+        assert shown == names.split()
+        if example.split()[1] not in cli.OF_A_CHECKOUT:
+            assert parser.parse_args(example.split()[1:]).command in names
+
+
+def test_a_file_that_cannot_be_opened_is_named_in_one_line(tmp_path, capsys):
+    assert cli.main(["data", "check", "none.json"]) == 2
+    assert cli.main(["data", "check", str(tmp_path)]) == 2
+    missing, folder = capsys.readouterr().err.splitlines()
+    assert missing == "pardemo data: there is no none.json"
+    assert folder == f"pardemo data: {tmp_path}: Is a directory"
 
 
 def test_the_module_and_the_script_are_the_same():

@@ -45,6 +45,20 @@ def works(tier):
         return False
 
 
+@pytest.fixture
+def no_namespaces(monkeypatch):
+    """``no_namespaces()``: from now on hosts cannot be made."""
+
+    def no_hosts(cluster):
+        raise OSError("Operation not permitted")
+
+    def refuse():
+        for module in (rank_processes, tiers):
+            monkeypatch.setattr(module, "Hosts", no_hosts)
+
+    return refuse
+
+
 @pytest.mark.parametrize(
     ("text", "rate"),
     [
@@ -78,9 +92,16 @@ def test_what_is_no_bandwidth_is_refused(text, message):
         Cluster(hosts=2, between=text)
 
 
-@pytest.mark.parametrize("wrong", [{"hosts": 0}, {"hosts": 2.0}, {"hosts": True}, {"hosts": 2, "ranks_per_host": -1}])
-def test_hosts_and_ranks_are_whole_numbers(wrong):
-    with pytest.raises(ValueError, match=r"Cluster.*\w+.*1"):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hosts": 0}, {"hosts": 2.0}, {"hosts": True}, {"hosts": 2, "ranks_per_host": -1},
+        *({"hosts": 2, "latency": text} for text in ("2", "fast", "0 ms", "-1 ms", "1.2.3 ms", "2 min", "5 s", 0.1)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_of_hosts_and_latencies_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match=rf"Cluster: {list(wrong)[-1]}\b.*\b1\b"):
         Cluster(**wrong)
 
 
@@ -92,51 +113,44 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_connections():
         socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_more_than_loopback_carries_is_refused_with_what_it_carries():
-    with pytest.raises(ValueError, match=r"inside: 8 Tbit/s is more than loopback carries here, [\d.]+ Gbit/s on"):
-        World(2, cluster=Cluster(hosts=2, inside="1 TB/s"))
+@pytest.mark.parametrize(
+    ("ranks", "cluster", "options", "told"),
+    [
+        (2, {"hosts": 2, "inside": "1 TB/s"}, {},
+         r"inside: 8 Tbit/s is more than loopback carries here, [\d.]+ Gbit/s on"),
+        (4, {"hosts": 2, "ranks_per_host": 3}, {}, r"4.*cluster.*2.*3.*=.*6"),
+        (2, {"hosts": 2}, {"backend": "nccl"}, r"'gloo'.*'nccl'"),
+        (300, {"hosts": 300}, {}, r"World.*1.*64.*300"),
+    ],
+    ids=["loopback", "another size", "nccl", "ranks"],
+)  # fmt: skip
+def test_a_world_that_its_cluster_cannot_be_is_refused(ranks, cluster, options, told):
+    with pytest.raises(ValueError, match=told):
+        World(ranks, cluster=Cluster(**cluster), **options)
 
 
-def test_a_world_has_to_fit_its_cluster():
-    with pytest.raises(ValueError, match=r"4.*cluster.*2.*3.*=.*6"):
-        World(4, cluster=Cluster(hosts=2, ranks_per_host=3))
-    with pytest.raises(ValueError, match=r"'gloo'.*'nccl'"):
-        World(2, cluster=Cluster(hosts=2), backend="nccl")
-
-
-def test_more_hosts_than_a_world_has_ranks_are_refused():
-    with pytest.raises(ValueError, match=r"World.*1.*64.*300"):
-        World(300, cluster=Cluster(hosts=300))
-
-
-def test_where_nothing_can_limit_a_link_the_world_says_so(monkeypatch):
-    def no_hosts(cluster):
-        raise OSError("Operation not permitted")
-
+def test_where_nothing_can_limit_a_link_the_world_says_so(no_namespaces, monkeypatch):
     monkeypatch.setattr(loopback, "paces", lambda: False)
-    monkeypatch.setattr(rank_processes, "Hosts", no_hosts)
+    no_namespaces()
     with pytest.raises(ValueError, match="Operation"):
         World(2, cluster=Cluster(hosts=2, between=SLOW))
     with pytest.raises(ValueError, match="Operation"):
         World(2, cluster=Cluster(hosts=2, between=SLOW, tier="namespaces"))
 
 
-def test_the_better_tier_that_works_is_taken(monkeypatch):
+def test_the_better_tier_that_works_is_taken(no_namespaces):
     better = "namespaces" if works("namespaces") else "pacing"
     with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
         assert world.tier == better
 
-    def no_hosts(cluster):
-        raise OSError("Operation not permitted")
-
-    monkeypatch.setattr(rank_processes, "Hosts", no_hosts)
+    no_namespaces()
     with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
         assert world.tier == "pacing"
     with pytest.raises(ValueError, match=r"'namespaces'.*'pacing'.*'none'.*None.*'docker'"):
         Cluster(hosts=2, tier="docker")
 
 
-def test_the_doctor_tells_the_tier_and_how_to_get_the_better_one(monkeypatch):
+def test_the_doctor_tells_the_tier_and_how_to_get_the_better_one(no_namespaces, monkeypatch):
     def found():
         (row,) = [row for row in doctor.examine() if row["what"] == "emulated cluster"]
         return row["found"], row["ok"]
@@ -144,10 +158,7 @@ def test_the_doctor_tells_the_tier_and_how_to_get_the_better_one(monkeypatch):
     if works("namespaces"):
         assert found() == ("each node a network namespace, its network card limited by the kernel", True)
 
-    def no_hosts(cluster):
-        raise OSError("Operation not permitted")
-
-    monkeypatch.setattr(tiers, "Hosts", no_hosts)
+    no_namespaces()
     monkeypatch.setattr(loopback, "paces", lambda: True)
     told, fine = found()
     assert fine
@@ -352,17 +363,8 @@ def test_messages_in_a_row_wait_side_by_side(tier):
         assert world.run(close_behind_a_message) == [[7.0], [7.0]], "what is on its way arrives"
 
 
-@pytest.mark.parametrize("wrong", ["2", "fast", "0 ms", "-1 ms", "1.2.3 ms", "2 min", "5 s", 0.1])
-def test_what_is_no_latency_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"Cluster.*0.*1"):
-        Cluster(hosts=2, latency=wrong)
-
-
-def test_where_nothing_can_limit_a_link_a_notebook_goes_on(monkeypatch):
-    def no_hosts(cluster):
-        raise OSError("Operation not permitted")
-
-    monkeypatch.setattr(tiers, "Hosts", no_hosts)
+def test_where_nothing_can_limit_a_link_a_notebook_goes_on(no_namespaces, monkeypatch):
+    no_namespaces()
     monkeypatch.setattr(loopback, "paces", lambda: False)
     found = tiers.look()
     assert (found.name, found.evidence) == ("none", "")

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 import pickle
 import threading
 import time
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from conftest import says
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from pardemo import RankFailed, Timeline, WireMeter
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
@@ -86,36 +84,28 @@ def reference(steps, samples, ranks):
     return net
 
 
-def train(wrap, steps, samples):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    net = build()
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_equals_one_process_on_the_whole_batch(rank, world_size, same_on_all_ranks, variant):
+    steps, samples, net = 4, 12, build()
     with torch.no_grad():
         for p in net.parameters():
             p.add_(rank)  # the wrapper has to make all ranks begin as rank 0
     net.seen.fill_(rank)
-    model = wrap(net)
+    model = VARIANTS[variant](net)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for step in range(steps):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        loss_of(model, batch(step, samples).chunk(size)[rank], branch=rank % 2 == 1).backward()
+        loss_of(model, batch(step, samples).chunk(world_size)[rank], branch=rank % 2 == 1).backward()
         optimizer.step()
-    grads = {name: p.grad for name, p in net.named_parameters()}
-    return {name: p.detach() for name, p in net.named_parameters()}, grads, net.seen.item()
-
-
-@pytest.mark.parametrize(("variant", "size"), list(itertools.product(VARIANTS, [1, 2, 3])))
-def test_training_equals_one_process_on_the_whole_batch(world_of, variant, size):
-    expected = dict(reference(4, 12, size).named_parameters())
-    results = world_of(size).run(train, VARIANTS[variant], 4, 12)
-    for parameters, grads, seen in results:
-        assert seen == 0, "buffers are rank 0's"
-        for name, value in expected.items():
-            # double precision: what remains is the order of at most 4 additions
-            torch.testing.assert_close(parameters[name], value.detach(), rtol=1e-11, atol=1e-11, msg=f"{name} differs")
-        assert grads["frozen.weight"] is None
-        assert grads["never.weight"] is None
-    for name in expected:
-        assert all(torch.equal(r[0][name], results[0][0][name]) for r in results), "replicas agree in every bit"
+    assert net.seen == 0, "buffers are rank 0's"
+    expected = dict(reference(steps, samples, world_size).named_parameters())
+    for name, parameter in net.named_parameters():
+        # double precision: what remains is the order of at most 4 additions
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-11, atol=1e-11, msg=f"{name} differs")
+    assert net.frozen.weight.grad is None
+    assert net.never.weight.grad is None
+    same_on_all_ranks(net)
 
 
 class Cast(nn.Module):
@@ -135,33 +125,27 @@ def test_mixed_dtypes_agree_with_torchs_own_ddp(rank):
         assert torch.equal(mine, other), "both halve (exact) and add once: the same bits"
 
 
-def test_ranks_that_are_members_of_different_numbers_of_groups(world_of):
+@pytest.mark.ranks(2)
+def test_ranks_that_are_members_of_different_numbers_of_groups(rank):
     """torch would call the wrapper's second group by that number, and each rank would wait under another name."""
-
-    def check():
-        alone = dist.new_group([0])
-        model = NaiveDataParallel(nn.Linear(4, 1, bias=False), all_reduce=parameter_server_all_reduce)
-        model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
-        if alone != dist.GroupMember.NON_GROUP_MEMBER:
-            dist.destroy_process_group(alone)
-        return model.module.weight.grad.tolist()
-
-    assert world_of(2).run(check, timeout_s=60) == [[[0.5] * 4]] * 2
+    alone, with_another = dist.new_group([0]), dist.new_group([0, 1])
+    model = NaiveDataParallel(nn.Linear(4, 1, bias=False), with_another, all_reduce=parameter_server_all_reduce)
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    if rank == 0:
+        dist.destroy_process_group(alone)
+    assert model.module.weight.grad.tolist() == [[0.5] * 4]
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("all_reduce", [ring_all_reduce, parameter_server_all_reduce])
-def test_a_subgroup_trains_on_its_own(world_of, all_reduce):
-    def check():
-        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        mine = dist.get_rank() // 2
-        net = nn.Linear(4, 4)
-        model = BucketedDataParallel(net, groups[mine], all_reduce=all_reduce)
-        model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
-        return net.weight.grad[0, 0].item(), net.weight.detach().sum().item()
-
-    results = world_of(4).run(check)
-    assert [r[0] for r in results] == [0.5, 0.5, 2.5, 2.5]
-    assert results[0][1] == results[1][1] != results[2][1] == results[3][1]
+def test_a_subgroup_trains_on_its_own(rank, all_reduce):
+    group, net = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2], nn.Linear(4, 4)
+    model = BucketedDataParallel(net, group, all_reduce=all_reduce)
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    assert net.weight.grad[0, 0].item() == [0.5, 2.5][rank // 2]
+    sums: list = [None] * 4
+    dist.all_gather_object(sums, net.weight.detach().sum().item())
+    assert sums[0] == sums[1] != sums[2] == sums[3]
 
 
 @pytest.mark.ranks(2)
@@ -271,28 +255,6 @@ def test_two_wrappers_in_one_backward(rank, branch):
     for model, part in zip(wrapped, plain, strict=True):
         for mine, theirs in zip(model.parameters(), part.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-11, atol=1e-11)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant):
-        super().__init__()
-        self.layers, self.use_reentrant = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), use_reentrant
-
-    def forward(self, x):
-        return checkpoint(self.layers, x, use_reentrant=self.use_reentrant)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpoints_within_the_module(rank, use_reentrant):
-    def gradients(wrap):
-        model = wrap(gpt.seeded(lambda: Checkpointed(use_reentrant)).double())
-        model(gpt.numbers(4, 8, seed=rank, dtype=torch.float64).requires_grad_()).square().mean().backward()
-        return [p.grad for p in model.parameters()]
-
-    torchs = gradients(DistributedDataParallel)
-    for wrap in (BucketedDataParallel, NaiveDataParallel):
-        assert all(map(torch.equal, gradients(wrap), torchs))
 
 
 @pytest.mark.ranks(3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pardemo import Cluster, World
+from pardemo import Cluster, RankFailed, World
 from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.small_models import gpt
 
@@ -18,8 +18,8 @@ RUNS = int(os.environ.get("PARDEMO_DEEPSPEED_RUNS", "3"))  # 100 in a row were r
 
 @pytest.fixture(scope="module")
 def world():
-    with World(2, preload=PEERS, timeout_s=180) as found:
-        yield found
+    with World(2, preload=PEERS, timeout_s=180) as ranks:
+        yield ranks
 
 
 def train(stage, steps=3):
@@ -71,20 +71,19 @@ def test_nothing_is_compiled(tmp_path):
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["deepspeed_shm_comm", "lock"]
 
 
-def someone_else():
+def another_stage():
     from pardemo.peers.deepspeed import engine as deepspeed
 
-    settings = deepspeed.zero_settings(2)
-    settings["zero_optimization"]["stage"] = 1
-    engine = deepspeed.engine(nn.Linear(8, 8), settings)
-    settings["zero_optimization"]["stage"] = 2
-    stage = engine.zero_optimization_stage()
-    deepspeed.close(engine)
-    return stage
+    engine = deepspeed.engine(nn.Linear(8, 8), deepspeed.zero_settings(1))
+    try:
+        deepspeed.assert_runs(engine, 2, 2)
+    finally:
+        deepspeed.close(engine)
 
 
-def test_the_engine_tells_the_stage_that_runs(world):
-    assert world.run(someone_else) == [1, 1]
+def test_an_engine_of_another_stage_is_an_error(world):
+    with pytest.raises(RankFailed, match="asked for stage 2 on 2 ranks, DeepSpeed runs stage 1 on 2"):
+        world.run(another_stage)
 
 
 def test_hpz_keeps_the_second_gather_inside_a_host():
@@ -96,34 +95,28 @@ def test_hpz_keeps_the_second_gather_inside_a_host():
 
         return [zero_traffic.deepspeed_between_nodes(width, layers, cluster, hpz) for hpz in (False, True, True)]
 
-    with World(4, cluster=cluster, preload=PEERS, timeout_s=60) as found:
-        by_rank = found.run(sent)
+    with World(4, cluster=cluster, preload=PEERS, timeout_s=60) as ranks:
+        by_rank = ranks.run(sent)
     ring = 0.75 * 2 * layers * width**2
-    for counted in by_rank:
-        assert [nbytes / ring for nbytes in counted] == pytest.approx([4, 3, 3], rel=0.05), "one engine after the other"
+    for rank in by_rank:
+        assert [nbytes / ring for nbytes in rank] == pytest.approx([4, 3, 3], rel=0.05), "one engine after the other"
 
 
 @pytest.mark.parametrize("turn", range(RUNS))
-def test_ranks_with_deepspeed_end_in_order(turn):
+def test_ranks_with_deepspeed_end_in_order(turn, monkeypatch):
     """Exit status 0, no abort: the ranks end without running what libraries registered in C++ for the exit."""
     world = World(2, preload=PEERS, timeout_s=200)
     world.run(train, turn % 4, 1)
     server, pids = world._ranks.fork_server, world.pids
-    codes = []
-    wait = server.wait_exit
+    codes, wait = [], server.wait_exit
 
     def note(pid, timeout_s):
-        code = wait(pid, timeout_s)
-        if code is not None:
-            codes.append(code)
-        return code
+        codes.append(wait(pid, timeout_s))
+        return codes[-1]
 
-    server.wait_exit = note
-    try:
-        world.close()
-    finally:
-        server.wait_exit = wait
-    assert codes == [0] * len(pids)
+    monkeypatch.setattr(server, "wait_exit", note)
+    world.close()
+    assert [code for code in codes if code is not None] == [0] * len(pids)
 
 
 def test_a_stale_build_lock_is_taken_away_and_a_live_one_left(tmp_path, monkeypatch):
@@ -151,9 +144,9 @@ def test_a_stale_build_lock_is_taken_away_and_a_live_one_left(tmp_path, monkeypa
 def test_without_the_header_the_disk_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(deepspeed_disk, "_has_header", lambda: False)
-    ready, told = deepspeed_disk.readiness()
+    ready, reason = deepspeed_disk.readiness()
     assert not ready
-    assert told.startswith("not installed: libaio-dev")
+    assert reason.startswith("not installed: libaio-dev")
     with pytest.raises(RuntimeError, match="not installed: libaio-dev"):
         deepspeed_disk.build()
 

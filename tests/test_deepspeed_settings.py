@@ -1,6 +1,7 @@
 """A configuration that DeepSpeed would ignore or refuse is told in one line, before any rank starts."""
 
 import pytest
+from conftest import refused
 
 from pardemo.peers.deepspeed.engine import ALWAYS_SHARDED, zero_settings
 from pardemo.peers.deepspeed.settings import check
@@ -55,10 +56,8 @@ BASE = {"train_micro_batch_size_per_gpu": 2}
     ],
 )
 def test_wrong_settings_are_named(settings, message):
-    with pytest.raises(ValueError) as told:  # noqa: PT011
+    with refused(message):
         check(BASE | settings, world_size=4)
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
 
 
 def test_no_batch_size_at_all():
@@ -66,20 +65,28 @@ def test_no_batch_size_at_all():
         check({"zero_optimization": {"stage": 1}}, 2)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_right_settings_pass(stage):
-    check(zero_settings(stage), 4)
-    check(zero_settings(stage, **ALWAYS_SHARDED), 4)
-    check(BASE | {"train_batch_size": 24, "gradient_accumulation_steps": 3}, 4)
-    check(BASE | {"train_batch_size": 16}, 4)
+OFFLOAD = {"device": "cpu", "pin_memory": "auto"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(zero_settings(stage) for stage in range(4)),
+        *(zero_settings(stage, **ALWAYS_SHARDED) for stage in range(4)),
+        *({"zero_optimization": {"stage": s, "reduce_bucket_size": "auto", "overlap_comm": True}} for s in range(4)),
+        {"train_batch_size": 24, "gradient_accumulation_steps": 3},
+        {"train_batch_size": 16},
+        {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}},
+        {"zero_optimization": {"stage": 3, "offload_param": OFFLOAD, "offload_optimizer": OFFLOAD}},
+        {"activation_checkpointing": {"partition_activations": True}, "checkpoint": {"load_universal": True}},
+        {"steps_per_print": 5, "wall_clock_breakdown": False, "communication_data_type": "fp32"},
+        {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}},
+        {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "steps_per_print": 5},
+    ],
+)
+def test_right_settings_pass(settings):
+    check(BASE | settings, 4)
+
+
+def test_fp16_passes_on_a_gpu():
     check(BASE | {"fp16": {"enabled": True}}, 4, on_cpu=False)
-    check(BASE | {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}}, 4)
-    check(BASE | {"zero_optimization": {"stage": stage, "reduce_bucket_size": "auto", "overlap_comm": True}}, 4)
-    offload = {"device": "cpu", "pin_memory": "auto"}
-    check(BASE | {"zero_optimization": {"stage": 3, "offload_param": offload, "offload_optimizer": offload}}, 4)
-    check(
-        BASE | {"activation_checkpointing": {"partition_activations": True}, "checkpoint": {"load_universal": True}}, 4
-    )
-    check(BASE | {"steps_per_print": 5, "wall_clock_breakdown": False, "communication_data_type": "fp32"}, 4)
-    check(BASE | {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, 4)
-    check({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "steps_per_print": 5}, 4)

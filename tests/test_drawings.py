@@ -1,5 +1,6 @@
 """Drawings: small, readable on a phone, without colour and without scripts, and each colour with one meaning."""
 
+import inspect
 import json
 import math
 import re
@@ -21,51 +22,30 @@ MEMORY = {
     }
     for way, of in (("LoRA", 1.5e9), ("LoRA, no recomputation", 9e9))
 }
-DRAWINGS = {
-    "column_cut": drawings.column_cut,
-    "row_cut": drawings.row_cut,
-    "ring_tree_chain": drawings.ring_tree_chain,
+
+
+def without_arguments(kind):
+    """Each drawing, or player, that can be had without arguments, by its name."""
+    made = {name: getattr(drawings, name) for name in sorted(drawings.functions())}
+    return {
+        name: draw
+        for name, draw in made.items()
+        if getattr(draw, "__annotations__", {}).get("return") is kind
+        and all(each.default is not each.empty for each in inspect.signature(draw).parameters.values())
+    }
+
+
+DRAWINGS = without_arguments(drawings.Drawing) | {
     "two_machines": partial(drawings.two_machines, 450e9, 12.5e9),
-    "mlp_cut": drawings.mlp_cut,
     "mlp_cut, backward": partial(drawings.mlp_cut, backward=True),
     "mlp_cut, gated": partial(drawings.mlp_cut, gated=True),
-    "server and ring of 4": drawings.parameter_server_and_ring,
     "wires of 4": partial(drawings.parameter_server_and_ring, loads=False),
-    "data_parallel_step of 4": drawings.data_parallel_step,
-    "ddp_buckets": drawings.ddp_buckets,
-    "all_reduce_by_nodes of 4": drawings.all_reduce_by_nodes,
     **{f"heads, {n} groups": partial(drawings.attention_heads, n) for n in (4, 2, 1)},
-    "fused_qkv": drawings.fused_qkv,
-    "shared_heads": drawings.shared_heads,
-    "block_cut": drawings.block_cut,
-    "sequence_parallel": drawings.sequence_parallel,
-    "bits_of_a_number": drawings.bits_of_a_number,
-    "scale_of_blocks": drawings.scale_of_blocks,
-    "error_kept": drawings.error_kept,
-    "three_ways": drawings.three_ways,
-    "ring_of_products of 4": drawings.ring_of_products,
-    "two_halves": drawings.two_halves,
-    "still_whole": drawings.still_whole,
-    "step_parts": drawings.step_parts,
-    "block_activations": drawings.block_activations,
-    "sequence_cuts": drawings.sequence_cuts,
-    "one_long_sequence": drawings.one_long_sequence,
-    "two_blocks": drawings.two_blocks,
-    "tokens_for_heads": drawings.tokens_for_heads,
-    "labels_at_a_cut": drawings.labels_at_a_cut,
-    "dispatch_and_combine": drawings.dispatch_and_combine,
     "who_goes_where": partial(
         drawings.who_goes_where, ["n", "\n", "x"], [[0.75, 0.25] + [0.0] * 14, [0.0] * 15 + [1.0], [0.0625] * 16]
     ),
-    "vocabulary_cut": drawings.vocabulary_cut,
-    "vocabulary_lookup": drawings.vocabulary_lookup,
-    "two_nodes": drawings.two_nodes,
-    "three_placements": drawings.three_placements,
     **{f"stages of {n}": partial(drawings.pipeline_stages, n) for n in (2, 3, 4)},
     **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
-    "vocabulary_loss": drawings.vocabulary_loss,
-    "tied_weights": drawings.tied_weights,
-    "a_pair": drawings.a_pair,
     "two_cuts_in_numbers": partial(
         drawings.two_cuts_in_numbers,
         [[1, 2, 3, 4], [5, 6, 7, 8]],
@@ -76,43 +56,12 @@ DRAWINGS = {
     ),
     **{f"cube_on_hosts of {n}": partial(drawings.cube_on_hosts, n) for n in (2, 3, 4)},
     **{f"zero_stages of {n}": partial(drawings.zero_stages, n) for n in range(2, 7)},
-    "sixteen_bytes": drawings.sixteen_bytes,
-    "zero3_or_tensor_parallel": drawings.zero3_or_tensor_parallel,
-    "checkpoints_in_parts": drawings.checkpoints_in_parts,
-    "cube_step": drawings.cube_step,
-    "one_sum_or_three": drawings.one_sum_or_three,
-    "two_hops": drawings.two_hops,
-    "layout_choice": drawings.layout_choice,
-    "zero_traffic": drawings.zero_traffic,
-    "kept_over_a_step": drawings.kept_over_a_step,
-    "waiting_places": drawings.waiting_places,
-    "kept_by_optimizer": drawings.kept_by_optimizer,
-    "to_the_owners": drawings.to_the_owners,
-    "one_script": drawings.one_script,
-    "prepare": drawings.prepare,
-    "launchers": drawings.launchers,
-    "replicas_of_shards": drawings.replicas_of_shards,
     "file_to_ranks": partial(
         drawings.file_to_ranks, {"ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
     ),
-    "seven_mistakes": drawings.seven_mistakes,
-    "tensor_parallel_with_zero": drawings.tensor_parallel_with_zero,
-    "layout_rule": drawings.layout_rule,
-    "sharding_choice": drawings.sharding_choice,
-    "shards_on_nodes": drawings.shards_on_nodes,
-    "sums_in_8_bits": drawings.sums_in_8_bits,
     "sent_instead": partial(drawings.sent_instead, 161, 128, directions=4, every=8),
     "sent_instead, of a wide one": partial(drawings.sent_instead, 100, 180, directions=8, every=20),
     **{f"unequal_shards {n}": partial(drawings.unequal_shards, n) for n in ((4, 8, 16, 32), (4, 8), (1, 1, 9))},
-    "lora": drawings.lora,
-    "states_and_gpu": drawings.states_and_gpu,
-    "gated_layer": drawings.gated_layer,
-    "epoch_of_steps": drawings.epoch_of_steps,
-    "finetune_flow": drawings.finetune_flow,
-    "where_a_byte_is_counted": drawings.where_a_byte_is_counted,
-    "nested_bars": drawings.nested_bars,
-    "one_step_twice": drawings.one_step_twice,
-    "saved_and_lost": drawings.saved_and_lost,
     **{
         f"shards_of_fewer {n}": partial(drawings.shards_of_fewer, *n)
         for n in ((12, 4, 3), (12, 4, 2), (56, 8, 7), (12, 3, 2), (2, 2, 1))
@@ -121,14 +70,12 @@ DRAWINGS = {
         f"copies_at_neighbours {n}": partial(drawings.copies_at_neighbours, *n)
         for n in ((4, (2,)), (4, (2, 3)), (3, ()))
     },
-    "sums_of_a_step": drawings.sums_of_a_step,
-    "four_answers": drawings.four_answers,
     "labelled_tokens": partial(drawings.labelled_tokens, ["<reserved_106>", *"news", "</s>"], [False] * 3 + [True] * 3),
     "cut_tails": partial(drawings.cut_tails, 2002, 501, 1024),
     "rows_seen": partial(drawings.rows_seen, {"shuffled": [True, False] * 10, "built": [False] * 20}),
     "shared_words": partial(drawings.shared_words, ["section", "who", "did", "what"], ["did", "who", "what"]),
 }
-PLAYERS = {
+PLAYERS = without_arguments(drawings.Player) | {
     "fragments": partial(drawings.fragments, {1: by_the_rules([("attention", 300)], 1000)}),
     **{f"collectives of {n}": partial(drawings.collectives, n) for n in (2, 3, 4)},
     **{f"ring of {n}": partial(drawings.ring_all_reduce, n) for n in range(2, 6)},
@@ -291,3 +238,32 @@ def test_every_colour_that_notebooks_name_is_there():
               "optimizer states", "activations", "predicted", "ring", "parameter server", "torch", "holds", "differs",
               "off", "fails"}  # fmt: skip
     assert named | before <= set(figures.COLOURS)
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (lambda: drawings.ring_all_reduce(1), "2 to 5 ranks can be drawn, not 1"),
+        (lambda: drawings.ring_all_reduce(6), "2 to 5 ranks can be drawn, not 6"),
+        (lambda: drawings.unequal_shards([4]), r"of 2 to 4 ranks can be drawn, at least one on each, not \[4\]"),
+        (lambda: drawings.unequal_shards([4, 0]), r"the samples of 2 to 4 ranks can be drawn, at least one on each"),
+        (lambda: drawings.sent_instead(1000, 10, 4, 8), "1000 × 10 numbers by 4 directions cannot be drawn"),
+        (lambda: drawings.attention_heads(3), "four query heads share 1, 2 or 4 heads of key and value, not 3"),
+        (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "one of gpipe, one_f_one_b, interleaved, zb_h1, zb_v, not"),
+        (lambda: drawings.pipeline_schedule("gpipe", 2, 2, 2), "gpipe has one chunk on each rank, not 2"),
+        (lambda: drawings.pipeline_schedule("gpipe", 4, 20), "6 stages, 10 micro-batches and 37 steps can be drawn"),
+        (lambda: drawings.pipeline_schedule("gpipe", 0, 2), "ranks must be a whole number of at least 1, not 0"),
+        (lambda: drawings.pipeline_schedule("interleaved", 2, 3, 2), "3 do not divide"),
+        (lambda: drawings.pipeline_schedule("zb_h1", 2, 3, 2), "zb_h1 has one chunk on each rank, not 2"),
+        (lambda: drawings.pipeline_schedule("zb_v", 2, 3), "ZB-V has 2 chunks on each rank, one on either arm of"),
+        (lambda: drawings.zero_bubble_v(4), "2 to 3 ranks can be drawn, not 4"),
+        (lambda: drawings.pipeline_stages(5), "2 to 4 ranks can be drawn, not 5"),
+        (lambda: drawings.cube_on_hosts(5), "2 to 4 ranks on a node can be drawn, not 5"),
+        (lambda: drawings.zero_stages(1), "2 to 6 ranks can be drawn, not 1"),
+        (lambda: drawings.zero_step(0), "there are ZeRO-1, ZeRO-2 and ZeRO-3, and no ZeRO-0"),
+        (lambda: drawings.zero_step(3, 8), "2 to 4 ranks can be drawn, not 8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_said(draw, told):
+    with pytest.raises(ValueError, match=told):
+        draw()

@@ -2,7 +2,6 @@
 
 import math
 import re
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,6 @@ from pardemo.book.chapters.baichuan2_finetune import drawings as finetune
 from pardemo.book.chapters.cluster import measurements as corners
 from pardemo.book.chapters.experts import drawings as experts
 from pardemo.book.chapters.fewer_bits import drawings as few_bits
-from pardemo.book.chapters.hybrid_parallel import drawings as hybrid
 from pardemo.book.chapters.long_sequences import drawings as long
 from pardemo.book.chapters.megatron_attention import drawings as attention
 from pardemo.book.chapters.optimizers import drawings as of_optimizers
@@ -30,13 +28,11 @@ from pardemo.book.chapters.vocabulary import drawings as vocabulary
 from pardemo.book.chapters.zero_communication import drawings as hops
 from pardemo.context_parallel import positions
 from pardemo.draw import palette
-from pardemo.formulas import communication, context_parallel, failures, memory, optimizers, overlap
+from pardemo.formulas import communication, failures, memory, optimizers, overlap
 from pardemo.formulas import low_precision as formulas_of_bits
 from pardemo.groups import ParallelDims
 from pardemo.low_precision import FORMATS
 from pardemo.peers import megatron
-from pardemo.pipeline_parallel import Schedule, gpipe
-from pardemo.pipeline_parallel.timetable import chart, kind_of
 from pardemo.small_models import gpt
 from pardemo.tensor_parallel import ParallelAttention, copy_to, scatter_sequence
 
@@ -138,27 +134,6 @@ def test_a_tied_weights_gradient_is_the_sum_of_the_two_parts_that_are_drawn():
     one, *both = sorted(svg.filled(palette.KEPT["gradients"]), key=lambda box: -box.area)
     assert [svg.box_of(text) in both for text in svg.texts if text.text == "a part"] == [True, True]
     assert svg.heads.count(TALK) == 1 + 2, "the activation, and the all-reduce both ways"
-
-
-def test_a_pair_computes_as_long_as_its_two_one_after_the_other_and_waits_for_no_message():
-    svg = svgs.drawing(drawings.a_pair())
-    titles = sorted(text.y for text in svg.texts if ":" in text.text)
-    in_turn, together = (
-        {
-            kind: [box for box in svg.filled(palette.DONE[kind]) if top < box.y < bottom]
-            for kind in ("forward", "backward", "communication", "idle")
-        }
-        for top, bottom in ((titles[0], titles[1]), (titles[1], svg.height - 40))
-    )
-    for kind in ("forward", "backward", "communication"):
-        area = {round(sum(box.area for box in case[kind])) for case in (in_turn, together)}
-        assert len(area) == 1, "the same work"
-    computing = sorted(together["forward"] + together["backward"], key=lambda box: box.x)
-    assert all(before.right == pytest.approx(box.x, abs=0.1) for before, box in pairwise(computing)), "without a gap"
-    assert len(in_turn["idle"]) == len(in_turn["communication"]) == 4, "one wait for each message"
-    assert not together["idle"]
-    ends = [max(box.right for box in case["communication"]) for case in (in_turn, together)]
-    assert ends[1] < ends[0]
 
 
 @pytest.mark.parametrize(("groups", "boxes"), [(4, 12), (2, 8), (1, 4)])
@@ -290,34 +265,6 @@ def test_what_crosses_the_cuts_of_a_sequence_is_drawn_in_its_direction():
     assert svg.heads == [TALK] * 6, "three cuts, keys and values forward and labels back"
     ways = [line.points[-1][0] > line.points[0][0] for line in svg.lines if line.colour == TALK]
     assert ways == [True] * 3 + [False] * 3
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_the_ring_of_keys_computes_each_seen_block_once(ranks):
-    seen = {(a, b) for a in range(2 * ranks) for b in range(a + 1)}
-    for order, name in (("plain order", "plain"), ("zigzag", "zigzag")):
-        blocks = {
-            rank: [b for step in range(ranks) for b in long.blocks_of_step(order, rank, ranks, step)]
-            for rank in range(ranks)
-        }
-        every = [block for of_rank in blocks.values() for block in of_rank]
-        assert len(every) == len(seen)
-        assert set(every) == seen
-        counted = [len(of_rank) for of_rank in blocks.values()]
-        assert counted == [context_parallel.blocks_seen(rank, ranks, name) for rank in range(ranks)]
-        for rank in range(ranks):  # the package's own cut
-            halves = positions(4 * ranks, rank, ranks, name)[::2] // 2
-            assert halves.tolist() == list(long.ORDERS[order](rank, ranks))
-
-
-def test_the_ring_of_keys_shows_who_is_idle():
-    frames = svgs.frames(drawings.ring_of_keys(4))
-    for step, svg in enumerate(frames):
-        idle = [text for text in svg.words() if text.startswith("idle")]
-        assert idle == ([] if step == 0 else [f"idle: rank{'s' * (step > 1)} {', '.join(map(str, range(step)))}"])
-    areas = [sum(box.area for box in frames[-1].filled(colour)) for colour in palette.RANKS[:4]]
-    cell = (256 / 8) ** 2
-    assert areas == pytest.approx([(4 * rank + 3 + 9) * cell for rank in range(4)], rel=0.01)
 
 
 def test_half_of_two_ranks_tokens_and_heads_change_places():
@@ -561,35 +508,6 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
     assert drawn == [[names.get(n, str(n)) for n in found[kind]] for kind in ("input_ids", "labels")]
 
 
-@pytest.mark.parametrize(
-    ("draw", "told"),
-    [
-        (lambda: drawings.ring_all_reduce(1), "2 to 5 ranks can be drawn, not 1"),
-        (lambda: drawings.ring_all_reduce(6), "2 to 5 ranks can be drawn, not 6"),
-        (lambda: drawings.unequal_shards([4]), r"of 2 to 4 ranks can be drawn, at least one on each, not \[4\]"),
-        (lambda: drawings.unequal_shards([4, 0]), r"the samples of 2 to 4 ranks can be drawn, at least one on each"),
-        (lambda: drawings.sent_instead(1000, 10, 4, 8), "1000 × 10 numbers by 4 directions cannot be drawn"),
-        (lambda: drawings.attention_heads(3), "four query heads share 1, 2 or 4 heads of key and value, not 3"),
-        (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "one of gpipe, one_f_one_b, interleaved, zb_h1, zb_v, not"),
-        (lambda: drawings.pipeline_schedule("gpipe", 2, 2, 2), "gpipe has one chunk on each rank, not 2"),
-        (lambda: drawings.pipeline_schedule("gpipe", 4, 20), "6 stages, 10 micro-batches and 37 steps can be drawn"),
-        (lambda: drawings.pipeline_schedule("gpipe", 0, 2), "ranks must be a whole number of at least 1, not 0"),
-        (lambda: drawings.pipeline_schedule("interleaved", 2, 3, 2), "3 do not divide"),
-        (lambda: drawings.pipeline_schedule("zb_h1", 2, 3, 2), "zb_h1 has one chunk on each rank, not 2"),
-        (lambda: drawings.pipeline_schedule("zb_v", 2, 3), "ZB-V has 2 chunks on each rank, one on either arm of"),
-        (lambda: drawings.zero_bubble_v(4), "2 to 3 ranks can be drawn, not 4"),
-        (lambda: drawings.pipeline_stages(5), "2 to 4 ranks can be drawn, not 5"),
-        (lambda: drawings.cube_on_hosts(5), "2 to 4 ranks on a node can be drawn, not 5"),
-        (lambda: drawings.zero_stages(1), "2 to 6 ranks can be drawn, not 1"),
-        (lambda: drawings.zero_step(0), "there are ZeRO-1, ZeRO-2 and ZeRO-3, and no ZeRO-0"),
-        (lambda: drawings.zero_step(3, 8), "2 to 4 ranks can be drawn, not 8"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_drawn_is_said(draw, told):
-    with pytest.raises(ValueError, match=told):
-        draw()
-
-
 @pytest.mark.parametrize(("number", "apart"), [(0, False), (1, True)])
 def test_an_f_stands_where_the_backward_pass_sums(world_of, number, apart):
     def backward():
@@ -608,19 +526,6 @@ def test_an_f_stands_where_the_backward_pass_sums(world_of, number, apart):
     below = next(text.y for text in svg.texts if text.text == attention.WAYS[1][0])
     assert sum((height > below) == apart for height in heights) == sums
     assert f"backward {2 * sums}φ" in svg.words(), title
-
-
-def test_the_cubes_step_has_gpipes_times_and_a_blocks_sums():
-    course = hybrid.times()
-    schedule = Schedule(gpipe, hybrid.STAGES, hybrid.MICRO_BATCHES)
-    real = sorted((step.stage, kind_of(step), *span) for step, span in chart(schedule).times.items())
-    assert sorted((stage, kind, *span) for (stage, _, kind), span in course.items()) == real
-    assert attention.BLOCK.count("g") == attention.BLOCK.count("f") == hybrid.SUMS
-    svg = svgs.drawing(drawings.cube_step())
-    own = 2 * hybrid.STAGES * hybrid.MICRO_BATCHES * hybrid.SUMS * hybrid.LAYERS
-    assert len(svg.filled(TENSOR)) == own + 4, "and the legend's four"
-    assert len(svg.filled(palette.KEPT["gradients"])) == hybrid.STAGES + 1, "a sum at the end of each stage; the legend"
-    assert len(svg.heads) == 2 * hybrid.MICRO_BATCHES + 2, "down and up; the legend's, and the time's"
 
 
 def test_two_hops_bring_each_part_to_its_rank_as_the_chapters_cell_does(world_of):

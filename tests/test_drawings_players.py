@@ -1,6 +1,7 @@
-"""Players: each frame is right, by the formulas and by the engines themselves."""
+"""Players and schedules: each frame is right, by the formulas and by the engines themselves."""
 
 import re
+from itertools import pairwise
 
 import pytest
 import svgs
@@ -9,13 +10,17 @@ from book import drawings
 from torch import nn
 
 from pardemo import CallMeter, compat
+from pardemo.book.chapters.hybrid_parallel import drawings as hybrid
+from pardemo.book.chapters.long_sequences import drawings as long
+from pardemo.book.chapters.megatron_attention import drawings as attention
 from pardemo.book.chapters.pipeline_parallel.drawings import Course, filled
 from pardemo.book.chapters.zero_memory import drawings as zero_moments
+from pardemo.context_parallel import positions
 from pardemo.draw import palette
-from pardemo.formulas import communication, memory
+from pardemo.formulas import communication, context_parallel, memory
 from pardemo.formulas import pipeline as pipelines
-from pardemo.pipeline_parallel import BackwardInput, BackwardWeight, Forward, Schedule, zb_v
-from pardemo.pipeline_parallel.timetable import kind_of
+from pardemo.pipeline_parallel import BackwardInput, BackwardWeight, Forward, Schedule, gpipe, zb_v
+from pardemo.pipeline_parallel.timetable import chart, kind_of
 from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3
 
@@ -218,3 +223,65 @@ def test_what_several_frames_have_stands_in_the_page_once_and_every_frame_points
     one, other, again = (set(re.findall(r' id="([^"]+)"', page)) for page in pages)
     assert not one & other, "another player's drawing would appear in this one"
     assert one == again, "the same drawing twice in a page"
+
+
+def test_a_pair_computes_as_long_as_its_two_one_after_the_other_and_waits_for_no_message():
+    svg = svgs.drawing(drawings.a_pair())
+    titles = sorted(text.y for text in svg.texts if ":" in text.text)
+    in_turn, together = (
+        {
+            kind: [box for box in svg.filled(palette.DONE[kind]) if top < box.y < bottom]
+            for kind in ("forward", "backward", "communication", "idle")
+        }
+        for top, bottom in ((titles[0], titles[1]), (titles[1], svg.height - 40))
+    )
+    for kind in ("forward", "backward", "communication"):
+        area = {round(sum(box.area for box in case[kind])) for case in (in_turn, together)}
+        assert len(area) == 1, "the same work"
+    computing = sorted(together["forward"] + together["backward"], key=lambda box: box.x)
+    assert all(before.right == pytest.approx(box.x, abs=0.1) for before, box in pairwise(computing)), "without a gap"
+    assert len(in_turn["idle"]) == len(in_turn["communication"]) == 4, "one wait for each message"
+    assert not together["idle"]
+    ends = [max(box.right for box in case["communication"]) for case in (in_turn, together)]
+    assert ends[1] < ends[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_ring_of_keys_computes_each_seen_block_once(ranks):
+    seen = {(a, b) for a in range(2 * ranks) for b in range(a + 1)}
+    for order, name in (("plain order", "plain"), ("zigzag", "zigzag")):
+        blocks = {
+            rank: [b for step in range(ranks) for b in long.blocks_of_step(order, rank, ranks, step)]
+            for rank in range(ranks)
+        }
+        every = [block for of_rank in blocks.values() for block in of_rank]
+        assert len(every) == len(seen)
+        assert set(every) == seen
+        counted = [len(of_rank) for of_rank in blocks.values()]
+        assert counted == [context_parallel.blocks_seen(rank, ranks, name) for rank in range(ranks)]
+        for rank in range(ranks):  # the package's own cut
+            halves = positions(4 * ranks, rank, ranks, name)[::2] // 2
+            assert halves.tolist() == list(long.ORDERS[order](rank, ranks))
+
+
+def test_the_ring_of_keys_shows_who_is_idle():
+    frames = svgs.frames(drawings.ring_of_keys(4))
+    for step, svg in enumerate(frames):
+        idle = [text for text in svg.words() if text.startswith("idle")]
+        assert idle == ([] if step == 0 else [f"idle: rank{'s' * (step > 1)} {', '.join(map(str, range(step)))}"])
+    areas = [sum(box.area for box in frames[-1].filled(colour)) for colour in palette.RANKS[:4]]
+    cell = (256 / 8) ** 2
+    assert areas == pytest.approx([(4 * rank + 3 + 9) * cell for rank in range(4)], rel=0.01)
+
+
+def test_the_cubes_step_has_gpipes_times_and_a_blocks_sums():
+    course = hybrid.times()
+    schedule = Schedule(gpipe, hybrid.STAGES, hybrid.MICRO_BATCHES)
+    real = sorted((step.stage, kind_of(step), *span) for step, span in chart(schedule).times.items())
+    assert sorted((stage, kind, *span) for (stage, _, kind), span in course.items()) == real
+    assert attention.BLOCK.count("g") == attention.BLOCK.count("f") == hybrid.SUMS
+    svg = svgs.drawing(drawings.cube_step())
+    own = 2 * hybrid.STAGES * hybrid.MICRO_BATCHES * hybrid.SUMS * hybrid.LAYERS
+    assert len(svg.filled(palette.KEPT["activations"])) == own + 4, "and the legend's four"
+    assert len(svg.filled(palette.KEPT["gradients"])) == hybrid.STAGES + 1, "a sum at the end of each stage; the legend"
+    assert len(svg.heads) == 2 * hybrid.MICRO_BATCHES + 2, "down and up; the legend's, and the time's"

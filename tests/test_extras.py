@@ -15,8 +15,8 @@ from pardemo import extras, project
 ROOT = project.PACKAGE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: Modules of the core's packages, where the name that is imported is not the package's.
-CORE = {"cloudpickle": "cloudpickle", "numpy": "numpy", "psutil": "psutil", "pyroute2": "pyroute2",
-        "safetensors": "safetensors", "torch": "torch", "yaml": "pyyaml"}  # fmt: skip
+CORE = {"cloudpickle": "cloudpickle", "numpy": "numpy", "psutil": "psutil", "pydantic": "pydantic",
+        "pyroute2": "pyroute2", "safetensors": "safetensors", "torch": "torch", "yaml": "pyyaml"}  # fmt: skip
 
 
 def declared(lines):
@@ -165,13 +165,18 @@ def test_a_ring_and_zero_run_without_extras():
     assert done.stdout == "[(2.0, True), (2.0, True)]\n", done.stderr[-2000:]
 
 
-SEARCH = ("plan", "--search", "--model", "llama3-8b", "--gpu", "H100", "--gpus", "8")
+PLANS = [
+    (("--search", "--model", "llama3-8b", "--gpu", "H100", "--gpus", "8"), "llama3-8b"),
+    (("--price", "1"), "8 × A800-80GB"),
+    (("--model", "qwen2.5-7b", "--full", "--gpus", "16", "--backwards"), "fewest gpus"),
+]
 
 
-def test_layouts_are_searched_without_extras(tmp_path):
-    done = light("from pardemo.cli import main; sys.exit(main(sys.argv[1:]))", *SEARCH, cwd=tmp_path)
+@pytest.mark.parametrize(("question", "told"), PLANS)
+def test_plans_are_made_without_extras(question, told, tmp_path):
+    done = light("from pardemo.cli import main; sys.exit(main(sys.argv[1:]))", "plan", *question, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "llama3-8b" in done.stdout
+    assert told in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -180,11 +185,11 @@ def test_layouts_are_searched_without_extras(tmp_path):
         (("run", "01"), "nbformat|papermill|ipykernel|pillow", "book"),
         (("report", "outputs/reference"), "nbformat|nbconvert|jinja2|pandas|pillow", "book"),
         (("claims", "outputs/reference"), "pandas", "book"),
-        (("plan", "--price", "1"), "pydantic|transformers", "finetune"),
+        (("plan", "--dry-run"), "transformers", "finetune"),
         (("plan", "--search", "--model", ".", "--gpus", "8"), "transformers", "finetune"),
-        (("finetune", "tiny-cpu"), "pydantic|transformers", "finetune"),
-        (("predict", "tiny-cpu"), "pydantic|transformers", "finetune"),
-        (("doctor", "--deepspeed", "tests/conftest.py"), "deepspeed|pydantic", "deepspeed|finetune"),
+        (("finetune", "tiny-cpu"), "transformers|peft|datasets", "finetune"),
+        (("predict", "tiny-cpu"), "transformers|peft|datasets", "finetune"),
+        (("doctor", "--deepspeed", "pardemo/planner/layouts/models.json"), "deepspeed", "deepspeed"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs_in_one_line(arguments, package, extra):

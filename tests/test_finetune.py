@@ -2,8 +2,8 @@
 
 import dataclasses
 import errno
-import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -19,8 +19,6 @@ import psutil
 import pytest
 import torch
 from conftest import few, says, tiny_folder
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -70,19 +68,29 @@ def trained(values, resume=False, overwrite=False, allow=()):
     return dataclasses.asdict(train(recipe.from_dict(values), resume, overwrite, allow=allow))
 
 
+def changed(job, folder, *changes):
+    return recipe.override(job, [f"output_dir={folder}", *changes])
+
+
+def saved(job, folder, *changes):
+    """A file of the recipe, its output in ``folder/run``."""
+    recipe.save(changed(job, folder / "run", *changes), folder / "job.yaml")
+    return str(folder / "job.yaml")
+
+
 def run(ranks, job, folder, *changes, n=2, resume=False, overwrite=False, allow=()):
-    changed = recipe.override(job, [f"output_dir={folder}", f"world.ranks={n}", *changes])
-    return ranks(n).run(trained, recipe.to_dict(changed), resume, overwrite, allow)[0]
+    values = recipe.to_dict(changed(job, folder, f"world.ranks={n}", *changes))
+    return ranks(n).run(trained, values, resume, overwrite, allow)[0]
 
 
 def adapter(folder):
     return load_file(Path(folder) / "adapter" / "adapter_model.safetensors")
 
 
-def apart(one, other):
-    one, other = adapter(one), adapter(other)
-    assert one.keys() == other.keys()
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+def apart(folder, other):
+    values, others = adapter(folder), adapter(other)
+    assert values.keys() == others.keys()
+    return max((values[name] - others[name]).abs().max().item() for name in values)
 
 
 def losses(folder):
@@ -105,7 +113,7 @@ def by_hand(job, folder):
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, job.train.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    found = []
+    losses = []
     for step in range(STEPS):
         batch = collate([data[i] for i in order[8 * step : 8 * step + 8]])
         logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
@@ -115,8 +123,8 @@ def by_hand(job, folder):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 @pytest.mark.parametrize(
@@ -139,19 +147,16 @@ def test_every_engine_equals_the_plain_loop(ranks, job, tmp_path, changes, engin
 
 
 def test_bf16_and_packing_train(ranks, job, tmp_path):
-    found = {}
-    for name, *changes in (
-        ("bf16", "train.bf16=true"),
-        ("fp32", "train.bf16=false"),
-        ("still", "train.bf16=false", "train.learning_rate=1e-30"),
-    ):
-        packed = ("data.packing=true", "data.group_by_length=false", "train.learning_rate=1e-2")
-        assert run(ranks, job, tmp_path / name, *packed, *changes)["steps"] == STEPS
-        found[name] = losses(tmp_path / name)
-    assert found["bf16"] == pytest.approx(found["fp32"], rel=1e-2)
-    assert found["bf16"] != found["fp32"]
+    def packed(name, *changes):
+        options = ("data.packing=true", "data.group_by_length=false", "train.learning_rate=1e-2", *changes)
+        assert run(ranks, job, tmp_path / name, *options)["steps"] == STEPS
+        return losses(tmp_path / name)
+
+    bf16, fp32 = packed("bf16", "train.bf16=true"), packed("fp32", "train.bf16=false")
+    assert bf16 == pytest.approx(fp32, rel=1e-2)
+    assert bf16 != fp32
     # each step has other samples, so a loss is compared with the same step's of a model that does not learn
-    assert found["fp32"][-1] < found["still"][-1] - 0.05
+    assert fp32[-1] < packed("still", "train.bf16=false", "train.learning_rate=1e-30")[-1] - 0.05
 
 
 def test_what_a_run_leaves(ranks, job, tmp_path):
@@ -163,20 +168,32 @@ def test_what_a_run_leaves(ranks, job, tmp_path):
     assert recipe.load(folder / "recipe.yaml").train.max_steps == STEPS
     rows = read_log(folder)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    lr = [3e-3 * (1 + torch.cos(torch.tensor(torch.pi * s / STEPS)).item()) / 2 for s in range(STEPS)]
-    assert [row["learning_rate"] for row in rows] == pytest.approx([*lr[1:], 0.0], abs=1e-9)
+    assert [row["learning_rate"] for row in rows] == cosine(STEPS, 1)
     assert done["tokens"] > 0
     assert any((folder / "tensorboard").iterdir())
 
 
+def cosine(steps, begin):
+    """The learning rates behind each step from ``begin`` on."""
+    rates = [3e-3 * (1 + math.cos(math.pi * step / steps)) / 2 for step in range(begin, steps + 1)]
+    return pytest.approx(rates, abs=1e-9)
+
+
 # --- resume
+
+DROPOUT = "lora.lora_dropout=0.1"
 
 
 @pytest.fixture(scope="module")
 def whole(ranks, job, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run(ranks, job, folder, "lora.lora_dropout=0.1", "train.save_total_limit=null")
+    run(ranks, job, folder, DROPOUT, "train.save_total_limit=null")
     return folder
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
 def interrupted(whole, folder):
@@ -191,7 +208,7 @@ def test_a_resumed_run_ends_where_the_whole_one_did(ranks, job, whole, tmp_path)
     begun = folder / f"checkpoint-{STEPS}"  # and not finished, by the run that was killed
     begun.mkdir()
     (begun / "left.pt").write_bytes(b"of the run before")
-    done = run(ranks, job, folder, "lora.lora_dropout=0.1", resume=True)
+    done = run(ranks, job, folder, DROPOUT, resume=True)
     assert done["resumed_from"] == "checkpoint-3"
     assert not (begun / "left.pt").exists(), "a signature would vouch for it"
     assert signed_folders.fault(begun) is None
@@ -209,57 +226,46 @@ def test_a_resume_on_another_number_of_ranks(ranks, job, tmp_path):
     assert apart(folder, tmp_path / "two") < 1e-6
 
 
-def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job, whole, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
+def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job, whole, copied):
     with pytest.raises(RankFailed, match=f"holds an earlier run .checkpoint-{STEPS}.: --resume goes on with it"):
-        run(ranks, job, folder)
+        run(ranks, job, copied)
     with pytest.raises(RankFailed, match="give one of them"):
-        run(ranks, job, folder, resume=True, overwrite=True)
-    assert apart(folder, whole) == 0
-    done = run(ranks, job, folder, "train.max_steps=2", "train.save_steps=1", overwrite=True)
+        run(ranks, job, copied, resume=True, overwrite=True)
+    assert apart(copied, whole) == 0
+    done = run(ranks, job, copied, "train.max_steps=2", "train.save_steps=1", overwrite=True)
     assert done["resumed_from"] is None
-    assert [path.name for path in checkpoints.folders(folder)] == ["checkpoint-2", "checkpoint-1"]
+    assert [path.name for path in checkpoints.folders(copied)] == ["checkpoint-2", "checkpoint-1"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["train.per_device_train_batch_size=2"], "written with samples a step 8, this run has 4"),
         (["train.seed=7"], "written with train.seed 42, this run has 7"),
         (["train.learning_rate=1e-3"], "written with train.learning_rate 0.003, this run has 0.001$"),
-        (
-            ["lora.lora_alpha=64"],
-            "written with lora.lora_alpha 32.0, this run has 64.0: --allow lora.lora_alpha goes on with it",
-        ),
-        (
-            ["lora.r=4", "lora.lora_alpha=8"],
-            "written with lora.r 8, this run has 4; lora.lora_alpha 32.0, this run has 8.0$",
-        ),
+        (["lora.lora_alpha=64"], "lora_alpha 32.0, this run has 64.0: --allow lora.lora_alpha goes on with it"),
+        (["lora.r=4", "lora.lora_alpha=8"], "lora.r 8, this run has 4; lora.lora_alpha 32.0, this run has 8.0$"),
         (["train.max_steps=8"], "written with train.max_steps 6, this run has 8: --allow train.max_steps goes"),
         (["deepspeed.zero_optimization.stage=1"], "written with DeepSpeed's stage 2, this run has 1$"),
         (["model.path={other}"], "written with the base model .*, this run has"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_not_gone_on_from(job, whole, tmp_path, changes, told):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
+def test_a_checkpoint_of_another_run_is_not_gone_on_from(job, copied, tmp_path, changes, message):
     other = tmp_path / "other"
     if "{other}" in changes[0]:
         shutil.copytree(job.model.path, other)
         weights = (other / "model.safetensors").read_bytes()
         (other / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    changes = [change.format(other=other) for change in changes]
-    changed = recipe.override(job, [f"output_dir={folder}", "lora.lora_dropout=0.1", *changes])
-    with pytest.raises(ValueError, match=told):  # by every rank, and before any rank starts
-        checkpoints.choose(folder, changed, True, False)
-    with pytest.raises(ValueError, match=told):
-        launch(changed, resume=True)
+    different = changed(job, copied, DROPOUT, *(change.format(other=other) for change in changes))
+    with pytest.raises(ValueError, match=message):  # by every rank, and before any rank starts
+        checkpoints.choose(copied, different, True, False)
+    with pytest.raises(ValueError, match=message):
+        launch(different, resume=True)
 
 
 def test_a_change_that_is_named_is_gone_on_with(ranks, job, whole, tmp_path):
     folder = interrupted(whole, tmp_path / "run")
-    changes = ["lora.lora_dropout=0.1", "lora.lora_alpha=64", f"train.max_steps={STEPS + 2}"]
+    changes = [DROPOUT, "lora.lora_alpha=64", f"train.max_steps={STEPS + 2}"]
     with pytest.raises(RankFailed, match=r"train.max_steps.*6.*8.*--allow"):
         run(ranks, job, folder, *changes, resume=True, allow=["lora.lora_alpha"])
     done = run(ranks, job, folder, *changes, resume=True, allow=["lora.lora_alpha", "train.max_steps"])
@@ -268,9 +274,8 @@ def test_a_change_that_is_named_is_gone_on_with(ranks, job, whole, tmp_path):
         "checkpoint-3 was written with lora.lora_alpha 32.0, this run has 64.0, as allowed",
         "checkpoint-3 was written with train.max_steps 6, this run has 8, as allowed",
     ]
-    cosine = [3e-3 * (1 + torch.cos(torch.tensor(torch.pi * s / 8)).item()) / 2 for s in range(4, 9)]
     rates = [row["learning_rate"] for row in read_log(folder) if row["step"] > 3]
-    assert rates == pytest.approx(cosine, abs=1e-9), "the schedule ends where the run does"
+    assert rates == cosine(STEPS + 2, 4), "the schedule ends where the run does"
     assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["lora_alpha"] == 64
     with pytest.raises(ValueError, match=r"--allow.*train.learning_rate.*lora.lora_alpha"):
         checkpoints.choose(folder, job, True, False, ["train.learning_rate"])
@@ -278,29 +283,23 @@ def test_a_change_that_is_named_is_gone_on_with(ranks, job, whole, tmp_path):
         checkpoints.choose(folder, job, False, True, ["lora.lora_alpha"])
 
 
-def test_a_run_with_the_keys_of_before_is_gone_on_with(job, whole, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    checkpoint = folder / f"checkpoint-{STEPS}"
+def test_a_run_with_the_keys_of_before_is_gone_on_with(job, copied):
+    checkpoint = copied / f"checkpoint-{STEPS}"
     about, before = signed_folders.about(checkpoint), {new: old for old, new in recipe.RENAMED.items()}
     values = {before.get(name, name): value for name, value in about["run"].items()} | {"train.precision": "fp32"}
     del values["train.bf16"], values["train.fp16"]
     signed_folders.sign(checkpoint, **{**about, "run": values})
-    changed = recipe.override(job, [f"output_dir={folder}", "lora.lora_dropout=0.1"])
-    assert checkpoints.choose(folder, changed, True, False)[0] == checkpoint
-    other = recipe.override(changed, ["train.bf16=true", "train.lr_scheduler_type=linear"])
+    assert checkpoints.choose(copied, changed(job, copied, DROPOUT), True, False)[0] == checkpoint
+    other = changed(job, copied, DROPOUT, "train.bf16=true", "train.lr_scheduler_type=linear")
     with pytest.raises(ValueError, match=r"train.lr_scheduler_type cosine.*train.bf16 False, this run has True"):
-        checkpoints.choose(folder, other, True, False)
+        checkpoints.choose(copied, other, True, False)
 
 
 def test_patience_is_resumed_too(ranks, job, tmp_path):
     changes = [
-        "data.valid=" + job.data.test,
-        "train.eval_steps=1",
-        "train.early_stopping_patience=3",
-        "train.learning_rate=10.0",
-    ]
-    changes += ["train.max_steps=40", "train.save_steps=1", "train.save_total_limit=null"]
+        "data.valid=" + job.data.test, "train.eval_steps=1", "train.early_stopping_patience=3",
+        "train.learning_rate=10.0", "train.max_steps=40", "train.save_steps=1", "train.save_total_limit=null",
+    ]  # fmt: skip
     steps = run(ranks, job, tmp_path / "run", *changes)["steps"]
     assert 4 <= steps < 40
     assert any("eval_loss" in row for row in read_log(tmp_path / "run"))
@@ -310,7 +309,7 @@ def test_patience_is_resumed_too(ranks, job, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reason"),
     [
         (lambda f: (f / "adapter_model.safetensors").write_bytes(b"x"), "adapter_model.safetensors is not what was"),
         (lambda f: (f / "trainer_state.json").unlink(), "trainer_state.json is missing"),
@@ -319,16 +318,12 @@ def test_patience_is_resumed_too(ranks, job, tmp_path):
         (lambda f: (f / "added.pt").write_bytes(b"x"), "added.pt is not what was written"),
     ],
 )
-def test_a_corrupt_newest_checkpoint_is_passed_over(ranks, job, whole, tmp_path, spoil, told):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    shutil.rmtree(folder / "adapter")
-    newest = folder / f"checkpoint-{STEPS}"
-    spoil(newest)
-    found, notes = checkpoints.newest(folder)
-    assert found.name == "checkpoint-3"
-    assert told in notes[0]
-    assert notes[0].startswith(newest.name)
+def test_a_corrupt_newest_checkpoint_is_passed_over(copied, spoil, reason):
+    spoil(copied / f"checkpoint-{STEPS}")
+    checkpoint, (note,) = checkpoints.newest(copied)
+    assert checkpoint.name == "checkpoint-3"
+    assert note.startswith(f"checkpoint-{STEPS} is passed over: ")
+    assert reason in note
 
 
 def everything(folder):
@@ -336,25 +331,21 @@ def everything(folder):
 
 
 @pytest.mark.parametrize("why", ["another key", "corrupt", "adapter alone"])
-def test_what_cannot_be_gone_on_from_is_refused_and_left_as_it_is(job, whole, tmp_path, monkeypatch, capfd, why):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
+def test_what_cannot_be_gone_on_from_is_refused_and_left_as_it_is(job, copied, tmp_path, monkeypatch, capfd, why):
     if why == "another key":
         monkeypatch.setenv("PARDEMO_KEY", str(tmp_path / "another key"))
-    for checkpoint in checkpoints.folders(folder) if why != "another key" else ():
+    for checkpoint in checkpoints.folders(copied) if why != "another key" else ():
         if why == "corrupt":
             (checkpoint / "adapter_model.safetensors").write_bytes(b"x")
         else:
             shutil.rmtree(checkpoint)
-    before = everything(folder)
-    changed = recipe.override(job, [f"output_dir={folder}", "lora.lora_dropout=0.1"])
-    recipe.save(changed, tmp_path / "job.yaml")
-    assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--resume"]) == 2
-    told = capfd.readouterr().err.strip().splitlines()[-1]
-    assert everything(folder) == before
-    assert "--overwrite removes " in told
+    before = everything(copied)
+    assert cli.main(["finetune", saved(job, tmp_path, DROPOUT), "--resume"]) == 2
+    message = capfd.readouterr().err.strip().splitlines()[-1]
+    assert everything(copied) == before
+    assert "--overwrite removes " in message
     names = ("an adapter and no checkpoint",) if why == "adapter alone" else (f"checkpoint-{STEPS} ", "checkpoint-3 ")
-    assert all(name in told for name in names)
+    assert all(name in message for name in names)
 
 
 def test_what_to_keep(tmp_path):
@@ -374,6 +365,8 @@ def test_what_to_keep(tmp_path):
 
 # --- faults
 
+NO_ROOM = "no room: it takes about 1.5 GB, 3.0 MB are left for it on its disk"
+
 
 def trained_until_the_disk_is_full(values):
     import resource
@@ -391,39 +384,34 @@ def trained_until_the_disk_is_full(values):
 
 def test_a_full_disk_at_a_checkpoint_is_said(job, tmp_path):
     folder = tmp_path / "run"
-    values = recipe.to_dict(recipe.override(job, [f"output_dir={folder}"]))
-    with World(2, preload=PRELOAD, timeout_s=120) as world, pytest.raises(RankFailed) as told:
-        world.run(trained_until_the_disk_is_full, values)
-    assert f"checkpoint-{STEPS} could not be written" in str(told.value)
-    assert says(str(told.value), "checkpoint-3")
-    first = str(told.value).splitlines()[0]
+    with World(2, preload=PRELOAD, timeout_s=120) as world, pytest.raises(RankFailed) as raised:
+        world.run(trained_until_the_disk_is_full, recipe.to_dict(changed(job, folder)))
+    line = str(raised.value).splitlines()[0]
     nbytes = checkpoints.folder_bytes(folder / "checkpoint-3") / 1e3
-    assert says(first, f"takes about {nbytes:.1f} kB", "a file may have 10.0 kB", "(ulimit -f)")
-    assert "enforce fail" not in first
-    found, notes = checkpoints.newest(folder)
-    assert found.name == "checkpoint-3"
+    assert says(line, f"checkpoint-{STEPS} could not be written", f"takes about {nbytes:.1f} kB",
+                "a file may have 10.0 kB", "(ulimit -f)", "the last whole checkpoint is checkpoint-3")  # fmt: skip
+    assert "enforce fail" not in line
+    checkpoint, notes = checkpoints.newest(folder)
+    assert checkpoint.name == "checkpoint-3"
     assert notes == [f"checkpoint-{STEPS} is passed over: it was never finished"]
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reason"),
     [
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe"), "no room: it"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no room: it"),
-        (RuntimeError("SafetensorError: Error while serializing: I/O error: (os error 28)"), "no room: it"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe"), NO_ROOM),
+        (OSError(errno.ENOSPC, "No space left on device"), NO_ROOM),
+        (RuntimeError("SafetensorError: Error while serializing: I/O error: (os error 28)"), NO_ROOM),
         (ValueError("another reason\nlong"), "another reason"),
         (ValueError(), "ValueError"),
     ],
 )
-def test_what_is_said_of_a_full_disk(tmp_path, monkeypatch, error, told):
+def test_what_is_said_of_a_full_disk(tmp_path, monkeypatch, error, reason):
     part = tmp_path / "checkpoint-6"
     part.mkdir()
     (part / "begun").write_bytes(bytes(2000))
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=3e6))
-    reason = checkpoints.why_not_written(error, part, 1_500_000_000)
-    if told.startswith("no room"):
-        told = "no room: it takes about 1.5 GB, 3.0 MB are left for it on its disk"
-    assert reason == told
+    assert checkpoints.why_not_written(error, part, 1_500_000_000) == reason
 
 
 def test_two_runs_do_not_write_to_one_folder(ranks, job, tmp_path):
@@ -431,11 +419,11 @@ def test_two_runs_do_not_write_to_one_folder(ranks, job, tmp_path):
     folder.mkdir()
     refused = rf"another run \(process {os.getpid()}\) writes to {folder}: wait for it, or give another output_dir$"
     with project.only_writer(folder, "go"):
-        with pytest.raises(RankFailed) as told:
+        with pytest.raises(RankFailed) as raised:
             run(ranks, job, folder)
-        assert re.match(f"ranks 0, 1: ValueError: {refused}", str(told.value).splitlines()[0])
+        assert re.match(f"ranks 0, 1: ValueError: {refused}", str(raised.value).splitlines()[0])
         with pytest.raises(ValueError, match=refused):  # before any rank starts
-            launch(recipe.override(job, [f"output_dir={folder}"]))
+            launch(changed(job, folder))
         assert [path.name for path in folder.iterdir()] == [project.LOCK]
     with pytest.raises(RankFailed, match="no model folder"):
         run(ranks, job, tmp_path / "refused", "model.path=nowhere")
@@ -449,9 +437,7 @@ def ranks_of(pid):
 @pytest.mark.parametrize("whom", few(["one rank", "all"]))
 def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_path, whom):
     folder = tmp_path / "run"
-    changed = recipe.override(job, [f"output_dir={folder}", "train.max_steps=400"])
-    recipe.save(changed, tmp_path / "job.yaml")
-    command = [sys.executable, "-m", "pardemo", "finetune", str(tmp_path / "job.yaml")]
+    command = [sys.executable, "-m", "pardemo", "finetune", saved(job, tmp_path, "train.max_steps=400")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     drain = threading.Thread(target=process.stdout.read, daemon=True)
     drain.start()
@@ -467,11 +453,11 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
         rank = next(p for p in children if p.ppid() != process.pid)  # a child of the process that ranks start from
         rank.send_signal(signal.SIGKILL)
     process.wait(120)
-    told = process.stderr.read()
+    message = process.stderr.read()
     assert process.returncode != 0
     if whom == "one rank":
-        assert "Traceback" not in told
-        assert "SIGKILL" in told
+        assert "Traceback" not in message
+        assert "SIGKILL" in message
     gone, alive = psutil.wait_procs(children, timeout=120)
     assert not alive, "nothing is left running"
     before = checkpoints.newest(folder)[0]
@@ -491,29 +477,23 @@ def head(command, lines, folder):
 
 @pytest.mark.nightly
 def test_a_closed_pipe_does_not_end_the_training(job, tmp_path):
-    folder = tmp_path / "run"
-    changed = recipe.override(job, [f"output_dir={folder}", "train.save_steps=null", "train.max_steps=12"])
-    recipe.save(changed, tmp_path / "job.yaml")
-    command = [sys.executable, "-m", "pardemo", "finetune", str(tmp_path / "job.yaml"), "--ranks", "1"]
-    assert head(command, 3, project.root()) == 0
-    assert len(losses(folder)) == 12
-    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    file = saved(job, tmp_path, "train.save_steps=null", "train.max_steps=12")
+    assert head([sys.executable, "-m", "pardemo", "finetune", file, "--ranks", "1"], 3, project.root()) == 0
+    assert len(losses(tmp_path / "run")) == 12
+    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
 
 
 def test_a_recipe_for_gpus_does_not_start_on_the_cpu_unasked(job, tmp_path, capfd):
     for name in ("baichuan2-13b-lora-bf16", "baichuan2-7b-lora"):
         assert recipe.load(name).world.device == "gpu"
-    ours = ["world.device=gpu", f"output_dir={tmp_path / 'run'}", "train.max_steps=1", "train.save_steps=null"]
-    changed = recipe.override(job, ours)
-    recipe.save(changed, tmp_path / "job.yaml")
-    assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--ranks", "8"]) == 2
-    told = capfd.readouterr().err.strip().splitlines()
-    assert len(told) == 1
-    assert "the recipe is for 8 GPUs" in told[0]
+    file = saved(job, tmp_path, "world.device=gpu", "train.max_steps=1", "train.save_steps=null")
+    assert cli.main(["finetune", file, "--ranks", "8"]) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert "the recipe is for 8 GPUs" in line
     with pytest.raises(ValueError, match=r"2.*GPUs.*CPU.*--on-cpu"):
-        launch(changed)
+        launch(recipe.load(file))
     assert not (tmp_path / "run").exists()
-    assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--ranks", "1", "--on-cpu"]) == 0
+    assert cli.main(["finetune", file, "--ranks", "1", "--on-cpu"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -528,28 +508,25 @@ def test_a_recipe_for_gpus_does_not_start_on_the_cpu_unasked(job, tmp_path, capf
     ],
 )
 def test_bad_input_is_one_line(job, tmp_path, changes, message, capfd):
-    recipe.save(job, tmp_path / "job.yaml")
     (tmp_path / "bad.json").write_text('[\n{"instruction": "a", "input": "b", "source": "c"}\n]')
-    changes = [f"output_dir={tmp_path / 'run'}", *(c.format(bad=tmp_path / "bad.json") for c in changes)]
-    status = cli.main(["finetune", str(tmp_path / "job.yaml"), *(x for c in changes for x in ("--set", c))])
-    told = capfd.readouterr().err.strip().splitlines()
-    assert status != 0
-    assert message in told[-1]
-    assert not any("Traceback" in line for line in told)
+    options = [option for change in changes for option in ("--set", change.format(bad=tmp_path / "bad.json"))]
+    assert cli.main(["finetune", saved(job, tmp_path), *options]) != 0
+    printed = capfd.readouterr().err
+    assert message in printed.strip().splitlines()[-1]
+    assert "Traceback" not in printed
 
 
 @pytest.mark.nightly
 def test_every_launcher_starts_the_same_run(ranks, job, tmp_path):
     """As the World does; torchrun, two hosts of it, is in the next test."""
     short = ("train.save_steps=null", "train.max_steps=2")
-    ours = run(ranks, job, tmp_path / "world", *short)
-    recipe.save(recipe.override(job, short), tmp_path / "job.yaml")
+    ours, file = run(ranks, job, tmp_path / "world", *short), saved(job, tmp_path, *short)
     (tmp_path / "accelerate.yaml").write_text(
         "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n"
         "num_processes: 2\nnum_machines: 1\nmachine_rank: 0\nmixed_precision: 'no'\nuse_cpu: false\n"
     )
     bin = Path(sys.executable).parent
-    module = ["-m", "pardemo.finetune", str(tmp_path / "job.yaml"), "--json", "--set"]
+    module = ["-m", "pardemo.finetune", file, "--json", "--set"]
     ways = {
         "deepspeed": [bin / "deepspeed", "--num_gpus", "2", "--master_port", "29713", "--module", *module[1:]],
         "accelerate": [bin / "accelerate", "launch", "--config_file", tmp_path / "accelerate.yaml",
@@ -570,50 +547,18 @@ def test_every_launcher_starts_the_same_run(ranks, job, tmp_path):
 def test_two_hosts_go_on_as_one_does(ranks, job, whole, tmp_path):
     """Two torchrun agents, a host each, on loopback: from a World's checkpoint, and a World goes on from theirs."""
     folder = interrupted(whole, tmp_path / "run")
-    changed = recipe.override(job, [f"output_dir={folder}", "lora.lora_dropout=0.1", "train.save_total_limit=null"])
-    recipe.save(changed, tmp_path / "job.yaml")
-    command = ["-m", "pardemo.finetune", str(tmp_path / "job.yaml"), "--resume"]
-    said = launchers.run_agents(command, timeout_s=300)
-    assert "going on from checkpoint-3" in said[0]
-    assert "going on" not in said[1], "rank 0 alone tells"
+    file = saved(job, tmp_path, DROPOUT, "train.save_total_limit=null")
+    printed = launchers.run_agents(["-m", "pardemo.finetune", file, "--resume"], timeout_s=300)
+    assert "going on from checkpoint-3" in printed[0]
+    assert "going on" not in printed[1], "rank 0 alone tells"
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-6)
     assert apart(folder, whole) < 1e-7
-    longer = ["lora.lora_dropout=0.1", f"train.max_steps={STEPS + 1}"]
+    longer = [DROPOUT, f"train.max_steps={STEPS + 1}"]
     done = run(ranks, job, folder, *longer, resume=True, allow=["train.max_steps"])
     assert (done["resumed_from"], done["steps"]) == (f"checkpoint-{STEPS}", STEPS + 1)
 
 
 # --- parts
-
-
-@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 5), st.booleans())
-def test_an_order_has_every_sample_once_and_groups_like_lengths(count, step, epoch, grouped):
-    lengths = [(i * 37) % 91 for i in range(count)] if grouped else None
-    order = Order(count, step, 3, lengths)
-    order.set_epoch(epoch)
-    found = list(order)
-    assert sorted(found) == list(range(count))
-    assert list(order) == found
-
-
-def test_each_epoch_and_seed_has_an_order_of_its_own():
-    found = set()
-    for seed, epoch in itertools.product((0, 1), (0, 1)):
-        order = Order(400, 8, seed, [i % 91 for i in range(400)])
-        order.set_epoch(epoch)
-        found.add(tuple(order))
-    assert len(found) == 4
-
-
-def test_grouping_leaves_little_padding():
-    lengths = [20 + (i * 7919) % 200 for i in range(4000)]
-
-    def padded(order):
-        batches = [list(order)[i : i + 8] for i in range(0, 4000, 8)]
-        return sum(8 * max(lengths[i] for i in batch) for batch in batches) / sum(lengths)
-
-    assert padded(Order(4000, 16, 0)) > 1.4
-    assert padded(Order(4000, 16, 0, lengths)) < 1.03
 
 
 def test_tokens_are_counted_once_however_often_one_asks(ranks):
@@ -626,21 +571,15 @@ def test_tokens_are_counted_once_however_often_one_asks(ranks):
 
 
 def test_the_smoothed_loss_is_the_tools():
-    values = [4.0, 3.0, 2.0, 2.5]
-    weight = 1.8 * (1 / (1 + 2.718281828459045 ** (-0.05 * 4)) - 0.5)
-    expected = [4.0]
-    for value in values[1:]:
-        expected.append(expected[-1] * weight + (1 - weight) * value)
-    assert smoothed(values) == pytest.approx(expected)
+    weight = 1.8 * (1 / (1 + math.exp(-0.05 * 3)) - 0.5)
+    second = 4.0 * weight + 3.0 * (1 - weight)
+    assert smoothed([4.0, 3.0, 2.0]) == pytest.approx([4.0, second, second * weight + 2.0 * (1 - weight)])
     assert smoothed([]) == []
 
 
 def test_json_is_json_alone(job, tmp_path, capfd):
-    recipe.save(
-        recipe.override(job, ["train.max_steps=1", "train.save_steps=null", "world.ranks=1"]), tmp_path / "job.yaml"
-    )
-    command = ["--json", "--resume", "--set", f"output_dir={tmp_path / 'run'}"]
-    assert cli.main(["finetune", str(tmp_path / "job.yaml"), *command]) == 0
+    file = saved(job, tmp_path, "train.max_steps=1", "train.save_steps=null", "world.ranks=1")
+    assert cli.main(["finetune", file, "--json", "--resume"]) == 0
     outcome = json.loads(capfd.readouterr().out)
     assert (outcome["steps"], outcome["ranks"], outcome["resumed_from"]) == (1, 1, None)
     assert "from the beginning" in outcome["notes"][-1]

@@ -18,14 +18,13 @@ def test_only_labelled_tokens_are_coloured():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "length"), [("abcd", "acbd", 3), ("abc", "xyz", 0), ("", "abc", 0), ("abcab", "cab", 3)]
+    ("text", "other", "length"), [("abcd", "acbd", 3), ("abc", "xyz", 0), ("", "abc", 0), ("abcab", "cab", 3)]
 )
-def test_the_longest_common_subsequence(one, other, length):
-    found = common_in_order(one, other)
-    assert len(found) == length
-    assert all(one[i] == other[j] for i, j in found)
-    assert found == sorted(found)
-    assert len({i for i, _ in found}) == len({j for _, j in found}) == length
+def test_the_longest_common_subsequence(text, other, length):
+    pairs = common_in_order(text, other)
+    assert all(text[i] == other[j] for i, j in pairs)
+    assert pairs == sorted(pairs)
+    assert len(pairs) == len({i for i, _ in pairs}) == len({j for _, j in pairs}) == length
 
 
 def test_words_out_of_order_are_dashed():
@@ -58,8 +57,7 @@ def test_charts_tell_their_numbers(out):
     assert says(figures.where_it_stops(shares, 100).alt, "section", "50%", "25%")
     assert "x 75.0%" in figures.draws({"x": [1.0, 2.0, -1.0, 3.0]}).alt
     score = {"rouge-l": 40.0, "intervals": {"rouge-l": [30.0, 50.0]}}
-    found = {answer: dict.fromkeys(("a", "b", "c"), score) for answer in ("base", "tuned")}
-    assert says(
-        figures.scores_of_answers(found, {"rouge-l": "ROUGE-L"}).alt, "40", "40", "40", "tuned", "40", "40", "40"
-    )
+    scores = {answer: dict.fromkeys(("a", "b", "c"), score) for answer in ("base", "tuned")}
+    picture = figures.scores_of_answers(scores, {"rouge-l": "ROUGE-L"})
+    assert says(picture.alt, "40", "40", "40", "tuned", "40", "40", "40")
     assert len(list((out / "figures").iterdir())) == 10

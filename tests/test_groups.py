@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pardemo import RankFailed
-from pardemo.groups import AXES, Groups, ParallelDims, cut_of, mark_cut
+from pardemo.groups import AXES, Groups, ParallelDims, copy_of, cut_of, group_of, mark_cut
 
 ORDERS = ["-".join(order) for order in itertools.permutations(AXES)]
 KINDS = ["-".join(axes) for size in range(1, 6) for axes in itertools.combinations(AXES, size)]
@@ -107,6 +107,32 @@ def test_a_mark_is_read_where_the_parameter_is(rank):
     sent = [None, None]
     dist.all_gather_object(sent, cut)
     assert [cut_of(parameter) for parameter in sent] == [None, None], "elsewhere it is cut over no group"
+
+
+def test_outside_a_process_group():
+    with pytest.raises(RuntimeError, match=r"no process group: call this inside World\.run"):
+        group_of(None)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_outside_the_group_is_told(rank):
+    alone = dist.new_group([0])
+    if rank:
+        with pytest.raises(ValueError, match="global rank 1 is not a member"):
+            group_of(alone)
+    else:
+        dist.destroy_process_group(alone)
+
+
+@pytest.mark.ranks(2)
+def test_a_group_has_one_copy_which_ends_with_its_block():
+    with Groups(ParallelDims(dp=2)) as groups:
+        second, tensor = copy_of(groups.dp), torch.ones(1)
+        assert copy_of(groups.dp) is second is not groups.dp
+        dist.all_reduce(tensor, group=second)
+        assert tensor.item() == 2
+    with pytest.raises((KeyError, ValueError)):
+        dist.get_process_group_ranks(second)
 
 
 def test_no_rank_is_in_the_block_before_all_groups_are_connected(world_of):

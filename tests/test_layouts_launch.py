@@ -32,20 +32,6 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import stages
 
-MIXTRAL = {
-    "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "max_position_embeddings": 32768, "rope_theta": 1e6, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-DEEPSEEK = {
-    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
-    "num_key_value_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048, "vocab_size": 129280,
-    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
-    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-}  # fmt: skip
-
 DENSE = Layout(
     tp=8, pp=4, dp=32, sharding="zero1", sequence_parallel=True, accumulation=32, chunks=5, recompute="selective"
 )
@@ -59,17 +45,6 @@ ONE_STAGE = Layout(tp=2, pp=4, dp=8, sharding="zero3", sequence_parallel=True, a
 def job(model: str, layout: Layout, program: str = "megatron-core", **changes) -> Job:
     machine = Machine(hardware.gpu("H100"), layout.gpus, min(8, layout.gpus), 400e9)
     return Job(of(models.find(model)), machine, stack(program), **{"sequence": 8192} | changes)
-
-
-@pytest.fixture
-def mixtral(tmp_path):
-    return saved(tmp_path / "mixtral-8x7b", MIXTRAL)
-
-
-def saved(folder: Path, config: dict) -> str:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return str(folder)
 
 
 def written(tmp_path, model, layout, program="megatron-core", **changes) -> dict[str, str]:
@@ -98,6 +73,13 @@ def started(tmp_path: Path, script: str, *arguments: str, **environment: str) ->
     subprocess.run(["bash", script, *arguments], cwd=tmp_path / "out", env=variables, check=True, capture_output=True)
     lines = log.read_text(encoding="utf-8").split("\n")
     return [line.rstrip("\0").split("\0") for line in lines if line and not line.startswith("scontrol")]
+
+
+def second_host(tmp_path: Path) -> list[str]:
+    """The words of the launcher that Slurm's script starts on the second of two hosts."""
+    slurm = {"SUBMIT_DIR": str(tmp_path / "out"), "CPUS_PER_TASK": "32", "JOB_NODELIST": "host[0-1]", "NODEID": "1"}
+    [words] = started(tmp_path, "slurm.sbatch", **{f"SLURM_{name}": value for name, value in slurm.items()})
+    return words
 
 
 def megatron_arguments(tmp_path: Path, *torchrun: str) -> dict[str, list[str]]:
@@ -240,8 +222,8 @@ def test_layers_that_do_not_divide_are_laid_out_as_planned(tmp_path, model, layo
     assert counts == stages(wanted, layout)
 
 
-def test_experts(tmp_path, mixtral):
-    files = written(tmp_path, mixtral, EXPERTS)
+def test_experts(tmp_path):
+    files = written(tmp_path, "mixtral-8x7b", EXPERTS)
     assert list(files) == ["megatron.sh", "slurm.sbatch", "kubernetes.yaml"]
     arguments = megatron_arguments(tmp_path, "--nnodes", "16")
     config, *_ = megatron_configs(arguments)
@@ -255,7 +237,7 @@ def test_experts(tmp_path, mixtral):
 
 
 def test_latent_attention_and_layers_without_experts(tmp_path):
-    model = saved(tmp_path / "deepseek", DEEPSEEK)
+    model = "deepseek-v3"
     layout = Layout(tp=1, pp=16, dp=64, ep=64, sharding="zero1", accumulation=16)
     launch.write(tmp_path / "out", job(model, layout, sequence=4096), layout, model)
     config, *_ = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "128"))
@@ -357,8 +339,7 @@ def test_a_job_takes_the_configuration_that_its_torchtitan_reads(tmp_path):
     ):
         (there / "torchtitan" / "config").mkdir(parents=True, exist_ok=True)
         (there / "torchtitan" / "config" / file).touch()
-        [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
-                          SLURM_JOB_NODELIST="host[0-1]", SLURM_NODEID="1")  # fmt: skip
+        words = second_host(tmp_path)
         assert words[words.index("torchtitan.train") + 1 :] == told
 
 
@@ -395,17 +376,12 @@ def test_one_host(tmp_path):
     assert (optimizer["zero_stage"], optimizer["accumulate_grad_in_fp32"]) == (1, True)
     assert isinstance(found["model"]["model_config"]["rms_norm_eps"], float)
     assert found["model"]["model_config"]["num_key_value_heads"] == 8
-    [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
-                      SLURM_JOB_NODELIST="host0")  # fmt: skip
+    words = second_host(tmp_path)
     assert words[:4] == ["torchrun", "--nproc_per_node", "8", "--standalone"]
     job_ = yaml.safe_load(files["kubernetes.yaml"])
     assert set(job_["spec"]["pytorchReplicaSpecs"]) == {"Master"}
-    assert "--standalone" in megatron_words(tmp_path)
-
-
-def megatron_words(tmp_path):
     [words] = started(tmp_path, "megatron.sh")
-    return words
+    assert "--standalone" in words
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
@@ -426,8 +402,7 @@ def test_zero_alone_is_deepspeeds(tmp_path, monkeypatch, sharding):
     read = config.DeepSpeedConfig(settings)
     assert (read.train_batch_size, read.gradient_accumulation_steps) == (layout.batch, 3)
     assert read.zero_config.stage == SHARDING.index(sharding)
-    [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
-                      SLURM_JOB_NODELIST="host[0-1]", SLURM_NODEID="1")  # fmt: skip
+    words = second_host(tmp_path)
     first = "accelerate launch --config_file accelerate.yaml --num_machines 2 --machine_rank 1"
     rest = f"--main_process_ip host0 --main_process_port 29500 {tmp_path / 'out' / 'train.py'}"
     assert words == f"{first} {rest}".split()
@@ -438,8 +413,7 @@ def test_slurm_and_kubernetes_start_the_same_on_every_host(tmp_path, program):
     layout = Layout(dp=16, sharding="zero3" if program == "torchtitan" else "zero1")
     files = written(tmp_path, "llama3-8b", layout, program)
     (tmp_path / "out" / "torchtitan").mkdir()
-    [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
-                      SLURM_JOB_NODELIST="host[0-1]", SLURM_NODEID="1")  # fmt: skip
+    words = second_host(tmp_path)
     head = ["torchrun", "--nproc_per_node", "8", "--nnodes", "2", "--node_rank", "1", "--master_addr", "host0"]
     assert words[: len(head)] == head
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n" in files["slurm.sbatch"]
@@ -580,9 +554,7 @@ def test_products_in_few_bits(tmp_path, precision):
     fp8, recipe, fp4 = told[precision]
     assert (config.fp8, config.fp4) == (fp8, fp4)
     assert recipe is None or config.fp8_recipe == recipe
-    assert files_of_nothing_else(tmp_path / "out")
-
-
-def files_of_nothing_else(folder: Path) -> bool:
-    """Whether Megatron-LM's are the only files: no other program was planned with these products."""
-    return {path.name for path in folder.iterdir()} == {"megatron.sh", "slurm.sbatch", "kubernetes.yaml"}
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"megatron.sh", "slurm.sbatch", "kubernetes.yaml"}, (
+        "no other program was planned with these products"
+    )

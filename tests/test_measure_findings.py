@@ -1,8 +1,8 @@
 """What ``pardemo measure`` would change, rule by rule; each beside a case that is right as it is."""
 
+import copy
 import dataclasses
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from conftest import says
@@ -10,7 +10,7 @@ from conftest import says
 from pardemo.formulas import communication
 from pardemo.script.hangs import journal, standstill
 from pardemo.script.hangs.journal import Journal
-from pardemo.script.report import page
+from pardemo.script.report import files
 from pardemo.script.runtime.call_sites import NORM, ROOT, CallSite
 from pardemo.script.step import findings, parallelisms
 from pardemo.script.step.parallelisms import Parallelism, _models_together
@@ -55,51 +55,65 @@ ONCE = communication.ring_all_reduce(WHOLE, 2).sent
 HALF = communication.ring_half(WHOLE, 2).sent
 
 
-def test_a_right_step_has_no_findings():
-    assert explained(row(nbytes=ONCE), parallelism=[ddp()])[1] == []
-    gathers = [row("all-gather", HALF, module="layers.0", phase=phase) for phase in ("forward", "backward")]
-    measured, told = explained(*gathers, row("reduce-scatter", HALF, module="layers.0"), parallelism=[fsdp()])
-    assert told == []
-    assert [one.expected_bytes for one in measured.collectives] == [HALF] * 3
+BOTH = [row("all-gather", HALF, module="layers.0", phase=phase) for phase in ("forward", "backward")]
+LOW = {"computed_in": ["bfloat16"]}
+BETWEEN = {"phase": "between"}
+SLOW = {"compute": (1.0, 1.6)}
 
 
-def test_sums_after_each_micro_batch():
-    measured, told = explained(row(nbytes=4 * ONCE, calls=4), parallelism=[ddp()], micro_batches=4)
-    assert told == [
-        "gradients are summed after each of 4 micro-batches, 32.0 MB a step where once would be 8.00 MB: run all "
-        "but the last forward and backward in `with model.no_sync():`"
-    ]
-    assert measured.findings[0].bytes == 3 * ONCE
-    assert explained(row(nbytes=ONCE), parallelism=[ddp()], micro_batches=4)[1] == []
+@pytest.mark.parametrize(
+    ("rows", "more", "expected"),
+    [
+        ([row(nbytes=ONCE)], {"parallelism": [ddp()]}, []),
+        ([row(nbytes=ONCE)], {"parallelism": [ddp()], "micro_batches": 4}, []),
+        ([row(nbytes=4 * ONCE, calls=4)], {"parallelism": [ddp()], "micro_batches": 4},
+         [("after each of 4 micro-batches, 32.0 MB a step where once would be 8.00 MB", 3 * ONCE)]),
+        ([row(nbytes=ONCE)], {"parallelism": [ddp()], **LOW}, [("`bf16_compress_hook` would send half", ONCE / 2)]),
+        ([row(nbytes=ONCE, dtype="bfloat16")], {"parallelism": [ddp()], **LOW}, []),
+        (BOTH, {"parallelism": [fsdp(dtype="float32")], **LOW}, [("param_dtype=torch.bfloat16", HALF)]),
+        ([row(nbytes=ONCE)], {"parallelism": [ddp(rows_used={"words.weight": (300, 32000)})]},
+         [("words.weight is summed whole, 50% of all gradients, though a step touches 300 of its 32,000", ONCE / 2)]),
+        ([row(nbytes=ONCE)], {"parallelism": [ddp(rows_used={"words.weight": (30000, 32000)})]}, []),
+        ([row(nbytes=ONCE)], {"parallelism": [ddp(unused=["head.weight"])]},
+         [("no gradient reached head.weight", ONCE / 2)]),
+        ([row("all-gather", 2 * HALF, calls=2, module="layers.0", phase="forward")], {"parallelism": [fsdp(False)]},
+         [("gathered 2 times for the forward of a micro-batch where 1 would do", HALF)]),
+        ([row("all-gather", HALF, module="layers.0")], {"parallelism": [fsdp(False)]},  # it stays gathered
+         [("where 0 would do", HALF)]),
+        ([row("all-gather", 1e6, calls=2.0, shapes=((4, 128, 32000),), **BETWEEN)], {},
+         [("logits are gathered whole, 2 times a step", 1e6)]),
+        ([row("all-gather", 1e6, shapes=((4, 128, 4096),), phase="forward")], {}, []),
+        ([row("all-gather", 1e6, **BETWEEN)], {}, []),
+        ([row(nbytes=8, shapes=((),), **BETWEEN), row(nbytes=ONCE)], {},
+         [("a small all-reduce outside of forward and backward, once a step", 8)]),
+        ([row("all-gather", 4.0, shapes=((1,), (1,)), **BETWEEN)], {}, [("gather such figures together", 4)]),
+        ([row(nbytes=512, shapes=((128,),), **BETWEEN), row(nbytes=ONCE)], {}, []),  # a loss of each token
+        ([row(nbytes=8, shapes=((),), use=NORM, **BETWEEN), row(nbytes=ONCE)], {}, []),  # a norm for clipping
+        ([row("broadcast", 100, objects="broadcast_object_list", **BETWEEN)], {},
+         [("Python objects travel once a step (broadcast_object_list)", 100)]),
+        ([row("barrier", 0, calls=2.0, **BETWEEN)], {}, [("at a barrier, 2 times a step", 0)]),
+        ([row("broadcast", 4e6, module="DistributedDataParallel", phase="forward")], {},
+         [("broadcast_buffers=False", 4e6)]),
+        ([row("broadcast", 64.0, module="DistributedDataParallel", phase="forward")], {}, []),  # a batch norm's
+        ([row(nbytes=ONCE)], {**SLOW, "idle": (0.5, 0.0)},
+         [("rank 1 computes 1600 ms of a step, the others 1000: they wait 500 ms", 0)]),
+        ([row(nbytes=ONCE)], {**SLOW, "idle": (0.0, 0.0)}, []),  # nobody waits
+        ([row(nbytes=ONCE)], {"compute": (1.0, 1.1), "idle": (0.5, 0.0)}, []),  # not for it
+        ([row(nbytes=ONCE)], {"compute": (0.003, 0.006), "idle": (0.003, 0.0), "step": 0.008}, []),  # a busy core
+        ([], {"compute": (0.5, 0.5, 0.5, 1.5), "idle": (1.0, 1.0, 1.0, 0.0)}, [("rank 3 computes", 0)]),
+        ([], {"compute": (0.5, 0.5, 1.5, 1.5), "idle": (1.0, 1.0, 1.0, 0.0)}, []),  # of two slow ones neither is late
+    ],
+)  # fmt: skip
+def test_what_is_found_of_rows_and_times(rows, more, expected):
+    measured, told = explained(*copy.deepcopy(rows), **more)
+    assert [one.bytes for one in measured.findings] == [nbytes for _, nbytes in expected], told
+    assert all(part in what for what, (part, _) in zip(told, expected, strict=True)), told
 
 
-def test_wide_bytes_for_narrow_computation():
-    _, told = explained(row(nbytes=ONCE), parallelism=[ddp()], computed_in=["bfloat16"])
-    assert "`bf16_compress_hook` would send half" in told[0]
-    assert explained(row(nbytes=ONCE, dtype="bfloat16"), parallelism=[ddp()], computed_in=["bfloat16"])[1] == []
-    gathers = [row("all-gather", HALF, module="layers.0", phase=phase) for phase in ("forward", "backward")]
-    _, told = explained(*gathers, parallelism=[fsdp(dtype="float32")], computed_in=["bfloat16"])
-    assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16)" in told[0]
-
-
-def test_embeddings_and_parameters_that_nobody_trains():
-    _, told = explained(row(nbytes=ONCE), parallelism=[ddp(rows_used={"words.weight": (300, 32000)})])
-    assert told == ["words.weight is summed whole, 50% of all gradients, though a step touches 300 of its 32,000 rows"]
-    assert explained(row(nbytes=ONCE), parallelism=[ddp(rows_used={"words.weight": (30000, 32000)})])[1] == []
-    measured, told = explained(row(nbytes=ONCE), parallelism=[ddp(unused=["head.weight"])])
-    assert told == [
-        "in the last step no gradient reached head.weight, and zeros were summed: if that is always so, freeze them"
-    ]
-    assert measured.findings[0].bytes == ONCE / 2
-
-
-def test_a_unit_that_is_gathered_too_often():
-    rows = [row("all-gather", 2 * HALF, calls=2, module="layers.0", phase="forward")]
-    measured, told = explained(*rows, parallelism=[fsdp(again=False)])
-    assert told == ["layers.0 is gathered 2 times for the forward of a micro-batch where 1 would do"]
-    assert measured.findings[0].bytes == HALF
-    _, told = explained(row("all-gather", HALF, module="layers.0", phase="backward"), parallelism=[fsdp(again=False)])
-    assert "where 0 would do" in told[0], "its parameters stay gathered after the forward"
+def test_what_a_unit_of_fsdp2_sends_is_what_its_formula_says():
+    rows = [*copy.deepcopy(BOTH), row("reduce-scatter", HALF, module="layers.0")]
+    measured, told = explained(*rows, parallelism=[fsdp()])
+    assert (told, [one.expected_bytes for one in measured.collectives]) == ([], [HALF] * 3)
 
 
 def test_models_of_one_group_are_told_as_one():
@@ -138,34 +152,6 @@ def test_several_models_and_an_evaluation_are_not_judged():
     assert says(measured.collectives[0].why, "without gradients", "evaluation", "teacher")
 
 
-def test_what_is_no_parallelisms():
-    _, told = explained(row("all-gather", 1e6, calls=2.0, shapes=((4, 128, 32000),), phase="between"))
-    assert "logits are gathered whole, 2 times a step: a figure of them can be counted on each rank" in told[0]
-    _, told = explained(row("all-gather", 1e6, shapes=((4, 128, 4096),), phase="forward"))
-    assert told == []
-    _, told = explained(row(nbytes=8, shapes=((),), phase="between"), row(nbytes=ONCE))
-    assert "a figure or two" not in told[0]
-    assert "a small all-reduce outside of forward and backward, once a step" in told[0]
-    for fine in (
-        row(nbytes=512, shapes=((128,),), phase="between"),
-        row(nbytes=8, shapes=((),), phase="between", use=NORM),
-    ):
-        assert explained(fine, row(nbytes=ONCE))[1] == [], "a loss of each token; a norm for clipping"
-    _, told = explained(row("broadcast", 100, phase="between", objects="broadcast_object_list"))
-    assert told == ["Python objects travel once a step (broadcast_object_list): send a tensor, or every so many steps"]
-    _, told = explained(row("barrier", 0, calls=2.0, phase="between"))
-    assert told == ["all ranks wait for one another at a barrier, 2 times a step"]
-
-
-def test_a_late_rank():
-    _, told = explained(row(nbytes=ONCE), compute=(1.0, 1.6), idle=(0.5, 0.0))
-    assert told == ["rank 1 computes 1600 ms of a step, the others 1000: they wait 500 ms for it"]
-    assert explained(row(nbytes=ONCE), compute=(1.0, 1.6), idle=(0.0, 0.0))[1] == [], "nobody waits"
-    assert explained(row(nbytes=ONCE), compute=(1.0, 1.1), idle=(0.5, 0.0))[1] == [], "not for it"
-    short = {"compute": (0.003, 0.006), "idle": (0.003, 0.0), "step": 0.008}
-    assert explained(row(nbytes=ONCE), **short)[1] == [], "equal ranks on a busy core"
-
-
 def test_nothing_is_summed_is_said_only_where_nobody_counted_bytes():
     silent = [100.0, 100.0]
     assert explained(wire=silent, parallelism=[ddp()])[1] == [], "DDP of a model of few bytes"
@@ -199,17 +185,11 @@ def test_fsdp1_keeps_its_root_gathered():
 
 def test_spans_that_overlap_have_rows_of_their_own():
     spans = [(0.0, 4.0), (1.0, 2.0), (2.5, 3.0), (5.0, 6.0), (1.5, 5.5)]
-    rows = page._rows(spans)
+    rows = files._rows(spans)
     assert rows == [1, 2, 2, 1, 3]
     for row in set(rows):
         own = sorted(span for span, of in zip(spans, rows, strict=True) if of == row)
         assert all(a[1] <= b[0] for a, b in pairwise(own))
-
-
-def test_of_two_slow_ranks_neither_is_late():
-    waiting = {"idle": (1.0, 1.0, 1.0, 0.0)}
-    assert any("computes" in one for one in explained(compute=(0.5, 0.5, 0.5, 1.5), **waiting)[1])
-    assert not any("computes" in one for one in explained(compute=(0.5, 0.5, 1.5, 1.5), **waiting)[1])
 
 
 def test_of_a_teacher_and_its_student_the_trained_one_is_held_against_formulas():
@@ -220,24 +200,11 @@ def test_of_a_teacher_and_its_student_the_trained_one_is_held_against_formulas()
     assert parallelisms._trained_ones([teacher]) == [teacher], "nothing is trained under its names"
 
 
-def test_buffers_that_ddp_sends_and_figures_that_are_gathered():
-    buffers = row("broadcast", 4e6, module="DistributedDataParallel", phase="forward", line="train.py:3")
-    assert says(explained(buffers)[1], "broadcast_buffers=False")
-    few = row("broadcast", 64.0, module="DistributedDataParallel", phase="forward")
-    assert explained(few)[1] == [], "a batch norm's"
-    figure = row("all-gather", 4.0, shapes=((1,), (1,)), phase="between")
-    assert says(explained(figure)[1], "all-gather", "once a step")
-    assert explained(row("all-gather", 1e6, phase="between"))[1] == []
-
-
 def test_a_model_that_is_one_unit_of_fsdp2():
     shapes = {f"layers.{n}.weight": [8, 8] for n in range(4)}
     whole = Parallelism("FSDP2", (0, 1), (ROOT,), {ROOT: 1e6}, {"shapes": shapes, "gradient_bytes": {ROOT: 1e6}})
-    measured = SimpleNamespace(parallelism=[whole], findings=[])
-    findings._one_unit(measured)
-    assert says(measured.findings[0].what, "one unit", "fully_shard")
+    (found,) = findings.one_unit([whole])
+    assert says(found.what, "one unit", "fully_shard")
     layers = dataclasses.replace(whole, wraps=(ROOT, "layers.0"))
     one_layer = dataclasses.replace(whole, options={"shapes": {"weight": [8, 8]}})
-    measured = SimpleNamespace(parallelism=[layers, one_layer], findings=[])
-    findings._one_unit(measured)
-    assert measured.findings == []
+    assert list(findings.one_unit([layers, one_layer])) == []

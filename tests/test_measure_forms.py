@@ -8,20 +8,24 @@ import torch
 from conftest import few, says
 
 from pardemo import measure, project
-from pardemo.script.report import text
+from pardemo.script.report import sections
 from pardemo.script.runtime import libraries
 
 HEAD = """
 import time, torch, torch.distributed as dist
 from torch import nn
 dist.init_process_group("gloo")
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
+def train(loss, optimizer, steps=10):
+    for step in range(steps):
+        loss().backward(); optimizer.step(); optimizer.zero_grad()
 """
 
 TO_ONE = """
-from torch.nn.parallel import DistributedDataParallel
-model = DistributedDataParallel(nn.Linear(64, 64)); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model = DDP(nn.Linear(64, 64)); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 large = torch.ones(250_000)  # 1 MB
 for step in range(10):
     model(torch.randn(4, 64)).sum().backward()
@@ -41,9 +45,7 @@ for step in range(1, 20):
 """
 
 EVALUATED = """
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-model = DistributedDataParallel(nn.Linear(64, 64)); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model = DDP(nn.Linear(64, 64)); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 held = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).eval().requires_grad_(False)
 for layer in held:
     fully_shard(layer)
@@ -72,10 +74,10 @@ for block in model:
         "norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
         "down": RowwiseParallel(output_layouts=Shard(1)),
     })
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(10):
+def loss():
     y = model(torch.randn(4, 64 // ranks, 64))
-    (y.to_local() if hasattr(y, "to_local") else y).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    return (y.to_local() if hasattr(y, "to_local") else y).square().mean()
+train(loss, torch.optim.SGD(model.parameters(), 0.1))
 """
 
 
@@ -135,13 +137,11 @@ class Sharded(torch.optim.Optimizer):
             dist.reduce_scatter_tensor(part, p.grad)
             own.sub_(part, alpha=0.01)
             dist.all_gather_into_tensor(p, own)
-model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)); optimizer = Sharded(model.parameters())
-for step in range(10):
-    model(torch.randn(8, 64)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+train(lambda: model(torch.randn(8, 64)).square().mean(), Sharded(model.parameters()))
 """
 
 TURNS = """
-from torch.nn.parallel import DistributedDataParallel as DDP
 G, D = DDP(nn.Linear(16, 64)), DDP(nn.Linear(64, 32))
 g, d = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
 for step in range(20):
@@ -151,7 +151,6 @@ for step in range(20):
 """
 
 CLOSURE = """
-from torch.nn.parallel import DistributedDataParallel as DDP
 model = DDP(nn.Linear(64, 64)); optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
 x = torch.randn(64, 64)
 def closure():
@@ -161,7 +160,6 @@ for step in range(10):
 """
 
 ADDED_UP = """
-from torch.distributed.fsdp import fully_shard
 model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
 for layer in model:
     fully_shard(layer)
@@ -175,16 +173,11 @@ for step in range(10):
 """
 
 UNUSED = """
-from torch.nn.parallel import DistributedDataParallel as DDP
 model = DDP(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), find_unused_parameters=True)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(10):
-    model(torch.randn(4, 64)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+train(lambda: model(torch.randn(4, 64)).sum(), torch.optim.SGD(model.parameters(), 0.1))
 """
 
 TEACHER = """
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel as DDP
 student = DDP(nn.Linear(512, 512)); optimizer = torch.optim.SGD(student.parameters(), 0.1)
 teacher = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).eval().requires_grad_(False)
 for step in range(10):
@@ -239,7 +232,7 @@ def test_an_optimizer_that_shards_itself_is_known_by_its_bytes(measured):
     rows = {row.kind: row for row in found.collectives}
     for kind in ("reduce-scatter", "all-gather"):
         assert rows[kind].expected_bytes == pytest.approx(rows[kind].bytes, rel=0.01)
-    assert says(text.parallelisms_text(found), "sharded optimizer", "0, 1", "train.py")
+    assert says(sections.parallelisms_text(found), "sharded optimizer", "0, 1", "train.py")
 
 
 def test_optimizers_that_take_turns_make_one_step(measured):

@@ -13,6 +13,7 @@ from pardemo import cli, project
 from pardemo.meters.snapshot import Block
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.shape import Layer
+from pardemo.script.report import blocks, sections
 from pardemo.script.runtime import launch_lines
 from pardemo.script.step import full_size, measurement
 from pardemo.script.step.parallelisms import Parallelism
@@ -249,19 +250,20 @@ def test_the_command_says_it_beside_the_measured_bytes(script, monkeypatch, caps
 
 
 def test_on_a_screen(script):
-    from pardemo.script.report import text
+    def full_size_lines(measured):
+        return "\n".join(sections.full_size(measured).screen(blocks.WIDE))
 
     asked = full_size.question("llama3-8b", gpus=64, sequence=4096)
     measured, seen = run_of(Parallelism("DDP", RANKS, (), {}, {}))
     measured.memory["full_size"] = full_size.answer(asked, measured, seen)
-    said = text.full_size_lines(measured)
+    said = full_size_lines(measured)
     assert "planned and not measured" in said
     row = next(line for line in said.splitlines() if line.strip().startswith("parameters"))
     assert row.split() == ["parameters", "8", "B", "8", "B", "32.1", "GB"]
     measured.memory["full_size"] = full_size.answer(asked, *run_of(Parallelism("EP", RANKS, (), {}, {})))
-    assert says(text.full_size_lines(measured), "EP", "translated")
+    assert says(full_size_lines(measured), "EP", "translated")
     del measured.memory["full_size"]
-    assert text.full_size_lines(measured) == ""
+    assert full_size_lines(measured) == ""
 
 
 def test_deepspeeds_stage_is_run_dry_at_the_scripts_own_size(script, monkeypatch):

@@ -160,6 +160,11 @@ def test_ranks_get_what_the_launcher_itself_gives_them(here, name):
     assert ours == theirs
 
 
+def measured_json(capsys, *arguments):
+    assert cli.main(["measure", "--steps", "1", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("line", "kind"),
     few(
@@ -171,9 +176,7 @@ def test_ranks_get_what_the_launcher_itself_gives_them(here, name):
     ),
 )
 def test_accelerates_line_decides_what_runs(here, capsys, line, kind):
-    asked = line.format(SCRIPTS / "accelerate_script.py").split()
-    assert cli.main(["measure", "--steps", "1", "--json", "--", *asked]) == 0
-    measured = json.loads(capsys.readouterr().out)
+    measured = measured_json(capsys, "--", *line.format(SCRIPTS / "accelerate_script.py").split())
     assert [(one["kind"], one["ranks"]) for one in measured["parallelism"]] == [(kind, [0, 1])]
     assert sum(row["bytes"] for row in measured["collectives"]) > 0
     assert not any("nothing is summed" in one["what"] for one in measured["findings"])
@@ -181,16 +184,14 @@ def test_accelerates_line_decides_what_runs(here, capsys, line, kind):
 
 def test_deepspeeds_line(here, capsys):
     asked = ["--", "deepspeed", "--num_gpus", "8", str(SCRIPTS / "deepspeed_zero3.py"), "--stage", "3"]
-    assert cli.main(["measure", "--steps", "1", "--ranks", "2", "--json", *asked]) == 0
-    measured = json.loads(capsys.readouterr().out)
+    measured = measured_json(capsys, "--ranks", "2", *asked)
     assert [(one["kind"], one["ranks"]) for one in measured["parallelism"]] == [("DeepSpeed ZeRO-3", [0, 1])]
     assert "the line would start 8 ranks; it ran on 2, as you said" in measured["notes"]
 
 
 def test_a_single_process_of_accelerate_knows_of_no_others(here, capsys):
     asked = ["accelerate", "launch", "--config_file", "alone.yaml", str(SCRIPTS / "accelerate_script.py")]
-    assert cli.main(["measure", "--steps", "1", "--json", "--", *asked]) == 0
-    measured = json.loads(capsys.readouterr().out)
+    measured = measured_json(capsys, "--", *asked)
     assert (measured["ranks"], measured["parallelism"], measured["backend"]) == (1, [], "")
 
 
@@ -208,7 +209,6 @@ def test_a_line_of_two_hosts(here, capsys):
     """
     (here / "train.py").write_text(textwrap.dedent(source))
     line = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "train.py"]
-    assert cli.main(["measure", "--steps", "1", "--json", "--", *line]) == 0
-    assert json.loads(capsys.readouterr().out)["ranks"] == 4
+    assert measured_json(capsys, "--", *line)["ranks"] == 4
     assert cli.main(["measure", "--ranks", "3", "--", *line]) == 2
     assert says(capsys.readouterr().err, "2", "machines", "3")

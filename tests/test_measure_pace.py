@@ -188,7 +188,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
     monkeypatch.setattr(sys, "argv", ["train.py", *map(str, sizes)])
     names = {}
     exec(LLAMA.partition("model = Model()")[0], names)
-    noted = OperationRecorder(CallSites("/nowhere"), list)
+    noted = OperationRecorder(CallSites(), list)
     with compat.FakeTensorMode():
         layer = _in_bf16(names["Layer"])
         x = torch.empty(sizes[6], sizes[7], sizes[1], dtype=torch.bfloat16, requires_grad=True)
@@ -222,7 +222,7 @@ def test_a_step_on_a_gpu_and_its_links(tmp_path):
     assert all(one.exposed_s + one.hidden_s >= 0.99 * expected for one in far.time)
     launches = sum(isinstance(one, Operation) for one in seen[0].work.list)
     assert near.alone_s == pytest.approx(launches * pace.LAUNCH_S, rel=0.05)  # so small that launching is all
-    assert any("fp32 without TF32" in line for line in near.told)
+    assert any("fp32 without TF32" in line for line in near.assumed)
     assert near.as_json()["reckoned"]
 
 

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from functools import partial
 
 import pytest
 import safetensors.torch
@@ -21,9 +22,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import MemoryMeter, Timeline, WireMeter
-from pardemo.collectives import ring_all_reduce
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from pardemo.meters import CallMeter
 from pardemo.meters.timeline import Span, covered_s, overlap_s
 from pardemo.meters.wire import kernel_counts
+from pardemo.small_models import gpt
 
 # ---------------------------------------------------------------- wire
 
@@ -106,30 +109,25 @@ def test_a_meter_does_not_touch_the_sockets_it_reads():
         there.close()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_counting_collectives_agrees_with_the_kernel(world_of, size):
-    def both(name):
-        x = torch.ones(size << 18)
-        part = torch.ones(1 << 18)
-        run = {
-            "all_reduce": lambda: dist.all_reduce(x),
-            "all_gather": lambda: dist.all_gather_single(x, part),
-            "ring": lambda: ring_all_reduce(x),
-            "all_gather list": lambda: dist.all_gather([torch.empty_like(part) for _ in range(size)], part),
-            "send": lambda: dist.send(x, 1) if dist.get_rank() == 0 else dist.get_rank() == 1 and dist.recv(x, 0),
-        }[name]
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("name", ["all_reduce", "ring", "all_gather", "all_gather list", "send"])
+def test_counting_collectives_agrees_with_the_kernel(rank, world_size, name):
+    x, part = torch.ones(world_size << 18), torch.ones(1 << 18)
+    run = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_gather": lambda: dist.all_gather_single(x, part),
+        "ring": lambda: ring_all_reduce(x),
+        "all_gather list": lambda: dist.all_gather([torch.empty_like(part) for _ in range(world_size)], part),
+        "send": lambda: dist.send(x, 1) if rank == 0 else rank == 1 and dist.recv(x, 0),
+    }[name]
+    run()
+    with WireMeter(evidence="wire") as wire:
         run()
-        with WireMeter(evidence="wire") as wire:
-            run()
-        with WireMeter(evidence="count") as count:
-            run()
-        assert (wire.evidence, count.evidence) == ("wire", "count")
-        return (wire.sent_bytes, count.sent_bytes), (wire.received_bytes, count.received_bytes)
-
-    for name in ("all_reduce", "ring", "all_gather", "all_gather list", "send"):
-        for ways in world_of(size).run(both, name):
-            for kernel, counted in ways:
-                assert counted == pytest.approx(kernel, rel=0.005, abs=1000), name
+    with WireMeter(evidence="count") as count:
+        run()
+    assert (wire.evidence, count.evidence) == ("wire", "count")
+    assert count.sent_bytes == pytest.approx(wire.sent_bytes, rel=0.005, abs=1000)
+    assert count.received_bytes == pytest.approx(wire.received_bytes, rel=0.005, abs=1000)
 
 
 def test_unknown_evidence_is_refused():
@@ -140,36 +138,15 @@ def test_unknown_evidence_is_refused():
 # ---------------------------------------------------------------- memory
 
 
-class Block(nn.Module):
-    def __init__(self, h):
-        super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(h), nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.mlp = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
-
-    def forward(self, x):
-        b, s, h = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(b, s, 3, 8, h // 8).permute(2, 0, 3, 1, 4)
-        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(a.transpose(1, 2).reshape(b, s, h))
-        return x + self.mlp(x)
-
-
-class Gpt(nn.Module):
-    def __init__(self, checkpointing, h=128, layers=4, vocabulary=500):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(vocabulary, h), nn.Linear(h, vocabulary)
-        self.blocks = nn.ModuleList(Block(h) for _ in range(layers))
-        self.checkpointing = checkpointing
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
-        return self.head(x)
+def model(checkpointing):
+    net = gpt.GPT(500, hidden=128, layers=4, heads=8, sequence=64)
+    for block in net.blocks if checkpointing else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return net
 
 
 def make(checkpointing, optimizer):
-    net = Gpt(checkpointing)
+    net = model(checkpointing)
     kinds = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}
     return net, kinds[optimizer](net.parameters(), lr=0.01)
 
@@ -313,7 +290,7 @@ def test_a_sparse_gradient_counts_with_its_indices():
 
 def test_random_states_are_a_kind_of_their_own():
     """One with each checkpoint: the allocator has them, and the activations are still the activations."""
-    net, tokens = Gpt(checkpointing=True), torch.randint(0, 500, (1, 8))
+    net, tokens = model(checkpointing=True), torch.randint(0, 500, (1, 8))
     before = torch.get_rng_state, torch.random.get_rng_state, torch.frombuffer
     with MemoryMeter(net) as memory:
         loss = net(tokens).sum()
@@ -362,23 +339,17 @@ def test_a_span_is_noted_even_when_its_work_fails():
     assert [s.kind for s in timeline.spans] == ["compute"]
 
 
-def test_meters_begin_anew_each_time(world_of):
-    def twice():
-        wire, memory, x = WireMeter(), MemoryMeter(), torch.ones(1 << 18)
-        dist.all_reduce(x)
-        sent, peaks = [], []
-        for _ in range(3):
-            with wire:
-                dist.all_reduce(x)
-            with memory:
-                torch.zeros(1 << 18)
-            sent.append(wire.sent_bytes)
-            peaks.append((memory.baseline_bytes, memory.live_bytes, memory.peak_bytes))
-        return sent, peaks
-
-    for sent, peaks in world_of(2).run(twice):
-        assert sent == pytest.approx([1 << 20] * 3, rel=0.005)
-        assert peaks == [(0, 0, 1 << 20)] * 3
+@pytest.mark.ranks(2)
+def test_meters_begin_anew_each_time():
+    wire, memory, x = WireMeter(), MemoryMeter(), torch.ones(1 << 18)
+    dist.all_reduce(x)
+    for _ in range(3):
+        with wire:
+            dist.all_reduce(x)
+        with memory:
+            torch.zeros(1 << 18)
+        assert wire.sent_bytes == pytest.approx(1 << 20, rel=0.005)
+        assert (memory.baseline_bytes, memory.live_bytes, memory.peak_bytes) == (0, 0, 1 << 20)
 
 
 def test_what_looks_at_a_connection_leaves_its_flags_to_its_owner(monkeypatch):
@@ -431,21 +402,16 @@ def test_connections_that_close_in_the_block_are_told():
             out.close()
 
 
-def test_a_collective_whose_bytes_nobody_knows_is_refused(world_of):
-    def check():
-        x = torch.ones(4)
-        with pytest.raises(RuntimeError, match=r"bytes.*allgather_coalesced"), WireMeter(evidence="count"):
-            dist.all_gather_coalesced([[x.clone(), x.clone()]], [x])
-
-    world_of(2).run(check)
+@pytest.mark.ranks(2)
+def test_a_collective_whose_bytes_nobody_knows_is_refused():
+    x = torch.ones(4)
+    with pytest.raises(RuntimeError, match=r"bytes.*allgather_coalesced"), WireMeter(evidence="count"):
+        dist.all_gather_coalesced([[x.clone(), x.clone()]], [x])
 
 
-def calls_of_everything():
-    from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-    from pardemo.meters import CallMeter
-
-    n = dist.get_world_size()
-    tensor = torch.ones(n)
+@pytest.mark.ranks(2)
+def test_calls_are_counted_of_torch_and_of_rings(world_size):
+    n, tensor = world_size, torch.ones(world_size)
     with CallMeter() as calls:
         ring_all_reduce(tensor)
         ring_all_reduce(tensor, op="max")
@@ -459,12 +425,8 @@ def calls_of_everything():
         torch.ones(3) + 1
     with CallMeter() as none:
         torch.ones(3)
-    return calls.counts, none.counts
-
-
-def test_calls_are_counted_of_torch_and_of_rings(world_of):
-    expected = {"all_reduce": 3, "reduce_scatter": 2, "all_gather": 2, "broadcast": 1}
-    assert world_of(2).run(calls_of_everything) == [(expected, {})] * 2
+    assert calls.counts == {"all_reduce": 3, "reduce_scatter": 2, "all_gather": 2, "broadcast": 1}
+    assert none.counts == {}
 
 
 def test_a_storage_that_is_resized_counts_with_the_size_it_has():

@@ -47,9 +47,8 @@ def test_the_score_is_the_mean_of_the_rounded_rows():
 
 
 def test_character_rouge_by_hand():
-    (row,) = score_rows(
-        ["今天 天气不错"], [WEATHER]
-    )  # a space is no character; n-grams count once: 今天气不错, 今天气很好
+    # a space is no character; n-grams count once: 今天气不错, 今天气很好
+    (row,) = score_rows(["今天 天气不错"], [WEATHER])
     assert row["char-rouge-1"] == 60
     assert row["char-rouge-2"] == 60  # 今天 天天 天气 of five
     assert row["char-rouge-l"] == pytest.approx(100 * 4 / 6, abs=1e-4)
@@ -71,12 +70,12 @@ def test_what_cannot_be_scored_is_named(given_predictions, references, message):
 
 def test_intervals_are_reproducible_and_as_wide_as_theory_says():
     values = np.random.default_rng(1).normal(50, 10, size=(400, 2))
-    found = intervals(values)
-    assert (found == intervals(values)).all()
-    assert (found != intervals(values, seed=1)).any()
+    bounds = intervals(values)
+    assert (bounds == intervals(values)).all()
+    assert (bounds != intervals(values, seed=1)).any()
     half = 1.96 * values.std(axis=0) / 20  # the normal interval of a mean of 400
     expected = np.stack([values.mean(axis=0) - half, values.mean(axis=0) + half], axis=1)
-    assert np.abs(found - expected).max() < 0.1  # 2,000 resamples find a 2.5 % quantile to about 0.02
+    assert np.abs(bounds - expected).max() < 0.1  # 2,000 resamples find a 2.5 % quantile to about 0.02
 
 
 def test_one_sample_has_the_interval_of_its_own_value():
@@ -110,11 +109,16 @@ def test_run_time_figures_in_the_articles_form():
 
 def test_scoring_prints_nothing_and_leaves_no_file(tmp_path):
     code = "from pardemo.finetune.metrics import score; score(['今天'], ['天气'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr, list(tmp_path.iterdir())) == ("", "", [])
+    assert in_a_process(code, TMPDIR=tmp_path) == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def in_a_process(code, **variables):
+    """What it prints, and its errors; without the settings that hubs' libraries read."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+    environment |= {name: str(value) for name, value in variables.items()}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return done.stdout, done.stderr
 
 
 def test_words_added_to_the_shared_jieba_do_not_change_a_score(tmp_path):
@@ -125,11 +129,7 @@ assert jieba.lcut({WEATHER!r}) == [{WEATHER!r}]
 from pardemo.finetune.metrics import score
 print(score(["今天天气不错"], [{WEATHER!r}])["rouge-1"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.stdout == "40.0\n", done.stderr
+    assert in_a_process(code, TMPDIR=tmp_path)[0] == "40.0\n"
 
 
 @pytest.mark.nightly
@@ -144,12 +144,7 @@ print(metric.compute(predictions=["今天天气不错"], references=["今天天�
 """
     home, temporary = tmp_path / "home", tmp_path / "tmp"
     home.mkdir(), temporary.mkdir()
-    unset = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=unset | {"HOME": str(home), "TMPDIR": str(temporary)}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.stdout == "50.8133\n", done.stderr
+    assert in_a_process(code, HOME=home, TMPDIR=temporary)[0] == "50.8133\n"
     assert [path for folder in (home, temporary) for path in folder.rglob("*") if path.is_file()] == []
 
 
@@ -213,10 +208,10 @@ def test_bad_lines_are_named(generated, capsys, line, message):
     with generated.open("ab") as file:
         file.write(line)
     assert cli.main(["score", str(generated)]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert str(generated) in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(generated) in error
+    assert error.count("\n") == 1
 
 
 def test_a_file_that_cannot_be_scored(generated, tmp_path, capsys):

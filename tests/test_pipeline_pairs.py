@@ -8,11 +8,11 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from test_pipeline import assert_one_process, batch, bytes_of, layers
 from torch.nn import functional as F
 
 from pardemo.formulas import pipeline as formulas
-from pardemo.meters import Timeline, WireMeter
+from pardemo.meters import Timeline
 from pardemo.peers.pytorch import orders
 from pardemo.pipeline_parallel import (
     Backward,
@@ -31,11 +31,8 @@ from pardemo.pipeline_parallel import (
     v_shape,
     zb_v,
 )
-from pardemo.small_models import gpt
 
-WIDTH, BATCH, M = 32, 24, 8
-#: fp32 sums in another order.
-CLOSE = 1e-5
+M = 8
 TABLES = ["interleaved zero bubble", "DualPipeV"]
 
 
@@ -148,17 +145,9 @@ def test_what_torch_has_no_table_for():
         chart(orders.schedule("ZB-V", 2, 4, 3))
 
 
-def batch():
-    return gpt.numbers(BATCH, WIDTH), gpt.numbers(BATCH, WIDTH, seed=1)
-
-
-def layers():
-    return [gpt.seeded(lambda: gpt.MLP(WIDTH), seed) for seed in range(8)]
-
-
 def by_either(engine, name):
     schedule, timeline = orders.schedule(name, dist.get_world_size(), M), Timeline()
-    stages = cut_by_layers(layers(), schedule.stages)
+    stages = cut_by_layers(layers(8), schedule.stages)
     mine = [stages[stage] for stage in schedule.stages_of(dist.get_rank())]
     if engine == "ours":
         pipeline = Pipeline(mine, schedule, F.mse_loss, timeline=timeline)
@@ -172,7 +161,7 @@ def by_either(engine, name):
         s: [p.grad for p in c.parameters()] for s, c in zip(schedule.stages_of(dist.get_rank()), mine, strict=True)
     }
     names = [span.name for span in timeline.spans if span.kind in ("forward", "backward", "weight gradients")]
-    return None if loss is None else loss.item(), grads, names
+    return [None if loss is None else loss.item()], grads, names
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -180,36 +169,16 @@ def by_either(engine, name):
 @pytest.mark.parametrize("engine", ["ours", "torch"])
 def test_losses_and_gradients_of_a_timetable_are_those_of_one_process(world_of, ranks, name, engine):
     results = world_of(ranks).run(by_either, engine, name)
-    model = nn.Sequential(*layers())
-    inputs, targets = batch()
-    loss = F.mse_loss(model(inputs), targets)
-    loss.backward()
-    last = 0 if name == "DualPipeV" else ranks - 1
-    assert results[last][0] == pytest.approx(loss.item(), rel=CLOSE)
-    assert all(found is None for rank, (found, _, _) in enumerate(results) if rank != last)
-    of_stage = {stage: grads for _, stages, _ in results for stage, grads in stages.items()}
-    gradients = [grad for stage in sorted(of_stage) for grad in of_stage[stage]]
-    for found, parameter in zip(gradients, model.parameters(), strict=True):
-        assert gpt.relative_error(found, parameter.grad) < CLOSE
+    assert_one_process(results, 0 if name == "DualPipeV" else ranks - 1, layers(8))
     schedule = orders.schedule(name, ranks, M)
     for rank, (_, _, names) in enumerate(results):
         assert names == [f"{step.stage}.{step.micro_batch}" for step in schedule.computes(rank)], "in the table's order"
 
 
-def bytes_of(name, width, samples):
-    schedule = orders.schedule(name, dist.get_world_size(), M)
-    pipeline = Pipeline([nn.Linear(width, width, bias=False) for _ in range(2)], schedule, F.mse_loss)
-    tensors = gpt.numbers(samples, width), gpt.numbers(samples, width, seed=1)
-    pipeline.step(*tensors)
-    with WireMeter() as wire:
-        pipeline.step(*tensors)
-    return wire.sent_bytes, wire.received_bytes
-
-
 @pytest.mark.parametrize("name", [*TABLES, "ZB-V"])
 def test_nothing_travels_at_the_turn_of_a_v(world_of, name):
     width, samples, p = 256, 8192, 4
-    found = world_of(p).run(bytes_of, name, width, samples)
+    found = world_of(p).run(bytes_of, orders.schedule(name, p, M), width, samples)
     is_v = name != "interleaved zero bubble"
     for rank, measured in enumerate(found):
         expected = formulas.boundary_bytes(rank, p, M, 4 * width * samples // M, 2, v_shape=is_v)

@@ -4,7 +4,7 @@ import pytest
 from dry_rows import dry_rows
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
-from pardemo.planner import allocator, engines, footprint, hardware, memory, table
+from pardemo.planner import allocator, footprint, hardware, memory, table
 from pardemo.planner.job import Adapter, RankJob
 
 V, H, MIDDLE, LAYERS, HEADS = 32_000, 2048, 5632, 2, 16
@@ -91,8 +91,9 @@ def test_states_are_cut_by_data_parallel_ranks_not_by_all_gpus():
 def test_tensor_parallel_ranks_have_their_part_of_the_vocabulary(plain, tp):
     lines = plain.estimate(B, tp=tp).lines
     assert lines["logits"] == LOGITS / tp
-    # checkpoints are the residual stream, whole on each rank
-    assert lines["activations"] >= CHECKPOINTS
+    assert lines["parameters"] == plain.estimate(B).lines["parameters"] / tp
+    # checkpoints are the residual stream, whole on each rank; what is in a layer's heads and MLP is cut
+    assert CHECKPOINTS <= lines["activations"] < plain.estimate(B).lines["activations"]
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -232,10 +233,11 @@ def test_offload_takes_shards_of_gradients_along():
     bare = curve.estimate(B, offload="optimizer+parameters").lines
     assert left["parameters"] == pytest.approx(2 * PSI / 4, rel=0.05)
     assert bare["parameters"] == 0
+    with pytest.raises(ValueError, match=r"offload.*must"):
+        curve.estimate(B, offload="disk")
 
 
 TIED = V * H + LAYERS * BLOCK + H
-GPT2 = 50_257 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768
 
 
 def test_tied_embeddings_are_one_tensor():
@@ -243,13 +245,6 @@ def test_tied_embeddings_are_one_tensor():
     assert found.params == TIED
     assert found.lines["parameters"] == pytest.approx(2 * TIED, rel=0.001)
     assert found.lines["optimizer states"] == pytest.approx(2 * 2 * TIED, rel=0.001)
-
-
-def test_gpt2_has_124_million_parameters():
-    assert GPT2 == 124_439_808
-    found = memory.run(RankJob(GPT2Config(), batch=2, sequence=256))
-    assert found.params == GPT2
-    assert found.lines["parameters"] == pytest.approx(2 * GPT2, rel=0.001)
 
 
 def test_attention_with_dropout_keeps_no_scores_on_a_gpu():
@@ -308,26 +303,3 @@ def test_lora_beside_experts_trains_the_adapters_alone():
     assert found.trained_params == trained
     assert found.lines["frozen parameters"] == pytest.approx(2 * MIXTRAL, rel=0.001)
     assert found.lines["gradients"] + found.lines["optimizer states"] <= 6 * trained + 1000
-
-
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [("qwen3-0.6b", 596_049_920), ("llama3.2-1b", 1_235_814_400), ("mixtral-8x7b", 46_702_792_704)],
-)
-def test_published_sizes(name, params):
-    """As the models' cards and checkpoint indices have them."""
-    from transformers import Qwen3Config
-
-    configs = {
-        "qwen3-0.6b": lambda: Qwen3Config(
-            vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-            num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
-        ),
-        "llama3.2-1b": lambda: LlamaConfig(
-            vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-            num_key_value_heads=8, tie_word_embeddings=True,
-        ),
-        "mixtral-8x7b": lambda: MixtralConfig(num_key_value_heads=8),
-    }  # fmt: skip
-    outline = engines.outline(RankJob(configs[name](), sequence=8))
-    assert sum(p.numel() for p in outline.parameters()) == params

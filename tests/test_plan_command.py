@@ -72,8 +72,8 @@ def test_where_nothing_fits_the_least_is_told_and_the_exit_is_2(asked, monkeypat
 
 
 JOB = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "H100"]
-#: Options that a question would ignore, and what is told.
-FOREIGN = [
+#: What is refused, and what is told: options that a question would ignore, values that cannot be.
+REFUSED = [
     (["--search", *JOB, "--tp", "2"], "--search has no use for --tp: --tp goes with a fine-tune's plan; one layout is"),
     (
         ["--search", *JOB, "--pp", "1"],
@@ -100,15 +100,58 @@ FOREIGN = [
     (["--validate", "--gpu", "H100"], "--validate has no use for --gpu"),
     (["--measure", "x.json", "--model", "gpt2"], "--measure has no use for --model"),
     (["--program", "nanotron"], "--program goes with --search or --explain"),
+    (["--gpu", "A80"], "no GPU 'A80'; did you mean A800-80GB"),
+    (["--gpu", "RTX 3060"], "no GPU 'RTX 3060'; there are A800-80GB"),
+    (["--model", "deepseek-v3"], "deepseek_v3: name LoRA's modules, as --target"),
+    (["--model", "baichuan2-14b"], "no model 'baichuan2-14b'; did you mean baichuan2-1"),
+    (["--batch", "0"], "--batch must be at least 1, not 0"),
+    (["--sequence", "0"], "--sequence must be at least 1, not 0"),
+    (["--link", "carrier-pigeon"], "no link 'carrier-pigeon'"),
+    (["--gpus", "8", "--hosts", "3"], "8 GPUs do not divide over 3 hosts"),
+    (["--tp", "3"], "do not divide by tp 3"),
+    (["--price", "-1"], "--price must be 0 or more"),
+    (["--recipe", "nothing"], "no recipe 'nothing'"),
+    (["--base", "nf4", "--full"], "weights in nf4 cannot be trained themselves"),
+    (["--target", "nowhere"], "LoRA's target 'nowhere' is no module of a layer that is known"),
+    (["--base", "nf4", "--dry-run"], "--dry-run runs bf16 alone; there is no dry run of --base nf4"),
+    (["--base", "nf4", "--write", "there"], "write it without --base, and start its train.py with --four-bit"),
+    (
+        ["--optimizer", "sgd", "--write", "there"],
+        "are for AdamW, whole logits and adapters alone; leave out",
+    ),
+    (["--embeddings", "--write", "there"], "adapters alone; leave out --embeddings"),
+    (["--embeddings", "--dry-run"], "there is no dry run of --embeddings"),
+    (["--embeddings", "--full"], "--full trains embedding and head with all the rest; leave out --embeddings"),
+    (["--rank", "8", "--full"], "--full trains all parameters, and --rank is LoRA's"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "told"), FOREIGN)
-def test_an_option_that_would_be_ignored_is_refused_in_one_line(arguments, told, capsys):
+@pytest.mark.parametrize(("arguments", "told"), REFUSED)
+def test_what_cannot_be_planned_is_refused_in_one_line(arguments, told, capsys):
     assert main(["plan", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert told in error
-    assert error.count("\n") == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("…")]
+    assert len(error) == 1
+    assert error[0].startswith("pardemo plan: ")
+    assert told in error[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gpu", "said", "hosts"),
+    [("8", "H100", [], 1), ("64", "H100", [], 8), ("12", "H100", [], 2), ("64", "H100", ["--hosts", "16"], 16),
+     ("64", "GB200", [], 1), ("144", "GB200", [], 2)],
+)  # fmt: skip
+def test_gpus_are_on_hosts_of_at_most_eight_or_a_rack_and_the_answer_says_so(gpus, gpu, said, hosts, capsys):
+    arguments = ["plan", "--model", "llama3-8b", "--gpus", gpus, "--gpu", gpu, *said, "--per-step", "5184"]
+    assert main([*arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["hosts"], answer["host_gpus"]) == (hosts, int(gpus) // hosts)
+    assert main(arguments) == 0
+    told = f" on {hosts} hosts of {int(gpus) // hosts}, "
+    assert (told in capsys.readouterr().out) == (hosts > 1)
+    if not said and hosts > 1 and int(gpus) % 8 == 0:
+        assert main(["plan", "--search", "--model", "llama3-8b", "--gpus", gpus, "--gpu", gpu, "--json"]) == 0
+        searched = json.loads(capsys.readouterr().out)["assumed"]
+        assert (searched["hosts"], searched["link_bytes_per_s"]) == (hosts, answer["link_bytes_per_s"])
 
 
 def test_each_option_goes_with_a_question():

@@ -10,12 +10,12 @@ from pardemo.pipeline_parallel import one_f_one_b
 from pardemo.pipeline_parallel.instructions import Forward
 from pardemo.planner import network, validate
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.per_rank import layer_params
+from pardemo.planner.layouts.per_rank import owned_layer
 from pardemo.planner.layouts.step import step, waited_messages
 
 CASES = {case.what: case for case in network.CASES}
 ACTIVATION = 2 * network.SEQUENCE * network.SHAPE.hidden  # bytes
-WEIGHTS = 2 * layer_params(network.SHAPE, Layout())  # of a layer
+WEIGHTS = 2 * owned_layer(network.SHAPE, Layout()).whole  # of a layer
 
 
 def on(case, between, **more):

@@ -47,8 +47,8 @@ def test_what_was_measured_is_what_is_planned_with(tmp_path):
 def test_a_link_that_was_not_measured_is_its_datasheets(tmp_path):
     found = profile.load(saved(tmp_path, drop=("between",)))
     assert machines.machine(found, 16, 8, 100e9).rate(16) == pytest.approx(80e9)
-    assert found.link(None) == hardware.link("ethernet-100g")
-    assert profile.load(saved(tmp_path)).link("400") == 50e9, "a link that is asked for goes before the measured one"
+    assert found.link(None, 8) == hardware.link("ethernet-100g")
+    assert profile.load(saved(tmp_path)).link("400", 8) == 50e9, "a link that is asked for goes before the measured one"
 
 
 def test_a_machine_has_bf16_unless_its_file_says_otherwise(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from conftest import says
 
 from pardemo.cli import main
-from pardemo.planner import command, hardware, table
+from pardemo.planner import answer, hardware, table
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.job import RankJob
 from pardemo.planner.measured_peak import example_config
@@ -89,16 +89,16 @@ def test_every_recommendation_of_random_tables_is_true():
 
 def test_the_table_shows_the_first_rows_and_says_how_many_more():
     found = plan(*[row(batch=batch, engine=f"zero-{stage}") for batch in (1, 2, 4, 8) for stage in range(4)])
-    text = command.as_text(found, 5)
+    text = answer.as_text(found, 5)
     assert text.count("yes") == 5
     assert says(text, "11", "--all")
     assert text.splitlines()[1].startswith("→")
-    assert command.as_text(found).count("yes") == 16
-    assert command.as_json(found)["recommended"] == 0
+    assert answer.as_text(found).count("yes") == 16
+    assert answer.as_json(found)["recommended"] == 0
 
 
 def test_building_a_model_whole_is_told_beside_the_step_and_how_to_go_without():
-    told = command.as_text(plan(row("zero-2"), row("zero-3"), row("fsdp2", built=90))).splitlines()
+    told = answer.as_text(plan(row("zero-2"), row("zero-3"), row("fsdp2", built=90))).splitlines()
     assert says(told, "ZeRO", "3", "GPU", "30.0", "GB")
     (fsdp2,) = (line for line in told if line.startswith("  FSDP2: built whole"))
     assert says(fsdp2, "90.0", "GB", "fully_shard", "to_empty")

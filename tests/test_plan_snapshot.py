@@ -12,7 +12,7 @@ from torch.cuda import _memory_viz
 
 from pardemo.cli import main
 from pardemo.meters import snapshot as files
-from pardemo.planner import checked, table
+from pardemo.planner import answer, checked, table
 from pardemo.planner.footprint import LINES
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
@@ -106,13 +106,11 @@ def test_a_layouts_sums_are_its_peak(question, tmp_path, capsys):
 
 
 def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
-    from pardemo.planner import command
-
     request = table.Request(
         RankJob(example_config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
         checkpointing=(True, False), offloads=("none",),
     )  # fmt: skip
-    monkeypatch.setattr(command, "_request", lambda arguments, light: (request, None))
+    monkeypatch.setattr(answer, "request_of", lambda arguments: (request, None))
     file = tmp_path / "there" / "plan.pickle"
     assert main(["plan", "--json", "--snapshot", str(file)]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import threading
+from unittest import mock
 
 import pytest
 import small_baichuan2
@@ -18,19 +19,11 @@ from pardemo.baichuan2 import load_checkpoint, load_tokenizer, save_checkpoint
 from pardemo.finetune import models
 from pardemo.finetune import recipe as recipes
 from pardemo.finetune.models import export
-from pardemo.finetune.predict import (
-    batches_of,
-    chat,
-    deal,
-    generate,
-    predict_on,
-    prompts_of,
-    read_predictions,
-    steps,
-)
+from pardemo.finetune.predict import batches_of, chat, deal, generate, predict_on, prompts_of, read_predictions, steps
 from pardemo.finetune.recipe import Predict
 
 ROWS = small_baichuan2.rows(13)
+FULL_DISK = mock.Mock(side_effect=OSError(28, "No space left on device"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,31 +84,29 @@ def test_greedy_tokens_are_those_of_transformers_one_by_one(small, position):
     model = small_baichuan2.model(position)
     model.generation_config.eos_token_id = None  # the end is chosen below
     prompts, _ = prompts_of(ROWS, tokenizer, 400, settings)
-    plain = [
-        model.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
-        for ids in prompts
-    ]
+    how = {"max_new_tokens": 16, "do_sample": False}
+    plain = [model.generate(torch.tensor([ids]), **how)[0, len(ids) :].tolist() for ids in prompts]
     # an EOS that is often met, so that rows end at different steps
     every = [token for tokens in plain for token in tokens]
     eos = max(set(every), key=every.count)
     expected = [tokens[: tokens.index(eos)] if eos in tokens else tokens for tokens in plain]
     assert len({len(tokens) for tokens in expected}) > 2
-    found = [[] for _ in prompts]
+    ours = [[] for _ in prompts]
     for step in steps(model, prompts, settings, eos, ()):
         for row, token in step:
-            found[row].append(token)
-    assert found == expected
+            ours[row].append(token)
+    assert ours == expected
 
 
 @pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 1.3, "top_k": 0}, {"do_sample": True}])
 def test_batches_and_order_change_nothing(small, how):
-    told = [
+    tokens, *others = (
         predict(ROWS, *small, Predict(max_new_tokens=10, batch=batch, **how), seed=3, order=order)
         for batch, order in ((1, "file"), (5, "length"), (5, "file"), (13, "length"))
-    ]
-    assert all(one == told[0] for one in told)
+    )
+    assert others == [tokens] * 3
     again = predict(ROWS, *small, Predict(max_new_tokens=10, **how), seed=4)
-    assert (again == told[0]) == (not how), "the seed is of sampling"
+    assert (again == tokens) == (not how), "the seed is of sampling"
 
 
 def test_what_the_folder_says_of_generation_is_not_greedy(small):
@@ -146,18 +137,19 @@ def test_sampling_draws_what_temperature_top_k_and_top_p_leave(small):
 def test_as_text_a_model_goes_on_from_the_input_alone(ranks, recipe, small):
     prompts, _ = prompts_of(ROWS, small[1], 400, recipe.predict, as_text=True)
     assert [small[1].decode(ids) for ids in prompts] == [row["input"] + "\n" for row in ROWS]
-    found = predict_on(ranks, recipe, None, ROWS, as_text=True)
-    assert found.tokens == predict(ROWS, *models.base(recipe), recipe.predict, as_text=True)
-    assert found.tokens != predict(ROWS, *models.base(recipe), recipe.predict)
+    tokens = predict_on(ranks, recipe, None, ROWS, as_text=True).tokens
+    assert tokens == predict(ROWS, *models.base(recipe), recipe.predict, as_text=True)
+    assert tokens != predict(ROWS, *models.base(recipe), recipe.predict)
 
 
 def test_two_ranks_and_no_rank_at_all(ranks, recipe, adapter):
     model = models.with_adapter(models.base(recipe)[0], adapter)
     here = predict(ROWS, model, load_tokenizer(recipe.model.path), recipe.predict)
-    found = predict_on(ranks, recipe, adapter, ROWS)
-    assert found.tokens == here
-    assert found.steps == 2
-    assert found.texts == [load_tokenizer(recipe.model.path).decode(ids, skip_special_tokens=True) for ids in here]
+    predictions = predict_on(ranks, recipe, adapter, ROWS)
+    assert predictions.tokens == here
+    assert predictions.steps == 2
+    decode = load_tokenizer(recipe.model.path).decode
+    assert predictions.texts == [decode(ids, skip_special_tokens=True) for ids in here]
     without = predict_on(ranks, recipe, None, ROWS[:1])  # one rank has nothing to do
     assert without.tokens != here[:1], "the adapter counts"
     assert without.tokens == predict(ROWS[:1], *models.base(recipe), recipe.predict)
@@ -184,8 +176,8 @@ def test_a_prompt_too_long_keeps_its_head(small):
     prompts, cut = prompts_of([long, ROWS[0]], tokenizer, 400, Predict(max_new_tokens=10))
     assert cut == 1
     assert prompts[0] == tokenizer.prompt_ids([{"role": "user", "content": long["instruction"] + long["input"]}])[:390]
-    found = predict([long, ROWS[0]], model, tokenizer, Predict(max_new_tokens=10))
-    assert found[1] == predict(ROWS[:1], model, tokenizer, Predict(max_new_tokens=10))[0]
+    tokens = predict([long, ROWS[0]], model, tokenizer, Predict(max_new_tokens=10))
+    assert tokens[1] == predict(ROWS[:1], model, tokenizer, Predict(max_new_tokens=10))[0]
     with pytest.raises(ValueError, match=r"max_new_tokens.*400"):
         predict(ROWS, model, tokenizer, Predict(max_new_tokens=400))
     with pytest.raises(ValueError, match="there is no row"):
@@ -217,10 +209,9 @@ def test_the_files_that_predict_writes(recipe_file, recipe, adapter, tmp_path, c
     out = tmp_path / "out"
     set_eight = ("--set", "predict.batch=8")
     assert run("predict", recipe_file, "--adapter", adapter, "--out", out, "--ranks", 2, "--limit", 9, *set_eight) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert "rouge-l" in told.out
-    assert "9 samples in" in told.out
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert says(printed.out, "rouge-l", "9 samples in")
     rows = read_predictions(out / "generated_predictions.jsonl", "prompt", "source")
     assert [row["label"] for row in rows] == [row["output"] for row in ROWS[:9]], "in the file's order"
     assert [row["source"] for row in rows[:2]] == ["even", "odd"]
@@ -239,9 +230,9 @@ def test_the_files_that_predict_writes(recipe_file, recipe, adapter, tmp_path, c
 
 def test_where_predictions_go_unless_told_and_json_alone_is_printed(recipe_file, recipe, capsys):
     assert run("predict", recipe_file, "--limit", 2, "--json") == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["samples"] == 2
-    assert told.err == ""
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["samples"] == 2
+    assert printed.err == ""
     assert (recipes.locate(recipe.output_dir) / "predict-base" / "predict_results.json").is_file()
 
 
@@ -260,30 +251,24 @@ def change(recipe_file, tmp_path, **sections):
         (shutil.rmtree, [], "is no model folder: it has no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), [], "holds no weights"),
         (lambda folder: (folder / "tokenizer.model").unlink(), [], "has no tokenizer.model"),
-        (None, ["--data", "{here}/none.json"], "No such file"),
-        (
-            lambda folder: (folder.parent / "empty.json").write_text("[]"),
-            ["--data", "{here}/empty.json"],
-            "holds no row",
-        ),
+        (None, ["--data", "{here}/none.json"], "there is no /"),
+        (lambda base: (base.parent / "a.json").write_text("[]"), ["--data", "{here}/a.json"], "holds no row"),
         (None, ["--ranks", "0"], "--ranks must be at least 1, not 0"),
         (None, ["--set", "predict.max_new_tokens=400"], "leaves no room for a prompt"),
         (None, ["--out", "{here}/changed.yaml/out"], "Not a directory"),
         (None, ["--set", "predict.max_tokens=4"], "did you mean 'max_new_tokens'"),
     ],
 )
-def test_what_is_wrong_is_said_before_a_rank_starts(
-    recipe_file, base, tmp_path, monkeypatch, capsys, spoil, more, message
-):
+def test_errors_before_a_rank_starts(recipe_file, base, tmp_path, monkeypatch, capsys, spoil, more, message):
     monkeypatch.setattr("pardemo.world.World._start", lambda self: pytest.fail("ranks were started"))
     folder = shutil.copytree(base, tmp_path / "base")
     changed = change(recipe_file, tmp_path, model={"path": str(folder)})
     if spoil is not None:
         spoil(folder)
     assert run("predict", changed, "--out", tmp_path / "out", *(text.format(here=tmp_path) for text in more)) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_a_rank_that_is_killed_leaves_no_predictions(small, recipe_file, tmp_path, monkeypatch, capsys):
@@ -303,10 +288,9 @@ def test_a_rank_that_is_killed_leaves_no_predictions(small, recipe_file, tmp_pat
 
     monkeypatch.setattr(World, "run", run_and_kill)
     assert run("predict", changed, "--ranks", 2, "--out", out) == 1
-    told = capsys.readouterr().err
-    assert says(told, "1", "SIGKILL")
-    assert "nothing was written" in told
-    assert "Traceback" not in told
+    error = capsys.readouterr().err
+    assert says(error, "1", "SIGKILL", "nothing was written")
+    assert "Traceback" not in error
     assert [path.name for path in out.iterdir()] == ["predict_results.json"], "what was there, and nothing of this run"
 
 
@@ -314,11 +298,7 @@ def test_a_full_disk_leaves_the_older_predictions_and_no_results_of_others(recip
     out = tmp_path / "out"
     assert run("predict", recipe_file, "--out", out, "--limit", 2) == 0
     before = (out / "generated_predictions.jsonl").read_bytes()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(project.os, "replace", full)
+    monkeypatch.setattr(project.os, "replace", FULL_DISK)
     assert run("predict", recipe_file, "--out", out, "--limit", 3) == 2
     assert says(capsys.readouterr().err, "space", "device")
     assert (out / "generated_predictions.jsonl").read_bytes() == before
@@ -336,9 +316,9 @@ def test_the_exported_model_is_base_and_adapter(recipe, adapter, tmp_path, capsy
     with torch.no_grad():
         plain = base(ids).logits
         both = models.with_adapter(base, adapter)(ids).logits
-        found = merged(ids).logits
-    torch.testing.assert_close(found, both, rtol=1e-4, atol=1e-4)
-    assert (found - plain).abs().max() > 0.1
+        logits = merged(ids).logits
+    torch.testing.assert_close(logits, both, rtol=1e-4, atol=1e-4)
+    assert (logits - plain).abs().max() > 0.1
     assert merged.generation_config.top_k == 5
     names = set(load_checkpoint(recipe.model.path).state_dict())
     assert set(merged.state_dict()) == names, "the official names and no other"
@@ -349,11 +329,9 @@ def test_what_is_exported_is_read_back_bit_equal(recipe_file, recipe, adapter, b
     for dtype, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         assert run("export", recipe_file, "--adapter", adapter, "--out", tmp_path / dtype, "--dtype", dtype) == 0
         assert "GB, in" in capsys.readouterr().out
-        merged = models.with_adapter(models.base(recipe)[0], adapter).merge_and_unload()
-        found = load_checkpoint(tmp_path / dtype)
-        assert found.dtype == kind
-        for name, value in merged.state_dict().items():
-            assert torch.equal(found.state_dict()[name], value.to(kind)), name
+        merged = models.with_adapter(models.base(recipe)[0], adapter).merge_and_unload().to(kind)
+        exported = load_checkpoint(tmp_path / dtype)
+        torch.testing.assert_close(dict(exported.state_dict()), dict(merged.state_dict()), rtol=0, atol=0)
     assert (base / "model.safetensors").read_bytes() == before, "the base is only read"
 
 
@@ -385,11 +363,7 @@ def test_folders_that_export_does_not_write_to(recipe_file, recipe, adapter, bas
 def test_a_full_disk_leaves_the_model_that_was_there(recipe, adapter, tmp_path, monkeypatch):
     export(recipe, adapter, tmp_path / "out")
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", FULL_DISK)
     with pytest.raises(OSError, match="No space left"):
         export(recipe, adapter, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
@@ -408,17 +382,17 @@ def said(small, lines, settings=None):
 def answer(small, messages, new=12, most=388):
     model, tokenizer = small
     prompt = tokenizer.prompt_ids(messages, most=most)
-    found = [token for step in steps(model, [prompt], Predict(max_new_tokens=new), 2, ()) for _, token in step]
-    return tokenizer.decode(found, skip_special_tokens=True)
+    tokens = [token for step in steps(model, [prompt], Predict(max_new_tokens=new), 2, ()) for _, token in step]
+    return tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_a_chat_answers_in_pieces_and_remembers_until_it_is_told_to_forget(small):
     first, second = {"role": "user", "content": "渡口"}, {"role": "user", "content": "票价"}
-    one = answer(small, [first])
-    two = answer(small, [first, {"role": "assistant", "content": one}, second])
+    reply = answer(small, [first])
+    next_reply = answer(small, [first, {"role": "assistant", "content": reply}, second])
     pieces = said(small, ["渡口\n", "  \n", "票价\n", "/new\n", "票价\n", "/quit\n", "渡口\n"])
-    assert "".join(pieces) == f"{one}\n{two}\n{answer(small, [second])}\n"
-    assert two != answer(small, [second])
+    assert "".join(pieces) == f"{reply}\n{next_reply}\n{answer(small, [second])}\n"
+    assert next_reply != answer(small, [second])
     assert len(pieces) > 15, "as they come"
 
 
@@ -446,10 +420,7 @@ def test_chat_with_an_adapter_and_an_end_of_input(recipe_file, adapter, small, m
 
 
 def test_an_interrupted_chat_ends_cleanly(recipe_file, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr("builtins.input", mock.Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert run("chat", recipe_file) == 0
     assert capsys.readouterr().out == "\n"

@@ -4,13 +4,13 @@ import json
 import re
 import textwrap
 from dataclasses import replace
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import says
 from safetensors.torch import load_file
+from test_measure_page import Tags
 from test_prove_causes import drawn, facts, of
 
 from pardemo import cli
@@ -19,26 +19,11 @@ from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHI
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import ComparedOutput, Finding
 from pardemo.script.record.records import ModuleCall, Piece, RankRecord, Step
-from pardemo.script.report import verdict
+from pardemo.script.report import model_map, verdict
 from pardemo.script.report.verdict import Proof
 
 G = drawn(6, 4)
 EVIL = "<img src=x onerror=alert(1)>\"'&"
-
-
-class Page(HTMLParser):
-    """The text of a page, and its tags with what stands in them."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.text, self.tags = "", []
-        self.feed(html)
-
-    def handle_data(self, data):
-        self.text += data
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
 
 
 def layout(name, *line):
@@ -81,7 +66,7 @@ def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", 
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
     made.parted = [ComparedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None) for name in parted]
     made.optimizer, made.steps, made.reference_step = "SGD", [Step()], truth.run.records[0].steps[0]
-    drawn_map = compare.step_map(made, truth, set(alike))
+    drawn_map = compare.step_map(truth, 0, made, alike)
     return {row.module: row.cells for row in drawn_map.rows}, drawn_map
 
 
@@ -119,7 +104,7 @@ def test_behind_a_wrong_output_nothing_is_looked_at():
 
 
 def test_of_a_step_with_other_samples_nothing_is_compared():
-    rows = compare.empty_map(reference_of(["head.weight"], ["head"]), 0).rows
+    rows = compare.step_map(reference_of(["head.weight"], ["head"]), 0).rows
     assert [states(row.cells) for row in rows] == [[NOT_COMPARED] * 3]
 
 
@@ -144,23 +129,21 @@ def grid(names, wrong=()):
     ],
 )
 def test_numbered_siblings_that_are_alike_are_one_row(numbers, wrong, labels):
-    assert [line.label for line in verdict.map_lines(grid(range(numbers), wrong))] == labels
+    assert [line.label for line in model_map.map_lines(grid(range(numbers), wrong))] == labels
 
 
 def test_the_first_module_is_marked_and_not_folded():
-    lines = verdict.map_lines(grid(range(6)), ["blocks.5.up"])
+    lines = model_map.map_lines(grid(range(6)), ["blocks.5.up"])
     assert [line.label for line in lines] == ["blocks.0 … blocks.4", "up", "blocks.5", "up"]
     assert [line.first for line in lines] == [False, False, False, True]
 
 
 def test_a_state_is_a_sign_too():
-    drawn_map = verdict.map_drawing(grid([0], wrong=[0]), ["blocks.0.up"])
-    body = drawn_map[: drawn_map.index("</div>\n<ul")]
-    assert re.findall(r'class="cell (\w+)"[^>]*>([^<]+)<', body) == [
+    table, _ = model_map.map_blocks(grid([0], wrong=[0]), ["blocks.0.up"])
+    assert re.findall(r'class="cell (\w+)"[^>]*>([^<]+)<', table.page()) == [
         ("equal", "="), ("equal", "="), ("different", "×\N{NO-BREAK SPACE}2"), ("equal", "="),
     ]  # fmt: skip
-    assert "◀ first" in body
-    assert "<table" not in drawn_map
+    assert "◀ first" in table.page()
 
 
 # --- the page
@@ -174,28 +157,27 @@ def test_what_comes_from_a_script_is_never_markup():
     made.failed["ranks=2 batch=4"] = EVIL
     made.layouts.append(layout("ranks=2 batch=4"))
     html = verdict.proof_page(made, EVIL)
-    read = Page(html)
-    assert not {tag for tag, _ in read.tags} & {"img", "script"}
-    assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
+    read = Tags(html)
+    assert not {"img", "script"} & set(read.tags)
+    assert not [name for name, _ in read.attributes if name.startswith("on")]
     assert read.text.count(EVIL) >= 7, "title and heading, line, module and class, sentence, parameter, note, error"
 
 
 def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
     html = verdict.proof_page(proof(finding("sum-for-mean")), "train.py")
-    read = Page(html)
-    ids = {attributes["id"] for _, attributes in read.tags if "id" in attributes}
-    links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
+    read = Tags(html)
+    ids, links = ({value for name, value in read.attributes if name == wanted} for wanted in ("id", "href"))
     assert links
     assert {link.removeprefix("#") for link in links} <= ids
     assert "http" not in html
-    assert not [tag for tag, _ in read.tags if tag in ("link", "img", "script")]
+    assert not {"link", "img", "script"} & set(read.tags)
 
 
 def test_the_verdict_has_a_line_and_a_link_for_each_layout():
     made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
     made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
     shown = verdict.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
-    assert re.findall(r'">(.)</b> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
+    assert re.findall(r'">(.)</strong> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
         ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
         ("?", "layout-2", "ranks=2 batch=4", "could not"),
         ("✓", "layout-3", "ranks=8 batch=1", "trains as"),
@@ -206,7 +188,7 @@ def test_what_was_not_looked_at_is_said():
     wrong = replace(finding(), what="data")
     assert says(verdict.proof_page(proof(wrong), "a.py"), "samples", "parameters")
     assert says(verdict.proof_page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
-    text = Page(verdict.proof_page(proof(), "train.py")).text
+    text = Tags(verdict.proof_page(proof(), "train.py")).text
     assert says(text, "3", "4", "gradients", "2", "2")
     assert says(text, "Trains", "reference")
     assert "wrong" not in text
@@ -355,7 +337,7 @@ def test_a_bug_a_right_layout_and_one_that_nobody_explains(elements, tmp_path, m
     verdict = json.loads((out / "prove.json").read_text())
     assert verdict == json.loads(capsys.readouterr().out)
     assert [one["equal"] for one in verdict["layouts"]] == [True, True, False, False]
-    text = re.sub(r"\s+", " ", Page((out / "prove.html").read_text()).text)
+    text = re.sub(r"\s+", " ", Tags((out / "prove.html").read_text()).text)
     right, wrong, unknown = (
         text.split(mark)[-1] for mark in ("✓ ranks=2", "✗ ranks=2 batch=4 times=2", "✗ ranks=2 batch=4 times=3")
     )

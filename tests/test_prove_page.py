@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,15 @@ def rows(mark: str) -> list[list[str]]:
 def fenced(mark: str) -> list[str]:
     """The two fenced blocks behind a comment: what is run, and what it prints."""
     return re.findall(r"```\w+\n(.*?)```", PAGE[PAGE.index(f"<!-- {mark}:") :], flags=re.S)[:2]
+
+
+def ran(*words: str, status: int = 0, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """What Python makes of these words: it has to end with this status."""
+    run = subprocess.run(
+        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert run.returncode == status, run.stderr[-2000:]
+    return run
 
 
 def texts(node: ast.expr | None) -> Iterator[str]:
@@ -74,10 +84,7 @@ def test_the_example_prints_what_the_page_shows():
     command, printed = fenced("example")
     words = shlex.split(command.replace("\\\n", " "))
     assert words[0] == "pardemo"
-    run = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert run.returncode == 1, run.stderr[-2000:]
+    run = ran("-m", *words, status=1)
     assert run.stdout == printed
     losses = re.findall(r"`(\d\.\d{4})`", PAGE[PAGE.index("<!-- example:") : PAGE.index("## What is compared")])
     told = [f"step {step} loss {loss}" for step, loss in zip((0, 1, 1, 1), losses, strict=True)]
@@ -103,22 +110,14 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
 def test_the_example_of_a_stop_prints_what_the_page_shows():
     command, printed = fenced("example of a stop")
     words = shlex.split(command.replace("\\\n", " "))
-    run = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert run.returncode == 1, run.stderr[-2000:]
-    assert run.stdout == printed
+    assert ran("-m", *words, status=1, timeout=300).stdout == printed
 
 
 @pytest.mark.nightly
 def test_the_engine_prints_what_the_page_shows(tmp_path):
     code, printed = fenced("engine")
     (tmp_path / "engine.py").write_text(code, encoding="utf-8")
-    run = subprocess.run(
-        [sys.executable, "engine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout == printed
+    assert ran("engine.py", cwd=tmp_path).stdout == printed
 
 
 def test_messages_are_the_commands_own():
@@ -143,8 +142,5 @@ def test_numbers_are_the_codes():
 
 
 def test_options_are_the_commands():
-    run = subprocess.run(
-        [sys.executable, "-m", "pardemo", "prove", "--help"], capture_output=True, text=True, check=True, timeout=60
-    )
-    there = set(re.findall(r"--[a-z]+", run.stdout)) - {"--help", "--batch"}
+    there = set(re.findall(r"--[a-z]+", ran("-m", "pardemo", "prove", "--help").stdout)) - {"--help", "--batch"}
     assert all(option in PAGE for option in there)

@@ -1,15 +1,14 @@
 """Right scripts and right layouts: none is accused, and what looks like a fault of theirs is told as what it is."""
 
-import importlib.util
 import json
 import re
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import few, says
+from zoo.right import run
 
 from pardemo import prove
 from pardemo.script.compare import checks
@@ -19,9 +18,6 @@ from pardemo.script.record.records import Step
 from pardemo.script.report.verdict import Proof
 
 RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
-SPEC = importlib.util.spec_from_file_location("right_run", RIGHT / "run.py")
-run = sys.modules["right_run"] = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(run)
 
 
 @pytest.fixture(autouse=True)

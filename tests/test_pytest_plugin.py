@@ -21,6 +21,7 @@ IMPORTS = """
 import os, random, sys, threading, time
 from dataclasses import dataclass
 import pytest, torch, torch.distributed as dist
+from pardemo.testing import warm_world
 """
 
 
@@ -110,6 +111,13 @@ def test_bodies_run_on_every_rank_with_fixtures_classes_and_parameters(run):
             def test_that_it_is_gone(self):
                 assert "SET_BY_FIXTURE" not in os.environ
 
+        def test_a_world_of_the_same_ranks_has_this_file_too(request):
+            assert warm_world(request.config, 2).run(helper, 3) == [9, 9]
+
+        @pytest.mark.ranks(2)
+        def test_on_ranks_again(rank):
+            assert helper(rank) == 3 * rank
+
         LOCK = threading.Lock()
 
         @pytest.mark.parametrize("unused", [threading.Lock()], ids=["a lock in another test's marker"])
@@ -140,30 +148,7 @@ def test_bodies_run_on_every_rank_with_fixtures_classes_and_parameters(run):
             monkeypatch.setenv("SET_BY_FIXTURE", str(rank))
         """,
     )
-    result.assert_outcomes(passed=6 + 1 + 2 + 2 + 1)
-
-
-def test_a_world_of_the_same_ranks_finds_the_whole_file_after_a_marked_test(run):
-    result = run(
-        """
-        from pardemo.testing import warm_world
-
-        def double(x):
-            return 2 * x
-
-        @pytest.mark.ranks(2)
-        def test_marked(rank):
-            assert rank < 2
-
-        def test_unmarked(request):
-            assert warm_world(request.config, 2).run(double, 3) == [6, 6]
-
-        @pytest.mark.ranks(2)
-        def test_marked_again(rank):
-            assert double(rank) == 2 * rank
-        """
-    )
-    result.assert_outcomes(passed=3)
+    result.assert_outcomes(passed=6 + 1 + 2 + 2 + 2 + 1)
 
 
 def test_what_pytest_offers_within_a_test_works_on_ranks(run):
@@ -214,10 +199,6 @@ def test_what_pytest_offers_within_a_test_works_on_ranks(run):
             NUMBERS.append(turn)
 
         @pytest.mark.ranks(2)
-        def test_skips():
-            pytest.skip("not today")
-
-        @pytest.mark.ranks(2)
         def test_expected():
             pytest.xfail("known")
 
@@ -238,88 +219,10 @@ def test_what_pytest_offers_within_a_test_works_on_ranks(run):
         def test_returns(rank):
             return rank == 0
         """,
-        "-rsx",
+        "-rx",
     )
-    result.assert_outcomes(passed=7, skipped=2, xfailed=2, warnings=1)
-    result.stdout.fnmatch_lines(
-        ["*test_returns*returned bool on its ranks*", "SKIPPED*: not today", "XFAIL*test_expected?2ranks?*known"]
-    )
-
-
-def test_meters_and_comparisons(run):
-    result = run(
-        """
-        @pytest.mark.ranks(2)
-        def test_meters(rank, wire, memory):
-            x = torch.ones(1 << 18)
-            with wire:
-                dist.all_reduce(x)
-            assert (1 << 20) <= wire.sent_bytes < 1.01 * (1 << 20)
-            with memory:
-                y = x + 1
-            assert memory.peak_bytes == 1 << 20
-
-        @pytest.mark.ranks(3)
-        def test_alone(rank, single_process, wire):
-            def model(scale):
-                assert not dist.is_initialized() and "RANK" not in os.environ
-                return [os.getpid(), scale * torch.rand(4)]
-
-            before = torch.get_rng_state()
-            with wire:
-                pid, numbers = single_process(model, scale=2)
-            assert torch.equal(torch.get_rng_state(), before) and dist.is_initialized()
-            assert wire.sent_bytes < 5000
-            assert torch.equal(numbers, 2 * torch.rand(4, generator=torch.Generator().manual_seed(1000)))
-            pids = [None] * 3
-            dist.all_gather_object(pids, os.getpid())
-            assert pid == pids[0]
-            kind = RuntimeError if rank else ZeroDivisionError
-            with pytest.raises(kind, match="division by zero"):
-                single_process(lambda: 1 / 0)
-
-        def message(same_on_all_ranks, value):
-            with pytest.raises(AssertionError) as told:
-                same_on_all_ranks(value)
-            return str(told.value)
-
-        @pytest.mark.ranks(3)
-        def test_same(rank, same_on_all_ranks):
-            layer = torch.nn.Linear(2, 2)
-            for parameter in layer.parameters():
-                dist.broadcast(parameter.data, 0)
-            nan = torch.tensor([float("nan"), -0.0])
-            same_on_all_ranks([layer, {"a": (nan, 1.5, "text", None)}, torch.zeros(0, 3), {1, 2}, nan.numpy()])
-            w = torch.ones(2, 4, dtype=torch.bfloat16)
-            w[1, 2] += rank
-            lead = "value['w'] is not the same on all ranks: at [1, 2] rank 0 has 1.0, "
-            counted = "(1 of 8 elements differ, by {} at most)"
-            more = "; at [1, 2] rank 0 has 1.0, rank 2 has 3.0 "
-            assert message(same_on_all_ranks, {"w": w, "later": rank}) == (
-                f"{lead}rank 1 has 2.0 {counted.format(1)}{more}{counted.format(2)}"
-            )
-            assert message(same_on_all_ranks, [0, rank // 2]) == (
-                "value[1] is not the same on all ranks: ranks 0, 1 have 0, rank 2 has 1"
-            )
-            assert message(same_on_all_ranks, [1] * (1 + rank // 2)) == (
-                "value is not the same on all ranks: ranks 0, 1 have a list of length 1, rank 2 has a list of length 2"
-            )
-            assert message(same_on_all_ranks, torch.zeros(2, 1 + rank % 2)) == (
-                "value is not the same on all ranks: ranks 0, 2 have a float32 tensor of shape [2, 1], "
-                "rank 1 has a float32 tensor of shape [2, 2]"
-            )
-            zero = torch.zeros(1) if rank else -torch.zeros(1)
-            assert "rank 0 has -0.0, ranks 1, 2 have 0.0" in message(same_on_all_ranks, zero)
-            with pytest.raises(TypeError, match=r"value\\[0\\] is a Random, which has no bits to compare"):
-                same_on_all_ranks([random.Random()])
-
-        @pytest.mark.ranks(cluster="2x1", between="200 Mbit/s")
-        def test_on_a_cluster(rank, world_size):
-            assert (world_size, os.environ["GROUP_RANK"]) == (2, str(rank))
-        """,
-        "-q",
-    )
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=7, skipped=1, xfailed=2, warnings=1)
+    result.stdout.fnmatch_lines(["*test_returns*returned bool on its ranks*", "XFAIL*test_expected?2ranks?*known"])
 
 
 # ---------------------------------------------------------------- failures
@@ -573,73 +476,48 @@ def test_functions_that_cannot_run_on_ranks_are_refused_at_collection(run, sourc
     result.stdout.fnmatch_lines([line])
 
 
+FIXTURES = """
+import unittest
+LOCK = threading.Lock()
+
+@pytest.fixture
+def lock():
+    return threading.Lock()
+
+@pytest.fixture
+def asks(request, rank):
+    return request.node
+
+@pytest.fixture
+def with_log(caplog, rank):
+    return caplog
+
+def test_not_marked(world_size): pass
+"""
+#: Marked tests, and what is said of each.
+REFUSED = {
+    "def test_fixture(lock): pass":
+        "the value of 'lock' (a lock) cannot be sent to the ranks: cannot pickle '_thread.lock' object. A fix*",
+    "def test_global():\n    with LOCK: pass":
+        "test_global uses LOCK (a lock), which cannot be sent to the ranks: *. Make it within the function",
+    "def test_request(request): pass": "the test runs on ranks, and 'request' stays in pytest's own process: *",
+    "def test_caplog(caplog): pass": "the test runs on ranks, and 'caplog' stays in pytest's own process: *",
+    "def test_inner(with_log): pass":
+        "the fixture 'with_log' is made on the ranks, and 'caplog' stays in pytest's own process: *",
+    "def test_asks(asks): pass":
+        "request.node: on the ranks request has param and fixturename; make 'asks' of two fixtures, *",
+    "def test_unused(wire): pass": "the test asks for 'wire' and measures nothing with it: write 'with wire:'",
+    "def test_breakpoint(): breakpoint()": "E   RuntimeError: breakpoint(): a rank has no terminal. *",
+    "class TestOld(unittest.TestCase):\n    def test_method(self): pass":
+        "@pytest.mark.ranks: unittest runs the methods of a TestCase itself, in this process: make *",
+}  # fmt: skip
+
+
 def test_what_stays_in_the_main_process_is_refused_in_one_line(run):
-    result = run(
-        """
-        import unittest
-
-        LOCK = threading.Lock()
-
-        @pytest.fixture
-        def lock():
-            return threading.Lock()
-
-        @pytest.fixture
-        def asks(request, rank):
-            return request.node
-
-        @pytest.fixture
-        def with_log(caplog, rank):
-            return caplog
-
-        @pytest.mark.ranks(2)
-        def test_fixture(lock): pass
-
-        @pytest.mark.ranks(2)
-        def test_global():
-            with LOCK: pass
-
-        @pytest.mark.ranks(2)
-        def test_request(request): pass
-
-        @pytest.mark.ranks(2)
-        def test_caplog(caplog): pass
-
-        @pytest.mark.ranks(2)
-        def test_inner(with_log): pass
-
-        @pytest.mark.ranks(2)
-        def test_asks(asks): pass
-
-        @pytest.mark.ranks(2)
-        def test_unused(wire): pass
-
-        @pytest.mark.ranks(2)
-        def test_breakpoint(): breakpoint()
-
-        @pytest.mark.ranks(2)
-        class TestOld(unittest.TestCase):
-            def test_method(self): pass
-
-        def test_not_marked(world_size): pass
-        """,
-        "--tb=short",
-    )
+    result = run(FIXTURES + "".join(f"@pytest.mark.ranks(2)\n{test}\n" for test in REFUSED), "--tb=short")
     assert result.parseoutcomes() == {"failed": 7, "errors": 3}
-    result.stdout.fnmatch_lines_random(
-        [
-            "the value of 'lock' (a lock) cannot be sent to the ranks: cannot pickle '_thread.lock' object. A fix*",
-            "test_global uses LOCK (a lock), which cannot be sent to the ranks: *. Make it within the function",
-            "the test runs on ranks, and 'request' stays in pytest's own process: *",
-            "the test runs on ranks, and 'caplog' stays in pytest's own process: *",
-            "the fixture 'with_log' is made on the ranks, and 'caplog' stays in pytest's own process: *",
-            "request.node: on the ranks request has param and fixturename; make 'asks' of two fixtures, *",
-            "the test asks for 'wire' and measures nothing with it: write 'with wire:'",
-            "E   RuntimeError: breakpoint(): a rank has no terminal. *",
-            "@pytest.mark.ranks: unittest runs the methods of a TestCase itself, in this process: make *",
-            "the fixture 'world_size' is for tests that run on ranks: mark the test, as with @pytest.mark.ranks(2)",
-        ]
-    )
+    unmarked = "the fixture 'world_size' is for tests that run on ranks: mark the test, as with @pytest.mark.ranks(2)"
+    result.stdout.fnmatch_lines_random([*REFUSED.values(), unmarked])
 
 
 def test_the_page_says_what_is_so(run):
@@ -670,15 +548,7 @@ def test_loading_it_loads_nothing_else():
 
 
 def test_sizes_and_clusters_of_a_marker():
-    assert [(p.size, p.id, p.timeout_s) for p in rank_setups((1, 4), {}, 60.0)] == [
-        (1, "1rank", 60.0),
-        (4, "4ranks", 60.0),
-    ]
+    one, four = rank_setups((1, 4), {}, 60.0)
+    assert [(one.size, one.id, one.timeout_s), (four.size, four.id)] == [(1, "1rank", 60.0), (4, "4ranks")]
     (place,) = rank_setups((), {"cluster": "2x3", "inside": "1 Gbit/s", "timeout": 5}, 60.0)
     assert (place.size, place.id, place.timeout_s, place.cluster.inside) == (6, "2x3", 5.0, "1 Gbit/s")
-
-
-@pytest.mark.ranks(2)
-def test_the_plug_in_is_there_for_this_file_too(rank, world_size, same_on_all_ranks):
-    same_on_all_ranks(world_size)
-    assert rank in (0, 1)

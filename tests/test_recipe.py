@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from conftest import refused
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -103,17 +104,17 @@ def test_what_the_article_does_not_print_is_marked_as_inferred(article):
     assert re.search(r"# inferred, all of it.*\n(#.*\n)+deepspeed:", text)
     comment = text.partition("model:")[0]
     assert all(flag in comment for flag in WITHOUT_KEY)
-    told = article["deepspeed"]
-    assert told["fp16"]["enabled"] == "auto"
+    deepspeed = article["deepspeed"]
+    assert deepspeed["fp16"]["enabled"] == "auto"
     zero = {"stage": 2, "allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8, "overlap_comm": False,
             "reduce_scatter": True, "contiguous_gradients": True}  # fmt: skip
-    assert told["zero_optimization"].items() >= zero.items()
-    assert "optimizer" not in told  # so that it is the Trainer's AdamW
+    assert deepspeed["zero_optimization"].items() >= zero.items()
+    assert "optimizer" not in deepspeed  # so that it is the Trainer's AdamW
 
 
-def changed_keys(one, other):
-    one, other = leaves(recipes.to_dict(recipes.load(one))), leaves(recipes.to_dict(recipes.load(other)))
-    return {key for key in one.keys() | other.keys() if one.get(key, ...) != other.get(key, ...)}
+def changed_keys(*names):
+    before, after = (leaves(recipes.to_dict(recipes.load(name))) for name in names)
+    return {key for key in before.keys() | after.keys() if before.get(key, ...) != after.get(key, ...)}
 
 
 def test_the_one_to_run_differs_in_precision_and_in_the_learning_rate_of_lora():
@@ -217,23 +218,20 @@ WRONG = [
 
 @pytest.mark.parametrize(("assignment", "message"), WRONG)
 def test_a_wrong_assignment_is_named_in_one_line(tiny, assignment, message):
-    with pytest.raises(ValueError) as told:  # noqa: PT011
+    with refused(message) as error:
         recipes.override(tiny, [assignment])
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
-    assert "--set" in str(told.value)
+    assert "--set" in str(error.value)
 
 
 def test_an_override_is_typed_and_leaves_the_rest(tiny):
-    given_ones = ["train.learning_rate=2e-4", "train.max_steps=7", "output_dir=2023",
-                  "lora.target_modules=[W_pack, o_proj]",
-                  "deepspeed.zero_optimization.stage=3", "deepspeed.gradient_clipping=1.0",
-                  "data.max_samples=null"]  # fmt: skip
-    changed = recipes.override(tiny, given_ones)
+    assignments = ["train.learning_rate=2e-4", "train.max_steps=7", "output_dir=2023",
+                   "lora.target_modules=[W_pack, o_proj]", "deepspeed.zero_optimization.stage=3",
+                   "deepspeed.gradient_clipping=1.0", "data.max_samples=null"]  # fmt: skip
+    changed = recipes.override(tiny, assignments)
     assert (changed.train.learning_rate, changed.train.max_steps, changed.output_dir) == (2e-4, 7, "2023")
     assert changed.lora.target_modules == ["W_pack", "o_proj"]
     before, after = leaves(recipes.to_dict(tiny)), leaves(recipes.to_dict(changed))
-    names = {text.partition("=")[0] for text in given_ones} - {"data.max_samples"}
+    names = {text.partition("=")[0] for text in assignments} - {"data.max_samples"}
     assert {key for key in before if before[key] != after[key]} == names
     assert tiny == recipes.load("tiny-cpu"), "the recipe that was given stays as it was"
     assert recipes.override(tiny, ["deepspeed=null"]).deepspeed is None
@@ -278,11 +276,9 @@ def test_a_short_file_takes_defaults_and_numbers_are_numbers(tmp_path):
 def test_a_wrong_file_is_named_in_one_line(tmp_path, change, message):
     path = tmp_path / "mine.yaml"
     path.write_text(MINIMAL.replace(*change))
-    with pytest.raises(ValueError) as told:  # noqa: PT011
+    with refused(message) as error:
         recipes.load(path)
-    assert message in str(told.value)
-    assert str(told.value).startswith(str(path))
-    assert "\n" not in str(told.value)
+    assert str(error.value).startswith(str(path))
 
 
 def test_a_file_that_is_not_there_or_not_utf8(tmp_path):
@@ -306,9 +302,9 @@ LIKE_NUMBERS = st.text("-+.0123456789e:_", max_size=8)
 @given(st.floats(allow_nan=False) | st.integers() | LINE | LIKE_NUMBERS | st.booleans())
 @example("1e5")
 def test_what_is_dumped_is_read_back_the_same(value):
-    found = strict_yaml.parse(strict_yaml.dump({"key": [value, None]}))
-    assert found == {"key": [value, None]}
-    assert type(found["key"][0]) is type(value)
+    read = strict_yaml.parse(strict_yaml.dump({"key": [value, None]}))
+    assert read == {"key": [value, None]}
+    assert type(read["key"][0]) is type(value)
 
 
 def test_what_is_refused_before_any_rank_starts(tiny):
@@ -316,9 +312,6 @@ def test_what_is_refused_before_any_rank_starts(tiny):
         recipes.preflight(recipes.load(ARTICLE), on_cpu=True)
     wrong = recipes.override(tiny, ["deepspeed.zero_optimization.stge=2"])
     with pytest.raises(ValueError, match=r"zero_optimization.*'stge'.*'stage'"):
-        recipes.preflight(wrong, on_cpu=True)
-    wrong = recipes.override(tiny, ["deepspeed.optimizer.parms=2"])
-    with pytest.raises(ValueError, match=r"'parms'.*'params'"):
         recipes.preflight(wrong, on_cpu=True)
 
 

@@ -181,7 +181,7 @@ def test_the_command_writes_a_finished_runs_pages_again(run, capsys):
     [
         (["nothing"], "no run in nothing: `pardemo run` makes one"),
         (["{reference}", "--readme", "{file}"], "has no place for the table"),
-        (["{reference}", "--readme", "gone.md"], "No such file"),
+        (["{reference}", "--readme", "gone.md"], "there is no gone.md"),
     ],
 )
 def test_bad_input_is_one_line(arguments, told, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from conftest import says
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardemo.finetune.samples import IGNORED, Collator, Samples, encode, pack, prompt_of, source_ids
+from pardemo.finetune.samples import IGNORED, Collator, Order, Samples, encode, pack, prompt_of, source_ids
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,10 @@ def row(source, target):
 def test_the_prompt_is_instruction_and_input_in_the_official_layout(tokenizer):
     sample = small_baichuan2.rows(1)[0]
     assert prompt_of(sample) == sample["instruction"] + sample["input"]
-    found = encode(sample, tokenizer, 1000)
+    encoded = encode(sample, tokenizer, 1000)
     source = [tokenizer.user_id, *tokenizer.text_ids(prompt_of(sample)), tokenizer.assistant_id]
     target = [*tokenizer.text_ids(sample["output"]), tokenizer.eos_token_id]
-    assert found["input_ids"] == source + target
-    assert found["labels"] == [IGNORED] * len(source) + target
+    assert encoded == {"input_ids": source + target, "labels": [IGNORED] * len(source) + target}
     assert source_ids(sample, tokenizer) == source
 
 
@@ -58,12 +57,11 @@ def test_the_prompt_is_instruction_and_input_in_the_official_layout(tokenizer):
     ],
 )
 def test_both_sides_are_cut_in_proportion_and_keep_their_heads(source, target, cutoff, kept_source, kept_target):
-    whole, found = encode(row(source, target), Letters(), 10**6), encode(row(source, target), Letters(), cutoff)
-    unlabelled = max(kept_source, 1)
-    head, answer = whole["input_ids"][:kept_source], whole["input_ids"][source:][:kept_target]
-    assert found["input_ids"] == head + answer
-    assert found["labels"] == [IGNORED] * unlabelled + found["input_ids"][unlabelled:]
-    assert (found["input_ids"][-1] == 0) == (source + target <= cutoff), "a cut sample has lost its EOS"
+    uncut = encode(row(source, target), Letters(), 10**6)["input_ids"]
+    ids, unlabelled = uncut[:kept_source] + uncut[source:][:kept_target], max(kept_source, 1)
+    labels = [IGNORED] * unlabelled + ids[unlabelled:]
+    assert encode(row(source, target), Letters(), cutoff) == {"input_ids": ids, "labels": labels}
+    assert (ids[-1] == 0) == (source + target <= cutoff), "a cut sample has lost its EOS"
 
 
 def test_counts_of_labels_and_of_what_was_cut():
@@ -160,6 +158,35 @@ def test_batches_are_padded_at_the_right_without_a_mask():
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 0, 0, 0, 0]]
 
 
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 5), st.booleans())
+def test_an_order_has_every_sample_once_and_groups_like_lengths(count, step, epoch, grouped):
+    order = ordered(count, step, 3, epoch, [(i * 37) % 91 for i in range(count)] if grouped else None)
+    assert sorted(order) == list(range(count))
+    assert list(order) == list(order)
+
+
+def ordered(count, step, seed, epoch, lengths):
+    order = Order(count, step, seed, lengths)
+    order.set_epoch(epoch)
+    return order
+
+
+def test_each_epoch_and_seed_has_an_order_of_its_own():
+    lengths = [i % 91 for i in range(400)]
+    assert len({tuple(ordered(400, 8, seed, epoch, lengths)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+def test_grouping_leaves_little_padding():
+    lengths = [20 + (i * 7919) % 200 for i in range(4000)]
+
+    def padded(order):
+        batches = [list(order)[i : i + 8] for i in range(0, 4000, 8)]
+        return sum(8 * max(lengths[i] for i in batch) for batch in batches) / sum(lengths)
+
+    assert padded(Order(4000, 16, 0)) > 1.4
+    assert padded(Order(4000, 16, 0, lengths)) < 1.03
+
+
 def test_files_of_rows(tmp_path, tokenizer):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(small_baichuan2.rows(9)))
@@ -184,9 +211,9 @@ GOOD = {"instruction": "a", "input": "b", "output": "c", "source": "d"}
 def test_files_that_are_wrong(tmp_path, tokenizer, content, message):
     path = tmp_path / "rows.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    with pytest.raises(ValueError, match=message) as told:
+    with pytest.raises(ValueError, match=message) as error:
         Samples.read(path, tokenizer, 64)
-    assert "rows.json" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "rows.json" in str(error.value)
+    assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError):
         Samples.read(tmp_path / "none.json", tokenizer, 64)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from pardemo import CallMeter, RankFailed, WireMeter, World
+from pardemo import CallMeter, WireMeter, World
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.groups import Groups, ParallelDims
 from pardemo.small_models import gpt
@@ -505,26 +505,6 @@ def test_bad_input_is_one_clear_line(case):
         make()
     assert says(str(refusal.value), *words)
     assert "\n" not in str(refusal.value)
-
-
-def test_outside_a_process_group():
-    with pytest.raises(RuntimeError, match=r"call this inside World\.run"):
-        ColumnParallelLinear(nn.Linear(2, 2))
-
-
-def outsider():
-    group = dist.new_group([0])
-    try:
-        if dist.get_rank() == 1:
-            ColumnParallelLinear(nn.Linear(2, 2), group)
-    finally:
-        if dist.get_rank() == 0:
-            dist.destroy_process_group(group)
-
-
-def test_a_rank_outside_the_group():
-    with World(2) as world, pytest.raises(RankFailed, match=r"global.*1"):
-        world.run(outsider)
 
 
 @pytest.mark.ranks(2)

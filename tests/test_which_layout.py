@@ -13,7 +13,6 @@ from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.published import against, papers, published
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
-from pardemo.planner.layouts.step import step
 
 START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
 
@@ -55,7 +54,7 @@ def test_jobs_are_runs_of_one_job():
 
 
 def test_a_positions_text_has_all_parts_of_its_step():
-    _, text = charts._frame("here", *charts.job_and_layout(**START))
+    _, text = charts._frame("here", charts.planned_layout(**START))
     whole, *parts = map(float, re.findall(r"([\d.]+) s\b", text))
     assert len(parts) > 2
     assert sum(parts) == pytest.approx(whole, abs=0.05 * (1 + len(charts.DOES)))
@@ -65,8 +64,8 @@ def test_without_a_reader_the_layouts_sliders_are_a_player_through_some_position
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
     player = charts.layout_explorer(**START)
     assert len(player) == 1 + len(charts.TRIED)
-    job, layout = charts.job_and_layout(**START)
-    begins = f"the start: TP 4, PP 2, 400 Gbit/s: {layout}. {step(job, layout).seconds:.1f} s a step"
+    planned = charts.planned_layout(**START)
+    begins = f"the start: TP 4, PP 2, 400 Gbit/s: {planned.layout}. {planned.seconds:.1f} s a step"
     assert player.captions[0].startswith(begins)
 
 
@@ -97,8 +96,8 @@ def test_what_the_sliders_cannot_make_is_said_in_the_picture(changed, told):
 
 
 def test_a_layout_that_does_not_fit_is_recomputed():
-    _, few = charts.job_and_layout(**START)
-    _, long = charts.job_and_layout(**START | {"sequence": 65536, "tp": 1, "pp": 1})
+    few = charts.planned_layout(**START).layout
+    long = charts.planned_layout(**START | {"sequence": 65536, "tp": 1, "pp": 1}).layout
     assert (few.recompute, long.recompute) == ("none", "full")
     assert (few.sharding, long.sharding) == ("zero1", "zero3")
 

@@ -11,7 +11,7 @@ from conftest import few
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pardemo import MemoryMeter, RankFailed, WireMeter, compat
+from pardemo import MemoryMeter, RankFailed, compat
 from pardemo.formulas import communication, memory
 from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, default_layers
@@ -102,17 +102,15 @@ def train(stage, steps=20, micro_batches=1, max_norm=None, recompute=False, **op
         return losses, {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(("micro_batches", "max_norm"), few([(2, 0.3), (1, None), (2, None), (1, 0.3)], 0, 1))
-def test_training_equals_one_process(world_of, n, stage, micro_batches, max_norm):
+def test_training_equals_one_process(same_on_all_ranks, stage, micro_batches, max_norm):
     losses, weights = one_process(micro_batches=micro_batches, max_norm=max_norm)
-    results = world_of(n).run(train, stage, micro_batches=micro_batches, max_norm=max_norm)
-    for found, parameters in results:
-        assert found == pytest.approx(losses, abs=2e-5)
-        for name, value in weights.items():
-            torch.testing.assert_close(parameters[name], value, atol=2e-4, rtol=0)
-            assert torch.equal(parameters[name], results[0][1][name]), f"{name}: the ranks differ"
+    found, parameters = train(stage, micro_batches=micro_batches, max_norm=max_norm)
+    assert found == pytest.approx(losses, abs=2e-5)
+    torch.testing.assert_close(parameters, weights, atol=2e-4, rtol=0)
+    same_on_all_ranks(parameters)
 
 
 @pytest.mark.parametrize(
@@ -121,16 +119,14 @@ def test_training_equals_one_process(world_of, n, stage, micro_batches, max_norm
         (1, {"recompute": True, "bucket_bytes": 300}),
         (2, {"bucket_bytes": 1}),
         (2, {"bucket_bytes": 300}),
-        (3, {"prefetch": False}),
         (3, {"layers": []}),
         (3, {"recompute": True}),
-        (3, {"recompute": True, "prefetch": False}),
     ],
 )
-def test_variants_equal_one_process(world_of, stage, options):
+@pytest.mark.ranks(4)
+def test_variants_equal_one_process(stage, options):
     losses, _ = one_process()
-    for found, _ in world_of(4).run(train, stage, **options):
-        assert found == pytest.approx(losses, abs=2e-5)
+    assert train(stage, **options)[0] == pytest.approx(losses, abs=2e-5)
 
 
 WIDTH, LAYERS = 256, 6
@@ -140,7 +136,10 @@ def stack():
     return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]).bfloat16()
 
 
-def sent(stage, micro_batches, options):
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(("stage", "options"), [(1, {}), (2, {}), (2, {"bucket_bytes": 1 << 17}), (3, {})])
+def test_bytes_on_the_wire(world_size, wire, stage, micro_batches, options):
     engine = STAGES[stage](stack(), ADAMW, **options)
     x = gpt.numbers(8, WIDTH, dtype=torch.bfloat16)
 
@@ -150,39 +149,27 @@ def sent(stage, micro_batches, options):
         engine.step()
 
     step()
-    with WireMeter() as wire:
+    with wire:
         step()
-    return wire.sent_bytes, wire.received_bytes
+    theory = communication.zero_step(LAYERS * WIDTH**2, world_size, stage, micro_batches)
+    # 786 kB, headers included
+    assert (wire.sent_bytes, wire.received_bytes) == pytest.approx((theory, theory), rel=0.015)
 
 
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("micro_batches", [1, 4])
-@pytest.mark.parametrize(("stage", "options"), [(1, {}), (2, {}), (2, {"bucket_bytes": 1 << 17}), (3, {})])
-def test_bytes_on_the_wire(world_of, n, stage, micro_batches, options):
-    theory = communication.zero_step(LAYERS * WIDTH**2, n, stage, micro_batches)
-    for found in world_of(n).run(sent, stage, micro_batches, options):
-        assert found == pytest.approx((theory, theory), rel=0.015), "786 kB, headers included"
-
-
-def held(stage):
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("stage", STAGES)
+def test_states_follow_the_formula(world_size, stage):
     engine = STAGES[stage](stack(), ADAMW)
     x = gpt.numbers(8, WIDTH, dtype=torch.bfloat16)
     for _ in range(2):
         engine(x).square().mean().backward()
         after_backward = engine.state_bytes()
         engine.step()
-    return after_backward
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-@pytest.mark.parametrize("stage", STAGES)
-def test_states_follow_the_formula(world_of, n, stage):
-    theory = memory.model_states(LAYERS * WIDTH**2, n, stage)
+    theory = memory.model_states(LAYERS * WIDTH**2, world_size, stage)
     if stage == 3:  # the fp32 copy is the parameter, and its gradient is in fp32: 4 + 4 + 8 for 2 + 2 + 12
         theory = {"parameters": 2 * theory["parameters"], "gradients": 2 * theory["gradients"],
                   "optimizer states": theory["optimizer states"] * 2 / 3}  # fmt: skip
-    for found in world_of(n).run(held, stage):
-        assert found == pytest.approx(theory, rel=0.01)
+    assert after_backward == pytest.approx(theory, rel=0.01)
 
 
 def beside_the_states(stage, options):
@@ -214,8 +201,9 @@ def test_nothing_is_kept_beside_the_model_states(world_of, stage, options, layer
         assert most <= layers * layer + small
 
 
-def gathered():
-    """Layers in full while one computes, in forward and backward; the most, and those that are left."""
+@pytest.mark.ranks(2)
+def test_one_layer_at_a_time():
+    """Layers in full while one computes, in forward and backward; the next one is on its way, and not unpacked yet."""
     net = stack()
     engine = Zero3(net, ADAMW)
     x, most = gpt.numbers(8, WIDTH, dtype=torch.bfloat16), []
@@ -225,11 +213,7 @@ def gathered():
     for _ in range(2):
         engine(x).square().mean().backward()
         engine.step()
-    return max(most), in_full(net)
-
-
-def test_one_layer_at_a_time(world_of):
-    assert world_of(2).run(gathered) == [(1, 0)] * 2, "the next one is on its way, and not unpacked yet"
+    assert (max(most), in_full(net)) == (1, 0)
 
 
 REFUSED = {
@@ -238,20 +222,21 @@ REFUSED = {
     r"torch\.float16.*bfloat16.*float32": lambda rank: Zero1(nn.Linear(4, 4).half(), ADAMW),
     "max_norm must be above 0, not 0": lambda rank: Zero2(stack(), ADAMW, max_norm=0),
     "bucket_bytes must be above 0, not 0": lambda rank: Zero2(stack(), ADAMW, bucket_bytes=0),
-    "engines differ: rank 0 has ZeRO-2.* of 400 B, rank 1 has .* of 401 B":
+    "engines differ; rank 0 of the group has ZeRO-2.* of 400 B, rank 1 .* of 401 B":
         lambda rank: Zero2(stack(), ADAMW, bucket_bytes=400 + rank),
     r"layers\[0\] is no part of the module": lambda rank: Zero3(stack(), ADAMW, layers=[nn.Linear(2, 2)]),
     r"layers\[0\] is the whole module": lambda rank: Zero3(net := stack(), ADAMW, layers=[net]),
     r"1\.weight is torch\.float32 in a layer of torch\.bfloat16":
         lambda rank: Zero3(nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2)), ADAMW, layers=[]),
-    r"models differ: rank 0 has \('weight', \(4, 4\).*rank 1 has \('weight', \(5, 4\)":
+    r"models differ; rank 0 of the group has \('weight', \(4, 4\).*rank 1 \('weight', \(5, 4\)":
         lambda rank: Zero1(nn.Linear(4, 4 + rank), ADAMW),
     "(rank 1: )?the module has no parameter that requires":
         lambda rank: Zero2(nn.Linear(4, 4).requires_grad_(rank == 0), ADAMW),
     "models differ": lambda rank: Zero3((nn.Linear if rank else nn.BatchNorm1d)(4, 4), ADAMW),
-    "engines differ: rank 0 has ZeRO-3, max_norm 1.0, rank 1 has ZeRO-3, max_norm 0.01":
+    "engines differ; rank 0 of the group has ZeRO-3, max_norm 1.0, rank 1 ZeRO-3, max_norm 0.01":
         lambda rank: Zero3(nn.Linear(4, 4), ADAMW, max_norm=[1.0, 0.01][rank]),
     "use stage 1": lambda rank: Zero2(net := nn.Linear(4, 4), ADAMW, tied=[(net.weight, dist.group.WORLD)]),
+    "stages 2 and 3 have sent": lambda rank: Zero3(net := nn.Linear(4, 4), ADAMW, tied=[(net.weight, None)]),
     r"has a ZeRO engine already: close\(\)": lambda rank: [Zero1(net, ADAMW) for net in [stack()] * 2],
     "sharded by FSDP2 already": lambda rank: [Zero3(net, ADAMW).close() for net in [stack()] * 2],
 }  # fmt: skip
@@ -358,26 +343,25 @@ DISTURBANCES = ["failed backward", "bad batch", "validation", "failed forward", 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("disturb", DISTURBANCES)
 @pytest.mark.parametrize("order", few([((0, 1, 0, 1, 2),), ((0, 1, 2),)]))
-def test_disturbed_training_goes_on_rightly(world_of, stage, disturb, order):
+@pytest.mark.ranks(2)
+def test_disturbed_training_goes_on_rightly(stage, disturb, order):
     expected = one_process_over([order, order])
-    for found in world_of(2).run(train_branches, stage, [order, order], disturb):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(train_branches(stage, [order, order], disturb), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("stage", "options"), [(1, {}), (2, {}), (2, {"bucket_bytes": 1})])
-def test_a_layer_that_one_rank_leaves_out(world_of, stage, options):
+@pytest.mark.ranks(2)
+def test_a_layer_that_one_rank_leaves_out(stage, options):
     orders = [(0, 1), (0, 1, 2)]
     expected = one_process_over(orders)
-    for found in world_of(2).run(train_branches, stage, orders, **options):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(train_branches(stage, orders, **options), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("prefetch", [True, False])
-def test_ranks_that_use_other_layers_under_stage_3_are_told(world_of, prefetch):
+def test_ranks_that_use_other_layers_under_stage_3_are_told(world_of):
     """Layers of one size: each would compute with the other's weights."""
     told = r"the ranks are at different exchanges \(rank 0: \w+ of layers\.\d, pass 1 after step 0"
     with pytest.raises(RankFailed, match=told):
-        world_of(2).run(train_branches, 3, [(0, 1, 2), (0, 2, 1)], prefetch=prefetch)
+        world_of(2).run(train_branches, 3, [(0, 1, 2), (0, 2, 1)])
 
 
 def without_a_backward(stage):
@@ -396,7 +380,9 @@ def test_a_step_without_a_backward_on_one_rank_is_told(world_of, stage):
         world_of(2).run(without_a_backward, stage)
 
 
-def left_behind(stage):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_forgotten_engine_is_gone(stage):
     gc.collect()
     net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
     engine = STAGES[stage](net, ADAMW)
@@ -405,15 +391,11 @@ def left_behind(stage):
     refs = [weakref.ref(engine), weakref.ref(net), weakref.ref(engine.channel), weakref.ref(engine.optimizer)]
     del engine, net
     gc.collect()
-    return [ref() is None for ref in refs]
+    assert [ref() for ref in refs] == [None] * 4
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_forgotten_engine_is_gone(world_of, stage):
-    assert all(all(found) for found in world_of(2).run(left_behind, stage))
-
-
-def wrapped_again():
+@pytest.mark.ranks(2)
+def test_a_module_can_be_wrapped_again_when_its_engine_was_closed():
     """Stages 1 and 2 give the module back; its gradients and parameters are its own again."""
     net, losses = branches(), []
     for stage in (1, 2, 1, 3):
@@ -427,8 +409,4 @@ def wrapped_again():
         engine.close()  # harmless
         with pytest.raises(RuntimeError, match="this engine is closed"):
             engine(data(0, 0))
-    return losses == sorted(losses, reverse=True)
-
-
-def test_a_module_can_be_wrapped_again_when_its_engine_was_closed(world_of):
-    assert world_of(2).run(wrapped_again) == [True] * 2
+    assert losses == sorted(losses, reverse=True)

@@ -17,7 +17,7 @@ from pardemo.data_parallel import BucketedDataParallel
 from pardemo.groups import Groups, ParallelDims
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, interleaved, one_f_one_b
 from pardemo.small_models import gpt
-from pardemo.tensor_parallel import ColumnParallelLinear, ParallelAttention, vocab_parallel_cross_entropy
+from pardemo.tensor_parallel import ParallelAttention, vocab_parallel_cross_entropy
 from pardemo.zero import Zero1, Zero2, Zero3
 from pardemo.zero.gradient_norm import clip_grad_norm_
 
@@ -120,17 +120,6 @@ def test_a_norm_that_is_no_number_spoils_what_torchs_spoils(rank, world_size, st
         torch.testing.assert_close(mine, theirs.grad, equal_nan=True)
 
 
-@pytest.mark.ranks(2)
-def test_what_cannot_be_clipped_rightly_is_refused():
-    net = ColumnParallelLinear(gpt.seeded(lambda: nn.Linear(4, 4)), dist.group.WORLD)
-    with pytest.raises(ValueError, match=r"max_norm.*0.*0"):
-        clip_grad_norm_(net, 0)
-    weight = next(nn.Linear(4, 4).parameters())
-    for stage in (Zero2, Zero3):
-        with pytest.raises(ValueError, match="use stage 1"):
-            stage(nn.Linear(4, 4), SGD, tied=[(weight, dist.group.WORLD)])
-
-
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("tp", [2, 4])
@@ -163,14 +152,6 @@ def test_engines_that_would_each_know_a_part_of_the_norm_are_refused(world_size)
         Pipeline(engines, schedule, nn.functional.mse_loss)
 
 
-@pytest.mark.ranks(1)
-def test_gradients_in_fp64_have_a_norm_in_fp64():
-    net = nn.Linear(3, 2).double()
-    net(torch.ones(1, 3).double()).sum().backward()
-    expected = torch.stack([p.grad.norm() for p in net.parameters()]).norm().item()
-    assert clip_grad_norm_(net, 1e9) == pytest.approx(expected, rel=1e-14)
-
-
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_gradients_in_bf16_are_clipped_in_fp32_by_a_norm_in_fp32(stage):
@@ -196,8 +177,11 @@ def masters(engine):
 
 
 @pytest.mark.ranks(1)
-def test_gradients_in_bf16_have_a_norm_in_fp32():
-    net = gpt.seeded(lambda: nn.Linear(33, 20)).bfloat16()
-    net(gpt.numbers(4, 33, dtype=torch.bfloat16)).float().square().mean().backward()
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-14), (torch.bfloat16, 1e-5)])
+def test_gradients_in_fp64_have_a_norm_in_fp64_and_those_in_bf16_one_in_fp32(dtype, near):
+    net = gpt.seeded(lambda: nn.Linear(33, 20)).to(dtype)
+    with pytest.raises(ValueError, match=r"max_norm.*0.*0"):
+        clip_grad_norm_(net, 0)
+    net(gpt.numbers(4, 33, dtype=dtype)).square().mean().backward()
     expected = torch.cat([p.grad.double().flatten() for p in net.parameters()]).norm().item()
-    assert clip_grad_norm_(net, 1e9) == pytest.approx(expected, rel=1e-5)
+    assert clip_grad_norm_(net, 1e9) == pytest.approx(expected, rel=near)

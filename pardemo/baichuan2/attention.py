@@ -74,21 +74,19 @@ class Pattern:
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
         if flex and self.queries > 1 and self.whole_pattern is None:
             return self._flex(q, k, v)
-        # a GPU's fused kernels want the queries' type; a CPU's takes fp32 beside bf16
-        mask = self._mask_in(q.dtype) if q.is_cuda else self._mask_beside(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask_for(q))
 
     def _in_blocks(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
-        queries, keys, values = (each.to(wide) for each in (q, k, v))
-        found = []
+        queries, keys, values = q.to(wide), k.to(wide), v.to(wide)
+        outputs = []
         with torch.autocast("cpu", enabled=False):  # which would round them again
             for begin in range(0, self.queries, BLOCK):
                 end = min(begin + BLOCK, self.queries)
-                mask = self._mask_beside(wide)[:, :, begin:end, :end]
+                mask = self._mask_for(queries)[:, :, begin:end, :end]
                 part = queries[:, :, begin:end], keys[:, :, :end], values[:, :, :end]
-                found.append(F.scaled_dot_product_attention(*part, attn_mask=mask))
-        return torch.cat(found, 2).to(q.dtype)
+                outputs.append(F.scaled_dot_product_attention(*part, attn_mask=mask))
+        return torch.cat(outputs, 2).to(q.dtype)
 
     def weigh(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`attend` step by step, and the weights [b, h, queries, keys] too; the softmax in fp32."""
@@ -98,15 +96,14 @@ class Pattern:
         weights = scores.softmax(-1).to(q.dtype)
         return weights @ v, weights
 
-    def _mask_in(self, dtype: torch.dtype) -> torch.Tensor:
-        """The mask in another type, made once for all layers."""
-        if self._mask.dtype not in (torch.bool, dtype):
-            self._mask = self._mask.to(dtype)
-        return self._mask
+    def _mask_for(self, q: torch.Tensor) -> torch.Tensor:
+        """The mask in the queries' type, made once for all layers; on a CPU in fp32 beside bf16.
 
-    def _mask_beside(self, dtype: torch.dtype) -> torch.Tensor:
-        """The mask for a CPU's kernel, which takes numbers in fp32 beside queries in fp64 for others (torch 2.13)."""
-        return self._mask_in(dtype) if dtype == torch.float64 else self._mask
+        A GPU's fused kernels want the queries' type, and a CPU's takes fp32 beside fp64 for other numbers (torch 2.13).
+        """
+        if self._mask.dtype not in (torch.bool, q.dtype) and (q.is_cuda or q.dtype == torch.float64):
+            self._mask = self._mask.to(q.dtype)
+        return self._mask
 
     @cached_property
     def _mask(self) -> torch.Tensor:
@@ -170,8 +167,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return (x.float() * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
 
 
-def rotation(positions: torch.Tensor, dim: int, base: float = 10_000.0) -> tuple[torch.Tensor, torch.Tensor]:
+def rotation(positions: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of the angles [b, 1, s, dim] for positions [b, s], in fp32."""
-    frequencies = base ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim)
+    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim)
     angles = (positions[:, None, :, None].float() * frequencies).repeat(1, 1, 1, 2)
     return angles.cos(), angles.sin()

@@ -23,10 +23,7 @@ SINGLE, INDEX = ("model.safetensors", "pytorch_model.bin"), ".index.json"
 
 
 def load_checkpoint(
-    folder: str | Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    **changes,
+    folder: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", **changes
 ) -> Baichuan2ForCausalLM:
     """The model of a folder, official or ours, in evaluation mode, straight onto ``device``.
 
@@ -82,8 +79,8 @@ def _without_memory(config: Baichuan2Config, folder: Path) -> Baichuan2ForCausal
         with torch.device("meta"):
             return Baichuan2ForCausalLM(config).eval()
     except Exception as error:  # what constructors of torch and Transformers make of nonsense
-        said = " ".join(str(error).partition("\n")[0].split())  # torch's have a trace of many lines behind it
-        raise ValueError(f"{folder.name}/config.json makes no model: {said}") from None
+        line = " ".join(str(error).partition("\n")[0].split())  # torch's have a trace of many lines behind it
+        raise ValueError(f"{folder.name}/config.json makes no model: {line}") from None
 
 
 def read_config(folder: str | Path, **changes) -> Baichuan2Config:
@@ -166,9 +163,8 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(old)
         else:
             part.rename(folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # there, where something failed
 
 
 def save_into(model: Baichuan2ForCausalLM, tokenizer, folder: Path, shard_bytes: int = 5 * 10**9) -> None:

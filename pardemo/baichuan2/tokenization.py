@@ -1,5 +1,6 @@
 """Baichuan2's tokenizer: the official ``tokenizer.model`` (SentencePiece BPE, byte fallback), without remote code."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,19 +41,13 @@ class Baichuan2Tokenizer(SentencePieceBackend):
 
     def __init__(self, vocab_file: str | None = None, **kwargs):
         _check_file(vocab_file)
-        for name, piece in (
-            ("unk_token", "<unk>"),
-            ("bos_token", "<s>"),
-            ("eos_token", "</s>"),
-            ("pad_token", "<unk>"),
-        ):
-            kwargs.setdefault(name, piece)
-        kwargs.setdefault("model_max_length", 4096)
-        kwargs.setdefault("padding_side", "left")
-        kwargs.setdefault("clean_up_tokenization_spaces", False)
-        kwargs.setdefault("chat_template", TEMPLATE)
+        defaults = {
+            "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>",
+            "model_max_length": 4096, "padding_side": "left", "clean_up_tokenization_spaces": False,
+            "chat_template": TEMPLATE,
+        }  # fmt: skip
+        kwargs = defaults | kwargs | {"special_tokens_pattern": "none"}
         kwargs.pop("auto_map", None)  # names of code in the model's folder, which is never run
-        kwargs["special_tokens_pattern"] = "none"
         super().__init__(vocab_file=vocab_file, **kwargs)
         self.add_tokens([USER, ASSISTANT], special_tokens=True)
         if max(self.user_id, self.assistant_id) >= self.sp_model.get_piece_size():
@@ -85,9 +80,11 @@ class Baichuan2Tokenizer(SentencePieceBackend):
                 a system message that fills ``most`` alone.
         """
         _check_messages(messages)
-        system = self.text_ids(messages[0]["content"]) if messages[0]["role"] == "system" else []
+        system: list[int] = []
         rounds: list[list[int]] = []
-        for message in messages[1:] if messages[0]["role"] == "system" else messages:
+        if messages[0]["role"] == "system":
+            system, messages = self.text_ids(messages[0]["content"]), messages[1:]
+        for message in messages:
             ids = [self.user_id if message["role"] == "user" else self.assistant_id, *self.text_ids(message["content"])]
             if message["role"] == "user" or not rounds:
                 rounds.append(ids)
@@ -103,15 +100,9 @@ class Baichuan2Tokenizer(SentencePieceBackend):
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """Pieces to text; bytes of a character that the vocabulary lacks are put together again."""
-        text = ""
-        pieces: list[str] = []
-        for token in tokens:
-            if token in self.all_special_tokens:
-                text += self.sp_model.decode_pieces(pieces) + token
-                pieces = []
-            else:
-                pieces.append(token)
-        return text + self.sp_model.decode_pieces(pieces)
+        special = set(self.all_special_tokens)
+        runs = itertools.groupby(tokens, key=special.__contains__)
+        return "".join("".join(run) if is_special else self.sp_model.decode_pieces([*run]) for is_special, run in runs)
 
     def stream(self, ids: Iterator[int]) -> Iterator[str]:
         """Text as token numbers arrive; a character whose bytes are not all there yet is held back."""

@@ -117,8 +117,8 @@ def _check_source(source: str, name: str) -> None:
         parse(source, name)
     except SyntaxError as error:
         text = (error.text or "").strip()
-        own = " (a line that begins with % or ! is the notebook's: the ranks run Python)" if text[:1] in "%!" else ""
-        raise ValueError(f"line {error.lineno} of the cell: {error.msg}: {text}{own}") from None
+        hint = " (a line that begins with % or ! is the notebook's: the ranks run Python)" if text[:1] in "%!" else ""
+        raise ValueError(f"line {error.lineno} of the cell: {error.msg}: {text}{hint}") from None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -67,8 +67,8 @@ def _measured(cell: CellResult, meters: Sequence[str], variables: dict[str, Any]
 def _unsendable(name: str, variables: Mapping[str, Any]) -> str:
     """Why a variable cannot be sent to the notebook; empty where it can."""
     if name not in variables:
-        own = sorted(n for n in variables if not n.startswith("_") and n not in ("torch", "dist", "timeline"))
-        return f"no variable of that name; there are {', '.join(own)}"
+        defined = sorted(n for n in variables if not n.startswith("_") and n not in ("torch", "dist", "timeline"))
+        return f"no variable of that name; there are {', '.join(defined)}"
     if isinstance(variables[name], torch.Tensor):
         return ""
     try:

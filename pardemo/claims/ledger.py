@@ -21,6 +21,7 @@ COLUMNS = (
     "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
     "relation", "claim", "case", "because",
 )  # fmt: skip
+_EMPTY = dict.fromkeys(COLUMNS, "") | {"predicted": None, "measured": None, "rel": 0.0, "relation": "equal"}
 _ID = re.compile(r"[a-z0-9_]+\.[a-z0-9_.]+")
 
 Figure = float | bool | str
@@ -112,24 +113,15 @@ class Ledger:
         if instead is not None and not claim.instead:
             raise ValueError(f'{id}: say in its declaration why it may differ: instead = "…"')
         for key in measured if isinstance(measured, Mapping) else [case]:
-            self._book_case(
-                claim,
-                key,
-                _of(predicted, key, id),
-                _of(measured, key, id),
-                claim.within if within is None else _of(within, key, id),
-                None if instead is None else (_of(instead, key, id), claim.instead),
-                evidence,
-            )
+            name = "" if key is None else claim.case(key)
+            self._judge(
+                None if instead is None else (_of(instead, key, id), claim.instead), claim.off,
+                id=claim.id + (f".{_slug(name)}" if name else ""), statement=claim.says, source=claim.source,
+                predicted=_of(predicted, key, id), measured=_of(measured, key, id), unit=claim.unit,
+                rel=claim.within if within is None else _of(within, key, id), evidence=evidence,
+                relation=claim.relation, claim=claim.id, case=name, because=claim.because,
+            )  # fmt: skip
         self._show(id)
-
-    def _book_case(self, claim, key, predicted, measured, within, instead, evidence) -> None:
-        case = "" if key is None else claim.case(key)
-        self._judge(
-            claim.id + (f".{_slug(case)}" if case else ""), claim.says, predicted, measured, claim.unit, within,
-            claim.source, evidence, claim.relation, instead, "",
-            off=claim.off, claim=claim.id, case=case, because=claim.because,
-        )  # fmt: skip
 
     def check(
         self,
@@ -166,29 +158,26 @@ class Ledger:
         """
         id = self._full(id)
         return self._judge(
-            id, statement, predicted, measured, unit, rel, source, evidence, relation, instead, reason, claim=id
-        )
+            instead, id=id, statement=statement, predicted=predicted, measured=measured, unit=unit, rel=rel,
+            source=source, evidence=evidence, relation=relation, reason=reason, claim=id,
+        )  # fmt: skip
 
-    def _judge(
-        self, id, statement, predicted, measured, unit, rel, source, evidence, relation, instead, reason,
-        *, claim, case="", because="", off="",
-    ) -> str:  # fmt: skip
-        if evidence not in EVIDENCE:
-            raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, not {evidence!r}")
-        if relation not in RELATIONS:
-            raise ValueError(f"relation must be one of {', '.join(RELATIONS)}, not {relation!r}")
-        predicted, measured = plain(predicted), plain(measured)
-        if agree(predicted, measured, rel, relation):
+    def _judge(self, instead: tuple[Figure, str] | None, off: str = "", **row: Any) -> str:
+        """Books a row with its verdict. ``off``: why a measurement may be, where its row has no reason of its own."""
+        if row["evidence"] not in EVIDENCE:
+            raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, not {row['evidence']!r}")
+        if row["relation"] not in RELATIONS:
+            raise ValueError(f"relation must be one of {', '.join(RELATIONS)}, not {row['relation']!r}")
+        row["predicted"], row["measured"] = plain(row["predicted"]), plain(row["measured"])
+        how, reason = (row["measured"], row["rel"], row["relation"]), row.get("reason", "")
+        if agree(row["predicted"], *how):
             verdict = "holds"
-        elif instead is not None and agree(plain(instead[0]), measured, rel, relation):
+        elif instead is not None and agree(plain(instead[0]), *how):
             verdict, reason = "differs", f"{AS_PREDICTED} {short(plain(instead[0]))} predicts: {instead[1]}"
         else:
-            verdict = "off" if may_be_off(evidence, reason or off) else "fails"
             reason = reason or off
-        self._book(
-            id, statement, source, predicted, measured, unit, rel, evidence, verdict, reason, relation, claim, case,
-            because,
-        )  # fmt: skip
+            verdict = "off" if may_be_off(row["evidence"], reason) else "fails"
+        self._book(**row | {"verdict": verdict, "reason": reason})
         return verdict
 
     def skip(self, id: str, statement: str = "", reason: str = "", source: str = "") -> str:
@@ -200,7 +189,7 @@ class Ledger:
         if claim is None and not statement:
             raise ValueError(self._undeclared(id))
         says, source = (claim.says, claim.source) if claim else (statement, source)
-        self._book(id, says, source, None, None, "", 0.0, "", "not measured", reason, "equal", id, "", "")
+        self._book(id=id, statement=says, source=source, verdict="not measured", reason=reason, claim=id)
         if claim:
             self._show(id)
         return "not measured"
@@ -245,10 +234,11 @@ class Ledger:
         display(line, display_id=f"{self.notebook}/{claim}/{shell.execution_count}", update=again)
         self._shown[claim] = shell.execution_count
 
-    def _book(self, id: str, *values: Any) -> None:
+    def _book(self, id: str, **values: Any) -> None:
+        """Adds a row, of :data:`COLUMNS`; what is not said is empty."""
         if not _ID.fullmatch(id):
             raise ValueError(f"a claim's id looks like s09.sent_per_rank or data_parallel.bucket_order, not {id!r}")
-        row = dict(zip(COLUMNS, (id, self.notebook, *values), strict=True))
+        row = _EMPTY | {"id": id, "notebook": self.notebook} | values
         before = self._rows.get(id, row)
         twice = id in self._rows and "PARDEMO_HEADLESS" in os.environ
         if twice or (before["statement"], before["case"]) != (row["statement"], row["case"]):

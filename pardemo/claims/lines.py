@@ -118,27 +118,22 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     if all(row["measured"] is row["predicted"] is True for row in measured):
         cases = "; ".join(row["case"] for row in measured if row["case"])
         return f"yes ({cases})" if cases else "yes"
-    unit = _unit(rows[0])
-    strong = (lambda text: f"<b>{html.escape(text)}</b>") if bold else (lambda text: text)
     plain = html.escape if bold else str
+
+    def figure(row: dict[str, Any]) -> str:
+        text = plain(short(row["measured"]))
+        return (f"<b>{text}</b>" if bold else text) + plain(_unit(row))
+
     if len(measured) > FEW:
         return f"{len(measured)} cases, {plain(_spread(measured))}"
     if len({predicted_text(row) for row in measured}) == 1:
-        values = {short(row["measured"]) for row in measured}
-        alike = len(values) == 1 and len(measured) > 1  # every case found the same
-        cases = "; ".join(plain(row["case"]) for row in measured)
-        measured_text = (
-            f"{strong(values.pop())}{plain(unit)} ({cases})"
-            if alike
-            else ", ".join(
-                strong(short(row["measured"])) + plain(unit) + (f" ({plain(row['case'])})" if row["case"] else "")
-                for row in measured
-            )
-        )
-        return f"{plain(_prediction(measured[0], unit))}, {_figure_word(measured[0])} {measured_text}"
+        head = f"{plain(_prediction(measured[0]))}, {_figure_word(measured[0])} "
+        if len(measured) > 1 and len({short(row["measured"]) for row in measured}) == 1:
+            return head + f"{figure(measured[0])} ({'; '.join(plain(row['case']) for row in measured)})"
+        return head + ", ".join(figure(row) + (f" ({plain(row['case'])})" if row["case"] else "") for row in measured)
     return "; ".join(
         (f"{plain(row['case'])}: " if row["case"] else "")
-        + f"{plain(_prediction(row, unit))}, {_figure_word(row)} {strong(short(row['measured']))}{plain(unit)}"
+        + f"{plain(_prediction(row))}, {_figure_word(row)} {figure(row)}"
         for row in measured
     )
 
@@ -157,14 +152,13 @@ def _unit(row: dict[str, Any]) -> str:
     return f" {row['unit']}" if row["unit"] else ""
 
 
-def _prediction(row: dict[str, Any], unit: str) -> str:
+def _prediction(row: dict[str, Any]) -> str:
     """``predicted 8 φ ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
-    figure = short(row["predicted"]) + unit
+    figure = short(row["predicted"]) + _unit(row)
     if row["relation"] != "equal":
         return f"{row['relation']} {figure}"
-    tolerance = (
-        f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED and row["predicted"] else ""
-    )  # of 0 it is nothing
+    # of 0 it is nothing
+    tolerance = f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED and row["predicted"] else ""
     return f"predicted {figure}{tolerance}"
 
 
@@ -179,7 +173,7 @@ def _spread(rows: list[dict[str, Any]]) -> str:
         return f"measured over predicted {low} to {high}"
     if not pairs:
         values = [row["measured"] for row in rows]
-        return f"{_prediction(rows[0], _unit(rows[0]))}, measured {short(min(values))} to {short(max(values))}"
+        return f"{_prediction(rows[0])}, measured {short(min(values))} to {short(max(values))}"
     return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
 
 

@@ -4,8 +4,7 @@ import re
 
 _UNITS = {"bit/s": 1 / 8, "bps": 1 / 8, "B/s": 1.0}
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_FORM = re.compile(r"\s*([-+]?[0-9.]+(?:e[-+]?\d+)?)\s*([kKMGT]?)(bit/s|bps|B/s)\s*", re.ASCII)
-EXAMPLE = "write it as '200 Mbit/s' or '25 MB/s'"
+_FORM = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([kKMGT]?)(bit/s|bps|B/s)\s*", re.ASCII)
 
 
 def bytes_per_second(text: str, what: str = "bandwidth") -> float:
@@ -16,11 +15,8 @@ def bytes_per_second(text: str, what: str = "bandwidth") -> float:
     """
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"{what} is no bandwidth: {text!r}; {EXAMPLE}")
-    try:
-        rate = float(match[1]) * _PREFIXES[match[2]] * _UNITS[match[3]]
-    except ValueError:
-        raise ValueError(f"{what} is no bandwidth: {text!r}; {EXAMPLE}") from None
+        raise ValueError(f"{what} is no bandwidth: {text!r}; write it as '200 Mbit/s' or '25 MB/s'")
+    rate = float(match[1]) * _PREFIXES[match[2]] * _UNITS[match[3]]
     if not 0 < rate < float("inf"):
         raise ValueError(f"{what} must be above zero, not {text!r}")
     return rate

@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-_FORM = re.compile(r"\s*([0-9.]+)\s*(us|µs|ms|s)\s*")
+_FORM = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(us|µs|ms|s)\s*", re.ASCII)
 MOST_S = 1.0
 
 
@@ -28,10 +28,7 @@ def seconds(text: str, what: str = "latency") -> float:
             message.
     """
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
-    try:
-        value = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    except ValueError:
-        value = 0.0
+    value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < value <= MOST_S:
         raise ValueError(f"{what} is a time above 0 s and of at most {MOST_S:g} s as '2 ms' or '500 us', not {text!r}")
     return value

@@ -14,17 +14,21 @@ tensor, all of it to one successor. On rank r of N, of a tensor of S elements (c
     ring_broadcast              [S]        [S], the source's, in place    S, and the last one nothing
     parameter_server_all_reduce [S]        [S], the sum, in place         S, and the server (N−1) · S
 
-CPU tensors travel over the group's own links (:mod:`pardemo.collectives.links`), CUDA tensors over nccl's
-point-to-point operations. All functions are collective: every rank of ``group`` has to call them, in the same
+CPU tensors travel over the group's own links (:mod:`pardemo.collectives.links`), CUDA tensors by nccl's own
+collectives, which are rings as well. All functions are collective: every rank of ``group`` has to call them, in one
 order, and from one thread at a time. Before data moves the ranks compare the operation, the tensors and ``what``, a
 caller's words for whose turn it is (``bucket 3``). ``link``: an engine's own links in place of the group's.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
+from pardemo.collectives import ring
 from pardemo.collectives.links import Link, calls, materialized
-from pardemo.collectives.ring import OPERATIONS, SEGMENT_BYTES, Ring, agree, chunk_numel, cut, exhaust
+from pardemo.collectives.ring import OPERATIONS, SEGMENT_BYTES, agree, agreed, chunk_numel, cut
 from pardemo.groups import group_of
 
 __all__ = [
@@ -56,19 +60,17 @@ def ring_all_reduce(
             dtypes. ``op`` is not known.
         ConnectionError: a neighbour is gone.
     """
-    group, rank, size = _membership(group)
+    group = group_of(group)
     if op not in OPERATIONS:
         raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
-    calls["all_reduce"] += 1
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with Ring(group, tensor, _words(f"all_reduce ({op})", what), op=op, link=link) as ring:
-            chunks = cut(flat, size)
-            if size > 1 and flat.numel():
-                if ring.has_links:
-                    ring.all_reduce(chunks)
-                else:
-                    exhaust(ring.steps_p2p(chunks, range(2 * size - 2)))
+        with agreed(group, tensor, _words(f"all_reduce ({op})", what), link=link) as links:
+            _count("all_reduce", flat)
+            if links is not None and flat.numel():
+                ring.all_reduce(links, cut(flat, links.size), op)
+            elif links is None and group.size() > 1 and flat.numel():
+                dist.all_reduce(flat, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
         write_back()
     return tensor
 
@@ -84,15 +86,21 @@ def ring_reduce_scatter(
 
     Sends (N−1)/N of the tensor per rank and receives as much. Raises as :func:`ring_all_reduce`.
     """
-    group, rank, size = _membership(group)
-    calls["reduce_scatter"] += 1
+    group = group_of(group)
     with torch.no_grad():
         flat = materialized(tensor).view(-1)
-        with Ring(group, tensor, _words("reduce_scatter", what), link=link) as ring:
-            chunks = cut(flat, size)  # [S] to N × [chunk]
-            if size == 1 or not flat.numel():
-                return chunks[rank].clone()
-            return ring.reduce(chunks) if ring.has_links else ring.reduce_p2p(chunks)
+        with agreed(group, tensor, _words("reduce_scatter", what), link=link) as links:
+            _count("reduce_scatter", flat)
+            chunks = cut(flat, group.size())  # [S] to N × [chunk]
+            mine = chunks[dist.get_rank(group)]
+            if group.size() == 1 or not flat.numel():
+                return mine.clone()
+            if links is not None:
+                return ring.reduce(links, chunks)
+            result = torch.empty_like(chunks[0])
+            missing = group.size() * result.numel() - flat.numel()
+            dist.reduce_scatter_single(result, pad(flat, (0, missing)) if missing else flat, group=group)
+            return result[: mine.numel()]
 
 
 def ring_all_gather(
@@ -111,24 +119,22 @@ def ring_all_gather(
     Raises:
         ValueError: shards of different sizes or dtypes, or not the chunk of ``out`` that this rank owns.
     """
-    group, rank, size = _membership(group)
-    exchange = _words("all_gather", what)
-    calls["all_gather"] += 1
+    group, exchange = group_of(group), _words("all_gather", what)
+    rank, size = dist.get_rank(group), group.size()
     with torch.no_grad():
         shard = materialized(tensor).view(-1)
         if out is None:
-            with Ring(group, tensor, exchange, link=link) as ring:
-                out = shard.new_empty(size * shard.numel())
-                return gather_into(ring, out, shard, rank, size)
+            with agreed(group, tensor, exchange, link=link) as links:
+                return _gather_into(shard.new_empty(size * shard.numel()), shard, links, group)
         fits = out.is_contiguous() and not out.is_conj() and not out.is_neg() and out.dtype == tensor.dtype
         wanted = cut(out.view(-1), size)[rank].numel() if fits else -1
         wrong = 0 if wanted == shard.numel() else 1 + shard.numel()  # told to all ranks, so that none waits in vain
-        with Ring(group, out, exchange, wrong=wrong, link=link) as ring:
+        with agreed(group, out, exchange, wrong=wrong, link=link) as links:
             if not fits:
                 raise ValueError("out must be contiguous, no lazy conjugate or negative, and of the shard's dtype")
             if wrong:
                 raise ValueError(f"rank {rank} owns {wanted} of out's {out.numel()} elements, not {shard.numel()}")
-            return gather_into(ring, out, shard, rank, size)
+            return _gather_into(out, shard, links, group)
 
 
 def ring_broadcast(
@@ -144,17 +150,17 @@ def ring_broadcast(
     Segments go from rank to rank, so each sends the tensor once but the last, which sends nothing. The tensors lie
     alike in memory on all ranks, without gaps. Raises as :func:`ring_all_reduce`.
     """
-    group, _, size = _membership(group)
-    if not 0 <= source < size:
-        raise ValueError(f"the source must be a rank of the group, 0 to {size - 1}, not {source}")
-    calls["broadcast"] += 1
+    group = group_of(group)
+    if not 0 <= source < group.size():
+        raise ValueError(f"the source must be a rank of the group, 0 to {group.size() - 1}, not {source}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with Ring(group, tensor, _words(f"broadcast from rank {source}", what), link=link) as ring:
-            if ring.has_links:
-                ring.broadcast(flat, source)
-            elif size > 1:
-                dist.broadcast(flat, dist.get_global_rank(group, source), group)
+        with agreed(group, tensor, _words(f"broadcast from rank {source}", what), link=link) as links:
+            _count("broadcast", flat)
+            if links is not None:
+                ring.broadcast(links, flat, source)
+            elif group.size() > 1 and flat.numel():
+                dist.broadcast(flat, group=group, group_src=source)
         write_back()
     return tensor
 
@@ -193,7 +199,8 @@ def parameter_server_all_reduce(
     receives and sends (N−1)·S bytes, a worker S each way. Memory beyond the tensor: a segment per worker on
     the server. Raises as :func:`ring_all_reduce`.
     """
-    group, rank, size = _membership(group)
+    group = group_of(group)
+    rank, size = dist.get_rank(group), group.size()
     if not 0 <= server < size:
         raise ValueError(f"the server must be a rank of the group, 0 to {size - 1}, not {server}")
     with torch.no_grad():
@@ -207,11 +214,11 @@ def parameter_server_all_reduce(
             for piece in pieces:
                 boxes = [box[: piece.numel()] for box in inbox]
                 for work in [dist.irecv(box, peer, group) for box, peer in zip(boxes, workers, strict=True)]:
-                    work.wait()
+                    work.wait()  # type: ignore[union-attr]
                 for box in boxes:
                     piece.add_(box)
             for work in [dist.isend(piece, peer, group) for piece in pieces for peer in workers]:
-                work.wait()
+                work.wait()  # type: ignore[union-attr]
         elif size > 1:
             home = dist.get_global_rank(group, server)
             for piece in pieces:
@@ -222,28 +229,34 @@ def parameter_server_all_reduce(
     return tensor
 
 
-def gather_into(ring: Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+def _gather_into(out: torch.Tensor, shard: torch.Tensor, links: Link | None, group: dist.ProcessGroup) -> torch.Tensor:
     """Every rank's ``shard`` [chunk] into ``out`` [S], which is returned."""
-    chunks = cut(out.view(-1), size)  # views of [chunk]: what is written to them is written to out
-    chunks[rank].copy_(shard)
-    if size > 1 and out.numel():
-        if ring.has_links:
-            ring.gather(chunks)
-        else:
-            exhaust(ring.steps_p2p(chunks, range(size - 1, 2 * size - 2)))
+    _count("all_gather", out)
+    flat, size = out.view(-1), group.size()
+    chunks = cut(flat, size)  # views of [chunk]: what is written to them is written to out
+    chunks[dist.get_rank(group)].copy_(shard)
+    if links is not None and flat.numel():
+        ring.gather(links, chunks)
+    elif links is None and size > 1 and flat.numel():
+        chunk = chunks[0].numel()
+        whole = flat if flat.numel() == size * chunk else flat.new_empty(size * chunk)
+        dist.all_gather_single(whole, pad(shard, (0, chunk - shard.numel())), group=group)
+        if whole is not flat:
+            flat.copy_(whole[: flat.numel()])
     return out
+
+
+def _count(name: str, tensor: torch.Tensor) -> None:
+    """Counts a call; one of a CUDA tensor is torch's own, which meters count."""
+    if tensor.device.type == "cpu":
+        calls[name] += 1
 
 
 def _words(operation: str, what: str) -> str:
     return f"{operation} of {what}" if what else operation
 
 
-def _membership(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int, int]:
-    group = group_of(group)
-    return group, dist.get_rank(group), dist.get_world_size(group)
-
-
-def _flatten(tensor: torch.Tensor):
+def _flatten(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
     """The tensor's memory as a flat tensor, in whatever order it lies, and a function that writes back what had to
     be copied. For sums only: their elements' order does not matter.
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo import compat
-from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.collectives.communication_thread import CommunicationThread, communication_thread_of
 from pardemo.collectives.links import Link
 from pardemo.collectives.ring import agree
@@ -62,10 +62,6 @@ class Channel:
         """:func:`~pardemo.collectives.ring_all_gather` of the ranks' shards into ``out``."""
         return ring_all_gather(shard, self.group, out, what=self._ours(what), link=self._link)
 
-    def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> torch.Tensor:
-        """:func:`~pardemo.collectives.ring_broadcast`: rank ``source``'s tensor, in place."""
-        return ring_broadcast(tensor, self.group, source, what=self._ours(what), link=self._link)
-
     def compare(self, tensor: torch.Tensor, what: str) -> None:
         """ValueError where the ranks are not at the same exchange of the same tensor: for one by another's function."""
         agree(tensor, f"exchange of {self._ours(what)}", self.group)
@@ -73,7 +69,7 @@ class Channel:
     def close(self) -> None:
         """Waits for what was submitted, then closes the links of its own and ends their thread."""
         if self._link is not None:
-            self._thread.close()
+            self._thread.shutdown()
             self._link.close()
 
     def _ours(self, what: str) -> str:

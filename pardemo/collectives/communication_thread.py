@@ -9,26 +9,21 @@ import torch.distributed as dist
 from pardemo import compat
 
 
-class CommunicationThread:
+class CommunicationThread(ThreadPoolExecutor):
     """Runs functions one after the other in a thread of its own, under the caller's meters.
 
     One thread, so that a group's ring is used by one collective at a time and in the order that all ranks agree on.
     """
 
     def __init__(self, name: str):
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        super().__init__(1, thread_name_prefix=name)
 
-    def submit(self, function: Callable, *args: object) -> Future:
+    def submit(self, function: Callable, /, *args: object) -> Future:  # type: ignore[override]
         """Starts ``function(*args)`` as soon as what was submitted before has ended."""
-        modes = compat.modes()  # meters: they belong to a thread
-        return self._thread.submit(_under, [modes, function, args])
-
-    def close(self) -> None:
-        """Waits for what was submitted and ends the thread."""
-        self._thread.shutdown()
+        return super().submit(_under, [compat.modes(), function, args])  # meters: they belong to a thread
 
 
-def _under(task: list):
+def _under(task: list) -> object:
     modes, function, args = task
     task.clear()  # the executor keeps it a moment longer than the caller waits: no tensor may hang on to it
     for mode in modes:

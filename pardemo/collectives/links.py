@@ -121,10 +121,7 @@ class Link:
 
     def wait_sent(self, number: int) -> None:
         """Waits until what send ``number`` and all before it sent may change; raises what went wrong with them."""
-        self._wait_left(0 if self._latency_s else number)
-
-    def _wait_left(self, number: int) -> None:
-        wait = Wait()
+        number, wait = 0 if self._latency_s else number, Wait()
         with self._sent:
             while not self._sent.wait_for(lambda: self._done >= number or self._error, PATIENCE_S):
                 wait.goes_on(f"{self._target} to take its part: {self.exchange}")
@@ -267,7 +264,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
             "pass it through materialized() first"
         )
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    memory.owner = tensor  # a view that is still being sent keeps it alive
+    memory.owner = tensor  # type: ignore[attr-defined]  # a view that is still being sent keeps it alive
     return memoryview(memory).cast("B")
 
 

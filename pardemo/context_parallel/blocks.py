@@ -58,8 +58,8 @@ def attend_backward(
         gradient, out, log_sum: of the whole softmax over all blocks, not of this one.
     """
     if _fused(q, v, mask):
-        found = compat.attention_cpu_backward(gradient, q, k, v, out, log_sum, 0.0, causal)
-        return tuple(each.to(log_sum.dtype) for each in found)
+        gradients = compat.attention_cpu_backward(gradient, q, k, v, out, log_sum, 0.0, causal)
+        return tuple(each.to(log_sum.dtype) for each in gradients)
     kind, groups = log_sum.dtype, k.shape[1]
     scores = _scores(q, k, causal, mask)
     weights = _weights(scores, log_sum.unflatten(1, (groups, -1)))  # [b, h_kv, g, s, t]

@@ -9,7 +9,7 @@ gradients, in fp32 where K and V have fewer bits. It keeps its own queries, keys
 of each softmax's sum: nothing that grows with S² or with N.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -60,20 +60,15 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, documents, group, causal, order):
         ctx.group, ctx.causal, ctx.order = group, causal, order
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        travelling = [k, v] if documents is None else [k, v, documents]
-        wait = _pass_on(travelling, group) if ranks > 1 else None
-        out, log_sum = attend(q, k, v, causal, _mask(documents, documents))  # pieces lie in the sequence's order
-        for step in range(1, ranks):
-            travelling = wait()
-            wait = _pass_on(travelling, group) if step < ranks - 1 else None
-            seen = _seen(rank, (rank - step) % ranks, causal, order, q.shape[2])
-            if seen is None:
-                continue
-            ours, theirs = seen
-            keys, values, mask = _block(travelling, theirs, documents, ours)
-            more = attend(q[:, :, ours], keys, values, mask=mask)
-            out[:, :, ours], log_sum[:, :, ours] = merge(out[:, :, ours], log_sum[:, :, ours], *more)
+        rank = dist.get_rank(group)
+        for source, travelling in _round(k, v, documents, group):
+            if source == rank:
+                out, log_sum = attend(q, k, v, causal, _mask(documents, documents))  # pieces: in the sequence's order
+            elif seen := _seen(rank, source, causal, order, q.shape[2]):
+                ours, theirs = seen
+                keys, values, mask = _block(travelling, theirs, documents, ours)
+                more = attend(q[:, :, ours], keys, values, mask=mask)
+                out[:, :, ours], log_sum[:, :, ours] = merge(out[:, :, ours], log_sum[:, :, ours], *more)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, documents, out, log_sum)
         return out
@@ -82,34 +77,43 @@ class _RingAttention(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx, gradient):
         q, k, v, documents, out, log_sum = ctx.saved_tensors
-        group, rank, ranks = ctx.group, dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
-        gradient = gradient.to(q.dtype)
-        travelling = [k, v] if documents is None else [k, v, documents]
-        wait = _pass_on(travelling, group) if ranks > 1 else None
-        mask = _mask(documents, documents)
-        of_q, *own = attend_backward(gradient, q, k, v, out, log_sum, ctx.causal, mask)
+        group, rank, gradient = ctx.group, dist.get_rank(ctx.group), gradient.to(q.dtype)
         behind = None  # gradients of what travels, one step late
-        for step in range(1, ranks):
-            travelling = wait()
-            wait = _pass_on(travelling, group) if step < ranks - 1 else None
+        for source, travelling in _round(k, v, documents, group):
+            if source == rank:
+                mask = _mask(documents, documents)
+                of_q, *of_own = attend_backward(gradient, q, k, v, out, log_sum, ctx.causal, mask)
+                continue
             sums = [torch.zeros_like(each, dtype=log_sum.dtype) for each in travelling[:2]]
-            seen = _seen(rank, (rank - step) % ranks, ctx.causal, ctx.order, q.shape[2])
-            if seen is not None:
+            if seen := _seen(rank, source, ctx.causal, ctx.order, q.shape[2]):
                 ours, theirs = seen
                 keys, values, mask = _block(travelling, theirs, documents, ours)
                 here = [each[:, :, ours].contiguous() for each in (gradient, q, out, log_sum)]
-                found = attend_backward(*here[:2], keys.contiguous(), values.contiguous(), *here[2:], mask=mask)
-                of_q[:, :, ours] += found[0]
-                for of_all, of_these in zip(sums, found[1:], strict=True):
+                gradients = attend_backward(*here[:2], keys.contiguous(), values.contiguous(), *here[2:], mask=mask)
+                of_q[:, :, ours] += gradients[0]
+                for of_all, of_these in zip(sums, gradients[1:], strict=True):
                     of_all[:, :, theirs] = of_these
             if behind:
                 for of_all, earlier in zip(sums, behind(), strict=True):
                     of_all += earlier
             behind = _pass_on(sums, group)
         if behind:  # the last rank that they passed sends them home
-            for of_all, others in zip(own, behind(), strict=True):
+            for of_all, others in zip(of_own, behind(), strict=True):
                 of_all += others
-        return of_q.to(q.dtype), own[0].to(k.dtype), own[1].to(v.dtype), None, None, None, None
+        return of_q.to(q.dtype), of_own[0].to(k.dtype), of_own[1].to(v.dtype), None, None, None, None
+
+
+def _round(
+    k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, group: dist.ProcessGroup
+) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """This rank, and what travels from it; then each other one's that comes, while it goes on to the next rank."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    travelling = [k, v] if documents is None else [k, v, documents]
+    for step in range(ranks):
+        wait = _pass_on(travelling, group) if step < ranks - 1 else None
+        yield (rank - step) % ranks, travelling
+        if wait:
+            travelling = wait()
 
 
 def _pass_on(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], list[torch.Tensor]]:

@@ -63,7 +63,9 @@ class BucketHook:
         """Starts the exchange of a bucket; DDP waits for the future and takes the gradients from its tensor."""
         if bucket.index() == 0:
             self._begin()
-        mean: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=self._devices)
+        mean: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[] if self._stream is None else [self._stream.device]
+        )
         self._held.append((bucket.buffer().div_(self.channel.size), bucket.index(), mean))
         if bucket.is_last() and compat.in_backward():  # and not for a rank that has joined, whose data has ended
             # called when the pass ends, and once more after DDP's own call there, which waits for the futures; where
@@ -91,10 +93,6 @@ class BucketHook:
         for parameter, part_of in self.parts.items():
             if parameter.grad is not None:
                 parameter.grad = part_of(parameter.grad)
-
-    @property
-    def _devices(self) -> "list[int | str | torch.device]":
-        return [] if self._stream is None else [self._stream.device]
 
     def _exchange(
         self, buffer: torch.Tensor, index: int, mean: torch.futures.Future, of: str,

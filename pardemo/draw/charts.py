@@ -74,22 +74,22 @@ def key(fig: Figure, *more: Artist, ncols: int = 2, loc: str = "outside lower ce
 
 def words(values: Table, text: Text = "{:.3g}", per: float = 1.0) -> str:
     """Numbers in words, for alternative text: "a 1, b 2"; over numbers "3 at 8, 4 at 16"; of a table "x: …; y: …"."""
-    said, joint = [], ", "
+    parts, joint = [], ", "
     for name, value in values.items():
         called = " ".join(str(name).split())
         if isinstance(value, Mapping | pd.Series):
-            said.append(f"{called}: {words(value, text, per)}")
+            parts.append(f"{called}: {words(value, text, per)}")
             joint = "; "
         elif isinstance(value, str):
-            said.append(f"{called} {value}")
+            parts.append(f"{called} {value}")
         elif isinstance(value, Sequence | np.ndarray):
-            said.append(f"{called} {', '.join(_text(text, one / per) for one in value)}")
+            parts.append(f"{called} {', '.join(_text(text, one / per) for one in value)}")
             joint = "; "
         elif isinstance(name, int | float):
-            said.append(f"{_text(text, value / per)} at {name:,}")
+            parts.append(f"{_text(text, value / per)} at {name:,}")
         else:
-            said.append(f"{called} {_text(text, value / per)}")
-    return joint.join(said)
+            parts.append(f"{called} {_text(text, value / per)}")
+    return joint.join(parts)
 
 
 def _text(text: Text, value: float) -> str:
@@ -230,9 +230,9 @@ def bar_chart(
     )
     same = {"sharey" if beside else "sharex": True} if shared or (across and beside) else {}
     fig, axes = new(down, along, size=size, squeeze=False, **ratios, **same)
-    told, top = {}, 0.0
+    texts, top = {}, 0.0
     for ax, (label, panel) in zip(axes.flat, panels.items(), strict=True):
-        told[label] = bars(ax, **{**common, **panel})
+        texts[label] = bars(ax, **{**common, **panel})
         top = max(top if shared else 0.0, (ax.get_xlim() if across else ax.get_ylim())[1])
         if line is not None:
             (ax.axvline if across else ax.axhline)(line[1], color=palette.PREDICTED, linestyle="--", label=line[0])
@@ -249,7 +249,7 @@ def bar_chart(
     if unit:
         axes.flat[-1 if across else 0].set(**{"xlabel" if across else "ylabel": unit})
     key(fig, ncols=ncols)
-    values = "; ".join(f"{label}: {of}" for label, of in told.items()) if len(told) > 1 else told[label]
+    values = "; ".join(f"{label}: {of}" for label, of in texts.items()) if len(texts) > 1 else texts[label]
     return save(fig, name, " ".join(alt.replace("{}", values).split()))
 
 
@@ -311,7 +311,7 @@ def line_chart(
         bottom: where the axis of y begins. legend: where it is, if it lies inside. kwargs: arguments of :func:`curves`.
     """
     fig, ax = new(size=size)
-    told = curves(ax, lines, points, **kwargs)
+    ends = curves(ax, lines, points, **kwargs)
     log(ax, log_x, log_y)
     if log_x is None:
         ax.locator_params(axis="x", integer=True)
@@ -322,7 +322,7 @@ def line_chart(
         ax.legend(loc=legend)
     else:
         key(fig, ncols=ncols)
-    return save(fig, name, alt.replace("{}", told))
+    return save(fig, name, alt.replace("{}", ends))
 
 
 def lanes(
@@ -356,12 +356,12 @@ def by_kind(spans: Iterable[Any], names: Mapping[str, Sequence[str]], begin_s: f
     }
 
 
-def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = "") -> None:
+def gantt(ax: Axes, spans: Sequence) -> None:
     """Spans of several ranks as bars over time: computation on the upper, communication on the lower half of a row.
 
-    Times are milliseconds since ``begin_s`` (the earliest span by default).
+    Times are milliseconds since the earliest span.
     """
-    begin = min(s.begin_s for s in spans) if begin_s is None else begin_s
+    begin = min(s.begin_s for s in spans)
     ranks = sorted({s.rank for s in spans})
     for span in spans:
         row = ranks.index(span.rank)
@@ -373,4 +373,3 @@ def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = 
     ax.set_yticks(range(len(ranks)), [f"rank {r}" for r in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
-    ax.set_title(title)

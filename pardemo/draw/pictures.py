@@ -48,10 +48,10 @@ def read(svg: str) -> Saved:
     head = re.match(r"<svg [^>]*>", svg)
     if head is None or not svg.rstrip().endswith("</svg>"):
         raise ValueError("this is no picture of pardemo's: it does not begin with <svg …>, or has no end")
-    said = dict(re.findall(r'([\w-]+)="([^"]*)"', head[0]))
+    attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', head[0]))
     try:
-        width, height, least = int(said["width"]), int(said["height"]), int(said["data-least"])
-        return Saved(unescape(said["aria-label"]), width, height, least, unescape(said["data-notebook"]))
+        width, height, least = int(attributes["width"]), int(attributes["height"]), int(attributes["data-least"])
+        return Saved(unescape(attributes["aria-label"]), width, height, least, unescape(attributes["data-notebook"]))
     except (KeyError, ValueError):
         raise ValueError("this is no picture of pardemo's: it does not say its size and what it shows") from None
 

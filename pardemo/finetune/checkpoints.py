@@ -55,8 +55,7 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that may be read, and a line for each newer one that may not."""
     notes: list[str] = []
     for folder in folders(run):
-        reason = signed_folders.fault(folder)
-        if reason is None:
+        if (reason := signed_folders.fault(folder)) is None:
             return folder, notes
         notes.append(f"{folder.name} is passed over: {reason}")
     return None, notes
@@ -68,8 +67,8 @@ def keep(run: Path, limit: int | None) -> None:
     Of what is signed and cannot be read nothing is counted and nothing removed: it is not known whose work it holds.
     """
     unfinished = [folder for folder in folders(run) if not (folder / signed_folders.SIGNATURE).is_file()]
-    ours = [folder for folder in folders(run) if signed_folders.fault(folder) is None] if limit is not None else []
-    for folder in [*ours[limit:], *unfinished]:
+    readable = [folder for folder in folders(run) if limit is not None and signed_folders.fault(folder) is None]
+    for folder in [*readable[limit:], *unfinished]:
         shutil.rmtree(folder)
 
 
@@ -79,10 +78,10 @@ def fingerprint(job: Recipe) -> dict[str, Any]:
     if job.train.max_steps:
         train["num_train_epochs"] = None  # max_steps ends the run and its schedule
     with open(locate(data.train), "rb") as file:
-        rows = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "samples a step": job.step_samples,
-        "data.train": rows,
+        "data.train": digest,
         **{f"data.{name}": getattr(data, name) for name in ("max_samples", "cutoff_len", "packing", "group_by_length")},
         "the base model": _weights(job),
         **{f"lora.{name}": value for name, value in to_dict(job.lora).items()},
@@ -147,21 +146,19 @@ def choose(
         raise ValueError("--allow names what a resumed run may change: it goes with --resume")
     if unknown := [name for name in allow if name not in CHANGEABLE]:
         raise ValueError(f"--allow {unknown[0]}: a resumed run may change {', '.join(CHANGEABLE)}")
-    left = [path.name for path in (*folders(run), run / "adapter") if path.exists()]
+    earlier = _of_earlier_run(run)
     if not resume:
-        if left and not overwrite:
-            raise ValueError(
-                f"{run} holds an earlier run ({left[0]}): --resume goes on with it, --overwrite removes it"
-            )
+        if earlier and not overwrite:
+            raise ValueError(f"{run} holds an earlier run ({earlier[0].name}): --resume goes on with it, --overwrite "
+                             "removes it")  # fmt: skip
         return None, []
-    start, passed_over = newest(run)
+    start, notes = newest(run)
     if start is not None:
-        changed = _refuse_changed(start, fingerprint(job), allow)
-        return start, [*passed_over, f"going on from {start.name}", *changed]
-    if passed_over:
-        raise ValueError(f"{run} has no checkpoint that can be read ({'; '.join(passed_over)}): --overwrite removes "
+        return start, [*notes, f"going on from {start.name}", *_refuse_changed(start, fingerprint(job), allow)]
+    if notes:
+        raise ValueError(f"{run} has no checkpoint that can be read ({'; '.join(notes)}): --overwrite removes "
                          "them and begins anew, another output_dir leaves them as they are")  # fmt: skip
-    if left:
+    if earlier:
         raise ValueError(f"{run} holds an adapter and no checkpoint to go on from: --overwrite removes it and begins "
                          "anew")  # fmt: skip
     return None, [f"no checkpoint in {run}: from the beginning"]
@@ -180,9 +177,8 @@ def begin(
 
     def ready() -> tuple[Path | None, list[str], dict[str, str]]:
         start, notes = choose(run, job, resume, overwrite, allow)
-        for path in run.glob(f".checkpoint-*{UNIVERSAL}*"):  # what a killed run left
-            shutil.rmtree(path, ignore_errors=True)
-        for path in (*folders(run), run / "adapter") if overwrite else ():
+        killed = run.glob(f".checkpoint-*{UNIVERSAL}*")  # what a killed run left
+        for path in (*killed, *(_of_earlier_run(run) if overwrite else ())):
             shutil.rmtree(path, ignore_errors=True)
         if start is None:
             return None, notes, {}
@@ -194,14 +190,10 @@ def begin(
 
     start, notes, checksums = from_rank_0(ready)
     first_of_other_host = dist.is_initialized() and dist.get_rank() and os.environ.get("LOCAL_RANK") == "0"
-    if (
-        start is not None
-        and first_of_other_host
-        and not (start.is_dir() and signed_folders.checksums(start) == checksums)
-    ):
-        raise RuntimeError(
-            f"{start} is not here what it is on the first host: output_dir has to be shared by all hosts"
-        )
+    compared = start if first_of_other_host else None
+    if compared is not None and not (compared.is_dir() and signed_folders.checksums(compared) == checksums):
+        raise RuntimeError(f"{start} is not here what it is on the first host: output_dir has to be shared by all "
+                           "hosts")  # fmt: skip
     return start, notes
 
 
@@ -224,9 +216,9 @@ def convert(checkpoint: Path, timeout_s: float = 500) -> Path:
         "--input_folder", str(checkpoint / states), "--output_folder", str(target / states),
         "--num_extract_workers", "1", "--num_merge_workers", "1",
     ]  # fmt: skip
-    environment = {"DS_ACCELERATOR": "cpu", **os.environ}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)  # it is no rank of this job
+    place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # it is no rank of this job
+    environment = {name: value for name, value in os.environ.items() if name not in place}
+    environment.setdefault("DS_ACCELERATOR", "cpu")
     try:
         subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=True)
     except subprocess.SubprocessError as error:
@@ -257,14 +249,18 @@ def why_not_written(error: Exception, part: Path, nbytes: int) -> str:
     What the error says; where there is no room, which libraries tell as ``enforce fail at inline_container``, also the
     bytes that are needed, those that there are, and the limit of a file.
     """
-    first = (str(error).splitlines() or [type(error).__name__])[0]
     if getattr(error, "errno", None) not in NO_ROOM and not any(sign in str(error) for sign in SIGNS):
-        return first
-    there = next(path for path in (part.absolute(), *part.absolute().parents) if path.exists())
-    room = f"{amount(shutil.disk_usage(there).free + folder_bytes(part), 1)} are left for it on its disk"
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    folder = next(path for path in (part.absolute(), *part.absolute().parents) if path.exists())
+    room = f"{amount(shutil.disk_usage(folder).free + folder_bytes(part), 1)} are left for it on its disk"
     longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = "" if longest == resource.RLIM_INFINITY else f", a file may have {amount(longest, 1)} (ulimit -f)"
     return f"no room: it takes about {amount(nbytes, 1)}, {room}{limit}"
+
+
+def _of_earlier_run(run: Path) -> list[Path]:
+    """Checkpoints and the adapter that a run's folder holds."""
+    return [path for path in (*folders(run), run / "adapter") if path.exists()]
 
 
 def _remove_empty(folder: Path) -> None:
@@ -278,9 +274,8 @@ def _refuse_changed(start: Path, now: dict[str, Any], allow: Collection[str]) ->
     if precision := before.pop("train.precision", None):  # of pardemo 0.1, as all of RENAMED
         before |= {"train.bf16": precision == "bf16", "train.fp16": precision == "fp16"}
     before = {RENAMED.get(name, name): value for name, value in before.items()}
-    changed = {
-        name: f"{name} {value}, this run has {now[name]}" for name, value in before.items() if value != now[name]
-    }
+    pairs = {name: (value, now[name]) for name, value in before.items() if value != now[name]}
+    changed = {name: f"{name} {value}, this run has {new}" for name, (value, new) in pairs.items()}
     if refused := [name for name in changed if name not in allow]:
         hint = ""
         if "samples a step" in refused:

@@ -64,8 +64,7 @@ def add(commands: Any) -> None:
 
 def _add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe's name, or a .yaml file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                        help="change a key of it, as train.learning_rate=2e-4 (may be repeated)")  # fmt: skip
+    _add_set(parser, "train.learning_rate=2e-4")
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks to launch (default: the recipe's)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
     parser.add_argument(
@@ -82,10 +81,12 @@ def _add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_recipe(parser: argparse.ArgumentParser, about: str, required: bool = False) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name, as tiny-cpu, or its file")
     parser.add_argument("--adapter", metavar="DIR", required=required, help=f"a trained adapter; {about}")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-        help="change a key of the recipe, as predict.do_sample=true (may be repeated)",
-    )  # fmt: skip
+    _add_set(parser, "predict.do_sample=true")
+
+
+def _add_set(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
+                        help=f"change a key of the recipe, as {example} (may be repeated)")  # fmt: skip
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":

@@ -37,9 +37,8 @@ def base(recipe: Recipe, device: torch.device | str = "cpu") -> tuple[Baichuan2F
     """
     bf16.through_fp32_where_slow()  # a prediction runs in the command's own process
     folder, dtype = locate(recipe.model.path), DTYPES[recipe.train.precision]
-    settings = recipe.model
-    model = load_checkpoint(folder, dtype, device, loss_head=settings.loss_head, attention=settings.attention)
-    return model.requires_grad_(False), load_tokenizer(folder)
+    changes = {name: value for name, value in to_dict(recipe.model).items() if name != "path"}
+    return load_checkpoint(folder, dtype, device, **changes).requires_grad_(False), load_tokenizer(folder)
 
 
 def with_new_adapter(model: Baichuan2ForCausalLM, recipe: Recipe) -> PeftModel:
@@ -108,9 +107,9 @@ def export(
             raise ValueError(f"--out {out} is not empty: name another folder, or add --overwrite")
         if not (out / "config.json").is_file():
             raise ValueError(f"--out {out} is not empty and holds no model (no config.json): it is not overwritten")
-    tokenizer, own = load_tokenizer(folder), read_config(folder).dtype or torch.bfloat16
-    dtype = dtype or own
-    model = with_adapter(load_checkpoint(folder, torch.promote_types(own, dtype)), adapter)
+    tokenizer, base_dtype = load_tokenizer(folder), read_config(folder).dtype or torch.bfloat16
+    dtype = dtype or base_dtype
+    model = with_adapter(load_checkpoint(folder, torch.promote_types(base_dtype, dtype)), adapter)
     # save_pretrained imports DeepSpeed where it is installed, which says what it guesses unless it is told
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     merged = model.merge_and_unload(safe_merge=True).to(dtype)

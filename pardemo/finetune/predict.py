@@ -129,18 +129,15 @@ def _text_of(row: Mapping[str, Any]) -> str:
 def _room(context: int, settings: Predict) -> int:
     """Tokens that a prompt may have."""
     if settings.max_new_tokens >= context:
-        raise ValueError(
-            f"predict.max_new_tokens is {settings.max_new_tokens}, which leaves no room for a prompt in the model's "
-            f"{context} tokens"
-        )
+        raise ValueError(f"predict.max_new_tokens is {settings.max_new_tokens}, which leaves no room for a prompt in "
+                         f"the model's {context} tokens")  # fmt: skip
     return context - settings.max_new_tokens
 
 
 def batches_of(lengths: Sequence[int], size: int, order: Order) -> list[list[int]]:
     """Rows, by number, in batches of ``size``: those of like length together, the longest first; or as they come."""
-    rows = list(range(len(lengths)))
-    if order == "length":
-        rows.sort(key=lambda row: -lengths[row])  # what memory does not suffice for fails at once
+    # by length the longest first: what memory does not suffice for fails at once
+    rows = sorted(range(len(lengths)), key=lambda row: -lengths[row] if order == "length" else row)
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
@@ -163,8 +160,8 @@ def _share(
     if adapter is not None:
         model = models.with_adapter(model, adapter)
     dist.barrier()
-    batches, told = shares[dist.get_rank()], dist.get_rank() == 0
-    return generate(model.eval(), prompts, batches, recipe.predict, eos, recipe.train.seed, told)
+    rank = dist.get_rank()
+    return generate(model.eval(), prompts, shares[rank], recipe.predict, eos, recipe.train.seed, shows=rank == 0)
 
 
 def generate(
@@ -174,12 +171,12 @@ def generate(
     settings: Predict,
     eos: int,
     seed: int,
-    told: bool = False,
+    shows: bool = False,
 ) -> tuple[dict[int, list[int]], float]:
     """In this process: the answer's tokens by the prompt's number, for all of ``batches``, and the seconds.
 
     Args:
-        told: print how many rows of a long run are done, every ten seconds at most.
+        shows: print how many rows of a long run are done, every ten seconds at most.
     """
     begin = shown = time.perf_counter()
     tokens: dict[int, list[int]] = {}
@@ -189,7 +186,7 @@ def generate(
         for step in steps(model, [prompts[row] for row in batch], settings, eos, draws):
             for place, token in step:
                 tokens[batch[place]].append(token)
-        if told and time.perf_counter() - shown > _PROGRESS_EVERY_S:
+        if shows and time.perf_counter() - shown > _PROGRESS_EVERY_S:
             shown = time.perf_counter()
             print(f"{len(tokens):,} of this rank's {sum(map(len, batches)):,} rows", file=sys.stderr, flush=True)
     return tokens, time.perf_counter() - begin
@@ -227,10 +224,10 @@ def steps(
         token_ids = tokens.tolist()
         yield [(row, token) for row, token in zip(alive, token_ids, strict=True) if token != eos]
         if eos in token_ids:
-            on = [place for place, token in enumerate(token_ids) if token != eos]
-            if not on:
+            places = [place for place, token in enumerate(token_ids) if token != eos]
+            if not places:
                 return
-            alive, index = [alive[place] for place in on], torch.tensor(on, device=model.device)
+            alive, index = [alive[place] for place in places], torch.tensor(places, device=model.device)
             cache.batch_select_indices(index)
             tokens, mask, positions = tokens[index], mask[index], positions[index]
         ids, positions = tokens[:, None], positions[:, -1:] + 1
@@ -306,13 +303,9 @@ def save(
     results = {f"predict_{name}": scores[name] for name in metrics.NAMES}
     results |= metrics.runtime_figures(len(rows), generated.steps, generated.seconds)
     results |= {"samples": len(rows), "cut_prompts": generated.cut, "intervals": scores["intervals"]}
+    prompt = _text_of if as_text else prompt_of
     lines = [
-        {
-            "prompt": _text_of(row) if as_text else prompt_of(row),
-            "label": row["output"],
-            "predict": text,
-            "source": row.get("source", ""),
-        }
+        {"prompt": prompt(row), "label": row["output"], "predict": text, "source": row.get("source", "")}
         for row, text in zip(rows, generated.texts, strict=True)
     ]
     (folder / RESULTS).unlink(missing_ok=True)  # results of other predictions must not stand beside these
@@ -331,19 +324,14 @@ def read_predictions(path: str | Path, *needed: str) -> list[dict[str, Any]]:
     Raises:
         ValueError: rows that are none, by line and reason; or no row at all.
     """
-    rows, bad = [], []
-    for piece in scan(Path(path)):
-        reason = piece.reason or _fault(piece.value, needed)
-        if reason:
-            bad.append(f"line {piece.line}: {reason}")
-        else:
-            rows.append(piece.value)
-    if bad:
-        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise ValueError(f"{path}: " + "; ".join(bad[:_NAMED]) + more)
-    if not rows:
+    pieces = list(scan(Path(path)))
+    reasons = ((piece.line, piece.reason or _fault(piece.value, needed)) for piece in pieces)
+    if bad := [f"line {line}: {reason}" for line, reason in reasons if reason]:
+        more = [f"and {len(bad) - _NAMED} more"] if len(bad) > _NAMED else []
+        raise ValueError(f"{path}: " + "; ".join(bad[:_NAMED] + more))
+    if not pieces:
         raise ValueError(f"{path} holds no row")
-    return rows
+    return [piece.value for piece in pieces]
 
 
 def _fault(row: Any, needed: Sequence[str]) -> str | None:

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from pardemo import extras, project
-from pardemo.finetune import strict_yaml
-
-with extras.needed_by(__name__):
-    from pydantic import Field, StrictBool, TypeAdapter, ValidationError, model_validator
-
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+
+from pardemo import project
+from pardemo.finetune import strict_yaml
 
 FOLDER = Path(__file__).parent / "recipes"
 Text = Annotated[str, Field(min_length=1)]
@@ -200,7 +198,7 @@ class Recipe:
         if self.deepspeed is None:
             return self
         train = self.train
-        for key, name, ours in (
+        for key, name, expected in (
             ("train_batch_size", "samples of a step", self.step_samples),
             ("train_micro_batch_size_per_gpu", "per_device_train_batch_size", train.per_device_train_batch_size),
             ("gradient_accumulation_steps", "gradient_accumulation_steps", train.gradient_accumulation_steps),
@@ -209,11 +207,11 @@ class Recipe:
             ("bf16.enabled", "bf16", train.bf16),
             ("optimizer.params.lr", "learning_rate", train.learning_rate),
         ):
-            theirs: Any = self.deepspeed
+            value: Any = self.deepspeed
             for part in key.split("."):
-                theirs = theirs.get(part) if isinstance(theirs, dict) else None
-            if theirs not in (None, "auto", ours):
-                raise ValueError(f"deepspeed.{key} is {theirs!r}, but train's {name} is {ours!r}: make it 'auto'")
+                value = value.get(part) if isinstance(value, dict) else None
+            if value not in (None, "auto", expected):
+                raise ValueError(f"deepspeed.{key} is {value!r}, but train's {name} is {expected!r}: make it 'auto'")
         if "gradient_clipping" not in self.deepspeed:  # left out it is Accelerate's default, not max_grad_norm
             raise ValueError("deepspeed.gradient_clipping has to be given: make it 'auto'")
         if "scheduler" in self.deepspeed:
@@ -371,11 +369,11 @@ def _build(value: Any, where: str) -> Recipe:
         return TypeAdapter(Recipe).validate_python(value)
     except ValidationError as error:
         # a misspelt key is the reason of the one that is missing: it comes first
-        first = min(error.errors(include_url=False), key=lambda e: e["type"] != "unexpected_keyword_argument")
-        raise ValueError(f"{where}: {_error_text(first)}") from None
+        details = min(error.errors(include_url=False), key=lambda e: e["type"] != "unexpected_keyword_argument")
+        raise ValueError(f"{where}: {_error_text(details)}") from None
 
 
-def _error_text(error: dict[str, Any]) -> str:
+def _error_text(error: Any) -> str:
     """One of pydantic's errors in a line: the dotted key, what is wrong, what would be right."""
     location = [str(part) for part in error["loc"]]
     key, got = ".".join(location) or "the recipe", error["input"]

@@ -44,13 +44,12 @@ def encode(row: Mapping[str, Any], tokenizer: Baichuan2Tokenizer, cutoff_len: in
     total = len(source) + len(target)
     if total > cutoff_len:
         source, target = (part[: cutoff_len * len(part) // total] for part in (source, target))
-    first = max(len(source), 1)  # nothing predicts a first token; in a packed row the sample before would have to
-    return _item(source + target, first)
+    # nothing predicts a first token; in a packed row the sample before would have to
+    return _item(source + target, max(len(source), 1))
 
 
 def _item(ids: list[int], first_label: int) -> dict[str, list[int]]:
-    unlabelled = min(first_label, len(ids))
-    return {"input_ids": ids, "labels": [IGNORED] * unlabelled + ids[unlabelled:]}
+    return {"input_ids": ids, "labels": [IGNORED] * min(first_label, len(ids)) + ids[first_label:]}
 
 
 class Samples(Dataset):
@@ -195,8 +194,8 @@ class Order(Sampler[int]):
         if (lengths := self._lengths) is None:
             return iter(shuffled)
         steps, size = [], self._step * self.WINDOW
-        for at in range(0, self._count, size):
-            window = sorted(shuffled[at : at + size], key=lambda i: -lengths[i])
+        for begin in range(0, self._count, size):
+            window = sorted(shuffled[begin : begin + size], key=lambda i: -lengths[i])
             steps += [window[i : i + self._step] for i in range(0, len(window), self._step)]
         # a last step that is not full stays last: steps of whole batches would begin in the middle of another
         last = [steps.pop()] if steps and len(steps[-1]) < self._step else []

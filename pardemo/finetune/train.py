@@ -115,7 +115,7 @@ def _train(
     finally:
         if start is not None and checkpoints.UNIVERSAL in start.name and trainer.is_world_process_zero():
             shutil.rmtree(start, ignore_errors=True)
-    engine, stage = _what_ran(trainer, job)
+    engine, stage = _check_engine(trainer, job)
     adapter = _save_adapter(trainer, run)
     tokens = trainer.tokens.total()
     if trainer.is_world_process_zero():
@@ -149,10 +149,8 @@ class _Trainer(Trainer):
         super().__init__(**kwargs)
         if self.accelerator.num_processes != _size():  # two ways of starting end in plain replicas without a word
             raise RuntimeError(f"{_size()} ranks were started, Accelerate knows {self.accelerator.num_processes}")
-        if (job.deepspeed is not None) != self.is_deepspeed_enabled:
-            raise RuntimeError(
-                f"DeepSpeed is {'not ' * (not self.is_deepspeed_enabled)}in use, the recipe says otherwise"
-            )
+        if (job.deepspeed is not None) != (used := self.is_deepspeed_enabled):
+            raise RuntimeError(f"DeepSpeed is {'' if used else 'not '}in use, the recipe says otherwise")
 
     def _get_train_sampler(self, train_dataset=None) -> Order:
         data, job = self.train_dataset, self._job
@@ -166,23 +164,23 @@ class _Trainer(Trainer):
         folder = self._run / f"checkpoint-{self.state.global_step}"
         if self.is_world_process_zero():
             shutil.rmtree(folder, ignore_errors=True)  # what a killed run left there
-        _meet()
+        self.accelerator.wait_for_everyone()
         try:
             super()._save_checkpoint(model, trial)
         except Exception as error:  # of the system, of torch, of safetensors: each has its own
-            whole = (f for f in checkpoints.folders(self._run) if f != folder and not signed_folders.fault(f))
-            last = next(whole, None)
+            readable = (f for f in checkpoints.folders(self._run) if f != folder and not signed_folders.fault(f))
+            last = next(readable, None)
             # without one before it: the adapter twice, AdamW's moments and copy of it, all in fp32
             nbytes = checkpoints.folder_bytes(last) if last else checkpoints.trained_bytes(model, 20)
             reason = checkpoints.why_not_written(error, folder, nbytes)
             raise OSError(f"{folder.name} could not be written ({reason}); the last whole checkpoint is "
                           f"{last.name if last else 'none'}") from error  # fmt: skip
-        _meet()
+        self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             about = checkpoints.fingerprint(self._job)
             signed_folders.sign(folder, step=self.state.global_step, ranks=self._job.world.ranks, run=about)
             checkpoints.keep(self._run, self._job.train.save_total_limit)
-        _meet()
+        self.accelerator.wait_for_everyone()
 
 
 def arguments_of(job: Recipe, run: Path, start: Path | None = None) -> TrainingArguments:
@@ -224,18 +222,18 @@ def _deepspeed(job: Recipe, start: Path | None) -> dict[str, Any] | None:
     return settings
 
 
-def _what_ran(trainer: _Trainer, job: Recipe) -> tuple[str, int | None]:
+def _check_engine(trainer: _Trainer, job: Recipe) -> tuple[str, int | None]:
     """The class that wrapped the model and DeepSpeed's stage, as they are and not as they were asked for."""
     engine = trainer.model_wrapped
-    name, stage = type(engine).__name__, None
+    name = type(engine).__name__
     if job.deepspeed is not None:
-        stage = engine.zero_optimization_stage()
-        if stage != job.zero_stage or engine.dp_world_size != _size():
-            raise RuntimeError(f"asked for stage {job.zero_stage} on {_size()} ranks, DeepSpeed ran stage {stage} on "
-                               f"{engine.dp_world_size}")  # fmt: skip
-    elif _size() > 1 and name != "DistributedDataParallel":
+        from pardemo.peers.deepspeed.engine import assert_runs
+
+        assert_runs(engine, job.zero_stage, _size())
+        return name, job.zero_stage
+    if _size() > 1 and name != "DistributedDataParallel":
         raise RuntimeError(f"{_size()} ranks trained in a {name}: their gradients were not synchronised")
-    return name, stage
+    return name, None
 
 
 def _save_adapter(trainer: _Trainer, run: Path) -> Path:
@@ -246,13 +244,13 @@ def _save_adapter(trainer: _Trainer, run: Path) -> Path:
     except Exception as error:
         reason = checkpoints.why_not_written(error, part, checkpoints.trained_bytes(trainer.model, 4))
         raise OSError(f"the adapter could not be written ({reason})") from error
-    _meet()
+    trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         for extra in ("training_args.bin", "README.md"):  # a pickle, and a page with nothing in it
             (part / extra).unlink(missing_ok=True)
         shutil.rmtree(adapter, ignore_errors=True)
         part.rename(adapter)
-    _meet()
+    trainer.accelerator.wait_for_everyone()
     return adapter
 
 
@@ -275,8 +273,3 @@ def forget_earlier_runs() -> None:
 
 def _size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _meet() -> None:
-    if dist.is_initialized():
-        dist.barrier()

@@ -98,14 +98,6 @@ def bus_bandwidth(collective: str, nbytes: float, ranks: int, seconds: float) ->
     return algorithm_bandwidth(nbytes, seconds) * factors[collective] * (ranks - 1) / ranks
 
 
-def _twice_half(nbytes: float, ranks: int, root: bool) -> Traffic:
-    return ring_all_reduce(nbytes, ranks)
-
-
-def _half(nbytes: float, ranks: int, root: bool) -> Traffic:
-    return ring_half(nbytes, ranks)
-
-
 def _one_way(nbytes: float, ranks: int, root: bool) -> Traffic:
     return Traffic(nbytes if root and ranks > 1 else 0, 0 if root or ranks == 1 else nbytes)
 
@@ -118,31 +110,24 @@ def _to_root(nbytes: float, ranks: int, root: bool) -> Traffic:
 #: Bytes of torch's collectives by operator name: (whole array, N, is this the root) -> Traffic. Used where no
 #: kernel counts (``WireMeter`` with evidence ``count``): what a bandwidth-optimal algorithm moves.
 BYTES_OF_COLLECTIVE: dict[str, Callable[[float, int, bool], Traffic]] = {
-    "allreduce": _twice_half,
-    "allreduce_coalesced": _twice_half,
-    "all_reduce": _twice_half,
-    "all_reduce_coalesced": _twice_half,
-    "reduce_scatter": _half,
-    "reduce_scatter_base": _half,
-    "reduce_scatter_tensor": _half,
-    "reduce_scatter_tensor_coalesced": _half,
-    "allgather": _half,
-    "allgather_base": _half,
-    "all_gather_into_tensor": _half,
-    "all_gather_into_tensor_coalesced": _half,
-    "allgather_into_tensor_coalesced": _half,
-    "alltoall": _half,
-    "alltoall_base": _half,
-    "all_to_all_single": _half,
+    **dict.fromkeys(
+        ("allreduce", "allreduce_coalesced", "all_reduce", "all_reduce_coalesced"),
+        lambda nbytes, ranks, root: ring_all_reduce(nbytes, ranks),
+    ),
+    **dict.fromkeys(
+        ("reduce_scatter", "reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
+         "allgather", "allgather_base", "all_gather_into_tensor", "all_gather_into_tensor_coalesced",
+         "allgather_into_tensor_coalesced", "alltoall", "alltoall_base", "all_to_all_single"),
+        lambda nbytes, ranks, root: ring_half(nbytes, ranks),
+    ),
     "broadcast": _one_way,
     "reduce": lambda nbytes, ranks, root: _one_way(nbytes, ranks, not root),
-    "gather": lambda nbytes, ranks, root: _to_root(nbytes, ranks, root),
+    "gather": _to_root,
     "scatter": lambda nbytes, ranks, root: Traffic(*_to_root(nbytes, ranks, root)[::-1]),
-    "barrier": lambda nbytes, ranks, root: Traffic(0, 0),
-    "wait_tensor": lambda nbytes, ranks, root: Traffic(0, 0),
+    **dict.fromkeys(("barrier", "wait_tensor"), lambda nbytes, ranks, root: Traffic(0, 0)),
     "send": lambda nbytes, ranks, root: Traffic(nbytes, 0),
     "recv": lambda nbytes, ranks, root: Traffic(0, nbytes),
-}
+}  # fmt: skip
 
 
 def gloo_sent(collective: str, nbytes: float, ranks: int, place: int = 0) -> float:

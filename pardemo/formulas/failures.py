@@ -153,9 +153,9 @@ def resharded(rows: int, before: int, now: int, rank: int) -> list[Read]:
     begin, end = shard_of(rows, now, rank)
     reads = []
     for shard in range(before):
-        first, last = shard_of(rows, before, shard)
-        if max(first, begin) < min(last, end):
-            reads.append(Read(shard, max(first, begin), min(last, end)))
+        low, high = shard_of(rows, before, shard)
+        if max(low, begin) < min(high, end):
+            reads.append(Read(shard, max(low, begin), min(high, end)))
     return reads
 
 

@@ -58,12 +58,12 @@ def kept_bytes(optimizer: str, shapes: Iterable[Shape]) -> int:
     return sum(KEPT[optimizer](shape) for shape in shapes)
 
 
-def newton_schulz(singular_value: float, rounds: int = ROUNDS, coefficients=(3.4445, -4.7750, 2.0315)) -> float:
+def newton_schulz(singular_value: float, rounds: int = ROUNDS) -> float:
     """What Muon's iteration makes of one singular value of a matrix whose norm is 1: an odd polynomial, applied again
     and again (Jordan 2024)."""
-    first, third, fifth = coefficients
+    linear, cubic, quintic = 3.4445, -4.7750, 2.0315
     for _ in range(rounds):
-        singular_value = first * singular_value + third * singular_value**3 + fifth * singular_value**5
+        singular_value = linear * singular_value + cubic * singular_value**3 + quintic * singular_value**5
     return singular_value
 
 

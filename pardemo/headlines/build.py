@@ -17,7 +17,7 @@ from pardemo.headlines.rows import BadRow, as_line, key_of
 GENERATED = "generated"
 TRAIN = {GENERATED: 20_000, "real": 80_000}  # rows by default; the article's figure for real data
 TEST = 1_000
-LINES_TOLD = 20  # of each file and reason: the count is of all
+LINES_LISTED = 20  # of each file and reason: the count is of all
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,21 @@ def build(
     out = Path(out) if out is not None else project.output_dir() / "headlines"
     manifest: dict[str, Any] = {"from": list(origins), "train": train, "test": test, "seed": seed}
     if generated:
-        train_rows, test_rows = grammar.corpus(train, test, seed)
-        chosen = {"train": [as_line(row) for row in train_rows], "test": [as_line(row) for row in test_rows]}
+        rows_of = dict(zip(("train", "test"), grammar.corpus(train, test, seed), strict=True))
+        files = {name: [as_line(row) for row in rows] for name, rows in rows_of.items()}
     else:
         limits = limits or Limits()
         tasks = [task for task in sources.TASKS if task in tasks]  # the order given is no matter
         manifest |= {"tasks": tasks, "sources": list(wanted), "limits": asdict(limits)}
-        lines, found = _chosen(sources.find(origins, wanted), Selection(train + test, seed), tasks, limits, on_read)
-        manifest |= found
+        selection = Selection(train + test, seed)
+        manifest |= _select(selection, sources.find(origins, wanted), tasks, limits, on_read)
+        lines = selection.rows()
         if len(lines) < train + test:
-            raise ValueError(
-                f"{train + test} rows are wanted, but there are {len(lines)} distinct ones"
-                f" ({sum(entry['count'] for entry in found['left_out'])} rows left out,"
-                f" {found['duplicates_of_chosen']} duplicates)"
-            )
-        chosen = {"train": lines[test:], "test": lines[:test]}
-    return _written(out, chosen, manifest)
+            left_out = sum(entry["count"] for entry in manifest["left_out"])
+            raise ValueError(f"{train + test} rows are wanted, but there are {len(lines)} distinct ones ({left_out} "
+                             f"rows left out, {selection.duplicates} duplicates)")  # fmt: skip
+        files = {"train": lines[test:], "test": lines[:test]}
+    return _written(out, files, manifest)
 
 
 def _check(origins: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) -> None:
@@ -145,14 +144,14 @@ def _check(origins: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) 
             raise ValueError(f"no {kind} named {', '.join(unknown) or 'at all'}; there are: {', '.join(choices)}")
 
 
-def _chosen(
-    inputs: Sequence[sources.FileInput | sources.HubInput],
+def _select(
     selection: Selection,
+    inputs: Sequence[sources.FileInput | sources.HubInput],
     tasks: Sequence[str],
     limits: Limits,
     on_read: Callable[[str], object],
-) -> tuple[list[bytes], dict[str, Any]]:
-    """The chosen rows of all inputs, and the manifest's entries of what was read and what was left out."""
+) -> dict[str, Any]:
+    """Offers all rows of all inputs; returns the manifest's entries of what was read and what was left out."""
 
     def task_of(text: str) -> str:
         return tasks[selection.hash_of(text) % len(tasks)]  # low bits: the choice goes by the high ones
@@ -174,18 +173,16 @@ def _chosen(
                 about = {"file": item.name, "reason": str(bad), "count": 0, "first_lines": []}
                 entry = left_out.setdefault((item.name, str(bad)), about)
                 entry["count"] += 1
-                if entry["count"] <= LINES_TOLD:
+                if entry["count"] <= LINES_LISTED:
                     entry["first_lines"].append(line)
         read.append({"name": item.name, "source": item.source, "rows": count, "sha256": item.sha256()})
-    lines = selection.rows()
-    left = {"left_out": list(left_out.values()), "duplicates_of_chosen": selection.duplicates}
-    return lines, {"inputs": read, **left}
+    return {"inputs": read, "left_out": list(left_out.values()), "duplicates_of_chosen": selection.duplicates}
 
 
-def _written(out: Path, chosen: dict[str, list[bytes]], manifest: dict[str, Any]) -> dict[str, Any]:
+def _written(out: Path, files: dict[str, list[bytes]], manifest: dict[str, Any]) -> dict[str, Any]:
     (out / "manifest.json").unlink(missing_ok=True)  # a folder without one is not whole
     manifest["files"] = {}
-    for name, lines in chosen.items():
+    for name, lines in files.items():
         content = b"[\n" + b",\n".join(lines) + b"\n]\n"  # one row a line, so that rows have line numbers
         project.write_atomically(out / f"{name}.json", partial(Path.write_bytes, data=content))
         counts = Counter(json.loads(line)["source"] for line in lines)
@@ -194,16 +191,16 @@ def _written(out: Path, chosen: dict[str, list[bytes]], manifest: dict[str, Any]
             "by_source": dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-    draw_lengths(chosen, out / "lengths.png")
+    draw_lengths(files, out / "lengths.png")
     project.write_json(out / "manifest.json", manifest)
     return manifest
 
 
-def draw_lengths(chosen: Mapping[str, Sequence[bytes]], path: Path) -> None:
+def draw_lengths(files: Mapping[str, Sequence[bytes]], path: Path) -> None:
     """Draws how long bodies and headlines are, of each file one line.
 
     Args:
-        chosen: file -> its rows, each a line of JSON.
+        files: name -> its rows, each a line of JSON.
     """
     import numpy as np
 
@@ -212,13 +209,13 @@ def draw_lengths(chosen: Mapping[str, Sequence[bytes]], path: Path) -> None:
     fig, axes = style.new(1, 2, size=(9.0, 3.2))
     medians = []
     for ax, field in zip(axes, ("input", "output"), strict=True):
-        sizes = {name: [len(json.loads(line)[field]) for line in lines] for name, lines in chosen.items()}
-        top = max(max(of) for of in sizes.values())
+        lengths_of = {name: [len(json.loads(line)[field]) for line in lines] for name, lines in files.items()}
+        top = max(map(max, lengths_of.values()))
         edges = np.arange(0, top + 2, max(1, top // 40))
-        for (name, of), dashes in zip(sizes.items(), ("-", "--"), strict=True):
-            share = np.histogram(of, np.append(edges, edges[-1] + 1))[0] / len(of) * 100
-            ax.step(edges, share, where="post", linestyle=dashes, color="black", label=f"{name} ({len(of):,})")
-            medians.append(f"{name} {field} {np.median(of):g}")
+        for (name, lengths), dashes in zip(lengths_of.items(), ("-", "--"), strict=True):
+            share = np.histogram(lengths, np.append(edges, edges[-1] + 1))[0] / len(lengths) * 100
+            ax.step(edges, share, where="post", linestyle=dashes, color="black", label=f"{name} ({len(lengths):,})")
+            medians.append(f"{name} {field} {np.median(lengths):g}")
         ax.set(xlabel=f"{field}, characters", ylabel="rows, %")
         ax.legend()
     style.write(fig, path, f"Histograms of the lengths in characters; medians: {', '.join(medians)}.")

@@ -54,18 +54,19 @@ def _names(text: str) -> list[str]:
 
 @work_goes_on()
 def _build(arguments: argparse.Namespace) -> int:
-    limits = {limit.name: getattr(arguments, limit.name) for limit in fields(Limits)}
-    options.at_least(arguments, 0, "train", "test", *limits)
+    lengths = [limit.name for limit in fields(Limits)]
+    options.at_least(arguments, 0, "train", "test", *lengths)
     from pardemo.headlines.build import build
     from pardemo.tables import text_table
 
-    limits = {name: value for name, value in limits.items() if value is not None}
-    chosen: dict[str, Any] = {"limits": Limits(**limits)} if limits else {}
-    chosen |= {name: getattr(arguments, name) for name in ("tasks", "wanted") if getattr(arguments, name) is not None}
-    if chosen and arguments.origins == [GENERATED]:
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    limits = {name: given[name] for name in lengths if name in given}
+    choice: dict[str, Any] = {name: given[name] for name in ("tasks", "wanted") if name in given}
+    choice |= {"limits": Limits(**limits)} if limits else {}
+    if choice and arguments.origins == [GENERATED]:
         raise ValueError("tasks, sources and lengths choose among real sources: generated rows have none of them")
-    sizes = {name: getattr(arguments, name) for name in ("train", "test", "seed")}
-    manifest = build(arguments.origins, arguments.out, **sizes, **chosen, on_read=_print_name)
+    sizes = {name: given[name] for name in ("train", "test", "seed") if name in given}
+    manifest = build(arguments.origins, arguments.out, **sizes, **choice, on_read=_print_name)
     if arguments.json:
         print(json.dumps(manifest, indent=1, ensure_ascii=False))
         return 0
@@ -88,11 +89,11 @@ def _check(arguments: argparse.Namespace) -> int:
     report = check(arguments.file)
     if arguments.json:
         bad = [asdict(problem) for problem in report.problems]
-        found = {"file": arguments.file, "rows": report.rows, "forms": dict(report.forms), "bad": bad}
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        values = {"file": arguments.file, "rows": report.rows, "forms": dict(report.forms), "bad": bad}
+        print(json.dumps(values, indent=1, ensure_ascii=False))
     else:
         if report.problems:
             print(text_table([("line", "reason"), *((str(bad.line), bad.reason) for bad in report.problems)]))
-        of = ", ".join(f"{count:,} of the form {form}" for form, count in report.forms.most_common())
-        print(f"{arguments.file}: {report.rows:,} rows, {len(report.problems):,} bad" + (f"; {of}" if of else ""))
+        forms = ", ".join(f"{count:,} of the form {form}" for form, count in report.forms.most_common())
+        print(f"{arguments.file}: {report.rows:,} rows, {len(report.problems):,} bad" + (f"; {forms}" if forms else ""))
     return 1 if report.problems else 0

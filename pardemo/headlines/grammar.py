@@ -98,8 +98,8 @@ class Story:
             return str(low + step * below(self.random, (high - low) // step + 1))
         if match := _DECIMALS.fullmatch(spec):
             low, high = int(match[1] + match[2]), int(match[3] + match[4])
-            whole, tenth = divmod(low + below(self.random, high - low + 1), 10)
-            return f"{whole}.{tenth}" if tenth else str(whole)
+            units, tenths = divmod(low + below(self.random, high - low + 1), 10)
+            return f"{units}.{tenths}" if tenths else str(units)
         return self.fill(pick(self.random, spec.split("|")))
 
     def frame(self, template: str, marked: str) -> str:

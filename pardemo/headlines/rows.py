@@ -33,7 +33,7 @@ FORMS = ("article", "alpaca", "sharegpt", "messages", "prompt", "text")
 #: What a turn is called in ShareGPT's files and in messages -> its role.
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "bot": "assistant",
          "system": "system"}  # fmt: skip
-_ANSWERS = ("completion", "response", "chosen")
+_ANSWERS = ("completion", "response", "chosen")  # keys of the answer to a prompt
 _NOT_EMPTY = {
     "article": ("input", "output"), "alpaca": ("instruction", "output"), "prompt": ("instruction", "output"),
     "text": ("output",),
@@ -72,11 +72,10 @@ def read(path: str | Path) -> list[dict[str, Any]]:
         OSError: the file cannot be read.
     """
     report = Report()
-    rows = list(_good(Path(path), report))
-    if report.problems:
-        first = report.problems[0]
-        more = f"{len(report.problems)} bad rows in all" if len(report.problems) > 1 else "the only bad row"
-        raise ValueError(f"{path} line {first.line}: {first.reason} ({more}; pardemo data check lists them)")
+    rows = list(_good_rows(Path(path), report))
+    if bad := report.problems:
+        more = f"{len(bad)} bad rows in all" if len(bad) > 1 else "the only bad row"
+        raise ValueError(f"{path} line {bad[0].line}: {bad[0].reason} ({more}; pardemo data check lists them)")
     return rows
 
 
@@ -88,7 +87,7 @@ def check(path: str | Path) -> Report:
         OSError: the file cannot be read.
     """
     report = Report()
-    for _ in _good(Path(path), report):
+    for _ in _good_rows(Path(path), report):
         pass
     return report
 
@@ -134,27 +133,24 @@ def row_of(value: Any) -> tuple[dict[str, Any], str]:
     """
     if not isinstance(value, dict):
         raise BadRow(f"an object with the fields {', '.join(FIELDS)} is expected, not {_type_name(value)}")
-    form = form_of(value)
+    form, answer = form_of(value), next((name for name in _ANSWERS if name in value), "")
     if form == "sharegpt":
-        return _of_turns(value["conversations"], "from", "value"), form
+        return _from_turns(value["conversations"], "from", "value"), form
     if form == "messages":
-        return _of_turns(value["messages"], "role", "content"), form
-    names = dict(zip(FIELDS, FIELDS, strict=True))  # of the row -> of the object
-    if form == "prompt":
-        answer = next(name for name in _ANSWERS if name in value)
-        if isinstance(value["prompt"], list) and isinstance(value[answer], list):
-            return _of_turns([*value["prompt"], *value[answer]], "role", "content"), form
-        names = {"instruction": "prompt", "output": answer}
-    elif form == "text":
-        names = {"output": "text"}
-    elif form == "alpaca":
-        names = {"instruction": "instruction", "output": "output"} | ({"input": "input"} if value.get("input") else {})
-    faults = [_fault(value, name, own in _NOT_EMPTY[form]) for own, name in names.items()]
-    if any(faults):
-        raise BadRow("; ".join(filter(None, faults)))
+        return _from_turns(value["messages"], "role", "content"), form
+    if form == "prompt" and isinstance(value["prompt"], list) and isinstance(value[answer], list):
+        return _from_turns([*value["prompt"], *value[answer]], "role", "content"), form
+    keys = {  # field of the row -> key of the object
+        "article": dict(zip(FIELDS, FIELDS, strict=True)),
+        "alpaca": {name: name for name in FIELDS[:3] if name != "input" or value.get(name)},
+        "prompt": {"instruction": "prompt", "output": answer},
+        "text": {"output": "text"},
+    }[form]
+    if faults := [*filter(None, (_fault(value, key, name in _NOT_EMPTY[form]) for name, key in keys.items()))]:
+        raise BadRow("; ".join(faults))
     if form == "article":
         return value, form
-    row = dict.fromkeys(FIELDS, "") | {own: value[name] for own, name in names.items()}
+    row: dict[str, Any] = dict.fromkeys(FIELDS, "") | {name: value[key] for name, key in keys.items()}
     if form == "alpaca" and row["input"] and not row["instruction"].endswith("\n"):
         row["instruction"] += "\n"  # the article's instructions end their line
     return (row | {"plain": True} if form == "text" else row), form
@@ -170,38 +166,40 @@ def _fault(value: Mapping[str, Any], name: str, needed: bool) -> str | None:
     return None if is_unicode(value[name]) else f"{name} holds half a surrogate pair, which is no text"
 
 
-def _of_turns(turns: Any, role: str, content: str) -> dict[str, Any]:
+def _from_turns(turns: Any, role: str, content: str) -> dict[str, Any]:
     if not isinstance(turns, list) or not turns:
         raise BadRow("a conversation is a list of turns, and has some")
-    said: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     for number, turn in enumerate(turns, 1):
         if not isinstance(turn, dict) or not isinstance(turn.get(content), str) or not is_unicode(turn[content]):
             raise BadRow(f"turn {number} needs {role} and {content}, and {content} has to be text")
         if turn.get(role) not in ROLES:
             raise BadRow(f"turn {number} is {turn.get(role)!r}'s, who is none of {', '.join(ROLES)}")
-        said.append({"role": ROLES[turn[role]], "content": turn[content]})
-    while said and said[-1]["role"] != "assistant":  # what nobody answers is not learned
-        said.pop()
-    if len(said) < 2 or said[-2]["role"] != "user":
+        messages.append({"role": ROLES[turn[role]], "content": turn[content]})
+    while messages and messages[-1]["role"] != "assistant":  # what nobody answers is not learned
+        messages.pop()
+    if len(messages) < 2 or messages[-2]["role"] != "user":
         raise BadRow("a conversation needs a question and the answer to it")
-    for number, (one, after) in enumerate(pairwise(said), 2):
-        if after["role"] in (one["role"], "system"):
-            raise BadRow(f"turn {number} is the {after['role']}'s, behind the {one['role']}'s")
-    if not said[-1]["content"].strip():
+    for number, (before, message) in enumerate(pairwise(messages), 2):
+        if message["role"] in (before["role"], "system"):
+            raise BadRow(f"turn {number} is the {message['role']}'s, behind the {before['role']}'s")
+    *history, question, answer = messages
+    if not answer["content"].strip():
         raise BadRow("empty answer")
-    row = dict.fromkeys(FIELDS, "") | {"instruction": said[-2]["content"], "output": said[-1]["content"]}
-    return row | {"history": said[:-2]}
+    row = dict.fromkeys(FIELDS, "") | {"instruction": question["content"], "output": answer["content"]}
+    return row | {"history": history}
 
 
 def _question(row: Mapping[str, Any], form: str) -> str:
     """What has to be asked once in a file: the article's input; all that a row of another form asks, or its text."""
     if form == "article":
         return row["input"]
-    asked = [turn["content"] for turn in row.get("history", ())] + [row["instruction"], row["input"]]
-    return "\n".join(asked) if not row.get("plain") else row["output"]
+    if row.get("plain"):
+        return row["output"]
+    return "\n".join([*(turn["content"] for turn in row.get("history", ())), row["instruction"], row["input"]])
 
 
-def _good(path: Path, report: Report) -> Iterator[dict[str, Any]]:
+def _good_rows(path: Path, report: Report) -> Iterator[dict[str, Any]]:
     """Yields the good rows; books the others, and the number of all, in ``report``."""
     lines: dict[bytes, int] = {}
     for piece in scan(path):

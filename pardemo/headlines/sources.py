@@ -120,11 +120,10 @@ def find(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileI
             inputs += [HubInput(origin, configuration, source) for configuration, source in DATASETS[origin].items()]
         else:
             inputs += _in_folder(Path(origin))
-    chosen = [item for item in inputs if item.source in sources]
-    if not chosen:
-        names = ", ".join(sorted({item.source for item in inputs}))
-        raise ValueError(f"{', '.join(origins)} holds {names}, nothing of {', '.join(sources)}")
-    return chosen
+    if selected := [item for item in inputs if item.source in sources]:
+        return selected
+    names = ", ".join(sorted({item.source for item in inputs}))
+    raise ValueError(f"{', '.join(origins)} holds {names}, nothing of {', '.join(sources)}")
 
 
 def convert(record: Any, source: str, task_of: Callable[[str], str]) -> dict[str, str]:
@@ -146,12 +145,8 @@ def convert(record: Any, source: str, task_of: Callable[[str], str]) -> dict[str
             raise BadRow("empty keywords")
     else:
         answer = _text(record, "category" if task == "category" else "summary" if source == "lcsts" else "title")
-    return {
-        "instruction": INSTRUCTIONS[source, task],
-        "input": text,
-        "output": answer,
-        "source": f"{source}/{task}",
-    }
+    instruction = INSTRUCTIONS[source, task]
+    return {"instruction": instruction, "input": text, "output": answer, "source": f"{source}/{task}"}
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
@@ -170,8 +165,9 @@ def _text(record: Mapping[str, Any], name: str) -> str:
 def _in_folder(origin: Path) -> list[FileInput]:
     if not origin.exists():
         raise ValueError(f"{origin} is neither a folder nor one of generated, {', '.join(DATASETS)}")
-    found = sorted(path for end in ("*.jsonl", "*.jsonl.gz") for path in origin.rglob(end))
-    files = found if origin.is_dir() else [origin]
+    files = [origin]
+    if origin.is_dir():
+        files = sorted(path for end in ("*.jsonl", "*.jsonl.gz") for path in origin.rglob(end))
     if not files:
         raise ValueError(f"no .jsonl or .jsonl.gz file in {origin} (archives have to be unpacked first)")
     return [FileInput(file.relative_to(origin.parent).as_posix(), _source_of(file), file) for file in files]

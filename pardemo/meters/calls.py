@@ -1,14 +1,13 @@
 """Counts the collectives that a rank calls, and the bytes that they move in theory."""
 
 from collections import Counter
-from typing import Any
 
 import torch.distributed as dist
 
 from pardemo import compat
 from pardemo.collectives import links
 from pardemo.formulas import communication as formulas
-from pardemo.meters import figures
+from pardemo.meters.figures import Figures
 from pardemo.meters.tensors import tensors_in
 
 #: torch's operator names -> the collective that they are
@@ -24,7 +23,7 @@ _NAMES = (
 _NO_EXCHANGE = {"barrier", "wait_tensor", "wrap_tensor_autograd"}
 
 
-class CallMeter(compat.TorchDispatchMode):
+class CallMeter(Figures, compat.TorchDispatchMode):
     """Counts the collectives that this rank calls while the block runs, torch's and pardemo's rings alike.
 
     >>> with CallMeter() as calls:                       # doctest: +SKIP
@@ -42,22 +41,14 @@ class CallMeter(compat.TorchDispatchMode):
     without ``bytes_too``, where nobody counted. A meter that a rank returns comes home with these figures.
     """
 
+    shown = ("counts", "sent_bytes", "received_bytes")
+
     def __init__(self, bytes_too: bool = False) -> None:
         super().__init__()
         self.counts: dict[str, int] = {}
         self.sent_bytes: int | None = 0 if bytes_too else None
         self.received_bytes: int | None = self.sent_bytes
         self._torch: Counter[str] = Counter()
-
-    def __repr__(self) -> str:
-        return f"CallMeter({figures.text(self.figures())})"
-
-    def __reduce__(self):
-        return figures.restored, (CallMeter, self.figures())
-
-    def figures(self) -> dict[str, Any]:
-        """What was counted, as plain numbers."""
-        return {"counts": self.counts, "sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes}
 
     def __enter__(self) -> "CallMeter":
         self._rings_before = Counter(links.calls)

@@ -63,8 +63,8 @@ class LinkMeter:
 
 def _adapter() -> tuple[int, int] | None:
     """Bytes that this host's network card has sent and received; None where it has none of its own."""
-    own = psutil.net_if_addrs().get(namespaces.ADAPTER, [])  # a machine's own network card may have that name, too
-    if not any(entry.address.startswith(namespaces.NETWORK) for entry in own):
+    entries = psutil.net_if_addrs().get(namespaces.ADAPTER, [])  # a machine's own network card may have that name, too
+    if not any(entry.address.startswith(namespaces.NETWORK) for entry in entries):
         return None
     counted = psutil.net_io_counters(pernic=True)[namespaces.ADAPTER]
     return counted.bytes_sent, counted.bytes_recv

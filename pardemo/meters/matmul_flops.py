@@ -6,10 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from pardemo import compat
 
 _ATEN = torch.ops.aten
-_CPU, _CPU_BACK = (
-    compat.attention_cpu,
-    compat.attention_cpu_backward,
-)
+_CPU, _CPU_BACK = compat.attention_cpu, compat.attention_cpu_backward
 #: The operators that a linear layer and fused attention end in, on CPUs and GPUs.
 LINEAR = (_ATEN.mm.default, _ATEN.addmm.default)
 ATTENTION = (
@@ -25,10 +22,8 @@ class MatmulCounter(FlopCounterMode):
 
     def __init__(self):
         known = {
-            _CPU: lambda query, key, value, *rest, **kwargs: sdpa_flop_count(query, key, value),
-            _CPU_BACK: lambda gradient, query, key, value, *rest, **kwargs: sdpa_backward_flop_count(
-                gradient, query, key, value
-            ),
+            _CPU: lambda *shapes, **kwargs: sdpa_flop_count(*shapes[:3]),  # query, key, value
+            _CPU_BACK: lambda *shapes, **kwargs: sdpa_backward_flop_count(*shapes[:4]),  # gradient, query, key, value
         }
         super().__init__(display=False, custom_mapping=known)
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pardemo import compat
-from pardemo.meters import figures
+from pardemo.meters.figures import Figures
 from pardemo.meters.tensors import local_tensors, tensors_in, unwrap_optimizer
 
 KINDS = ("parameters", "gradients", "optimizer states", "random states", "activations")
@@ -29,7 +29,7 @@ _NOT_DISPATCHED = (
 )
 
 
-class MemoryMeter(compat.TorchDispatchMode):
+class MemoryMeter(Figures, compat.TorchDispatchMode):
     """Follows every tensor storage that is made while the block runs.
 
     >>> with MemoryMeter(model, optimizer) as memory:        # doctest: +SKIP
@@ -65,6 +65,9 @@ class MemoryMeter(compat.TorchDispatchMode):
     (``allocated_peak_bytes``, ``reserved_peak_bytes``).
     """
 
+    shown = ("peak_bytes", "peak", "live_bytes", "live")
+    kept = ("live", "peak", "baseline_bytes", "allocator")
+
     def __init__(
         self,
         modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
@@ -94,17 +97,6 @@ class MemoryMeter(compat.TorchDispatchMode):
     @property
     def peak_bytes(self) -> int:
         return sum(self.peak.values())
-
-    def __repr__(self) -> str:
-        return f"MemoryMeter({figures.text(self.figures())})"
-
-    def __reduce__(self):
-        kept = {name: getattr(self, name) for name in ("live", "peak", "baseline_bytes", "allocator")}
-        return figures.restored, (MemoryMeter, kept)
-
-    def figures(self) -> dict[str, Any]:
-        """What was counted, as plain numbers."""
-        return {"peak_bytes": self.peak_bytes, "peak": self.peak, "live_bytes": self.live_bytes, "live": self.live}
 
     def reset_peak(self) -> None:
         """Starts the peak anew from what is alive now."""

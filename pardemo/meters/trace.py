@@ -45,10 +45,10 @@ def read(path: Path | str) -> list[Bar]:
         ValueError: it is no trace of torch's profiler, or only a part of one.
     """
     path = Path(path)
-    found = _events(path)
+    trace = _events(path)
     try:
-        base_s = found.get("baseTimeNanoseconds", 0) / 1e9
-        bars = [_bar(event, base_s) for event in found["traceEvents"] if _is_bar(event)]
+        base_s = trace.get("baseTimeNanoseconds", 0) / 1e9
+        bars = [_bar(event, base_s) for event in trace["traceEvents"] if _is_bar(event)]
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path.name} has an event that torch's profiler does not write: {error}") from None
     return sorted(bars, key=lambda bar: (bar.begin_s, -bar.end_s))
@@ -75,13 +75,13 @@ def join(paths: Mapping[int, Path | str], out: Path | str) -> Path:
         ValueError: a file is no trace.
     """
     files = {rank: _events(Path(path)) for rank, path in paths.items()}
-    base = min(found.get("baseTimeNanoseconds", 0) for found in files.values())
+    base = min(trace.get("baseTimeNanoseconds", 0) for trace in files.values())
     events: list[dict[str, Any]] = []
-    for rank, found in sorted(files.items()):
-        shift_us = (found.get("baseTimeNanoseconds", 0) - base) / 1e3
+    for rank, trace in sorted(files.items()):
+        shift_us = (trace.get("baseTimeNanoseconds", 0) - base) / 1e3
         name = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
         events += [name, {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
-        for event in found["traceEvents"]:
+        for event in trace["traceEvents"]:
             if event.get("ph") not in ("X", "s", "f"):  # bars, and arrows from forward to backward
                 continue
             moved = {**event, "pid": rank, "ts": event["ts"] + shift_us}
@@ -97,11 +97,11 @@ def _events(path: Path) -> dict[str, Any]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8") as file:
-            found = json.load(file)
+            trace = json.load(file)
     except (ValueError, EOFError, gzip.BadGzipFile, RecursionError) as error:
         raise ValueError(f"{path.name} is no whole trace: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError(
             f"{path.name} is no trace of torch's profiler; export_chrome_trace writes one, with traceEvents in it"
         )
-    return found
+    return trace

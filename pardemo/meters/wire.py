@@ -12,15 +12,15 @@ import socket
 import struct
 import sys
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from pardemo.cluster.sockets import borrowed
 from pardemo.collectives import links
 from pardemo.groups import group_of
-from pardemo.meters import figures
 from pardemo.meters.calls import CallMeter
+from pardemo.meters.figures import Figures
 
 _NOTSENT, _RECEIVED, _SENT, _RETRANS = 144, 128, 200, 208  # offsets in struct tcp_info (Linux 4.19 and later)
 
@@ -62,7 +62,7 @@ def kernel_counts() -> bool:
         return len(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)) >= _RETRANS + 8
 
 
-class WireMeter:
+class WireMeter(Figures):
     """Counts what this rank sends and receives while the block runs.
 
     >>> with WireMeter() as wire:                        # doctest: +SKIP
@@ -82,6 +82,9 @@ class WireMeter:
     ``connections`` with the same per connection. A meter that a rank returns comes home with these figures.
     """
 
+    shown = ("sent_bytes", "received_bytes", "evidence")
+    kept = (*shown, "connections")
+
     def __init__(self, group: dist.ProcessGroup | None = None, evidence: str | None = None):
         if evidence not in (None, "wire", "count"):
             raise ValueError(f"evidence must be 'wire' or 'count', not {evidence!r}")
@@ -90,20 +93,6 @@ class WireMeter:
         self.sent_bytes = self.received_bytes = 0
         self.connections: list[Connection] = []
         self._group = group
-
-    def __repr__(self) -> str:
-        return f"WireMeter({figures.text(self.figures())})"
-
-    def __reduce__(self):
-        return figures.restored, (WireMeter, self.figures() | {"connections": self.connections})
-
-    def figures(self) -> dict[str, Any]:
-        """What was counted, as plain numbers."""
-        return {
-            "sent_bytes": self.sent_bytes,
-            "received_bytes": self.received_bytes,
-            "evidence": self.evidence,
-        }
 
     def __enter__(self) -> "WireMeter":
         self.sent_bytes = self.received_bytes = 0

@@ -130,11 +130,11 @@ def _group_of(parameter: torch.Tensor) -> dist.ProcessGroup:
 def owners(shapes: Sequence[tuple[int, int]], ranks: int) -> list[int]:
     """Whose each matrix is: the most work first, each to the rank that has least so far."""
     work = [rows * columns * min(rows, columns) for rows, columns in shapes]
-    busy, found = [0] * ranks, [0] * len(shapes)
+    busy, whose = [0] * ranks, [0] * len(shapes)
     for place in sorted(range(len(shapes)), key=lambda place: -work[place]):
-        found[place] = min(range(ranks), key=busy.__getitem__)
-        busy[found[place]] += work[place]
-    return found
+        whose[place] = min(range(ranks), key=busy.__getitem__)
+        busy[whose[place]] += work[place]
+    return whose
 
 
 def _by_owners(
@@ -159,8 +159,8 @@ def _by_owners(
     dist.all_to_all_single(packed, torch.cat(back) if back else received, leaving, coming, group=ranks)
     updates = list(packed.split([shards[place].numel() for places in by_owner for place in places]))
     order = [place for places in by_owner for place in places]
-    found = dict(zip(order, updates, strict=True))
-    return [found[place].view_as(shards[place]) for place in range(len(shards))]
+    by_place = dict(zip(order, updates, strict=True))
+    return [by_place[place].view_as(shards[place]) for place in range(len(shards))]
 
 
 def _rows(rows: int, ranks: int) -> list[int]:

@@ -19,15 +19,13 @@ from pardemo.deadline import Deadline
 from pardemo.world.errors import RankError
 
 
-def under_agents(
-    function: str, arguments: Sequence[str] = (), agents: int = 2, ranks_each: int = 1, timeout_s: float = 120.0
-) -> Any:
+def under_agents(function: str, agents: int = 2, ranks_each: int = 1) -> Any:
     """Runs ``MODULE:FUNCTION`` under ``agents`` torchrun agents that meet over loopback; rank 0's result.
 
     Raises:
         RankError: see :func:`run_agents`.
     """
-    output = run_agents(["-m", "pardemo.world", function, *arguments], agents, ranks_each, timeout_s)
+    output = run_agents(["-m", "pardemo.world", function], agents, ranks_each)
     return json.loads(output[0].strip().splitlines()[-1])
 
 
@@ -39,10 +37,9 @@ def run_agents(command: Sequence[str], agents: int = 2, ranks_each: int = 1, tim
     Raises:
         RankError: an agent failed or did not end in time; its last lines are in the message. No process is left.
     """
-    agent = [sys.executable, "-m", "torch.distributed.run"]
-    agent += ["--nnodes", str(agents), "--nproc-per-node", str(ranks_each)]
-    meet = ["--master-addr", "127.0.0.1", "--master-port", str(loopback.free_port())]
-    jobs = {f"torchrun agent {n}": [*agent, "--node-rank", str(n), *meet, *command] for n in range(agents)}
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(agents), "--nproc-per-node",
+             str(ranks_each), "--master-addr", "127.0.0.1", "--master-port", str(loopback.free_port())]  # fmt: skip
+    jobs = {f"torchrun agent {n}": [*agent, "--node-rank", str(n), *command] for n in range(agents)}
     return together(jobs, timeout_s)
 
 
@@ -76,13 +73,12 @@ def together(jobs: Mapping[str, Sequence[str] | str], timeout_s: float, folder: 
         finally:
             for process in started:
                 end(process)
-        for name, status, file in zip(jobs, statuses, errors, strict=True):
-            if status:
-                raise RankError(f"{name} ended with status {status}:\n{_tail(file)}")
-        for name, status, file in zip(jobs, statuses, errors, strict=True):
-            if status is None:
-                raise RankError(f"{name} did not end within {limit}:\n{_tail(file)}")
-        return [_all(file) for file in printed]
+        # a job that failed comes before those that were ended for it
+        for name, status, file in sorted(zip(jobs, statuses, errors, strict=True), key=lambda job: not job[1]):
+            if status != 0:
+                ending = f"did not end within {limit}" if status is None else f"ended with status {status}"
+                raise RankError("\n".join([f"{name} {ending}:", *_text(file).strip().splitlines()[-60:]]))
+        return [_text(file) for file in printed]
 
 
 def end(process: subprocess.Popen) -> None:
@@ -104,10 +100,6 @@ def _wait(started: Sequence[subprocess.Popen], limit: Deadline) -> list[int | No
         time.sleep(0.05)
 
 
-def _tail(file: TextIO) -> str:
-    return "\n".join(_all(file).strip().splitlines()[-60:])
-
-
-def _all(file: TextIO) -> str:
+def _text(file: TextIO) -> str:
     file.seek(0)
     return file.read()

@@ -9,6 +9,8 @@ import os
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -31,7 +33,7 @@ from pardemo.world.rank import device
 
 
 @contextlib.contextmanager
-def megatron(tp: int = 1, pp: int = 1, order: str = "tp-cp-ep-dp-pp", ep: int = 1) -> Iterator[None]:
+def megatron(tp: int = 1, pp: int = 1, ep: int = 1) -> Iterator[None]:
     """Megatron-core's groups for the block's duration; tp × pp has to divide the number of ranks.
 
     ``ep`` ranks share the experts of a layer.
@@ -39,46 +41,36 @@ def megatron(tp: int = 1, pp: int = 1, order: str = "tp-cp-ep-dp-pp", ep: int = 
     On CPU ranks two things are answered in CUDA's place: the current device is the CPU, and the random-state tracker
     is Megatron-core's own for inference, which keeps no CUDA states (there is no dropout here). Collective.
     """
-    on_cpu = device().type == "cpu"
-    current_device = torch.cuda.current_device
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # its overlap on GPUs relies on it; else it warns
-    try:
-        if on_cpu:
-            torch.cuda.current_device = device
+    with contextlib.ExitStack() as stack:
+        if device().type == "cpu":
+            stack.enter_context(mock.patch.object(torch.cuda, "current_device", device))
         initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-        parallel_state.initialize_model_parallel(
-            tp, pp, order=order, expert_model_parallel_size=ep, create_gloo_process_groups=False
-        )
-        try:
-            with warnings.catch_warnings():  # torch has new names for two collectives
-                warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
-                yield
-        finally:
-            parallel_state.destroy_model_parallel()
-    finally:  # also where Megatron-core refuses the layout
-        torch.cuda.current_device = current_device
+        options = {"expert_model_parallel_size": ep, "create_gloo_process_groups": False}
+        parallel_state.initialize_model_parallel(tp, pp, **options)
+        stack.callback(parallel_state.destroy_model_parallel)
+        stack.enter_context(warnings.catch_warnings())  # torch has new names for two collectives
+        warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
+        yield
 
 
-def config(hidden: int, heads: int, kv_heads: int | None = None, layers: int = 1, **options) -> TransformerConfig:
-    """A configuration of the plain GPT's kind: GeLU, biases, LayerNorm, no dropout, no fused CUDA kernels."""
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    with warnings.catch_warnings():  # about CUDA graphs, which are not asked for
+def config(
+    hidden: int, heads: int, kv_heads: int | None = None, layers: int = 1, width: int | None = None, **options: Any
+) -> TransformerConfig:
+    """A configuration of the plain GPT's kind: GeLU, biases, LayerNorm, no dropout, no fused CUDA kernels.
+
+    Args:
+        width: of the MLP within, by default 4·hidden.
+    """
+    with warnings.catch_warnings():  # about CUDA graphs and kernels for GPUs, which are not asked for
         warnings.simplefilter("ignore")
         return TransformerConfig(
-            num_layers=layers,
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            num_query_groups=kv_heads or heads,
-            ffn_hidden_size=4 * hidden,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            use_cpu_initialization=device().type == "cpu",
-            tensor_model_parallel_size=tp,
-            bias_dropout_fusion=False,
-            masked_softmax_fusion=False,
-            gradient_accumulation_fusion=False,
-            **options,
-        )
+            num_layers=layers, hidden_size=hidden, ffn_hidden_size=width or 4 * hidden, num_attention_heads=heads,
+            num_query_groups=kv_heads or heads, hidden_dropout=0.0, attention_dropout=0.0,
+            tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+            use_cpu_initialization=device().type == "cpu", bias_dropout_fusion=False, masked_softmax_fusion=False,
+            gradient_accumulation_fusion=False, **options,
+        )  # fmt: skip
 
 
 class MLP(nn.Module):
@@ -92,7 +84,7 @@ class MLP(nn.Module):
         shared = {"config": settings, "init_method": settings.init_method, "bias": True, "skip_bias_add": False}
         self.first = ColumnParallelLinear(hidden, 4 * hidden, gather_output=False, **shared)
         self.second = RowParallelLinear(4 * hidden, hidden, input_is_parallel=True, **shared)
-        _load(self, plain.parallel_mlp(mlp, parallel_state.get_tensor_model_parallel_group()))
+        self.load_state_dict(plain.parallel_mlp(mlp, parallel_state.get_tensor_model_parallel_group()).state_dict())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner, _ = self.first(x)
@@ -164,22 +156,19 @@ def groups() -> SimpleNamespace:
     )
 
 
-def gradients(module: MLP | Block) -> dict[str, torch.Tensor]:
+def gradients(module: MLP | Block) -> dict[str, torch.Tensor | None]:
     """This rank's gradients by the names, and in the order of rows, of pardemo's ParallelMLP or ParallelBlock."""
     if isinstance(module, MLP):
         return {name: p.grad for name, p in module.named_parameters()}
     layer = module.layer
-    names = _names_of_layer(layer)
-    gradients_by_name = {
-        f"{name}.{kind}": getattr(part, kind).grad for name, part in names.items() for kind in ("weight", "bias")
-    }
-    for kind in ("weight", "bias"):
-        gradients_by_name[f"attention.qkv.{kind}"] = _to_thirds(gradients_by_name[f"attention.qkv.{kind}"], layer)
-    return gradients_by_name
-
-
-def _names_of_layer(layer: TransformerLayer) -> dict[str, nn.Module]:
     return {
+        name: _to_thirds(p.grad, layer) if "qkv" in name else p.grad for name, p in _parameters_of_layer(layer).items()
+    }
+
+
+def _parameters_of_layer(layer: TransformerLayer) -> dict[str, Any]:
+    """The layer's parameters by the names of pardemo's ParallelBlock."""
+    parts = {
         "norm_1": layer.input_layernorm,
         "attention.qkv": layer.self_attention.linear_qkv,
         "attention.out": layer.self_attention.linear_proj,
@@ -187,22 +176,15 @@ def _names_of_layer(layer: TransformerLayer) -> dict[str, nn.Module]:
         "mlp.first": layer.mlp.linear_fc1,
         "mlp.second": layer.mlp.linear_fc2,
     }
-
-
-@torch.no_grad()
-def _load(target: nn.Module, source: nn.Module) -> None:
-    ours = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        parameter.copy_(ours[name])
+    return {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in ("weight", "bias")}
 
 
 @torch.no_grad()
 def _load_layer(layer: TransformerLayer, block: plain.Block) -> None:
-    ours = dict(plain.parallel_block(block, parallel_state.get_tensor_model_parallel_group()).named_parameters())
-    for name, part in _names_of_layer(layer).items():
-        for kind in ("weight", "bias"):
-            value = ours[f"{name}.{kind}"]
-            getattr(part, kind).copy_(_by_group(value, layer) if name == "attention.qkv" else value)
+    source = plain.parallel_block(block, parallel_state.get_tensor_model_parallel_group())
+    parameters = _parameters_of_layer(layer)
+    for name, value in source.named_parameters():
+        parameters[name].copy_(_by_group(value, layer) if "qkv" in name else value)
 
 
 def _heads(layer: TransformerLayer) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,6 @@ with warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name
     warnings.simplefilter("ignore")
     from megatron.core import parallel_state
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
-    from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
@@ -57,16 +57,13 @@ def expert_groups(ep: int) -> Iterator[None]:
             (torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
             (token_dispatcher, "maybe_move_tensor_to_cpu", _as_list),
         ]
-    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
-    try:
+    with contextlib.ExitStack() as stack:
         for owner, name, value in replaced:
-            setattr(owner, name, value)
-        with megatron.megatron(ep=ep):
-            yield
-    finally:
-        token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = None
-        for owner, name, value in before:
-            setattr(owner, name, value)
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        dispatcher = token_dispatcher.MoEAlltoAllTokenDispatcher
+        stack.callback(setattr, dispatcher, "cuda_dtoh_stream", None)
+        stack.enter_context(megatron.megatron(ep=ep))
+        yield
 
 
 class MegatronMixture(nn.Module):
@@ -76,17 +73,15 @@ class MegatronMixture(nn.Module):
         super().__init__()
         ranks, router = parallel_state.get_expert_model_parallel_world_size(), plain.router
         width, hidden = plain.shared.out.in_features, plain.shared.out.out_features
+        settings = megatron.config(
+            hidden, 1, width=width, moe_ffn_hidden_size=width, num_moe_experts=router.num_experts,
+            moe_router_topk=router.top_k, moe_token_dispatcher_type=dispatcher, moe_grouped_gemm=grouped,
+            moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0, moe_shared_expert_intermediate_size=width,
+            gated_linear_unit=True, activation_func=F.silu, add_bias_linear=False, expert_model_parallel_size=ranks,
+            expert_tensor_parallel_size=1,
+        )  # fmt: skip
         with warnings.catch_warnings():  # about kernels for GPUs, which are not asked for
             warnings.simplefilter("ignore")
-            settings = TransformerConfig(
-                num_layers=1, hidden_size=hidden, num_attention_heads=1, ffn_hidden_size=width,
-                moe_ffn_hidden_size=width, num_moe_experts=router.num_experts, moe_router_topk=router.top_k,
-                moe_token_dispatcher_type=dispatcher, moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0,
-                moe_shared_expert_intermediate_size=width, moe_grouped_gemm=grouped, gated_linear_unit=True,
-                activation_func=F.silu, add_bias_linear=False, expert_model_parallel_size=ranks,
-                expert_tensor_parallel_size=1, use_cpu_initialization=device().type == "cpu",
-                bias_dropout_fusion=False, gradient_accumulation_fusion=False,
-            )  # fmt: skip
             specification = get_moe_module_spec(use_te=False, num_experts=router.num_experts, moe_grouped_gemm=grouped)
             self.layer = MoELayer(settings, specification.submodules, layer_number=1)
         self.layer.set_layer_number(1)

@@ -15,16 +15,11 @@ SETTLE_S = 0.1
 
 def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of the tensors' storages, each once; of a DTensor, this rank's part; a meta tensor has none."""
-    storages = {}
-    for tensor in tensors:
-        if tensor is not None:
-            here = local(tensor)
-            if not here.is_meta:  # DeepSpeed keeps shapes of its parameters so
-                storage = here.untyped_storage()
-                size = storage.nbytes()
-                if isinstance(size, int):  # torch.compile keeps shapes of tensors so, whose sizes are symbols
-                    storages[compat.storage_address(storage)] = size
-    return sum(storages.values())
+    parts = (local(tensor) for tensor in tensors if tensor is not None)
+    storages = (part.untyped_storage() for part in parts if not part.is_meta)  # DeepSpeed keeps parameters' shapes so
+    # torch.compile keeps shapes of tensors whose sizes are symbols
+    sizes = {compat.storage_address(each): each.nbytes() for each in storages if isinstance(each.nbytes(), int)}
+    return sum(sizes.values())
 
 
 def alive() -> list[torch.Tensor]:
@@ -32,10 +27,10 @@ def alive() -> list[torch.Tensor]:
     time.sleep(SETTLE_S)
     gc.collect()
     tensors = []
-    for thing in gc.get_objects():
+    for item in gc.get_objects():
         try:
-            if isinstance(thing, torch.Tensor):
-                tensors.append(thing)
+            if isinstance(item, torch.Tensor):
+                tensors.append(item)
         except ReferenceError:  # a weak proxy whose object is gone
             continue
     return tensors
@@ -47,7 +42,7 @@ def by_kind(kinds: Mapping[str, Iterable[torch.Tensor | None]], before: int = 0)
     Raises:
         RuntimeError: fewer bytes are alive than are listed: ``before`` counted something that has gone since.
     """
-    listed = {kind: [t for t in tensors if t is not None] for kind, tensors in kinds.items()}
+    listed = {kind: list(tensors) for kind, tensors in kinds.items()}
     table = {kind: nbytes(tensors) for kind, tensors in listed.items()}
     table["others"] = nbytes(alive()) - before - nbytes(t for tensors in listed.values() for t in tensors)
     if table["others"] < 0:

@@ -1,5 +1,7 @@
 """Batch norm where a batch comes in micro-batches."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -26,14 +28,13 @@ class DeferredBatchNorm(nn.BatchNorm1d):
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, not {micro_batches}")
         self.micro_batches = micro_batches
-        self._sums = [0, 0, 0]  # samples, Σx, Σx²: of the micro-batches so far
+        self._sums: list[Any] = [0, 0, 0]  # samples, Σx, Σx²: of the micro-batches so far
         self._seen = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(x)
-        again = compat.in_backward()  # within a backward pass: a recomputation
-        if not again:
+        if not compat.in_backward():  # within one it is a recomputation
             self._note(x.detach())
         return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
@@ -46,7 +47,8 @@ class DeferredBatchNorm(nn.BatchNorm1d):
             return
         n, total, squares = self._sums
         mean, variance = total / n, (squares - total.square() / n) / (n - 1)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), self.momentum)
-        self.num_batches_tracked += 1
+        for name, value in (("running_mean", mean), ("running_var", variance)):
+            running = self.get_buffer(name)
+            running.lerp_(value.to(running.dtype), self.momentum)  # type: ignore[arg-type]
+        self.get_buffer("num_batches_tracked").add_(1)
         self._sums, self._seen = [0, 0, 0], 0

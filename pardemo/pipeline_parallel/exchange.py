@@ -80,7 +80,7 @@ class Exchange:
             while len(self._sending) >= LEAVING:
                 self._sending.popleft()[0]()
             work = dist.isend(tensor, group=self.group, group_dst=(self._rank + way) % self._size)
-            self._sending.append((work.wait, tensor))
+            self._sending.append((work.wait, tensor))  # type: ignore[union-attr]
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, way: int) -> "Incoming":
         """Starts receiving a tensor from the rank from which ``way`` leads here."""
@@ -88,11 +88,11 @@ class Exchange:
         if self._by_link(tensor):
             return Incoming(tensor, self._link(way), self._expected[way])
         work = dist.irecv(tensor, group=self.group, group_src=(self._rank - way) % self._size)
-        return Incoming(tensor, work)
+        return Incoming(tensor, work)  # type: ignore[arg-type]
 
     def send_specs(self, specs: Sequence[TensorSpec], way: int) -> None:
         """Tells the next stage what is coming, ahead of a step's first micro-batch."""
-        rows = [[DTYPES.index(s.dtype), s.has_gradient, len(s.shape), *s.shape] for s in specs]
+        rows: list[list[int]] = [[DTYPES.index(s.dtype), int(s.has_gradient), len(s.shape), *s.shape] for s in specs]
         rows = [row + [0] * (COLUMNS - len(row)) for row in rows]
         for numbers in ([len(specs)], rows):  # [1], then [tensors, COLUMNS]
             self.send(torch.tensor(numbers, dtype=torch.int32, device=self.device), way)
@@ -100,7 +100,7 @@ class Exchange:
     def receive_specs(self, way: int) -> tuple[TensorSpec, ...]:
         """Waits for what :meth:`send_specs` tells."""
         tensors = self.receive([1], torch.int32, way).wait().item()
-        rows = self.receive([tensors, COLUMNS], torch.int32, way).wait().tolist()
+        rows = self.receive([tensors, COLUMNS], torch.int32, way).wait().tolist()  # type: ignore[list-item]
         return tuple(TensorSpec(tuple(sizes[:n]), DTYPES[dtype], bool(grad)) for dtype, grad, n, *sizes in rows)
 
     def flush(self) -> None:
@@ -135,8 +135,8 @@ class Incoming:
     def wait(self) -> torch.Tensor:
         """The tensor, as soon as it is there."""
         if self._expected is None:
-            self._source.wait()
+            self._source.wait()  # type: ignore[union-attr]
         while self._expected and self in self._expected:
             first = self._expected.popleft()
-            first._source.receive(bytes_of(first._tensor))
+            first._source.receive(bytes_of(first._tensor))  # type: ignore[union-attr]
         return self._tensor

@@ -11,6 +11,7 @@ next; a receive is posted where it stands, and waited for when its micro-batch i
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -136,7 +137,7 @@ class Pipeline:
         self._last = schedule.stages - 1
         self._program = instructions(schedule)[rank]
         self._last_backward = {one.stage: one for one in self._program if isinstance(one, Backward)}
-        self._do = {
+        self._do: dict[type, Callable[[Any], None]] = {
             Forward: self._forward,
             Backward: self._backward,
             BackwardInput: self._backward,
@@ -201,9 +202,9 @@ class Pipeline:
             parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
             # before what fails on one rank alone: the others see its links close, and do not wait to make them
             self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
-            self._inputs = _micro_batches("inputs", inputs, m) if first else ()
-            self._targets = _micro_batches("targets", targets, m) if last else ()
-            self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
+            self._inputs = _micro_batches("inputs", inputs, m) if first else []
+            self._targets = _micro_batches("targets", targets, m) if last else []
+            self._held: dict[tuple[type, int, int], Any] = {}  # what one instruction leaves for a later one
             self._incoming: dict[int, tuple[TensorSpec, ...]] = {}  # a stage's inputs from another rank
             self._outgoing: dict[int, tuple[TensorSpec, ...]] = {}  # and its outputs to another one
             self._losses: list[torch.Tensor] = []
@@ -255,11 +256,13 @@ class Pipeline:
     def _backward(self, step: Compute) -> None:
         stage, k = step.stage, step.micro_batch
         xs, edges = self._held.pop((Backward, stage, k))
-        gradients = [None] * len(edges) if stage == self._last else self._take(ReceiveGradient, step)
-        last = step == self._last_backward.get(stage)
-        if last and isinstance(self._stages[stage], DistributedDataParallel):
-            self._stages[stage].reducer.prepare_for_backward([])  # as torch's pipelining does: forwards said no_sync
-            self._stages[stage].require_forward_param_sync = True
+        gradients: Sequence[Any] = [None] * len(edges)
+        if stage < self._last:
+            gradients = self._take(ReceiveGradient, step)
+        last, chunk = step == self._last_backward.get(stage), self._stages[stage]
+        if last and isinstance(chunk, DistributedDataParallel):
+            chunk.reducer.prepare_for_backward([])  # as torch's pipelining does: forwards said no_sync
+            chunk.require_forward_param_sync = True
         with self._span("backward", step), self._without_sync(stage, last):
             if isinstance(step, BackwardInput):
                 self._held[BackwardWeight, stage, k] = SplitBackward(edges, gradients, xs if stage else ())
@@ -288,11 +291,11 @@ class Pipeline:
 
     def _take(self, receive: type, step: Compute) -> Sequence[torch.Tensor]:
         """What this computation needs from another stage; waits for it where it is still on its way."""
-        found = self._held.pop((receive, step.stage, step.micro_batch))
-        if not any(isinstance(part, Incoming) for part in found):
-            return found
+        parts = self._held.pop((receive, step.stage, step.micro_batch))
+        if not any(isinstance(part, Incoming) for part in parts):
+            return parts
         with self._span("wait", step):
-            tensors = tuple(part.wait() for part in found)
+            tensors = tuple(part.wait() for part in parts)
         if receive is ReceiveActivation:
             for tensor, spec in zip(tensors, self._incoming[step.stage], strict=True):
                 tensor.requires_grad_(spec.has_gradient)
@@ -337,8 +340,8 @@ class Pipeline:
 
     def _without_sync(self, stage: int, last: bool) -> AbstractContextManager:
         """Data-parallel replicas exchange once per step: not before a stage's last backward."""
-        chunk = self._stages[stage]
-        return nullcontext() if last or not hasattr(chunk, "no_sync") else chunk.no_sync()
+        no_sync: Any = getattr(self._stages[stage], "no_sync", nullcontext)
+        return nullcontext() if last else no_sync()
 
     def _span(self, kind: str, step: Compute) -> AbstractContextManager:
         return self.timeline.span(kind, f"{step.stage}.{step.micro_batch}") if self.timeline else nullcontext()
@@ -346,11 +349,11 @@ class Pipeline:
 
 class _Changeable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return x.detach()
 
     @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, gradient):
         return gradient
 
 
@@ -362,10 +365,12 @@ def _changeable(x: torch.Tensor) -> torch.Tensor:
 
 def _outputs(stage: int, output: object) -> tuple[torch.Tensor, ...]:
     """A stage's output as a tuple of tensors; TypeError where it is something else that could not travel."""
-    outputs = output if isinstance(output, tuple) else (output,)
-    for one in outputs or (None,):
-        if not isinstance(one, torch.Tensor) or one.dtype not in DTYPES or one.dim() > MAX_DIMENSIONS:
-            what = f"{one.dtype} {tuple(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
+    outputs: tuple[Any, ...] = output if isinstance(output, tuple) else (output,)
+    for tensor in outputs or (None,):
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS:
+            what = (
+                f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            )
             raise TypeError(
                 f"stage {stage} hands on {what}: return a tensor, or a tuple of tensors, of real numbers or truth "
                 f"values in at most {MAX_DIMENSIONS} dimensions"

@@ -1,12 +1,14 @@
 """What a pipeline's rank is told to do: small instructions, each about one stage and one micro-batch."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One thing to do for micro-batch ``micro_batch`` in stage ``stage`` (numbered over the whole model)."""
 
+    text: ClassVar[str]
     stage: int
     micro_batch: int
 

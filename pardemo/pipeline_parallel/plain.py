@@ -119,12 +119,12 @@ class PlainPipeline:
             dist.recv(gradient, group=self.back, group_src=self.rank + 1)
         y.backward(gradient)  # adds to the weights' .grad
         if not self.first:
-            self._send(x.grad, self.rank - 1, self.back)
+            self._send(x.grad, self.rank - 1, self.back)  # type: ignore[arg-type]
 
     def _send(self, tensor: torch.Tensor, to: int, group: dist.ProcessGroup | None) -> None:
         """Starts a message and does not wait: two ranks that waited for each other's receive would wait forever."""
         tensor = tensor.contiguous()
-        self.sent.append((dist.isend(tensor, group=group, group_dst=to), tensor))
+        self.sent.append((dist.isend(tensor, group=group, group_dst=to), tensor))  # type: ignore[arg-type]
 
     def _end(self) -> torch.Tensor | None:
         for message, _ in self.sent:

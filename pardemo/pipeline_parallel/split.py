@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 Noted = tuple[torch.Tensor | None, ...]
 
@@ -81,7 +82,7 @@ class _Group:
     loose: list[tuple]  # edges of outputs that do not depend on the input, and their gradients
 
     def run(self, noted: dict[Node, Noted]) -> None:
-        starts, handles = list(self.loose), []
+        starts, handles = list(self.loose), list[RemovableHandle]()
         for node in (node for node in self.joints if node in noted):
             gradients = noted[node]
             starts += [(GradientEdge(node, nr), g) for nr, g in enumerate(gradients) if g is not None]
@@ -90,7 +91,7 @@ class _Group:
         try:
             if starts:
                 edges, gradients = zip(*starts, strict=True)
-                weights = [leaf.variable for leaf in self.leaves]
+                weights = [leaf.variable for leaf in self.leaves]  # type: ignore[attr-defined]
                 # kept for another group, whose joint may lie between two of this one's
                 torch.autograd.backward(edges, gradients, retain_graph=True, inputs=weights)
         finally:
@@ -104,7 +105,7 @@ def _groups(edges: Sequence[GradientEdge], gradients: Sequence, inputs: set[Node
     groups: list[_Group] = []
     for node in _from_the_leaves(edges):
         behind = [child for child, _ in node.next_functions if child is not None]
-        below = frozenset().union(*(leaves[child] for child in behind if child not in trunk))
+        below: frozenset[Node] = frozenset().union(*(leaves[child] for child in behind if child not in trunk))
         if node in inputs or any(child in trunk for child in behind):
             trunk.add(node)
             groups = _with(groups, _Group(below, [node], []))

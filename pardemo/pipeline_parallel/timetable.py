@@ -129,7 +129,7 @@ def measured_chart(spans: list[Span]) -> Chart:
     in_flight = []
     for rank in sorted({s.rank for s in computed}):
         kinds = [s.kind for s in computed if s.rank == rank and not (s.kind == "backward" and s.name in apart)]
-        in_flight.append(_most([1 if kind == "forward" else -1 for kind in kinds]))
+        in_flight.append(round(_most([1 if kind == "forward" else -1 for kind in kinds])))
     return Chart(computed, in_flight)
 
 
@@ -153,15 +153,15 @@ def most_held(schedule: Schedule, for_weights: float = 1.0) -> list[float]:
 def _at_once(schedule: Schedule, rank: int, together: Collection[Forward]) -> list[tuple[Compute, ...]]:
     """A rank's order, in computations that begin and end together: one each, but for those pairs."""
     order = iter(schedule.computes(rank))
-    found: list[tuple[Compute, ...]] = []
+    computations: list[tuple[Compute, ...]] = []
     for step in order:
         if step not in together:
-            found.append((step,))
+            computations.append((step,))
         elif isinstance(behind := next(order, None), Backward):
-            found.append((step, behind))
+            computations.append((step, behind))
         else:
             raise ScheduleError(f"rank {rank} has no whole backward behind {step} that could run together with it")
-    return found
+    return computations
 
 
 def _arrival(

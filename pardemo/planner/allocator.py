@@ -11,6 +11,7 @@ step begins is laid out afresh, one tensor after the other.
 """
 
 import bisect
+import itertools
 import json
 import math
 import os
@@ -19,10 +20,11 @@ import sys
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-_MIB = 1 << 20
+MIB = 1 << 20
 ROUND, SMALL, SMALL_SEGMENT, MIDDLE, MIDDLE_SEGMENT, LARGE_ROUND = (
-    512, _MIB, 2 * _MIB, 10 * _MIB, 20 * _MIB, 2 * _MIB,
+    512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB,
 )  # fmt: skip
+Segments = tuple[tuple[int, tuple[tuple[Hashable, int, int], ...]], ...]
 
 
 class _Pool:
@@ -35,14 +37,11 @@ class _Pool:
         self.starts: dict[int, int] = {}  # of free blocks: end -> address
 
     def add(self, address: int, size: int) -> None:
-        before = self.starts.get(address)
-        if before is not None:
+        if (before := self.starts.get(address)) is not None:
             self.drop(before)
             address, size = before, size + address - before
-        after = address + size
-        if after in self.ends:
-            more = self.ends[after]
-            self.drop(after)
+        if (more := self.ends.get(address + size)) is not None:
+            self.drop(address + size)
             size += more
         self.ends[address] = size
         self.starts[address + size] = address
@@ -94,13 +93,14 @@ class Allocator:
         small, place, size = self._blocks.pop(who)
         self._pools[small].add(place, size)
 
-    def layout(self) -> list[tuple[int, dict[Hashable, tuple[int, int]]]]:
-        """Each segment in the order that they were made: its size, and who -> (place in it, size) of what is taken."""
-        blocks = {who: (place, size) for who, (_, place, size) in self._blocks.items()}
-        return [
-            (length, {who: (at - begin, size) for who, (at, size) in blocks.items() if begin <= at < begin + length})
+    def layout(self) -> Segments:
+        """Each segment in the order that they were made: its size, and (who, place, size) of what is taken; MiB."""
+        blocks = [(who, at, size) for who, (_, at, size) in self._blocks.items()]
+        return tuple(
+            (length // MIB, tuple((who, (at - begin) // MIB, size // MIB) for who, at, size in blocks
+                                  if begin <= at < begin + length))
             for begin, length in sorted(self._segments.items())
-        ]
+        )  # fmt: skip
 
     def _extend(self, pool: _Pool, segment: int) -> None:
         if self.reserved + segment > self.room:
@@ -146,7 +146,6 @@ def reserved_bytes(
     return replay.most
 
 
-MIB = 1 << 20
 PAGE = 2  # MiB
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # its name since torch 2.9, and before
 Change = tuple[Hashable, int]
@@ -165,13 +164,19 @@ class Replay:
     wanted: int
     taken: int
     reserved: int
-    segments: tuple[tuple[int, tuple[tuple[Hashable, int, int], ...]], ...]
+    segments: Segments
     real: bool
 
     @property
     def largest(self) -> int:
         """The largest hole in a segment."""
-        return max((hole for size, taken in self.segments for hole in _holes(size, taken)), default=0)
+        most = 0
+        for size, taken in self.segments:
+            end = 0
+            for _, place, length in sorted(taken, key=lambda block: block[1]):
+                most, end = max(most, place - end), place + length
+            most = max(most, size - end)
+        return most
 
 
 def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Replay:
@@ -190,56 +195,36 @@ def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Re
 
 def by_the_rules(changes: Sequence[Change], room: int) -> Replay:
     """What the model of the allocator's rules says, without torch."""
-    memory, taken, failed, wanted = Allocator(room * MIB), 0, None, 0
+    memory, taken = Allocator(room * MIB), 0
     for who, size in changes:
         if size < 0:
             memory.free(who)
         else:
-            before = memory.layout(), memory.reserved
+            reserved, segments = memory.reserved // MIB, memory.layout()
             memory.allocate(who, size * MIB)
             if memory.reserved > room * MIB:  # the model goes on where CUDA would not
-                failed, wanted = who, size
-                return Replay(failed, wanted, taken, before[1] // MIB, _in_mib(before[0]), False)
+                return Replay(who, size, taken, reserved, segments, False)
         taken += size
-    return Replay(None, 0, taken, memory.reserved // MIB, _in_mib(memory.layout()), False)
-
-
-def _in_mib(layout) -> tuple:
-    return tuple(
-        (size // MIB, tuple((who, at // MIB, length // MIB) for who, (at, length) in taken.items()))
-        for size, taken in layout
-    )
+    return Replay(None, 0, taken, memory.reserved // MIB, memory.layout(), False)
 
 
 def _in_pages(changes: Sequence[Change], room: int) -> Replay:
+    """Expandable segments: a single one, of pages that need not lie side by side."""
     pages_of: dict[Hashable, int] = {}
-    most = 0
+    most, failed, wanted = 0, None, 0
     for who, size in changes:
         if size < 0:
             del pages_of[who]
             continue
         pages = math.ceil(size / PAGE) * PAGE
         if sum(pages_of.values()) + pages > room:
-            return Replay(who, size, sum(pages_of.values()), most, _one_segment(pages_of, most), False)
+            failed, wanted = who, size
+            break
         pages_of[who] = pages
         most = max(most, sum(pages_of.values()))
-    return Replay(None, 0, sum(pages_of.values()), most, _one_segment(pages_of, most), False)
-
-
-def _one_segment(pages_of: dict, size: int) -> tuple:
-    places, at = [], 0
-    for who, length in pages_of.items():
-        places.append((who, at, length))
-        at += length
-    return ((size, tuple(places)),)
-
-
-def _holes(size: int, taken: Iterable[tuple[Hashable, int, int]]) -> list[int]:
-    holes, at = [], 0
-    for _, place, length in sorted(taken, key=lambda block: block[1]):
-        holes.append(place - at)
-        at = place + length
-    return [*holes, size - at]
+    ends = itertools.accumulate(pages_of.values())
+    places = tuple((who, end - length, length) for (who, length), end in zip(pages_of.items(), ends, strict=True))
+    return Replay(failed, wanted, sum(pages_of.values()), most, ((most, places),), False)
 
 
 def _on_gpu(changes: Sequence[Change], room: int, expandable: bool) -> Replay:

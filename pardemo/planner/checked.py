@@ -12,13 +12,14 @@ from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import configurations, fine_tune_step
+from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.fine_tune_step import tensor_bytes
 from pardemo.planner.layouts.job import Job, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.tuning import Tuning, usual_target
+from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.memory import Curve
-from pardemo.planner.table import PlanRow, Request, cut, jobs
+from pardemo.planner.table import PlanRow, Request
 
 NEAR = 0.02  # of the tensors: lines that differ by less are not shown
 
@@ -54,7 +55,7 @@ class Beside:
     def as_text(self) -> str:
         """Some lines: where the two differ."""
         planned, run = self.tensors
-        told = [
+        lines = [
             f"dry run: {run / 1e9:.2f} GB of tensors in the {self.run.phase} pass, planned {planned / 1e9:.2f} "
             f"({100 * self.difference:+.1f} %); sent {self.sent[1] / 1e9:.3f} GB a step, "
             f"planned {self.sent[0] / 1e9:.3f}"
@@ -62,11 +63,11 @@ class Beside:
         for name in LINES:
             ours, theirs = self.planned.lines.get(name, 0.0), self.run.lines.get(name, 0.0)
             if abs(ours - theirs) > NEAR * run:
-                told.append(f"  {name}: {theirs / 1e9:.2f} GB, planned {ours / 1e9:.2f}")
+                lines.append(f"  {name}: {theirs / 1e9:.2f} GB, planned {ours / 1e9:.2f}")
         held = self.run.lines.get("allocator", 0.0)
         added = self.planned.lines.get("allocator", 0.0)
-        told.append(f"  torch's allocator would hold {held / 1e9:.2f} GB more, the plan adds {added / 1e9:.0f}")
-        return "\n".join(told)
+        lines.append(f"  torch's allocator would hold {held / 1e9:.2f} GB more, the plan adds {added / 1e9:.0f}")
+        return "\n".join(lines)
 
 
 def beside(request: Request, row: PlanRow) -> Beside:
@@ -76,29 +77,34 @@ def beside(request: Request, row: PlanRow) -> Beside:
         ValueError: weights in few bits, another optimizer than AdamW, or a fused loss: these have no dry run.
     """
     job = request.job
-    for name, plain, told in (("base", "bf16", "--base"), ("optimizer", "adamw", "--optimizer")):
+    for name, plain, option in (("base", "bf16", "--base"), ("optimizer", "adamw", "--optimizer")):
         if (value := getattr(job, name)) != plain:
-            raise ValueError(f"--dry-run runs {plain} alone; there is no dry run of {told} {value}")
+            raise ValueError(f"--dry-run runs {plain} alone; there is no dry run of {option} {value}")
     if job.embeddings:
         raise ValueError("--dry-run trains adapters alone; there is no dry run of --embeddings")
     if job.fused_loss:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
-    curve = Curve(jobs(request)[row.engine, row.checkpointing])
-    run = curve.estimate(row.batch, *cut(request, row.batch, row.offload), request.cluster.room)
+    curve, how = _curve(request, row)
+    run = curve.estimate(row.batch, *how, request.cluster.room)
     return Beside(row.memory, run, (row.sent_bytes, _sent(request, row, curve.low)))
+
+
+def _curve(request: Request, row: PlanRow) -> tuple[Curve, tuple[str, int, int, int, int]]:
+    """The row's dry runs, and how they are cut over GPUs: ``offload`` to ``accumulation`` of :meth:`Curve.estimate`."""
+    # two micro-batches stand for any more: gradients are kept from the second on
+    accumulation = min(2, max(1, request.samples_per_step // (request.dp * min(request.micro_batches))))
+    job = request.job.but(
+        engine=row.engine, ranks=request.dp, checkpointing=row.checkpointing, accumulation=accumulation
+    )
+    micro_batches = request.share // row.batch
+    return Curve(job), (row.offload, request.tp, request.pp, min(request.pp, micro_batches), micro_batches)
 
 
 def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
     """Bytes that a rank sends in the row's step: the engine's own calls, and tensor parallelism's by its formula."""
     each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
-    job, layout = table.row_job(
-        request, configurations.of(request.job.config), row.engine, row.checkpointing, row.offload, row.batch
-    )
-    return (
-        fine_tune_step.reductions(row.engine, row.accumulation) * each
-        + once
-        + row.accumulation * tensor_bytes(job, layout)
-    )
+    reductions = fine_tune_step.reductions(row.engine, row.accumulation)
+    return reductions * each + once + row.accumulation * tensor_bytes(*table.job_of(request, row))
 
 
 #: Models of few layers, which say what many do; with their layers.
@@ -135,8 +141,8 @@ def of_row(request: Request, row: PlanRow) -> list[Block]:
     What is alive at most at one time is the row's ``peak_bytes``, rounded to whole bytes. The allocator's block is what
     it reserves at most beyond the tensors of that time, rounding included.
     """
-    curve = Curve(jobs(request)[row.engine, row.checkpointing])
-    run, nbytes = curve.events(row.batch, *cut(request, row.batch, row.offload))
+    curve, how = _curve(request, row)
+    run, nbytes = curve.events(row.batch, *how)
     tensors, most = _tensors(run, nbytes)
     beside = {name: round(value) for name, value in row.memory.lines.items() if name not in (*LINES, "allocator")}
     beside["allocator"] = round(row.memory.peak_bytes) - most - sum(beside.values())

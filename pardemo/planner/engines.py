@@ -22,7 +22,7 @@ with extras.needed_by(__name__):
 
 import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
-from pardemo.planner.job import RankJob
+from pardemo.planner.job import Adapter, RankJob
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Running:
     make_states: Callable[[], None] | None = None
 
 
-def outline(job: RankJob) -> nn.Module:
+def outline(job: RankJob) -> PreTrainedModel:
     """The job's model on the meta device, in its precision: names, shapes and what is trained, without values.
 
     Raises:
@@ -51,22 +51,22 @@ def outline(job: RankJob) -> nn.Module:
         try:
             model = AutoModelForCausalLM.from_config(config)  # attention as Transformers chooses: fused where it can
         except ValueError as error:
-            first = str(error).splitlines()[0]
-            raise ValueError(f"{config.model_type}: no causal language model ({first})") from None
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{config.model_type}: no causal language model ({reason})") from None
     if job.adapter is not None:
-        model = _with_adapter(model, job)
+        model = _with_adapter(model, job.adapter)
     # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16
     return model.to(torch.float32 if job.precision == "fp32" else torch.bfloat16)
 
 
-def materialize(module: nn.Module, device: torch.device | str) -> nn.Module:
+def materialize(module: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
     """An outline in memory, in place, without values; embeddings that the head shares are shared again."""
     module.to_empty(device=device)
     module.tie_weights()
     return module
 
 
-def start(job: RankJob, module: nn.Module) -> Running:
+def start(job: RankJob, module: PreTrainedModel) -> Running:
     """``module`` (in memory, values or not) in training mode inside the job's engine."""
     module.train()
     if job.checkpointing:
@@ -102,8 +102,8 @@ def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Te
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
     """The decoder layers: the longest list of modules there is."""
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    return list(max(lists, key=len))
+    lists: list[nn.ModuleList] = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    return [*max(lists, key=lambda layers: len(layers))]
 
 
 def _loss(model: Callable[..., Any], ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -169,13 +169,20 @@ def deepspeed_settings(job: RankJob) -> dict[str, Any]:
     }
 
 
-def _with_adapter(model: PreTrainedModel, job: RankJob) -> nn.Module:
+def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     from peft import get_peft_model
 
-    of = job.adapter
-    config = lora.config(model, of.target, r=of.rank, lora_alpha=of.alpha, lora_dropout=of.dropout)
     with torch.device("meta"), _silence():
-        return get_peft_model(model, config, autocast_adapter_dtype=False)
+        return get_peft_model(model, lora_config(model, adapter), autocast_adapter_dtype=False)
+
+
+def lora_config(model: PreTrainedModel, adapter: Adapter) -> Any:
+    """PEFT's configuration of the adapter.
+
+    Raises:
+        ValueError: its target is no module of the model.
+    """
+    return lora.config(model, adapter.target, r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout)
 
 
 def _without_cache(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -36,8 +36,8 @@ class Answers:
 
     def __call__(self, run_recorded: Callable, func: Any, args: tuple) -> Any:
         """The answer, or NONE where the operation is to be run; ``run_recorded`` runs an operation and records it."""
-        if self.gloo and (whole := _GLOO_COPIES.get(func)) is not None:
-            run_recorded(torch.ops.aten.empty_like.default, (args[whole],))  # for as long as the call takes
+        if self.gloo and (place := _GLOO_COPIES.get(func)) is not None:
+            run_recorded(torch.ops.aten.empty_like.default, (args[place],))  # for as long as the call takes
         if func is compat.local_scalar.default and isinstance(args[0], FakeTensor):
             kind = args[0].dtype
             if kind in (torch.bool, torch.uint8):
@@ -137,16 +137,14 @@ def no_moves() -> contextlib.AbstractContextManager:
 
 def _by_rank(stage3: Any) -> Callable:
     """DeepSpeed's stage 3 lays gradients rank by rank, a view for each piece; here in one piece, of the same bytes."""
-    own = stage3.reduce_scatter_coalesced
+    original = stage3.reduce_scatter_coalesced
 
     def reduce_scatter(tensors: list[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
         ranks = dist.get_world_size(group)
         if len(tensors) == 1 or any(tensor.numel() % ranks for tensor in tensors):  # padding is memory too
-            return own(tensors, group)
-        whole = torch.cat([tensor.view(-1) for tensor in tensors])
-        return [
-            piece.view(-1) for piece in own([whole], group)[0].split([tensor.numel() // ranks for tensor in tensors])
-        ]
+            return original(tensors, group)
+        joined, sizes = torch.cat([tensor.view(-1) for tensor in tensors]), [t.numel() // ranks for t in tensors]
+        return [piece.view(-1) for piece in original([joined], group)[0].split(sizes)]
 
     return reduce_scatter
 
@@ -163,17 +161,17 @@ class _InOrder(dict):
     def discard(self, member: object) -> None:
         self.pop(member, None)
 
-    def update(self, members: Iterable) -> None:
+    def update(self, members: Iterable) -> None:  # type: ignore[override]
         super().update(dict.fromkeys(members))
 
 
 def _without_memory(name: str) -> Callable:
     """DTensor asks an operation for its result's shape, on fake whole tensors of its own: those are no memory."""
-    own = getattr(ShardingPropagator, name)
+    original = getattr(ShardingPropagator, name)
 
     def propagate(*args: object) -> object:
         with compat.without_modes():
-            return own(*args)
+            return original(*args)
 
     return propagate
 

@@ -3,16 +3,17 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pardemo import extras, project
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.finetune import lora, recipe, strict_yaml
+from pardemo.finetune import recipe, strict_yaml
 from pardemo.finetune.recipe import Recipe
 from pardemo.peers.accelerate import job_settings
-from pardemo.planner.engines import layers_of, outline
+from pardemo.planner.engines import layers_of, lora_config, outline
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import fine_tune_step
 from pardemo.planner.layouts.launch import cluster
@@ -23,6 +24,10 @@ with extras.needed_by(__name__):
 
 
 _RUN = "pardemo.finetune recipe.yaml"
+SCRIPT, SETTINGS, ARGUMENTS = "train.py", "ds_config.json", "training_arguments.yaml"
+_SOURCE = Path(__file__).parent / "scripts" / SCRIPT
+_PLAN = re.compile(r"# --- the plan\n.*?# --- end of the plan\n", re.DOTALL)
+_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 #: As Transformers' Trainer resolves DeepSpeed's "auto": its AdamW.
 ADAMW = {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 #: Dynamic loss scaling, as the article's recipe has it: fp16 has no gradients below 6e-8 without.
@@ -54,37 +59,53 @@ def check(request: Request, base: Recipe) -> None:
 def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> list[str]:
     """Writes the files of ``row`` into ``folder`` and returns their names.
 
-    Each is written whole or not at all. Of Baichuan2 with LoRA under DeepSpeed they are a recipe with the same settings
-    beside ``ds_config.json`` and ``accelerate.yaml``, which stand alone; else those of
-    :mod:`pardemo.planner.files`.
+    Each is written whole or not at all. What runs is ``pardemo finetune`` for Baichuan2 with LoRA under DeepSpeed, by a
+    recipe, and ``train.py`` with Transformers' Trainer for all else; ``ds_config.json`` and Accelerate's configuration
+    stand alone.
 
     Args:
-        base: what the plan does not decide, and the model's folder.
+        base: what the plan does not decide: the model's folder, the learning rate and how it changes, when to save.
 
     Raises:
         OSError: the folder cannot be written.
-        ValueError: see :func:`check`.
+        ValueError: see :func:`check`; or no module of the model has a name that LoRA was asked for.
     """
     check(request, base)
-    out = Path(folder)
-    if not (isinstance(request.job.config, Baichuan2Config) and request.job.adapter and row.stage is not None):
-        texts = trainer_texts(request, row, base, {} if row.stage is None else deepspeed(request, row, base))
+    job, hosts, each = request.job, request.cluster.hosts, request.cluster.host_gpus
+    texts: dict[str, str] = {}
+    notes: list[str] = []
+    head, config = "", "accelerate.yaml"
+    started = job_settings.settings("FSDP" if row.stage is None else "DEEPSPEED", request.cluster.gpus, hosts)
+    if row.stage is not None:
+        texts[SETTINGS] = json.dumps(deepspeed(request, row, base), indent=1) + "\n"
+        launched = job_settings.deepspeed(started, SETTINGS, row.stage)
+    if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.adapter:
+        texts["recipe.yaml"] = strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base)))
+        script, name, usage = f"-m {_RUN}", "pardemo", "[option …]"
+        theirs: str | None = f"--module {_RUN}"
+        shell_notes = slurm_notes = notes
     else:
-        hosts = request.cluster.hosts
-        each = request.cluster.gpus // hosts
-        started = job_settings.settings("DEEPSPEED", request.cluster.gpus, hosts)
-        accelerate = job_settings.deepspeed(started, "ds_config.json", row.stage)
-        torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')}"
-        texts = {
-            "ds_config.json": json.dumps(deepspeed(request, row, base), indent=1) + "\n",
-            "recipe.yaml": strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base))),
-            "accelerate.yaml": strict_yaml.dump(accelerate),
-            "hostfile": cluster.hostfile(hosts, each),
-            "launch.sh": cluster.shell(hosts, each, f"-m {_RUN}", "accelerate.yaml", f"--module {_RUN}", "[option …]"),
-            "job.slurm": cluster.slurm(hosts, each, "pardemo", f'{torchrun} -m {_RUN} "$@"', file="job.slurm"),
-        }
-    for name, text in texts.items():
-        project.write_atomically(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        model = outline(RankJob(job.config, sequence=job.sequence))
+        sharding: dict[str, Any] | None = None
+        if row.stage is None:
+            sharding = fsdp(type(layers_of(model)[0]).__name__)
+            config, launched = "accelerate_fsdp.yaml", job_settings.fsdp(started, sharding, job.precision)
+        notes = [_about(request, row), f"for {_versions(row)}"]
+        head = "".join(f"# {note}\n" for note in notes)
+        script, theirs, name = SCRIPT, None if sharding else f"--no_local_rank {SCRIPT}", "fine-tune"
+        usage, about_data = f"--data FILE [{SCRIPT}'s other options]", "FILE is absolute, or seen from this folder"
+        shell_notes, slurm_notes = [*notes, about_data], [*notes, f"sbatch job.slurm {usage}; {about_data}"]
+        texts[SCRIPT] = f"{head}{_script(request, row, base, model)}"
+        texts[ARGUMENTS] = head + strict_yaml.dump(arguments(request, row, base, sharding))
+    torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
+    texts |= {
+        config: head + strict_yaml.dump(launched),
+        "hostfile": head + cluster.hostfile(hosts, each),
+        "launch.sh": cluster.shell(hosts, each, script, config, theirs, usage, shell_notes),
+        "job.slurm": cluster.slurm(hosts, each, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
+    }
+    for file, text in texts.items():
+        project.write_atomically(Path(folder) / file, partial(Path.write_text, data=text, encoding="utf-8"))
     return list(texts)
 
 
@@ -116,9 +137,8 @@ def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
         job.precision: {"enabled": True, **(FP16 if job.precision == "fp16" else {})},
         "zero_optimization": zero,
     }
-    if (
-        row.offload != "none" or "optimizer" in base_settings
-    ):  # the Trainer's own AdamW is refused where states are offloaded
+    # the Trainer's own AdamW is refused where states are offloaded
+    if row.offload != "none" or "optimizer" in base_settings:
         settings["optimizer"] = {"type": "AdamW", "params": {**ADAMW, "lr": base.train.learning_rate}}
     return settings
 
@@ -132,10 +152,11 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     settings[job.precision]["enabled"] = "auto"
     if "optimizer" in settings:
         settings["optimizer"]["params"]["lr"] = "auto"
-    values = recipe.to_dict(base)
+    values, adapter = recipe.to_dict(base), job.adapter
+    assert adapter is not None, "pardemo finetune trains LoRA"
     values["data"]["cutoff_len"] = job.sequence
-    values["lora"] = {"r": job.adapter.rank, "lora_alpha": job.adapter.alpha, "lora_dropout": job.adapter.dropout,
-                      "target_modules": list(job.adapter.target)}  # fmt: skip
+    values["lora"] = {"r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": adapter.dropout,
+                      "target_modules": list(adapter.target)}  # fmt: skip
     values["train"] |= {
         "per_device_train_batch_size": row.batch,
         "gradient_accumulation_steps": row.accumulation,
@@ -146,52 +167,6 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     values["deepspeed"] = settings
     values["world"]["ranks"] = request.dp
     return recipe.from_dict(values)
-
-
-SCRIPT, SETTINGS, ARGUMENTS = "train.py", "ds_config.json", "training_arguments.yaml"
-_SOURCE = Path(__file__).parent / "scripts" / SCRIPT
-_PLAN = re.compile(r"# --- the plan\n.*?# --- end of the plan\n", re.DOTALL)
-_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
-
-
-def trainer_texts(request: Request, row: PlanRow, base: Recipe, deepspeed: Mapping[str, Any]) -> dict[str, str]:
-    """The files of ``row`` by name.
-
-    Args:
-        base: what the plan does not decide: the model, the learning rate and how it changes, when to save.
-        deepspeed: DeepSpeed's configuration of the row; without meaning where the row is FSDP2's.
-
-    Raises:
-        ValueError: no module of the model has a name that LoRA was asked for.
-    """
-    notes = (_about(request, row), f"for {_versions(row)}")
-    head = "".join(f"# {note}\n" for note in notes)
-    hosts = request.cluster.hosts
-    each = request.cluster.gpus // hosts
-    model = outline(RankJob(request.job.config, sequence=request.job.sequence))
-    sharding = None
-    started = job_settings.settings("DEEPSPEED" if row.stage is not None else "FSDP", request.cluster.gpus, hosts)
-    if row.stage is not None:
-        config, launched = "accelerate.yaml", job_settings.deepspeed(started, SETTINGS, row.stage)
-    else:
-        sharding = fsdp(type(layers_of(model)[0]).__name__)
-        config, launched = "accelerate_fsdp.yaml", job_settings.fsdp(started, sharding, request.job.precision)
-    usage = f"--data FILE [{SCRIPT}'s other options]"
-    about_data = "FILE is absolute, or seen from this folder"
-    theirs = None if sharding else f"--no_local_rank {SCRIPT}"
-    torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')}"
-    submitted = f"sbatch job.slurm {usage}; {about_data}"
-    files = {
-        SCRIPT: f"{head}{_script(request, row, base, model)}",
-        ARGUMENTS: head + strict_yaml.dump(arguments(request, row, base, sharding)),
-        config: head + strict_yaml.dump(launched),
-        "hostfile": head + cluster.hostfile(hosts, each),
-        "launch.sh": cluster.shell(hosts, each, SCRIPT, config, theirs, usage, [*notes, about_data]),
-        "job.slurm": cluster.slurm(
-            hosts, each, "fine-tune", f'{torchrun} {SCRIPT} "$@"', [*notes, submitted], file="job.slurm"
-        ),
-    }
-    return files if sharding is not None else {SETTINGS: json.dumps(deepspeed, indent=1) + "\n", **files}
 
 
 def fsdp(layer: str) -> dict[str, Any]:
@@ -235,14 +210,12 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
     job = request.job
     # of FSDP2's shards the optimizer has the model's own type: fp32, where all parameters are trained
     dtype = "torch.float32" if row.stage is None and job.adapter is None else _DTYPES[job.precision]
-    adapter = None
+    adapter = "None"
     if job.adapter is not None:
-        of = job.adapter
-        found = lora.config(model, of.target, r=of.rank, lora_alpha=of.alpha, lora_dropout=of.dropout)
-        adapter = {
-            "r": found.r, "lora_alpha": found.lora_alpha, "lora_dropout": found.lora_dropout,
-            "target_modules": list(job.adapter.target), "fan_in_fan_out": found.fan_in_fan_out,
-        }  # fmt: skip
+        config = lora_config(model, job.adapter)
+        values = {name: getattr(config, name) for name in ("r", "lora_alpha", "lora_dropout")}
+        values |= {"target_modules": list(job.adapter.target), "fan_in_fan_out": config.fan_in_fan_out}
+        adapter = "{\n" + "".join(f'    "{key}": {value!r},\n' for key, value in values.items()) + "}"
     path = recipe.locate(base.model.path)
     known = not isinstance(job.config, Baichuan2Config) and "/" in base.model.path  # else a built-in model's short name
     named = str(path) if path.is_dir() else base.model.path if known else None
@@ -251,18 +224,11 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
 {own if isinstance(job.config, Baichuan2Config) else ""}MODEL: str | None = {named!r}
 SEQUENCE = {job.sequence}
 DTYPE = {dtype}
-LORA: dict[str, Any] | None = {_lines(adapter)}
+LORA: dict[str, Any] | None = {adapter}
 ENGINE, RANKS = "{row.engine}", {request.cluster.gpus}
 # --- end of the plan
 """
     return _PLAN.sub(lambda _: plan, _SOURCE.read_text(encoding="utf-8"))
-
-
-def _lines(values: Mapping[str, Any] | None) -> str:
-    """Python's text of a dictionary, a key on each line."""
-    if values is None:
-        return "None"
-    return "{\n" + "".join(f'    "{key}": {value!r},\n' for key, value in values.items()) + "}"
 
 
 def _about(request: Request, row: PlanRow) -> str:

@@ -1,6 +1,5 @@
 """The result of a dry run: bytes by kind over the step, the peak, and who caused it."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +24,6 @@ LINES = (
 )
 
 
-#: What a recorder counts beside storages.
-COUNTS = ("flops", "traffic", "step_traffic", "sent")
-
 #: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
 _ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
 _CUT_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward")
@@ -51,12 +47,11 @@ class Footprint:
         traffic: of one micro-batch, bytes that operations element by element read and write; their time is memory's.
         step_traffic: those of the update.
         sent: bytes that this rank sends on a ring, by phase, of the last micro-batch and the update.
-        resident_bytes: of what is alive when the step begins.
         building_bytes: the most while model and engine were built: whole parameters, before an engine cuts them.
         sizes: (elements, whether trained) of each parameter by name.
         lives: every storage; line_of: its place in :data:`LINES`. changes: [all events, 2], the number of the storage
             and the change in bytes; the step's begin with ``first_event``.
-        built: events while model and engine were built. seconds: what the dry run took.
+        seconds: what the dry run took.
     """
 
     job: RankJob
@@ -67,19 +62,16 @@ class Footprint:
     peak_module: str
     timeline: np.ndarray
     phases: list[tuple[str, int]]
-    modules: list[str]
     flops: dict[str, int]
     traffic: int
     step_traffic: int
     sent: dict[str, float]
-    resident_bytes: int
     building_bytes: int
     sizes: dict[str, tuple[int, bool]]
     lives: list[Life] = field(repr=False)
     line_of: np.ndarray = field(repr=False)
     changes: np.ndarray = field(repr=False)
     first_event: int
-    built: int = 0
     seconds: float = 0.0
 
     @property
@@ -108,32 +100,12 @@ class Footprint:
         return more * each / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
 
     @classmethod
-    def of(cls, job: RankJob, recorder: Recorder, sizes: Mapping[str, tuple[int, bool]]) -> "Footprint":
-        places = {name: place for place, name in enumerate(LINES)}
-        number = {id(life): place for place, life in enumerate(recorder.lives)}
-        who = [number[id(life)] for life, _ in recorder.events]
-        counts = {name: getattr(recorder, name) for name in COUNTS}
-        return cls.from_events(
-            job, sizes, counts, recorder.marks, recorder.lives, [places[_line(life, job)] for life in recorder.lives],
-            np.array([who, [change for _, change in recorder.events]], np.int64).T, recorder.built,
-            recorder.first_event,
-        )  # fmt: skip
-
-    @classmethod
-    def from_events(
-        cls,
-        job: RankJob,
-        sizes: Mapping[str, tuple[int, bool]],
-        counts: Mapping[str, Any],
-        marks: Sequence[tuple[str, int]],
-        lives: list[Life],
-        line_of: Sequence[int],
-        changes: np.ndarray,
-        built: int,
-        first: int,
-    ) -> "Footprint":
-        """From a run's events: ``counts`` are a recorder's :data:`COUNTS`, the rest as in the attributes."""
-        line_of = np.array(line_of)
+    def of(cls, job: RankJob, recorder: Recorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
+        """The step that a recorder has seen."""
+        lives, built, first = recorder.lives, recorder.built, recorder.first_event
+        number = {id(life): place for place, life in enumerate(lives)}
+        line_of = np.array([LINES.index(_line(life, job)) for life in lives])
+        changes = np.array([(number[id(life)], change) for life, change in recorder.events], np.int64)
         who, nbytes = changes.T
         step = timeline(line_of[who], nbytes, first)
         top = int(step.sum(1).argmax())
@@ -142,20 +114,17 @@ class Footprint:
             job=job,
             params=sum(count for count, _ in sizes.values()),
             trained_params=sum(count for count, trained in sizes.values() if trained),
-            lines=dict(zip(LINES, (int(v) for v in step[top]), strict=True)),
+            lines=dict(zip(LINES, step[top].tolist(), strict=True)),
             peak_phase=culprit.phase,
             peak_module=culprit.module or "the engine",
             timeline=step,
-            phases=[(name, place - first) for name, place in marks if place >= first],
-            modules=[lives[w].module for w in who[first:]],
-            flops={name: int(v) for name, v in counts["flops"].items() if v},
-            traffic=counts["traffic"],
-            resident_bytes=int(nbytes[:first].sum()),
+            phases=[(name, place - first) for name, place in recorder.marks if place >= first],
+            flops={name: count for name, count in recorder.flops.items() if count},
+            traffic=recorder.traffic,
+            step_traffic=recorder.step_traffic,
+            sent=dict(recorder.sent),
             building_bytes=int(nbytes[:built].cumsum().max()),
-            built=built,
-            step_traffic=counts["step_traffic"],
-            sent=dict(counts["sent"]),
-            sizes=dict(sizes),
+            sizes=sizes,
             lives=lives,
             line_of=line_of,
             changes=changes,
@@ -173,8 +142,8 @@ def timeline(lines: np.ndarray, nbytes: np.ndarray, first: int) -> np.ndarray:
 
 def classify(recorder: Recorder, running: Running, job: RankJob) -> None:
     """Gives the storages of model states, which the engine names, their kind."""
-    listed = dict(running.states())
-    frozen = [p for p in running.module.parameters() if not p.requires_grad]
+    listed: dict[str, list[Any]] = dict(running.states())
+    frozen: list[Any] = [p for p in running.module.parameters() if not p.requires_grad]
     listed["frozen parameters"] = frozen + [getattr(p, "ds_tensor", None) for p in frozen]
     listed["frozen parameters"] += list(running.module.buffers())
     for kind, tensors in listed.items():

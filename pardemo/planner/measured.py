@@ -52,7 +52,7 @@ def write(path: str) -> dict[str, Any]:
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
-    profile.check(fields)
+    profile.parse(fields)
     project.write_json(path, fields)
 
 
@@ -112,7 +112,8 @@ def _links(gpu: bool) -> dict[str, Any]:
     """The links inside and between hosts, of all-reduces that all groups of a kind make at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     each = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    hosts, fields = size // each, {"host_gpus": each}
+    hosts = size // each
+    fields: dict[str, Any] = {"host_gpus": each}
     inside = [dist.new_group(range(host * each, (host + 1) * each)) for host in range(hosts)]
     between = [dist.new_group(range(local, size, each)) for local in range(each)]
     if each > 1:
@@ -133,7 +134,7 @@ def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
     """Seconds of an all-reduce: the slowest group's, since all of them begin together."""
     tensor = torch.ones(nbytes // 4, device=device())
     seconds = median(times(lambda: dist.all_reduce(tensor.fill_(1.0), group=group), 7))
-    every = [None] * dist.get_world_size()
+    every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, seconds)
     return max(every)
 

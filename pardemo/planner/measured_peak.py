@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,14 +33,8 @@ with extras.needed_by(__name__):
 
 
 _COLLECTIVES = (
-    "allreduce",
-    "allgather",
-    "_allgather_base",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-)
+    "allreduce", "allgather", "_allgather_base", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base",
+)  # fmt: skip
 MARK = "pardemo: the step that counts"
 
 
@@ -54,13 +49,13 @@ def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], Non
         return _on_cuda(run)
     gc.collect()
     with _all_threads_counted(), _one_at_a_time(), _silent():
-        profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with profiler:
             run(record_function)
     allocations, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
     allocations.sort()
-    _, total, first = allocations[0]
-    return max(total for at, total, _ in allocations if window[0] <= at <= window[1]) - (total - first)
+    _, total, size = allocations[0]
+    return max(total for at, total, _ in allocations if window[0] <= at <= window[1]) - (total - size)
 
 
 def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
@@ -95,7 +90,7 @@ def _run(job: RankJob, mark) -> None:
     ids, labels = batch(job, device)
     for step in range(STEPS):
         with mark(MARK) if step == STEPS - 1 else contextlib.nullcontext():
-            engines.one_step(job, running, ids, labels, no_phase)
+            engines.one_step(job, running, ids, labels, contextlib.nullcontext)
     running.close()
 
 
@@ -119,11 +114,6 @@ def _on_cuda(run: Callable) -> int:
     peaks: list[int] = []
     run(window)
     return peaks[0]
-
-
-@contextlib.contextmanager
-def no_phase(name: str) -> Iterator[None]:
-    yield
 
 
 @contextlib.contextmanager
@@ -216,7 +206,7 @@ def compare(world, jobs: Sequence[RankJob]) -> list[dict]:
     rows = []
     for job in jobs:
         planned = dry_run(job)
-        real = max(world.run(_measure, job, timeout_s=200))
+        real = max(world.run(measure, job, timeout_s=200))
         rules = {name: nbytes / real - 1 for name, nbytes in others(planned).items()}
         rows.append({"measured": real, "planned": planned.peak_bytes, "error": planned.peak_bytes / real - 1, **rules})
     return rows
@@ -232,7 +222,3 @@ def others(footprint: Footprint) -> dict[str, float]:
         largest = max(count for count, _ in footprint.sizes.values())
         rules["DeepSpeed's estimator"] = memory.deepspeed_zero3_estimate(params, ranks, largest)
     return rules
-
-
-def _measure(job: RankJob) -> int:
-    return measure(job)

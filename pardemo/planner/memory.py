@@ -123,21 +123,18 @@ class Curve:
         accumulation: int | None = None,
     ) -> tuple[Footprint, np.ndarray]:
         """A dry run, and the change in a GPU's bytes at each of its events; arguments as of :meth:`estimate`."""
-        base, nbytes = self._events(batch, accumulation)
+        low, asked = self.low, min(accumulation or self.job.accumulation, 2)
+        gradient_bytes = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
+        if self._slope is None or gradient_bytes > NEGLIGIBLE * low.peak_bytes:
+            base = run(self.job.but(batch=batch, accumulation=asked))
+            nbytes = base.changes[:, 1].astype(float)
+        else:
+            base, nbytes = low, low.changes[:, 1] + (batch - low.job.batch) * self._slope
         return base, nbytes * self._parts(base, tp, pp, in_flight, offload)[base.changes[:, 0]]
 
-    def _events(self, batch: int, accumulation: int | None) -> tuple[Footprint, np.ndarray]:
-        """A dry run, and the change in bytes at each of its events with ``batch`` samples."""
-        low = self.low
-        asked = min(accumulation or self.job.accumulation, 2)
-        gradient_bytes = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
-        if not self.affine or gradient_bytes > NEGLIGIBLE * low.peak_bytes:
-            exact = run(self.job.but(batch=batch, accumulation=asked))
-            return exact, exact.changes[:, 1].astype(float)
-        return low, low.changes[:, 1] + (batch - low.job.batch) * self._slope
-
-    def _parts(self, base: Footprint, *how: int | str) -> np.ndarray:
+    def _parts(self, base: Footprint, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
         """Each storage's part on a rank: the same for all micro-batches of a dry run."""
+        how = (tp, pp, in_flight, offload)
         if base is not self.low:
             return shares(base, self.job.ranks, *how)
         if how not in self._shares:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 
 from pardemo import groups
 from pardemo.cluster import Cluster, tiers
@@ -24,7 +24,7 @@ from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.per_rank import layer_params
+from pardemo.planner.layouts.per_rank import owned_layer
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.planner.layouts.step import step
@@ -62,12 +62,11 @@ class Case:
     @property
     def job(self) -> Job:
         """The job whose time is predicted: nothing but waits and links takes time."""
-        cluster = self.cluster
-        inside = cluster.inside_rate or cluster.between_rate
+        cluster, between = self.cluster, self.cluster.between_rate
+        assert between is not None  # else this case was refused
+        inside = cluster.inside_rate or between
         gpu = Gpu("a rank that waits", ENDLESS, ENDLESS, ENDLESS, inside, "this machine")
-        machine = Machine(
-            gpu, cluster.size, cluster.ranks_per_host, cluster.between_rate, 0.0, self.start_s, link_share=1.0
-        )
+        machine = Machine(gpu, cluster.size, cluster.ranks_per_host, between, 0.0, self.start_s, link_share=1.0)
         hidden = 1 - 1 / self.buckets  # of the backward pass: until the first bucket is full nothing is sent
         if self.layout.sharding == "zero3":
             hidden = 1.0
@@ -122,7 +121,7 @@ def measure(case: Case, steps: int = STEPS) -> float:
         rank_seconds = world.run(
             seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, steps, timeout_s=120
         )
-    return min(map(max, zip(*rank_seconds, strict=True)))
+    return min(max(of_ranks) for of_ranks in zip(*rank_seconds, strict=True))
 
 
 def compare(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
@@ -175,7 +174,7 @@ def seconds(
         buckets: in which a stage's gradients are summed, where states are not sharded.
     """
     with groups.Groups(groups.ParallelDims(tp=layout.tp, dp=layout.dp, pp=layout.pp)) as own_groups:
-        count = int(layer_params(shape, layout))
+        count = int(owned_layer(shape, layout).whole)
         layers = [Layer(count, forward_s, backward_s, own_groups.tp) for _ in range(shape.layers)]
         stage = cut_by_layers(layers, layout.pp)[dist.get_rank(own_groups.pp)]
         engine = _engine(layout, stage, own_groups.dp, len(stage) * count * BF16 // buckets)
@@ -195,7 +194,7 @@ def _engine(layout: Layout, stage: nn.Module, group: dist.ProcessGroup, bucket_b
     """The stage in the engine that sums its gradients over the replicas."""
     if layout.dp == 1 or layout.pp > 1:
         return stage
-    sharded = {"zero1": Zero1, "zero3": Zero3}.get(layout.sharding)
+    sharded: Any = {"zero1": Zero1, "zero3": Zero3}.get(layout.sharding)
     if sharded is not None:
         return sharded(stage, partial(torch.optim.SGD, lr=0.0), group)
     return BucketedDataParallel(stage, group, bucket_bytes=bucket_bytes)
@@ -206,16 +205,19 @@ def _step(
 ) -> Callable[[], None]:
     x = torch.ones(layout.micro_batch * layout.accumulation, sequence, shape.hidden, dtype=torch.bfloat16)
     if layout.pp > 1:
-        pipeline = Pipeline([engine], Schedule(one_f_one_b, layout.pp, layout.accumulation), F.mse_loss, own_groups.pp)
+        pipeline = Pipeline(
+            [engine], Schedule(one_f_one_b, layout.pp, layout.accumulation), nn.MSELoss(), own_groups.pp
+        )
 
-        def step() -> None:
+        def pipelined() -> None:
             pipeline.step(x, x)
             # after all micro-batches, as Megatron does without overlap: a sum within the last backward would hold
             # up the gradient for the stage before
-            ring_all_reduce(torch.cat([parameter.grad for parameter in engine.parameters()]), own_groups.dp)
+            gradients = [parameter.grad for parameter in engine.parameters() if parameter.grad is not None]
+            ring_all_reduce(torch.cat(gradients), own_groups.dp)
             engine.zero_grad()
 
-        return step
+        return pipelined
 
     def step() -> None:
         for part in x.chunk(layout.accumulation):

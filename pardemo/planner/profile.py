@@ -19,17 +19,19 @@ from pardemo.planner.hardware import Gpu
 NUMBERS = {
     "memory_gib": ("GiB of one GPU, as torch reports it", 0.01, 4096),
     "peak_tflops": ("TFLOP/s of its datasheet", 1e-4, 1e5),
+    "reachable_tflops": (
+        'TFLOP/s of large products, or one for each size, as {"1024": 310, "8192": 640}', 1e-4, 1e5,
+    ),
     "memory_gb_per_s": ("GB/s that a copy reads and writes", 0.1, 1e5),
-}
-REACHABLE = ("reachable_tflops", 'TFLOP/s of large products, or one for each size, as {"1024": 310, "8192": 640}')
+    "sustained": ("a share of it", 0.01, 1),
+    "gb_per_s": ("GB/s", 1e-6, 1e5),
+    "latency_us": ("µs of a collective for each doubling of ranks", 0, 1e7),
+}  # fmt: skip
 LINKS = {
     "inside": "from a GPU to the others of its host",
     "between": "of a host's adapters together, one way",
 }
-LINK_NUMBERS = {
-    "gb_per_s": ("GB/s", 1e-6, 1e5),
-    "latency_us": ("µs of a collective for each doubling of ranks", 0, 1e7),
-}
+OF_A_LINK = ("gb_per_s", "latency_us")
 NEEDED = ("name", "memory_gib", "peak_tflops", "reachable_tflops", "memory_gb_per_s")
 KNOWN = (*NEEDED, "sustained", "inside", "between", "host_gpus", "bf16", "source")
 
@@ -45,11 +47,16 @@ class GpuProfile:
     between: float | None = None
     host_gpus: int | None = None
 
-    def link(self, name: str | None) -> float:
-        """Bytes/s of a host's adapters: of the link that is named, else as measured, else the usual one's."""
-        if name is not None or self.between is None:
-            return hardware.link(name or hardware.USUAL_LINK)
-        return self.between
+    def hosts(self, gpus: int) -> int:
+        """As few hosts as ``gpus`` GPUs fit on, as many of them on each: what is taken where nobody says it."""
+        most = self.host_gpus or hardware.host_gpus(self.gpu, gpus)
+        return next(hosts for hosts in range(-(-gpus // most), gpus + 1) if gpus % hosts == 0)
+
+    def link(self, name: str | None, each: int) -> float:
+        """Bytes/s of the adapters of a host of ``each`` GPUs: of the link that is named, else measured, else usual."""
+        if name is not None:
+            return hardware.link(name)
+        return hardware.usual_link(self.gpu, each)[1] if self.between is None else self.between
 
 
 def is_file(name: str) -> bool:
@@ -84,38 +91,40 @@ def load(path: Path) -> GpuProfile:
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from None
     try:
-        return _profile(values)
+        return parse(values)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def check(values: Any) -> None:
-    """Raises ValueError, one line, where these are not the fields of a profile."""
-    _profile(values)
+def parse(values: Any) -> GpuProfile:
+    """The profile with these fields.
 
-
-def _profile(values: Any) -> GpuProfile:
+    Raises:
+        ValueError: one line that names the field, and what would be right.
+    """
     if not isinstance(values, dict):
         raise ValueError("not a profile, which is an object with " + ", ".join(NEEDED))
     if "matmul_flops" in values:
         raise ValueError("a run's machine.json, and no profile; pardemo plan --measure FILE writes one")
     _check_names(values, KNOWN, "")
+    units = {"name": "of the GPU"} | {name: unit for name, (unit, _, _) in NUMBERS.items()}
     if missing := [name for name in NEEDED if name not in values]:
-        raise ValueError("no " + ", ".join(f"{name} ({_unit(name)})" for name in missing))
+        raise ValueError("no " + ", ".join(f"{name} ({units[name]})" for name in missing))
     if not isinstance(values["name"], str) or not values["name"].strip():
         raise ValueError(f"name must be a text, not {values['name']!r}")
-    number = {name: _number(values, name, *limits) for name, limits in NUMBERS.items()}
+    number = {name: _number(values[name], name) for name in ("memory_gib", "peak_tflops", "memory_gb_per_s")}
     reachable, small = _reachable(values["reachable_tflops"], number["peak_tflops"])
-    sustained = _number(values | {"sustained": values.get("sustained", 1.0)}, "sustained", "a share of it", 0.01, 1)
-    links = {name: _link(values, name) for name in LINKS}
-    inside, between = links["inside"], links["between"]
-    host_gpus = values.get("host_gpus")
+    sustained = _number(values.get("sustained", 1.0), "sustained")
+    inside, between = (_link(values, name) for name in LINKS)
+    host_gpus, bf16 = values.get("host_gpus"), values.get("bf16", True)
     if host_gpus is not None:
         options.whole(host_gpus, "host_gpus")
+    if not isinstance(bf16, bool):
+        raise ValueError(f"bf16 must be true or false, not {bf16!r}")
     gpu = Gpu(
         values["name"], number["memory_gib"] * 2**30, number["peak_tflops"] * 1e12, number["memory_gb_per_s"] * 1e9,
         inside["gb_per_s"] * 1e9 if inside else 1.0, str(values.get("source", "measured")),
-        bf16=_truth(values, "bf16"), reachable=reachable * 1e12, sustained=sustained, measured=True, small=small,
+        bf16=bf16, reachable=reachable * 1e12, sustained=sustained, measured=True, small=small,
     )  # fmt: skip
     return GpuProfile(
         gpu, inside is not None,
@@ -129,21 +138,20 @@ def _reachable(value: Any, peak: float) -> tuple[float, float | None]:
 
     With s rows, columns and depth lost, a product of n × n × n reaches R / (1 + s/n)³, as the time model has it.
     """
-    name, unit = REACHABLE
-    if not isinstance(value, dict):
-        most = _number({name: value}, name, unit, 1e-4, 1e5)
-        _below(most, peak)
-        return most, None
-    if not value:
+    name = "reachable_tflops"
+    unit = NUMBERS[name][0]
+    if value == {}:
         raise ValueError(f"{name} has no sizes; it takes {unit}")
     rates = {}
-    for size, rate in value.items():
+    for size, rate in value.items() if isinstance(value, dict) else ():
         if not str(size).isdigit() or int(size) < 1:
             raise ValueError(f"{name} has the size {size!r}, no whole number of at least 1")
-        rates[int(size)] = _number({f"{name} of {size}": rate}, f"{name} of {size}", "TFLOP/s", 1e-6, 1e5)
-    _below(max(rates.values()), peak)
-    if len(rates) == 1:
-        return next(iter(rates.values())), None
+        rates[int(size)] = _number(rate, f"{name} of {size}", ("TFLOP/s", 1e-6, 1e5))
+    most = max(rates.values()) if rates else _number(value, name)
+    if most > peak:
+        raise ValueError(f"{name} is {most:g}, above peak_tflops, {peak:g}: are both in TFLOP/s?")
+    if len(rates) < 2:
+        return most, None
     logs = {
         lost: [math.log(rate) + 3 * math.log1p(lost / size) for size, rate in rates.items()] for lost in range(1001)
     }
@@ -156,36 +164,26 @@ def _spread(values: list[float]) -> float:
     return sum((value - mean) ** 2 for value in values)
 
 
-def _below(rate: float, peak: float) -> None:
-    if rate > peak:
-        raise ValueError(f"reachable_tflops is {rate:g}, above peak_tflops, {peak:g}: are both in TFLOP/s?")
-
-
 def _link(values: Mapping[str, Any], name: str) -> dict[str, float] | None:
     if name not in values:
         return None
     link = values[name]
     if not isinstance(link, dict):
-        raise ValueError(f"{name} must be an object with {' and '.join(LINK_NUMBERS)} ({LINKS[name]}), not {link!r}")
-    _check_names(link, tuple(LINK_NUMBERS), f"{name}.")
-    if missing := [field for field in LINK_NUMBERS if field not in link]:
-        raise ValueError(f"{name} has no " + ", ".join(f"{field} ({LINK_NUMBERS[field][0]})" for field in missing))
-    return {field: _number(link, field, *limits, prefix=f"{name}.") for field, limits in LINK_NUMBERS.items()}
+        raise ValueError(f"{name} must be an object with {' and '.join(OF_A_LINK)} ({LINKS[name]}), not {link!r}")
+    _check_names(link, OF_A_LINK, f"{name}.")
+    if missing := [field for field in OF_A_LINK if field not in link]:
+        raise ValueError(f"{name} has no " + ", ".join(f"{field} ({NUMBERS[field][0]})" for field in missing))
+    return {field: _number(link[field], f"{name}.{field}", NUMBERS[field]) for field in OF_A_LINK}
 
 
-def _number(values: Mapping[str, Any], name: str, unit: str, least: float, most: float, prefix: str = "") -> float:
-    value = values[name]
+def _number(value: Any, name: str, limits: tuple[str, float, float] | None = None) -> float:
+    """The value of the field ``name``, within its limits, of :data:`NUMBERS` unless given."""
+    unit, least, most = limits or NUMBERS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{prefix}{name} must be a number ({unit}), not {value!r}")
+        raise ValueError(f"{name} must be a number ({unit}), not {value!r}")
     if not least <= value <= most:  # no number is within nothing, so this is for NaN, too
-        raise ValueError(f"{prefix}{name} is {value:g}, not within {least:g} to {most:g}; it is in {unit}")
+        raise ValueError(f"{name} is {value:g}, not within {least:g} to {most:g}; it is in {unit}")
     return float(value)
-
-
-def _truth(values: Mapping[str, Any], name: str) -> bool:
-    if not isinstance(value := values.get(name, True), bool):
-        raise ValueError(f"{name} must be true or false, not {value!r}")
-    return value
 
 
 def _check_names(values: Mapping[str, Any], allowed: tuple[str, ...], prefix: str) -> None:
@@ -194,7 +192,3 @@ def _check_names(values: Mapping[str, Any], allowed: tuple[str, ...], prefix: st
             near = difflib.get_close_matches(str(name), allowed, 1, 0.5)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(allowed)}"
             raise ValueError(f"no field {prefix}{name}; {hint}")
-
-
-def _unit(name: str) -> str:
-    return {"name": "of the GPU", REACHABLE[0]: REACHABLE[1]}.get(name) or NUMBERS[name][0]

@@ -3,11 +3,9 @@
 import bisect
 import contextlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
@@ -55,22 +53,17 @@ FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
 
 @dataclass(eq=False)
 class Life:
-    """One storage. ``birth`` and ``death`` are numbers of events; ``death`` is None where it outlived the run."""
+    """One storage. ``death_phase`` is empty where it outlived the run."""
 
     nbytes: int
     kind: str
     phase: str
     module: str
     origin: str  # model, optimizer, gather (of parameters), engine
-    call: int  # the module call that it was made in
     width: int  # its tensor's last dimension when it was made
-    birth: int
-    death: int | None = None
-    death_call: int = -1
     death_phase: str = ""
 
 
-@dataclass(eq=False)
 class Recorder(MemoryMeter):
     """Records ``lives``; phases are entered with :meth:`phase`, modules as the forward pass calls them.
 
@@ -81,25 +74,23 @@ class Recorder(MemoryMeter):
     (name, number of the first event) of each phase.
     """
 
-    answers: Callable = lambda *operation: NONE
-    lives: list[Life] = field(default_factory=list)
-    events: list[tuple[Life, int]] = field(default_factory=list)
-    marks: list[tuple[str, int]] = field(default_factory=list)
-
-    def __post_init__(self):
-        MemoryMeter.__init__(self)
+    def __init__(self, answers: Callable = lambda *operation: NONE):
+        super().__init__()
+        self.answers = answers
+        self.lives: list[Life] = []
+        self.events: list[tuple[Life, int]] = []
+        self.marks: list[tuple[str, int]] = []
         self._phase = "build"
         self._by_record: dict = {}
-        self._calls: list[tuple[str, int]] = [("", 0)]  # the modules that are being called: name and number of the call
-        self._count = 0
-        self._numbers: list[int] = [0]  # of the graph's nodes, where another module begins …
-        self._owners: list[str] = [""]  # … and which
+        self._calls = [""]  # names of the modules that are being called
+        self._numbers = [0]  # of the graph's nodes, where another module begins …
+        self._owners = [""]  # … and which
         self._names: dict[nn.Module, str] = {}
         self._width = 0
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic = self.step_traffic = 0
-        self.sent: Counter[str] = Counter()
+        self.sent: dict[str, float] = {}
         self.first_event = self.built = 0
 
     def end_of_building(self) -> None:
@@ -109,7 +100,8 @@ class Recorder(MemoryMeter):
     def begin_step(self, module: nn.Module) -> None:
         """What is recorded from here on is the step to report, until the next one begins."""
         self.first_event = len(self.events)
-        for parameter in _all_parameters(module):
+        # FSDP2 computes with parameters that no module lists once a layer is over
+        for parameter in (*module.parameters(), *compat.fsdp_gathered(module)):
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
                 hook = parameter.register_post_accumulate_grad_hook(self.brought)
@@ -124,10 +116,8 @@ class Recorder(MemoryMeter):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is _DEVICE and isinstance(
-            args[0], compat.FakeTensor
-        ):  # more than half of all that there is to dispatch
-            asked = args[0]
+        # more than half of all that there is to dispatch
+        if func is _DEVICE and isinstance(asked := args[0], compat.FakeTensor):
             return _META_DEVICE if asked.fake_mode.in_kernel_invocation else asked.fake_device
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
@@ -146,7 +136,7 @@ class Recorder(MemoryMeter):
         """What an operation costs in time: operations, bytes through memory, bytes on the wire."""
         phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
         if func.namespace in ("c10d", "_c10d_functional"):
-            self.sent[phase] += bytes_of_call(func, args, kwargs).sent
+            self.sent[phase] = self.sent.get(phase, 0) + bytes_of_call(func, args, kwargs).sent
             return
         count = FLOPS.get(compat.op_packet(func))
         if count is not None:
@@ -170,7 +160,7 @@ class Recorder(MemoryMeter):
     def phase(self, name: str) -> Iterator[None]:
         before, self._phase = self._phase, name
         if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
-            self.flops, self.sent = dict.fromkeys(FLOP_PHASES, 0), Counter()
+            self.flops, self.sent = dict.fromkeys(FLOP_PHASES, 0), {}
             self.traffic = self.step_traffic = 0
         self.marks.append((name, len(self.events)))
         yield
@@ -181,7 +171,8 @@ class Recorder(MemoryMeter):
         # always: a checkpoint's recomputation ends in the middle of a module, by an exception
         leave = register_module_forward_hook(self._leave, always_call=True)
         self._global = [register_module_forward_pre_hook(self._enter), leave]
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *error: object) -> None:
         for hook in self._global:
@@ -194,14 +185,13 @@ class Recorder(MemoryMeter):
         return self._by_record.get(record)
 
     def _enter(self, module: nn.Module, args: object) -> None:
-        self._count += 1
-        self._calls.append((self._names.get(module, self._calls[-1][0]), self._count))
-        self._begins(self._calls[-1][0])
+        self._calls.append(self._names.get(module, self._calls[-1]))
+        self._begins(self._calls[-1])
 
     def _leave(self, module: nn.Module, args: object, out: object) -> None:
         if len(self._calls) > 1:
             self._calls.pop()
-        self._begins(self._calls[-1][0])
+        self._begins(self._calls[-1])
 
     def _begins(self, name: str) -> None:
         number = compat.sequence_number()
@@ -216,7 +206,7 @@ class Recorder(MemoryMeter):
             node = compat.autograd_node()
             if node is not None:
                 return self._owners[bisect.bisect_right(self._numbers, compat.node_number(node)) - 1]
-        return self._calls[-1][0]
+        return self._calls[-1]
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
         if kind == "random states":  # they are on the host, whatever is planned
@@ -228,8 +218,7 @@ class Recorder(MemoryMeter):
     def _changed(self, storage, record, nbytes: int) -> None:
         life = self._by_record.get(record)
         if life is None:
-            life = Life(0, record.kind, self._phase, self._module(), origin(), self._calls[-1][1], self._width,
-                        len(self.events))  # fmt: skip
+            life = Life(0, record.kind, self._phase, self._module(), origin(), self._width)
             self._by_record[record] = life
             self.lives.append(life)
         life.kind = record.kind
@@ -237,21 +226,6 @@ class Recorder(MemoryMeter):
         if nbytes > 0:
             life.nbytes += nbytes
         if storage is None or storage.nbytes() == 0:
-            life.death, life.death_call, life.death_phase = len(self.events), self._calls[-1][1], self._phase
+            life.death_phase = self._phase
             if storage is not None:  # emptied: what fills it again lives another life
                 del self._by_record[record]
-
-
-def _all_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The module's parameters, and those that FSDP2 computes with, which no module lists once the layer is over."""
-    parameters = list(module.parameters())
-    for part in module.modules():
-        for group in _groups_of(compat.fsdp_state(part)):
-            gathered = (compat.gathered(p) for p in group.fsdp_params)
-            parameters += [p for p in gathered if p is not None]
-    return parameters
-
-
-def _groups_of(state: Any) -> list[Any]:
-    groups = compat.fsdp_groups(state)
-    return [group for group in groups if group is not None]

@@ -13,6 +13,7 @@ from pardemo.planner.estimate import RESERVE, Estimate, PredictedStep
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.fine_tune_step import stage_of
 from pardemo.planner.layouts.job import BUCKET, Job, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -43,6 +44,18 @@ class Hardware:
             raise ValueError(f"{self.gpus} GPUs do not divide over {self.hosts} hosts")
         if self.price is not None and not 0 <= self.price < float("inf"):
             raise ValueError(f"--price must be 0 or more, not {self.price}")
+
+    def __str__(self) -> str:
+        """The GPUs, their source, and where there are several hosts what these are and what is between them."""
+        text = f"{self.gpus} × {self.gpu.name} ({self.gpu.source})"
+        if self.hosts == 1:
+            return text
+        return f"{text} on {self.hosts} hosts of {self.host_gpus}, {8 * self.between / 1e9:.4g} Gbit/s between hosts"
+
+    @property
+    def host_gpus(self) -> int:
+        """GPUs of a host."""
+        return self.gpus // self.hosts
 
     @property
     def room(self) -> float:
@@ -131,7 +144,7 @@ class PlanRow:
     @property
     def stage(self) -> int | None:
         """DeepSpeed's ZeRO stage."""
-        return None if self.engine == "fsdp2" else int(self.engine[-1])
+        return stage_of(self.engine)
 
 
 @dataclass
@@ -182,28 +195,6 @@ def title(engine: str) -> str:
     return engine.upper().replace("ZERO-", "ZeRO ")
 
 
-def jobs(request: Request) -> dict[tuple[str, bool], RankJob]:
-    """The job of each engine and way of checkpointing.
-
-    Two micro-batches stand for any more: gradients are kept from the second on.
-    """
-    accumulation = min(2, max(1, request.samples_per_step // (request.dp * min(request.micro_batches))))
-    return {
-        (engine, again): request.job.but(
-            engine=engine, ranks=request.dp, checkpointing=again, accumulation=accumulation
-        )
-        for engine in request.engines
-        if engine == "zero-0" or request.dp > 1
-        for again in request.checkpointing
-    }
-
-
-def cut(request: Request, batch: int, offload: str) -> tuple[str, int, int, int, int]:
-    """How a row's dry run is cut over GPUs: ``offload`` to ``accumulation`` of :meth:`Curve.estimate`."""
-    accumulation = request.share // batch
-    return offload, request.tp, request.pp, min(request.pp, accumulation), accumulation
-
-
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
 TOKENS = 64  # sequences are rounded to multiples of
 #: Tokens of a sample from which cutting it between GPUs is worth a word.
@@ -232,7 +223,7 @@ def plan(request: Request) -> Plan:
 def machine_of(cluster: Hardware) -> Machine:
     """GPUs as the step model sees them."""
     share = 1.0 if cluster.gpu.measured else Machine.link_share
-    return Machine(cluster.gpu, cluster.gpus, cluster.gpus // cluster.hosts, cluster.between, link_share=share)
+    return Machine(cluster.gpu, cluster.gpus, cluster.host_gpus, cluster.between, link_share=share)
 
 
 def tuning_of(job: RankJob) -> Tuning:
@@ -251,9 +242,15 @@ def tuning_of(job: RankJob) -> Tuning:
 
 
 def row_job(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> tuple[Job, Layout]:
-    """One row's job and its layout."""
+    """The job and the layout of one way to run the request; ``shape`` is its model's."""
     job = request.job.but(engine=engine, ranks=request.dp, batch=batch, checkpointing=again)
     return tuned(job, request.cluster, max(1, request.share // batch), offload, request.tp, request.pp, shape)
+
+
+def job_of(request: Request, row: PlanRow) -> tuple[Job, Layout]:
+    """A row's job and its layout."""
+    shape = configurations.of(request.job.config)
+    return row_job(request, shape, row.engine, row.checkpointing, row.offload, row.batch)
 
 
 def tuned(
@@ -304,8 +301,7 @@ def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, 
 
 def longest_sequence(request: Request, best: PlanRow) -> int:
     """Tokens of the longest sample that fits as the row is run, in steps of 64; at most the model's context."""
-    shape = configurations.of(request.job.config)
-    job, layout = row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    job, layout = job_of(request, best)
     context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
     fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
     if context < 2 * TOKENS:
@@ -315,8 +311,7 @@ def longest_sequence(request: Request, best: PlanRow) -> int:
 
 def largest_batch(request: Request, best: PlanRow) -> int:
     """Samples of the largest micro-batch that fits as the row is run."""
-    shape = configurations.of(request.job.config)
-    job, layout = row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    job, layout = job_of(request, best)
     return largest(_fits(request, lambda batch: (job, layout.but(micro_batch=batch))), 4096)
 
 
@@ -352,8 +347,8 @@ def smallest_cluster(request: Request) -> str:
             "these GPUs hold it with checkpointing and micro-batches of 1" + (", ZeRO 3" if request.dp > 1 else "")
             + ": leave out --batch, --checkpointing and --zero"
         )  # fmt: skip
-    told = f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
-    return "; or ".join([told, *_with_fused_loss(request, count), *_cut_sequences(request)])
+    smallest = f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
+    return "; or ".join([smallest, *_with_fused_loss(request, count), *_cut_sequences(request)])
 
 
 def _with_fused_loss(request: Request, count: int | None) -> list[str]:

@@ -1,5 +1,6 @@
 """``pardemo plan --validate``: what the planner says of runs whose outcome is known, and by how much it is off."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
 from pardemo.planner.layouts.step import step
 from pardemo.planner.table import Hardware
+from pardemo.tables import text_table
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
 SWIFT = {512: (5.32, 31.0), 1024: (3.91, 31.6), 2048: (1.77, 32.4), 4096: (0.65, 49.6)}
@@ -132,11 +134,11 @@ def swift() -> list[Check]:
     return rows
 
 
-def here(profile: Any = None) -> list[Check]:
+def here() -> list[Check]:
     """Steps on this machine in fp32 on one core: what a dry run counts, over the rates of *Your machine*'s profile."""
     from pardemo import World, machine
 
-    machine_profile, rows = profile or machine.profile(), []
+    machine_profile, rows = machine.profile(), []
     with World(1) as world:
         for width, layers, checkpointing in ((512, 4, False), (512, 4, True), (768, 3, False)):
             config = LlamaConfig(
@@ -164,7 +166,7 @@ def seconds_of(job: RankJob) -> float:
     times = []
     for _ in range(ROUNDS + 1):
         begin = time.perf_counter()
-        engines.one_step(job, running, ids, labels, measured_peak.no_phase)
+        engines.one_step(job, running, ids, labels, contextlib.nullcontext)
         times.append(time.perf_counter() - begin)
     return median(times[1:])
 
@@ -235,3 +237,15 @@ def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[s
         progress(name)
         rows += [asdict(check) for check in part()]
     return rows
+
+
+def as_text(rows: list[dict[str, Any]]) -> str:
+    """The checks as a table: what is promised of each, and whether it is met."""
+    shown = [("what", "predicted", "known", "unit", "error", "promised", "", "source")]
+    for row in rows:
+        promised = "no promise of ours" if row["within"] is None else row["bound"] or f"± {100 * row['within']:g} %"
+        met = {True: "met", False: "not met", None: ""}[row["met"]]
+        error = f"{100 * row['error']:+.1f} %"
+        shown.append((row["what"], f"{row['predicted']:.4g}", f"{row['known']:.4g}", row["unit"], error, promised, met,
+                      row["source"]))  # fmt: skip
+    return text_table(shown)

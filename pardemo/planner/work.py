@@ -32,8 +32,8 @@ def traffic(func: Any, args: Any, out: Any) -> list[int]:
     if compat.op_schema(func).is_mutable:
         written = written or _changed_in_place(func, args)  # a fused optimizer returns nothing
     else:
-        own = {id(tensor.untyped_storage()) for tensor in read}
-        written = [tensor for tensor in written if id(tensor.untyped_storage()) not in own]
+        read_from = {id(tensor.untyped_storage()) for tensor in read}
+        written = [tensor for tensor in written if id(tensor.untyped_storage()) not in read_from]
         if not written:
             return []
     if name in _LOOK_UPS:

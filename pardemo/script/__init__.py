@@ -6,5 +6,5 @@
 - :mod:`~pardemo.script.record`: what its first steps compute, written down on each rank.
 - :mod:`~pardemo.script.compare`: layouts of it that must train alike, held against the first (``pardemo prove``).
 - :mod:`~pardemo.script.resume`: the script stopped and resumed (``pardemo prove --stop``).
-- :mod:`~pardemo.script.report`: all of that as text, pages and drawings.
+- :mod:`~pardemo.script.report`: all of that as sections, of which a screen and a page are written.
 """

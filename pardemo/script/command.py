@@ -51,7 +51,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
-    from pardemo.script.report import page, text
+    from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
     from pardemo.script.step import full_size, measurement
     from pardemo.script.step import pace as paces
@@ -62,7 +62,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     full = full_size.question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     asked = cluster.size if cluster else arguments.ranks
     with ends_in_order("measure"):
-        out = page.folder(arguments.out) if arguments.out is not None else None
+        out = files.folder(arguments.out) if arguments.out is not None else None
         launch = launch_lines.read(["python", "-m", *program] if arguments.module and program else program, asked)
         ranks = asked if asked is not None else launch.ranks if launch.ranks is not None else launch_lines.RANKS
         if asked is None and not 1 <= ranks <= MAX_RANKS:
@@ -90,8 +90,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
         if full is not None:
             measured.memory["full_size"] = full_size.answer(full, measured, seen)
         if out is not None:
-            page.write(out, measured, seen, launch.script)
-    print(json.dumps(measured.as_json(), indent=1) if arguments.json else text.screen(measured, launch.script))
+            files.write(out, measured, seen, launch.script)
+    print(json.dumps(measured.as_json(), indent=1) if arguments.json else sections.screen(measured, launch.script))
     return 0
 
 

@@ -5,7 +5,8 @@ The plain one is what every split is compared with: same weights on every rank, 
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,6 +68,10 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """Tokens [batch, sequence] to logits [batch, sequence, vocabulary]; learned positions, tied embedding."""
+
+    embedding: Any  # as the others here, of another class where it is cut over ranks
+    blocks: Any
+    head: Any
 
     def __init__(self, vocabulary: int = 512, hidden: int = 64, layers: int = 2, heads: int = 4, sequence: int = 32):
         super().__init__()
@@ -161,13 +166,13 @@ def text(samples: int, length: int, vocabulary: int, seed: int = 0) -> torch.Ten
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocabulary, (samples, length), generator=generator)
     chance = torch.rand(samples, length, generator=generator) < 0.2
-    for at in range(1, length):
-        follows = (tokens[:, at - 1] * 7 + 3) % vocabulary
-        tokens[:, at] = torch.where(chance[:, at], tokens[:, at], follows)
+    for place in range(1, length):
+        follows = (tokens[:, place - 1] * 7 + 3) % vocabulary
+        tokens[:, place] = torch.where(chance[:, place], tokens[:, place], follows)
     return tokens
 
 
-def parallel_mlp(mlp: MLP, group: dist.ProcessGroup | None = None, **options: bool) -> ParallelMLP:
+def parallel_mlp(mlp: MLP, group: dist.ProcessGroup | None = None, **options: Any) -> ParallelMLP:
     """This rank's part of a plain MLP."""
     return ParallelMLP(mlp.first, mlp.second, group, **options)
 
@@ -187,7 +192,7 @@ def parallel_block(block: Block, group: dist.ProcessGroup | None = None, **optio
     )
 
 
-def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
     """This rank's gradients by name."""
     return {name: p.grad for name, p in module.named_parameters()}
 
@@ -200,31 +205,32 @@ def gradients_as_weights(module: nn.Module) -> nn.Module:
     """
     copied = copy.deepcopy(module)
     with torch.no_grad():
-        for parameter, source in zip(copied.parameters(), module.parameters(), strict=True):
-            parameter.copy_(source.grad)
+        for parameter, gradient in zip(copied.parameters(), gradients(module).values(), strict=True):
+            assert gradient is not None
+            parameter.copy_(gradient)
             if dist.is_initialized():
                 dist.broadcast(parameter.data, 0)
     return copied
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """‖found − expected‖ / ‖expected‖: a factor of 1.005 is an error of 0.005, however small the numbers are.
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖actual − expected‖ / ‖expected‖: a factor of 1.005 is an error of 0.005, however small the numbers are.
 
     Infinite where a number is not finite (``max`` would pass over a NaN), or where only the expected ones are all 0.
     """
-    found, expected = (t.detach().double().cpu() for t in (found, expected))
-    off, size = (found - expected).norm().item(), expected.norm().item()
-    if off == 0:
+    actual, expected = actual.detach().double().cpu(), expected.detach().double().cpu()
+    error, size = (actual - expected).norm().item(), expected.norm().item()
+    if error == 0:
         return 0.0
-    return off / size if size and math.isfinite(off / size) else math.inf
+    return error / size if size and math.isfinite(error / size) else math.inf
 
 
-def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+def largest_error(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     """The largest :func:`relative_error` over all tensors.
 
     Raises:
         ValueError: not the same names.
     """
-    if found.keys() != expected.keys():
-        raise ValueError(f"compared names differ: {sorted(found.keys() ^ expected.keys())}")
-    return max(relative_error(found[name], expected[name]) for name in expected)
+    if actual.keys() != expected.keys():
+        raise ValueError(f"compared names differ: {sorted(actual.keys() ^ expected.keys())}")
+    return max(relative_error(actual[name], expected[name]) for name in expected)

@@ -48,12 +48,12 @@ class Mixture(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, x.shape[-1])  # [T, h]
         self.routing = routing = self.router(tokens)
-        chosen = self.router.top_k
+        top_k = self.router.top_k
         order = routing.experts.reshape(-1).argsort(stable=True)  # assignments by expert
-        rows = tokens[order // chosen].split(routing.load.tolist())
+        rows = tokens[order // top_k].split(routing.load.tolist())
         made = torch.cat([expert(part) for expert, part in zip(self.experts, rows, strict=True)])
         weighted = made * routing.weights.reshape(-1)[order].unsqueeze(-1).to(made.dtype)
-        return self.shared(tokens).index_add(0, order // chosen, weighted).view_as(x)
+        return self.shared(tokens).index_add(0, order // top_k, weighted).view_as(x)
 
 
 class MixtureGPT(nn.Module):

@@ -193,8 +193,8 @@ class ColumnParallelLinear(GroupModule):
         several = [n > 1 for n, width in zip(self.copies, self.sections, strict=True) for _ in range(width)]
         rows = torch.tensor(several, device=self.weight.device)  # [out/t]
         summed = _SumCopies.apply(self.group, rows, self.group.size() // max(self.copies), *trained)
-        found = dict(zip(trained, summed, strict=True))
-        return found.get(self.weight, self.weight), None if self.bias is None else found.get(self.bias, self.bias)
+        by_parameter = dict(zip(trained, summed, strict=True))
+        return tuple(p if p is None else by_parameter.get(p, p) for p in (self.weight, self.bias))
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {sum(self.sections)} of {self.out_features}, bias={self.bias is not None}"

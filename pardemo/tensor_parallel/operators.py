@@ -19,6 +19,8 @@ All ranks of the group have to call the same operators, forward and backward: an
 rank alone leaves that rank waiting for the others.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -27,6 +29,8 @@ from pardemo.groups import group_of, share
 from pardemo.tensor_parallel import exchange
 
 COLUMNS, SEQUENCE = -1, -2
+#: (tensor, group, dimension) -> what this rank has of it
+Move = Callable[[torch.Tensor, dist.ProcessGroup, int], torch.Tensor]
 
 
 class _CopyTo(torch.autograd.Function):
@@ -45,41 +49,41 @@ class _CopyTo(torch.autograd.Function):
         return None, *(part.view_as(g) for part, g in zip(parts, gradients, strict=True))
 
 
-class _ReduceFrom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, group, tensor):
-        return exchange.all_reduce(tensor, group)
+class _Operator(torch.autograd.Function):
+    """``forth`` on the way forward, ``back`` on the way back."""
 
     @staticmethod
-    @first_derivative_only
-    def backward(ctx, gradient):
-        return None, gradient
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, group, tensor, dim, reduces):
-        ctx.group, ctx.dim, ctx.reduces = group, positive(tensor, dim), reduces
-        return exchange.all_gather(tensor, group, ctx.dim)
+    def forward(ctx, tensor, group, dim, forth, back):
+        ctx.how = group, dim, back
+        return forth(tensor, group, dim)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, gradient):
-        back = exchange.reduce_scatter if ctx.reduces else exchange.split
-        return None, back(gradient, ctx.group, ctx.dim), None, None
+        group, dim, back = ctx.how
+        return back(gradient, group, dim), None, None, None, None
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, group, tensor, reduces):
-        ctx.group, ctx.dim = group, positive(tensor, SEQUENCE)
-        share(tensor.shape[ctx.dim], group, "a sequence")
-        return (exchange.reduce_scatter if reduces else exchange.split)(tensor, group, ctx.dim)
+@not_compiled
+def _apply(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: int, forth: Move, back: Move, cuts: str = ""
+) -> torch.Tensor:
+    """``cuts``: what ``forth`` cuts along ``dim``, for the error where it does not divide."""
+    group = group_of(group)
+    if group.size() == 1:
+        return tensor
+    place = positive(tensor, dim)
+    if cuts:
+        share(tensor.shape[place], group, cuts)
+    return _Operator.apply(tensor, group, place, forth, back)
 
-    @staticmethod
-    @first_derivative_only
-    def backward(ctx, gradient):
-        return None, exchange.all_gather(gradient, ctx.group, ctx.dim), None
+
+def _sum(tensor: torch.Tensor, group: dist.ProcessGroup, _: int) -> torch.Tensor:
+    return exchange.all_reduce(tensor, group)
+
+
+def _as_it_is(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+    return tensor
 
 
 @not_compiled
@@ -95,21 +99,16 @@ def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
     return _CopyTo.apply(group, *tensors)
 
 
-@not_compiled
 def reduce_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """g: the ranks' partial results are summed; backward, each part gets the whole gradient."""
-    group = group_of(group)
-    return tensor if group.size() == 1 else _ReduceFrom.apply(group, tensor)
+    return _apply(tensor, group, 0, _sum, _as_it_is)
 
 
-@not_compiled
 def gather_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The parts of the last dimension together; backward, this rank's part of a gradient that all ranks have."""
-    group = group_of(group)
-    return tensor if group.size() == 1 else _Gather.apply(group, tensor, COLUMNS, False)
+    return _apply(tensor, group, COLUMNS, exchange.all_gather, exchange.split)
 
 
-@not_compiled
 def gather_sequence(
     tensor: torch.Tensor, group: dist.ProcessGroup | None = None, whole_gradient: bool = False
 ) -> torch.Tensor:
@@ -118,22 +117,18 @@ def gather_sequence(
     With ``whole_gradient`` every rank's gradient is the whole one already, as behind a layer that is not split, and is
     only cut.
     """
-    group = group_of(group)
-    return tensor if group.size() == 1 else _Gather.apply(group, tensor, SEQUENCE, not whole_gradient)
+    back = exchange.split if whole_gradient else exchange.reduce_scatter
+    return _apply(tensor, group, SEQUENCE, exchange.all_gather, back)
 
 
-@not_compiled
 def reduce_scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Partial results of all tokens to the summed result of this rank's; backward, all tokens' gradients."""
-    group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, True)
+    return _apply(tensor, group, SEQUENCE, exchange.reduce_scatter, exchange.all_gather, "a sequence")
 
 
-@not_compiled
 def scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's tokens of what every rank has: the way into a sequence-parallel region."""
-    group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, False)
+    return _apply(tensor, group, SEQUENCE, exchange.split, exchange.all_gather, "a sequence")
 
 
 def positive(tensor: torch.Tensor, dim: int) -> int:

@@ -1,14 +1,14 @@
 """Fixtures that a rank makes: those of the plug-in, pytest's own that act on the process, and the user's."""
 
 import inspect
-import io
-import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 
+from pardemo import compat
 from pardemo.extras import needed_by
 from pardemo.meters import MemoryMeter, WireMeter
 from pardemo.testing.messages import OnRanks
@@ -78,94 +78,59 @@ class _Request:
         )
 
 
-class Captured(NamedTuple):
-    """What was printed since the last look at it."""
-
-    out: str
-    err: str
-
-
 class CapSys:
     """``capsys`` on a rank: what this rank prints by ``sys.stdout`` and ``sys.stderr``."""
 
-    def __init__(self) -> None:
-        self._real = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    def __init__(self, capture: Any):
+        self._capture = capture
 
-    def readouterr(self) -> Captured:
-        """What was printed since the last call, and forgets it."""
-        both = (sys.stdout, sys.stderr)
-        texts = [stream.getvalue() if isinstance(stream, io.StringIO) else "" for stream in both]
-        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
-        return Captured(*texts)
+    def readouterr(self) -> Any:
+        """What was printed since the last call, as ``out`` and ``err``, and forgets it."""
+        return self._capture.readouterr()
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Within the block what is printed goes where it went before."""
-        own = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = self._real
+        self._capture.suspend_capturing()
         try:
             yield
         finally:
-            sys.stdout, sys.stderr = own
-
-    def close(self) -> None:
-        """Prints what nobody has looked at."""
-        left = self.readouterr()
-        sys.stdout, sys.stderr = self._real
-        sys.stdout.write(left.out)
-        sys.stderr.write(left.err)
+            self._capture.resume_capturing()
 
 
 def _capsys() -> Generator[CapSys, None, None]:
-    capture = CapSys()
-    yield capture
-    capture.close()
+    capture = compat.MultiCapture(in_=None, out=compat.SysCapture(1), err=compat.SysCapture(2))
+    capture.start_capturing()
+    yield CapSys(capture)
+    capture.pop_outerr_to_orig()  # what nobody has looked at is printed
+    capture.stop_capturing()
 
 
 def _monkeypatch() -> Generator[pytest.MonkeyPatch, None, None]:
-    patch = pytest.MonkeyPatch()
-    yield patch
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
 
 
-class _Used:
-    """Notes whether a meter was entered: one that never was has zeros, and whoever compared them has tested nothing."""
+def _meter(name: str, kind: Any, **options: Any) -> Generator[Any, None, None]:
+    entered = []
 
-    used = False
+    class Meter(kind):
+        """Notes that it was entered: one that never was has zeros, and whoever compared them has tested nothing."""
 
-    def __enter__(self) -> Any:
-        self.used = True
-        return super().__enter__()  # type: ignore[misc]
+        def __enter__(self) -> Any:
+            entered.append(self)
+            return super().__enter__()
 
-
-class _Wire(_Used, WireMeter):
-    pass
-
-
-class _Memory(_Used, MemoryMeter):
-    pass
-
-
-def _meter(name: str, make: Callable[[], Any]) -> Generator[Any, None, None]:
-    yield (meter := make())
-    if not meter.used:
+    yield Meter(**options)
+    if not entered:
         pytest.fail(f"the test asks for {name!r} and measures nothing with it: write 'with {name}:'", pytrace=False)
-
-
-def _wire() -> Generator[WireMeter, None, None]:
-    yield from _meter("wire", _Wire)
-
-
-def _memory() -> Generator[MemoryMeter, None, None]:
-    yield from _meter("memory", lambda: _Memory(meets=True))
 
 
 _BUILT_IN: dict[str, Callable] = {
     "rank": dist.get_rank,
     "world_size": dist.get_world_size,
-    "wire": _wire,
-    "memory": _memory,
+    "wire": partial(_meter, "wire", WireMeter),
+    "memory": partial(_meter, "memory", MemoryMeter, meets=True),
     "same_on_all_ranks": lambda: same_on_all_ranks,
     "single_process": SingleProcess,
     "monkeypatch": _monkeypatch,

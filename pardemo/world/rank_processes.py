@@ -94,6 +94,9 @@ class Ranks:
 
     def _join_settings(self, rank: int, threads: int, env: dict[str, str]) -> dict[str, Any]:
         beside = self.cluster.ranks_per_host if self.cluster else self.size
+        adapter, address = "lo" if sys.platform == "linux" else "lo0", "127.0.0.1"
+        if self.hosts:
+            adapter, address = namespaces.ADAPTER, namespaces.address(0)
         return {
             "rank": rank,
             "size": self.size,
@@ -107,13 +110,8 @@ class Ranks:
             **self._links_of(rank),
             "env": {
                 **{name: value for name, value in os.environ.items() if name not in SINGLE_THREADED},
-                "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-                "MASTER_ADDR": "127.0.0.1",
-                **(
-                    {"GLOO_SOCKET_IFNAME": namespaces.ADAPTER, "MASTER_ADDR": namespaces.address(0)}
-                    if self.hosts
-                    else {}
-                ),
+                "GLOO_SOCKET_IFNAME": adapter,
+                "MASTER_ADDR": address,
                 "MASTER_PORT": "0",
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank % beside),
@@ -223,14 +221,13 @@ class Ranks:
         while until.left_s() and not (sizes == before and all(map(operator.gt, sizes, noted))):
             time.sleep(0.05)
             before, sizes = sizes, [os.fstat(file).st_size for file in files]
-        texts = [os.pread(file, size, 0) for file, size in zip(files, sizes, strict=True)]
-        waits = [waiting.read(text.decode("utf-8", "replace"))[0] for text in texts]
-        new = [text[begin:] for text, begin in zip(texts, noted, strict=True)]  # they may have been asked before
-        stacks = [_readers_part(waiting.read(text.decode("utf-8", "replace"))[1]) for text in new]
-        stacks_by_rank = {
-            rank: stack or _if_stopped(self.pids[rank]) for rank, stack in zip(ranks, stacks, strict=True)
-        }
-        return dict(zip(ranks, waits, strict=True)), stacks_by_rank
+        waits, stacks = {}, {}
+        for rank, file, size, begin in zip(ranks, files, sizes, noted, strict=True):
+            text = os.pread(file, size, 0)
+            waits[rank] = waiting.read(text.decode("utf-8", "replace"))[0]
+            new = waiting.read(text[begin:].decode("utf-8", "replace"))[1]  # it may have been asked before
+            stacks[rank] = _readers_part(new) or _if_stopped(self.pids[rank])
+        return waits, stacks
 
     def _drain(self) -> None:
         for printer in self.printers:

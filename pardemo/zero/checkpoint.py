@@ -52,15 +52,12 @@ def save(engine: Engine, folder: str | Path) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     writer = dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True)
-    _run(
-        OSError,
-        f"{folder.name} cannot be written",
-        lambda: dcp.save(tensors, storage_writer=writer, process_group=group),
-    )
+    what = f"{folder.name} cannot be written"
+    _run(OSError, what, lambda: dcp.save(tensors, storage_writer=writer, process_group=group))
     names = sorted(path.name for path in partial.iterdir())
     written: list[Any] = [None] * engine.size
-    own = {name: _size_and_digest(partial / name) for name in names[rank :: engine.size]}
-    dist.all_gather_object(written, (own, json.dumps(shards)), group=group)
+    digests = {name: _size_and_digest(partial / name) for name in names[rank :: engine.size]}
+    dist.all_gather_object(written, (digests, json.dumps(shards)), group=group)
     with same_outcome(group):
         for other, (_, theirs) in enumerate(written):
             if theirs != written[0][1]:
@@ -129,8 +126,8 @@ def load(engine: Engine, folder: str | Path) -> None:
             engine.optimizer.state.pop(shard.master, None)
             if state:  # none, where it was saved before the optimizer's first step
                 engine.optimizer.state[shard.master].update(state)
-    for own, setting in zip(engine.optimizer.param_groups, settings, strict=True):
-        own.update(setting)
+    for current, setting in zip(engine.optimizer.param_groups, settings, strict=True):
+        current.update(setting)
     engine.after_load()
 
 
@@ -160,10 +157,10 @@ def _targets(engine: Engine, saved: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Where a checkpoint's tensors are read to: the engine stays as it is until all are there."""
     tensors = {f"alike.{name}": torch.zeros(t.shape, dtype=t.dtype) for name, t in engine.alike().items()}
     for name, shard in engine.shards().items():
-        own = shard.master.detach()
-        tensors[f"shard.{name}"] = shard.as_dtensor(torch.zeros_like(own))
+        local = shard.master.detach()
+        tensors[f"shard.{name}"] = shard.as_dtensor(torch.zeros_like(local))
         for key, dtype in saved[name]["states"].items():
-            tensors[f"state.{key}.{name}"] = shard.as_dtensor(torch.zeros_like(own, dtype=_DTYPES[dtype]))
+            tensors[f"state.{key}.{name}"] = shard.as_dtensor(torch.zeros_like(local, dtype=_DTYPES[dtype]))
     return tensors
 
 

@@ -1,7 +1,6 @@
 """What the engines refuse, in one line each: models that differ, and optimizers that flat shards would change."""
 
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -9,6 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
+from pardemo.collectives.agreement import compare_lines
+from pardemo.collectives.outcome import same_outcome
 from pardemo.groups import cut_of, cut_within
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
@@ -29,30 +30,15 @@ def compare_models(module: nn.Module, group: dist.ProcessGroup, engine: str, gro
     Raises:
         ValueError, RuntimeError: what speaks against the module on some rank, or the first difference; on every rank.
     """
-    problem: Exception | None = None
-    try:
+    with same_outcome(group):
         _check_module(module, group)
-    except (ValueError, RuntimeError) as error:
-        problem = error
+    compare_lines("the ranks' engines differ", [engine], group)
     form: list[tuple[Any, ...]] = [
         (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen", f"group {groups.number(p)}")
         for name, p in module.named_parameters()
     ]
     form += [(name, tuple(b.shape), str(b.dtype), "a buffer") for name, b in module.named_buffers()]
-    ranks: list[Any] = [None] * group.size()
-    dist.all_gather_object(ranks, (engine, problem and str(problem), form), group=group)
-    for rank, (theirs, _, _) in enumerate(ranks):
-        if theirs != ranks[0][0]:
-            raise ValueError(f"the ranks' engines differ: rank 0 has {ranks[0][0]}, rank {rank} has {theirs}")
-    if problem is not None:
-        raise problem
-    for rank, (_, theirs, _) in enumerate(ranks):
-        if theirs:
-            raise ValueError(f"rank {rank}: {theirs}")
-    for rank, (_, _, theirs) in enumerate(ranks):
-        for here, there in zip_longest(ranks[0][2], theirs, fillvalue="nothing more"):
-            if here != there:
-                raise ValueError(f"the ranks' models differ: rank 0 has {here}, rank {rank} has {there}")
+    compare_lines("the ranks' models differ", [str(line) for line in form], group)
 
 
 def _check_module(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -112,16 +98,16 @@ def check_elementwise(make: MakeOptimizer, groups: ParamGroups, device: torch.de
             return [part.reshape(shape).clone() for part, shape in zip(parts, shapes, strict=True)]
 
         tensors = [[nn.Parameter(part) for part in cut(weights)] for _ in groups.settings]
-        optimizer = make(groups.shards((number, p) for number, own in enumerate(tensors) for p in own))
+        optimizer = make(groups.shards((number, p) for number, parameters in enumerate(tensors) for p in parameters))
         for group in optimizer.param_groups:
             group["lr"] = group.get("lr") or 1e-2  # a schedule may begin at zero, which would hide everything
         for gradient in gradients:
-            for own in tensors:
-                for parameter, part in zip(own, cut(gradient), strict=True):
+            for parameters in tensors:
+                for parameter, part in zip(parameters, cut(gradient), strict=True):
                     parameter.grad = part
             optimizer.step()
         return type(optimizer).__name__, torch.stack(
-            [torch.cat([p.detach().flatten() for p in own]) for own in tensors]
+            [torch.cat([p.detach().flatten() for p in parameters]) for parameters in tensors]
         )
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():

@@ -108,15 +108,15 @@ def cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], d
         ValueError: the layers are cut over groups of different ranks.
     """
     cut: dict[nn.Parameter, list[Span]] = {}
-    found = None
+    whole_group = None
     for parameter in module.parameters():
         if mark := cut_of(parameter):
-            ranks, others = (dist.get_process_group_ranks(one) for one in (mark.group, found or mark.group))
+            ranks, others = (dist.get_process_group_ranks(group) for group in (mark.group, whole_group or mark.group))
             if ranks != others:
                 raise ValueError(f"layers are cut over ranks {others} and over {ranks}; a model has one such group")
-            found = mark.group
+            whole_group = mark.group
             cut[parameter] = list(mark.counted)
-    return cut, found
+    return cut, whole_group
 
 
 def clip_factor(norm: float, max_norm: float) -> float:

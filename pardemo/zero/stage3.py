@@ -47,8 +47,7 @@ class Zero3(Engine):
             module's ``nn.ModuleList`` and ``nn.Sequential`` children, of the first level where there are any. What is
             in none of them, and a layer that shares a parameter with others (tied), is gathered around the whole
             module.
-        prefetch: gather the next layer while this one computes. The others as for :class:`Zero1`, but the optimizer
-            need not work element by element: it gets DTensors.
+        options: as for :class:`Zero1`, but the optimizer need not work element by element: it gets DTensors.
 
     Two engines on one group: all ranks use them in one order, because a forward waits for the other ranks' shards (a
     time-out names who waits for which).
@@ -67,7 +66,6 @@ class Zero3(Engine):
         group: dist.ProcessGroup | None = None,
         *,
         layers: Sequence[nn.Module] | None = None,
-        prefetch: bool = True,
         **options,
     ):
         layers = default_layers(module) if layers is None else layers
@@ -75,7 +73,7 @@ class Zero3(Engine):
             if layer is module or layer not in set(module.modules()):
                 raise ValueError(f"layers[{number}] is {'the whole' if layer is module else 'no part of the'} module")
         self._layers: list[Any] = _unshared(module, layers)
-        self._prefetch, self._whole = prefetch, False
+        self._whole = False
         super().__init__(module, optimizer, group, **options)
         for parameter in self._trained() if self.norm.is_of_a_part else ():
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p.grad, "__class__", part_gradient()))
@@ -171,11 +169,8 @@ class Zero3(Engine):
                 shard.set_custom_all_gather(RingAllGather(self, labels[part]))
                 shard.set_custom_reduce_scatter(RingReduceScatter(self, labels[part]))
         self.module.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-        order: list[Any] = [self.module, *self._layers]
-        for part, following in pairwise(order) if self._prefetch else ():
-            part.set_modules_to_forward_prefetch([following])
-        for part in () if self._prefetch else order:
-            part.set_modules_to_backward_prefetch([part])  # to say: nobody, where FSDP2 takes the one before
+        for part, following in pairwise([self.module, *self._layers]):
+            part.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
         sharded = dict(self.module.named_parameters())
         for name, cut in cuts.items():
             mark_cut(sharded[name], cut.group, cut.dim, cut.counted)

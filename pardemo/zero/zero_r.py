@@ -13,6 +13,7 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), 4.2 and 6.
 
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -111,23 +112,16 @@ def reduce_in_buffer(
         room = min(room, buffer_bytes // tensors[0].element_size())
     if room < 1:
         raise ValueError(f"a buffer of {buffer_bytes} bytes does not hold one element")
-    buffer, packed, used = pieces[0].new_empty(room), [], 0
-    for piece in pieces:
-        at = 0
-        while at < piece.numel():
-            take = min(room - used, piece.numel() - at)
-            buffer[used : used + take] = piece[at : at + take]
-            packed.append((piece[at : at + take], used))
-            at, used = at + take, used + take
-            if used == room:
-                _exchange(buffer, packed, used, group)
-                packed, used = [], 0
-    if used:
-        _exchange(buffer, packed, used, group)
+    buffer, ends = pieces[0].new_empty(room), [0, *accumulate(p.numel() for p in pieces)]
+    for first in range(0, ends[-1], room):  # of all elements in a row, those that the buffer has at a time
+        packed = []
+        for piece, begin in zip(pieces, ends, strict=False):
+            part = piece[max(0, first - begin) : max(0, first + room - begin)]
+            if part.numel():
+                packed.append((part, buffer[max(0, begin - first) :][: part.numel()]))
+        for part, place in packed:
+            place.copy_(part)
+        ring_all_reduce(buffer[: min(room, ends[-1] - first)], group)
+        for part, place in packed:
+            part.copy_(place)
     return buffer.nbytes
-
-
-def _exchange(buffer: torch.Tensor, packed: list, used: int, group: dist.ProcessGroup | None) -> None:
-    ring_all_reduce(buffer[:used], group)
-    for piece, at in packed:
-        piece.copy_(buffer[at : at + piece.numel()])

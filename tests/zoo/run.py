@@ -16,16 +16,17 @@ import re
 import sys
 import time
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ZOO = Path(__file__).resolve().parent
 RESULT = ZOO.parent.parent / "outputs" / "reference" / "zoo.json"
 PAGE = ZOO.parent.parent / "docs" / "records" / "silent-bugs.md"
 PLACE = re.compile(r"(<!-- (count|families): [^>]*-->\n).*?(<!-- end of \2 -->)", re.DOTALL)
-#: Families whose cases hang: they are told by the log of collectives, and tested in tests/test_hangs.py.
-OTHERS = {"hangs"}
-#: The others, in the order of the page, each with its heading there.
+#: What is to be right of a proof's verdict.
+RIGHT = ("found", "module_right", "cause_right")
+#: In the order of the page, each with its heading there. Scripts that hang are another matter: tests/test_hangs.py.
 FAMILIES = {
     "sums": "Sums over ranks",
     "normalisation": "What the loss is divided by",
@@ -59,39 +60,16 @@ class Case:
     @property
     def script(self) -> Path:
         """The script, broken unless it gets ``--mended``."""
-        return ZOO / self.family / f"{self.name}.py"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a proof said of a case: of the broken script, and whether the mended one was accused."""
-
-    family: str
-    name: str
-    thread: str
-    what: str
-    found: bool
-    module_right: bool
-    cause_right: bool
-    false_alarm: bool
-    cause: str
-    module: str
-    factor: float | None
-    rest: float | None
-    layout: str
-    step: int | None
-    said: str
-    seconds: float
+        return ZOO / f"{self.name}.py"
 
 
 def cases() -> list[Case]:
     """All cases of all families, in their order."""
-    made = []
-    for file in sorted(ZOO.glob("*/cases.toml")):
-        if file.parent.name not in OTHERS:
-            for name, of in tomllib.loads(file.read_text(encoding="utf-8")).items():
-                made.append(Case(file.parent.name, name, **{**of, "layouts": tuple(of["layouts"])}))
-    return made
+    families = tomllib.loads((ZOO / "cases.toml").read_text(encoding="utf-8"))
+    return [
+        Case(family, name, **{**of, "layouts": tuple(of["layouts"])})
+        for family, members in families.items() for name, of in members.items()
+    ]  # fmt: skip
 
 
 def proven(case: Case, mended: bool):
@@ -106,35 +84,39 @@ def proven(case: Case, mended: bool):
         return proof.scripts(layouts.from_texts(case.layouts, line), options)
 
 
-def outcome(case: Case) -> Outcome:
-    """Runs a case twice, and holds what is said against what it should be."""
-    begin = time.monotonic()
-    said, found, alarm = "", [], False
+def outcome(case: Case) -> dict[str, Any]:
+    """What proofs say of a case, beside what they have to say of the broken script; the mended one is to be equal.
+
+    A row of ``zoo.json``.
+    """
+    begin, said, alarm = time.monotonic(), "", False
+    findings, best = [], None
     try:
         broken = proven(case, False)
-        found = broken.findings
-        said = "; ".join(broken.failed.values())
+        findings, said = broken.findings, "; ".join(broken.failed.values())
     except ValueError as error:
         said = f"error: {error}"
     try:
         right = proven(case, True)
-        alarm = not right.equal
-        if alarm:
+        if alarm := not right.equal:
             said += f" | mended: {[(f.what, f.cause, f.module, f.why) for f in right.findings]} {right.failed}"
     except ValueError as error:
         alarm, said = True, f"{said} | mended: {error}"
-    best = next((f for f in found if f.cause == case.cause), found[0] if found else None)
-    module = best.module if best else ""
-    right_module = bool(best) and (module == case.module or module.startswith(f"{case.module}.") or not case.module)
-    factor = best.factor if best else None
+    row = dict.fromkeys(("cause", "module", "factor", "rest", "layout", "step"))
+    row |= {"cause": "", "module": "", "layout": ""}
+    if findings:
+        best = next((f for f in findings if f.cause == case.cause), findings[0])
+        row = {name: getattr(best, name) for name in row}
+        said = best.why + said
     cause_right = bool(best) and best.cause == case.cause
     if cause_right and case.factor is not None:
-        cause_right = factor is not None and abs(factor - case.factor) < 1e-3 * abs(case.factor)
-    return Outcome(
-        case.family, case.name, case.thread, case.what, bool(found), right_module, cause_right, alarm,
-        best.cause if best else "", module, factor, best.rest if best else None, best.layout if best else "",
-        best.step if best else None, (best.why if best else "") + said, round(time.monotonic() - begin, 1),
-    )  # fmt: skip
+        cause_right = best.factor is not None and abs(best.factor - case.factor) < 1e-3 * abs(case.factor)
+    return {
+        "family": case.family, "name": case.name, "thread": case.thread, "what": case.what, "found": bool(best),
+        "module_right": bool(best) and f"{best.module}.".startswith(f"{case.module}." if case.module else ""),
+        "cause_right": cause_right, "false_alarm": alarm, **row, "said": said,
+        "seconds": round(time.monotonic() - begin, 1),
+    }  # fmt: skip
 
 
 def page(kept: list[dict], text: str) -> str:
@@ -146,9 +128,7 @@ def page(kept: list[dict], text: str) -> str:
 def counted(kept: list[dict]) -> str:
     """How many were found, in sentences, and those of which something was missed."""
     of, longest, minutes = len(kept), max(one["seconds"] for one in kept), sum(one["seconds"] for one in kept) / 60
-    found, module, cause, alarm = (
-        sum(one[key] for one in kept) for key in ("found", "module_right", "cause_right", "false_alarm")
-    )
+    found, module, cause, alarm = (sum(one[key] for one in kept) for key in (*RIGHT, "false_alarm"))
     lines = [
         f"**{of} bugs: {found} found, {module} at the right module, {cause} with the right cause.** False alarms on "
         f"the {of} mended scripts: {alarm}. Broken and mended together, a bug took at most {longest:.0f} seconds on "
@@ -156,7 +136,7 @@ def counted(kept: list[dict]) -> str:
     ]
     wanted = {(case.family, case.name): case for case in cases()}
     for one in kept:
-        if not (one["found"] and one["module_right"] and one["cause_right"]):
+        if not all(one[key] for key in RIGHT):
             case = wanted[one["family"], one["name"]]
             lines.append(
                 f"\n- Missed in part: {one['what']} (`{one['name']}`). It should say {case.cause}"
@@ -173,7 +153,7 @@ def counted(kept: list[dict]) -> str:
 def family(name: str, kept: list[dict]) -> str:
     """A family's heading, and a row for each of its bugs."""
     lines = [f"## {FAMILIES[name]}", ""]
-    lines += [f"| bug | met in | script in `tests/zoo/{name}` | `pardemo prove` says |", "|---|---|---|---|"]
+    lines += ["| bug | met in | script in `tests/zoo` | `pardemo prove` says |", "|---|---|---|---|"]
     for one in kept:
         if one["family"] == name:
             first, *words = one["what"].split(" ")
@@ -201,14 +181,13 @@ def first_of(threads: str) -> str:
     return re.split(r",\s*|\s+and\s+", threads)[0].replace("#", " ")
 
 
-def worse(outcomes: list[Outcome]) -> list[str]:
+def worse(rows: list[dict]) -> list[str]:
     """Names of the cases that are worse than in the committed outcome."""
     kept = {row["name"]: row for row in json.loads(RESULT.read_text(encoding="utf-8"))}
-    right = ("found", "module_right", "cause_right")
     return [
-        one.name for one in outcomes
-        if any(kept[one.name][key] and not getattr(one, key) for key in right)
-        or (one.false_alarm and not kept[one.name]["false_alarm"])
+        row["name"] for row in rows
+        if any(kept[row["name"]][key] > row[key] for key in RIGHT)
+        or row["false_alarm"] > kept[row["name"]]["false_alarm"]
     ]  # fmt: skip
 
 
@@ -225,30 +204,25 @@ def main() -> int:
     if asked.docs and not asked.write:
         write_page()
         return 0
-    chosen = [case for case in cases() if not asked.names or {case.family, case.name} & set(asked.names)]
-    outcomes = []
-    for case in chosen:
-        one = outcome(case)
-        outcomes.append(one)
-        marks = "".join(
-            letter if good else "-"
-            for letter, good in zip("FMC", (one.found, one.module_right, one.cause_right), strict=True)
-        )
-        wanted = "" if marks == "FMC" else f"  [wanted {case.cause} at {case.module} {case.factor or ''}]"
-        alarm = "  FALSE ALARM" if one.false_alarm else ""
-        print(f"{marks} {one.seconds:5.1f} s  {one.family}/{one.name}: {one.cause} at {one.module} "
-              f"× {one.factor} rest {one.rest}{wanted}{alarm}", flush=True)  # fmt: skip
-        if asked.verbose or wanted or alarm:
-            print(f"        {one.said}", flush=True)
-    count = [
-        sum(getattr(one, key) for one in outcomes) for key in ("found", "module_right", "cause_right", "false_alarm")
-    ]
-    print(f"{len(outcomes)} cases: {count[0]} found, {count[1]} at the right module, {count[2]} with the cause, "
+    rows = []
+    for case in cases():
+        if asked.names and not {case.family, case.name} & set(asked.names):
+            continue
+        rows.append(row := outcome(case))
+        marks = "".join(letter if row[key] else "-" for letter, key in zip("FMC", RIGHT, strict=True))
+        wrong = f"  [wanted {case.cause} at {case.module} {case.factor or ''}]" if marks != "FMC" else ""
+        wrong += "  FALSE ALARM" if row["false_alarm"] else ""
+        print(f"{marks} {row['seconds']:5.1f} s  {case.family}/{case.name}: {row['cause']} at {row['module']} "
+              f"× {row['factor']} rest {row['rest']}{wrong}", flush=True)  # fmt: skip
+        if asked.verbose or wrong:
+            print(f"        {row['said']}", flush=True)
+    count = [sum(row[key] for row in rows) for key in (*RIGHT, "false_alarm")]
+    print(f"{len(rows)} cases: {count[0]} found, {count[1]} at the right module, {count[2]} with the cause, "
           f"{count[3]} false alarms")  # fmt: skip
-    fallen = worse(outcomes)
+    fallen = worse(rows)
     print(*(f"worse than the committed outcome: {name}" for name in fallen), sep="\n", end="")
     if asked.write:
-        RESULT.write_text(json.dumps([asdict(one) for one in outcomes], indent=1, ensure_ascii=False) + "\n")
+        RESULT.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         write_page()
     return 1 if fallen else 0
 

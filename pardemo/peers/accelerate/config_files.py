@@ -19,9 +19,15 @@ from pardemo.peers.deepspeed import settings as deepspeed_settings
 
 _TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
 _PRECISIONS = {"no": False, "bf16": False, "fp16": True, "fp8": True}  # name -> whether it needs a GPU
-_SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
+#: Section -> the type that it belongs to, and the heading of its keys among the options of ``accelerate launch``.
+_SECTIONS = {
+    "fsdp_config": ("FSDP", "FSDP Arguments"),
+    "deepspeed_config": ("DEEPSPEED", "DeepSpeed Arguments"),
+    "megatron_lm_config": ("MEGATRON_LM", "Megatron-LM Arguments"),
+    "parallelism_config": (None, "ParallelismConfig Arguments"),
+}
 #: What Accelerate wants in DeepSpeed's own file, if there is one, and refuses beside it.
-_FILES_OWN = {
+_DEEPSPEEDS_KEYS = {
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
     "mixed_precision",
@@ -59,20 +65,21 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
 
     deepspeed_settings.refuse_unknown(config, set(ClusterConfig.__dataclass_fields__), "the configuration")
-    kind = config.get("distributed_type")
+    kind: Any = config.get("distributed_type")
     if kind == "MULTI_CPU" or config.get("use_cpu"):
         raise ValueError("MULTI_CPU and use_cpu: true start one process without a word (unless mpirun is there): "
                          "say distributed_type MULTI_GPU and use_cpu false, and call cpu_ranks()")  # fmt: skip
     _one_of("distributed_type", kind, _TYPES)
     _check_precision(config)
     _check_processes(config, kind)
-    for type_, section in _SECTIONS.items():
+    for section, (owner, title) in _SECTIONS.items():
         if not isinstance(config.get(section, {}), Mapping):
             raise ValueError(f"{section} must be a section of keys, not {config[section]!r}")
-        if config.get(section) and kind != type_:
-            raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {type_}")
-        deepspeed_settings.refuse_unknown(config.get(section, {}), _known(section), section)
-    _check_parallelism(config)
+        if config.get(section) and owner not in (None, kind):
+            raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {owner}")
+        deepspeed_settings.refuse_unknown(config.get(section, {}), _keys(title), section)
+    if config.get("parallelism_config"):
+        _check_parallelism(config["parallelism_config"], config.get("num_processes"))
     if kind == "DEEPSPEED":
         _check_deepspeed(config, folder)
 
@@ -103,10 +110,9 @@ def environment(path: Path) -> dict[str, str]:
     from pardemo.peers.accelerate.training import PREFIXES
 
     parsed = launch.launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
-    variables = launched(parsed)[1]
-    chosen = {name: value for name, value in variables.items() if name.startswith(PREFIXES)}
+    variables = {name: value for name, value in launched(parsed)[1].items() if name.startswith(PREFIXES)}
     file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-    return chosen | ({file: str(path.parent / chosen[file])} if file in chosen else {})
+    return variables | ({file: str(path.parent / variables[file])} if file in variables else {})
 
 
 def launched(args: argparse.Namespace) -> tuple[argparse.Namespace, dict[str, str], bool]:
@@ -130,15 +136,12 @@ def launched(args: argparse.Namespace) -> tuple[argparse.Namespace, dict[str, st
     return args, prepare.prepare_simple_launcher_cmd_env(args)[1], True
 
 
-def _known(section: str) -> set[str]:
+def _keys(title: str) -> set[str]:
     """The keys of a section are options of ``accelerate launch``; in ``fsdp_config`` their prefix may be left out."""
     from accelerate.commands.launch import launch_command_parser
 
-    titles = {"fsdp_config": "FSDP Arguments", "deepspeed_config": "DeepSpeed Arguments"}
-    titles |= {"parallelism_config": "ParallelismConfig Arguments"}
-    title = titles.get(section, "Megatron-LM Arguments")
     keys = compat.default_options(launch_command_parser(), title)
-    return keys | ({key.removeprefix("fsdp_") for key in keys} if section == "fsdp_config" else set())
+    return keys | {key.removeprefix("fsdp_") for key in keys}
 
 
 def _one_of(key: str, value: Any, names: Mapping[str, Any]) -> None:
@@ -167,41 +170,30 @@ def _check_processes(config: Mapping[str, Any], kind: str) -> None:
         raise ValueError(f"distributed_type {kind} needs num_processes of at least {_TYPES[kind]}, not {processes}")
     if processes % machines:
         raise ValueError(f"num_processes {processes} does not divide among num_machines {machines}")
-    if machines > 1:
-        for key in ("main_process_ip", "main_process_port"):
-            if not config.get(key):
-                raise ValueError(f"{machines} machines need {key}, where they meet")
+    for key in ("main_process_ip", "main_process_port"):
+        if machines > 1 and not config.get(key):
+            raise ValueError(f"{machines} machines need {key}, where they meet")
     if processes // machines > room():
         on = f" on {machines} machines" if machines > 1 else ""
-        what = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else f"room for {room()} CPU ranks"
-        raise ValueError(f"num_processes {processes}{on} is more than the machine allows: it has {what}")
+        limit = f"{room()} GPUs" if torch.cuda.is_available() else f"room for {room()} CPU ranks"
+        raise ValueError(f"num_processes {processes}{on} is more than the machine allows: it has {limit}")
 
 
-def _check_parallelism(config: Mapping[str, Any]) -> None:
+def _check_parallelism(section: Mapping[str, Any], processes: Any) -> None:
     """The sizes of Accelerate's ParallelismConfig, whose product are the processes: it says so rank by rank."""
-    section = config.get("parallelism_config", {})
-    if not isinstance(section, Mapping):
-        raise ValueError(f"parallelism_config must be a section of keys, not {section!r}")
-    if not section:
-        return
-    deepspeed_settings.refuse_unknown(section, _known("parallelism_config"), "parallelism_config")
-    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    keys = {name: f"parallelism_config_{name}_size" for name in names}
+    keys = {name: f"parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     sizes = {name: options.whole(section.get(key, 1), key) for name, key in keys.items()}
-    if math.prod(sizes.values()) != config.get("num_processes"):
+    if math.prod(sizes.values()) != processes:
         degrees = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
-        raise ValueError(f"parallelism_config is {degrees}: not num_processes {config.get('num_processes')}")
+        raise ValueError(f"parallelism_config is {degrees}: not num_processes {processes}")
 
 
 def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:
     section = config.get("deepspeed_config", {})
-    file = section.get("deepspeed_config_file")
-    if file is None:
+    if (file := section.get("deepspeed_config_file")) is None:
         return
-    if both := _FILES_OWN & {*section, *config}:
-        raise ValueError(
-            f"{', '.join(sorted(both))} beside deepspeed_config_file: Accelerate refuses both; put it there"
-        )
+    if both := ", ".join(sorted(_DEEPSPEEDS_KEYS & {*section, *config})):
+        raise ValueError(f"{both} beside deepspeed_config_file: Accelerate refuses both; put it there")
     if not isinstance(file, str):
         raise ValueError(f"deepspeed_config_file must name a file, not {file!r}")
     if not (folder / file).is_file():

@@ -127,7 +127,7 @@ class Configuration:
         return write(folder / f"{self.name}.yaml", self.config())
 
 
-def megatron_lm(processes: int, tp: int, pp: int = 1, micro_batches: int = 1, clip: float = 1.0) -> dict[str, Any]:
+def megatron_lm(processes: int, tp: int, pp: int, micro_batches: int) -> dict[str, Any]:
     """The file for Accelerate's Megatron-LM plugin, which needs GPUs and Megatron-LM itself, not only its core."""
     return {
         **job_settings.settings("MEGATRON_LM", processes),
@@ -136,7 +136,7 @@ def megatron_lm(processes: int, tp: int, pp: int = 1, micro_batches: int = 1, cl
             "megatron_lm_tp_degree": tp,
             "megatron_lm_pp_degree": pp,
             "megatron_lm_num_micro_batches": micro_batches,
-            "megatron_lm_gradient_clipping": clip,
+            "megatron_lm_gradient_clipping": 1.0,
             "megatron_lm_sequence_parallelism": False,
             "megatron_lm_recompute_activations": True,
             "megatron_lm_use_distributed_optimizer": True,

@@ -6,9 +6,11 @@ know nothing of it, so what it says reaches the ranks as variables from a file o
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ def write_scripts(folder: Path) -> None:
     """Copies of the plain script and of Accelerate's into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     for source in (SCRIPTS / PLAIN, SCRIPTS / SCRIPT):
-        project.write_atomically(folder / source.name, lambda temporary, source=source: shutil.copy(source, temporary))
+        project.write_atomically(folder / source.name, partial(shutil.copy, source))
 
 
 def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str] = ()) -> list[str]:
@@ -94,11 +96,11 @@ def _write_variables(config: Path) -> str:
 
 def _job(name: str, texts: Sequence[str], folder: Path, timeout_s: float) -> list[dict[str, Any]]:
     names = [name] if len(texts) == 1 else [f"{name}, host {n}" for n in range(len(texts))]
-    said = launchers.together(dict(zip(names, texts, strict=True)), timeout_s, folder)
-    return [outcome for printed in said for outcome in _outcomes(printed)]
+    printed = launchers.together(dict(zip(names, texts, strict=True)), timeout_s, folder)
+    return [outcome for text in printed for outcome in _outcomes(text)]
 
 
 def _outcomes(printed: str) -> list[dict[str, Any]]:
     """What the ranks printed as JSON; their lines may run into one another."""
-    begins = [at for at in range(len(printed)) if printed.startswith('{"losses"', at)]
-    return [json.JSONDecoder().raw_decode(printed, at)[0] for at in begins]
+    begins = [match.start() for match in re.finditer('{"losses"', printed)]
+    return [json.JSONDecoder().raw_decode(printed, begin)[0] for begin in begins]

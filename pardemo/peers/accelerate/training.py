@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-import torch.distributed as dist
 
 from pardemo import compat, extras, signed_folders
 
@@ -50,12 +50,12 @@ def cpu_ranks() -> None:
         return
     _wait_at_exit()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Accelerate imports DeepSpeed under every form
-    if _asked("ACCELERATE_USE_DEEPSPEED"):
+    if _is_true("ACCELERATE_USE_DEEPSPEED"):
         from pardemo.peers.deepspeed import engine as deepspeed
 
         deepspeed.prepare()
         PartialState(backend="gloo")
-    elif _asked("ACCELERATE_USE_FSDP"):
+    elif _is_true("ACCELERATE_USE_FSDP"):
         PartialState(backend="gloo")
         compat.PartialState_shared["distributed_type"] = DistributedType.MULTI_GPU
     else:
@@ -69,7 +69,7 @@ def _wait_at_exit() -> None:
 
 
 def what_runs(model: nn.Module) -> dict[str, Any]:
-    """What this process is part of, as Accelerate and the prepared model tell it, by the keys of ``Form.expected``."""
+    """What this process is part of, as Accelerate and the prepared model tell it: ``Configuration.expected``'s keys."""
     state = PartialState()
     stage = getattr(model, "zero_optimization_stage", None)
     return {
@@ -81,12 +81,10 @@ def what_runs(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def assert_runs(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def assert_runs(running: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raises RuntimeError, naming each difference, where something else runs than was asked for."""
-    wrong = [
-        f"{key} is {found.get(key)!r}, not {value!r}" for key, value in expected.items() if found.get(key) != value
-    ]
-    if wrong:
+    pairs = {key: (running.get(key), value) for key, value in expected.items()}
+    if wrong := [f"{key} is {has!r}, not {value!r}" for key, (has, value) in pairs.items() if has != value]:
         raise RuntimeError("Accelerate runs something else than it was asked for: " + "; ".join(wrong))
 
 
@@ -113,7 +111,7 @@ def as_launched(environment: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _asked(name: str) -> bool:
+def _is_true(name: str) -> bool:
     return os.environ.get(name, "false").lower() == "true"
 
 
@@ -130,18 +128,12 @@ def wrapped(model: nn.Module) -> str:
 def before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None]:
     """Calls ``note()`` between the backward pass and the update, wherever the form does that."""
     if wrapped(model) == "DeepSpeedEngine":
-        update = model.step
-        model.step = lambda *args, **kwargs: (note(), update(*args, **kwargs))[1]
-        try:
+        update: Any = model.step
+        with mock.patch.object(model, "step", lambda *args, **kwargs: (note(), update(*args, **kwargs))[1]):
             yield
-        finally:
-            del model.step
     else:
-        hook = register_optimizer_step_pre_hook(lambda *_: note() and None)
-        try:
+        with register_optimizer_step_pre_hook(lambda *_: note() and None):  # type: ignore[arg-type]
             yield
-        finally:
-            hook.remove()
 
 
 def _forget() -> None:
@@ -153,12 +145,10 @@ def _forget() -> None:
 def save_state(accelerator: Accelerator, folder: Path) -> None:
     """``accelerator.save_state``, and a signature for the folder when all ranks have written. Collective."""
     accelerator.save_state(folder)
-    if dist.is_initialized():
-        dist.barrier()
+    accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         signed_folders.sign(folder)
-    if dist.is_initialized():
-        dist.barrier()
+    accelerator.wait_for_everyone()
 
 
 def load_state(accelerator: Accelerator, folder: Path) -> None:
@@ -171,9 +161,3 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
     if (reason := signed_folders.fault(folder)) is not None:
         raise ValueError(f"{folder} is not read, since it may hold pickles: {reason}")
     accelerator.load_state(folder)
-
-
-def checkpoints(folder: Path) -> dict[str, int]:
-    """Files of an Accelerate checkpoint and their bytes, by path within the folder, without our signature."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != signed_folders.SIGNATURE]
-    return {str(path.relative_to(folder)): path.stat().st_size for path in files}

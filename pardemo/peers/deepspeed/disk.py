@@ -10,9 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,19 +19,24 @@ import psutil
 
 from pardemo import compat, project
 from pardemo.peers import launchers
+from pardemo.world.errors import RankError
 
 #: DeepSpeed's asynchronous files, and the pinned memory that they load first.
 OPERATORS = ("pin_memory", "async_io")
 STAMP = "pardemo-operators.json"
+_COMPILE = """import os
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+from deepspeed.ops.op_builder import AsyncIOBuilder
+AsyncIOBuilder().load(verbose=False)"""
+BUFFER_NUMEL = 1 << 22  # of the largest parameter that can be read back, in elements
 YOUNG_S = 30  # a build has its lock a moment before its compilers run
 COMPILERS = ("ninja", "g++", "c++", "cc1plus")
 
 
 def operators_folder() -> Path:
     """Where torch keeps the extensions that it has compiled for this Python and device."""
-    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if chosen is not None:
-        return Path(chosen)
+    if (folder := os.environ.get("TORCH_EXTENSIONS_DIR")) is not None:
+        return Path(folder)
     import torch
     from torch.utils.cpp_extension import get_default_build_root
 
@@ -49,9 +52,8 @@ def readiness() -> tuple[bool, str]:
     if sys.platform != "linux":
         return False, "asynchronous files of this kind exist on Linux only"
     tools = {"g++": _has("g++"), "ninja": _has("ninja"), "libaio-dev": _has_header()}
-    wants = [what for what, there in tools.items() if not there]
-    if wants:
-        return False, f"not installed: {' and '.join(wants)}; NVMe offload cannot run here"
+    if missing := [name for name, installed in tools.items() if not installed]:
+        return False, f"not installed: {' and '.join(missing)}; NVMe offload cannot run here"
     return False, "not compiled yet: `pardemo doctor --build` does it (some minutes, once)"
 
 
@@ -71,23 +73,15 @@ def build(timeout_s: float = 900) -> None:
     with open(folder / "pardemo.lock", "w") as mine:
         fcntl.flock(mine, fcntl.LOCK_EX)
         clear_stale_locks()
-        code = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load(verbose=False)"
-        tools = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        environment = {"DS_ACCELERATOR": "cpu", **os.environ, "PATH": tools}
-        with tempfile.TemporaryFile("w+") as log:
-            compiler = subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=subprocess.STDOUT,
-                                        env=environment, start_new_session=True)  # fmt: skip
-            try:
-                status = compiler.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                raise RuntimeError(f"compiling DeepSpeed's operators took longer than {timeout_s:g} s") from None
-            finally:
-                launchers.end(compiler)
-                clear_stale_locks()
-            log.seek(0)
-            if status:
-                lines = [line.strip() for line in log if "rror" in line] or ["no word about it"]
-                raise RuntimeError(f"DeepSpeed's operators did not compile: {lines[-1]}")
+        command = [sys.executable, "-c", _COMPILE]
+        try:
+            launchers.together({"the compilation of DeepSpeed's operators": command}, timeout_s)
+        except RankError as error:
+            name, *lines = str(error).splitlines()
+            reasons = [line.strip() for line in lines if "rror" in line] or ["no word about it"]
+            raise RuntimeError(f"{name} {reasons[-1]}") from None
+        finally:
+            clear_stale_locks()
     project.write_json(folder / STAMP, _versions())
 
 
@@ -100,7 +94,6 @@ def use() -> None:
     ready, reason = readiness()
     if not ready:
         raise RuntimeError(f"DeepSpeed's file operators: {reason}")
-
     flags = sys.getdlopenflags()
     sys.setdlopenflags(flags | os.RTLD_GLOBAL)  # the second finds symbols of the first
     try:
@@ -119,43 +112,36 @@ def clear_stale_locks() -> list[str]:
     dead one.
     Returns the operators whose lock was stale, any that torch compiles in this folder, DeepSpeed's or not.
     """
-    locks = sorted(operators_folder().glob("*/lock"))
-    present = [lock for lock in locks if _age_s(lock) > YOUNG_S]
-    if not present:
+    old = [lock for lock in sorted(operators_folder().glob("*/lock")) if _age_s(lock) > YOUNG_S]
+    if not old:
         return []
     at_work, hidden = set(), False
     for process in psutil.process_iter(["cwd", "name"]):
         at_work.add(process.info["cwd"])
         hidden |= process.info["cwd"] is None and process.info["name"] in COMPILERS  # another user's: it may be here
-    stale = [lock for lock in present if not hidden and str(lock.parent.resolve()) not in at_work]
+    stale = [lock for lock in old if not hidden and str(lock.parent.resolve()) not in at_work]
     for lock in stale:
         lock.unlink(missing_ok=True)
     return [lock.parent.name for lock in stale]
 
 
-def to_disk(folder: str | Path, parameters: bool = False, buffer_numel: int = 1 << 22) -> dict[str, Any]:
+def to_disk(folder: str | Path, parameters: bool = False) -> dict[str, Any]:
     """Keys of ``zero_optimization`` (stage 3) that keep optimizer states, and ``parameters`` too, below ``folder``.
 
     Call :func:`use` on each rank. What is smaller than max(1 MiB, aio.block_size) stays in memory, without a word (of
     the optimizer's states a rank's part of a whole sub-group, of gradients and parameters each one's): count with
     :func:`swapped`.
-    ``buffer_numel`` is the largest parameter that can be read back, in elements.
     """
-    where = {"device": "nvme", "nvme_path": str(folder)}
-    both = {"offload_optimizer": where}
-    if parameters:
-        both["offload_param"] = {**where, "buffer_size": buffer_numel}
-    return both
+    disk: dict[str, Any] = {"device": "nvme", "nvme_path": str(folder)}
+    return {"offload_optimizer": disk} | ({"offload_param": disk | {"buffer_size": BUFFER_NUMEL}} if parameters else {})
 
 
 def swapped(folder: str | Path) -> dict[str, tuple[int, int]]:
     """Swap files below ``folder`` by what they hold (DeepSpeed's own names): how many, and bytes of all ranks."""
-    files, sizes = Counter(), Counter()
+    sizes: dict[str, list[int]] = {}
     for path in Path(folder).rglob("*.swp"):
-        kind = path.parent.parent.name
-        files[kind] += 1
-        sizes[kind] += path.stat().st_size
-    return {kind: (files[kind], sizes[kind]) for kind in sorted(files)}
+        sizes.setdefault(path.parent.parent.name, []).append(path.stat().st_size)
+    return {kind: (len(sizes[kind]), sum(sizes[kind])) for kind in sorted(sizes)}
 
 
 def _age_s(path: Path) -> float:
@@ -188,8 +174,7 @@ def _has(tool: str) -> bool:
 
 
 def _has_header() -> bool:
-    probe = ["g++", "-x", "c++", "-fsyntax-only", "-"]
     if not _has("g++"):
         return Path("/usr/include/libaio.h").is_file()
-    done = subprocess.run(probe, input=b"#include <libaio.h>\n", capture_output=True, timeout=60, check=False)
-    return done.returncode == 0
+    probe = ["g++", "-x", "c++", "-fsyntax-only", "-"]
+    return not subprocess.run(probe, input=b"#include <libaio.h>\n", capture_output=True, timeout=60).returncode

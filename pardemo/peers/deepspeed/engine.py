@@ -85,18 +85,22 @@ def engine(module: nn.Module, settings: dict[str, Any], groups: Any = None) -> "
         RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
     """
     prepare()
-    found, *_ = deepspeed.initialize(
+    made, *_ = deepspeed.initialize(
         model=module,
         model_parameters=[p for p in module.parameters() if p.requires_grad],
         config=settings,
         mpu=None if groups is None else model_parallel_unit(groups),
     )
-    asked = settings["zero_optimization"]["stage"]
     ranks = torch.distributed.get_world_size(None if groups is None else groups.dp)
-    if found.zero_optimization_stage() != asked or found.dp_world_size != ranks:
-        raise RuntimeError(f"asked for stage {asked} on {ranks} ranks, DeepSpeed runs stage "
-                           f"{found.zero_optimization_stage()} on {found.dp_world_size}")  # fmt: skip
-    return found
+    assert_runs(made, settings["zero_optimization"]["stage"], ranks)
+    return made
+
+
+def assert_runs(running: "deepspeed.DeepSpeedEngine", stage: int, ranks: int) -> None:
+    """Raises RuntimeError where an engine runs another ZeRO stage, or on other ranks, than it was asked for."""
+    if (actual := running.zero_optimization_stage()) != stage or running.dp_world_size != ranks:
+        raise RuntimeError(f"asked for stage {stage} on {ranks} ranks, DeepSpeed runs stage {actual} on "
+                           f"{running.dp_world_size}")  # fmt: skip
 
 
 def close(running: "deepspeed.DeepSpeedEngine") -> None:
@@ -112,9 +116,9 @@ def give_back_linear() -> None:
     Stage 3 replaces ``torch.nn.functional.linear`` and leaves it so. What the process runs later, without DeepSpeed,
     would keep the inputs of frozen weights and compute their gradients.
     """
-    own = getattr(deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses, "linear_bk", None)
-    if own is not None:
-        nn.functional.linear = own
+    replacing = deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses
+    if (linear := getattr(replacing, "linear_bk", None)) is not None:
+        nn.functional.linear = linear
 
 
 def computes_on(device: torch.device) -> bool:
@@ -122,36 +126,29 @@ def computes_on(device: torch.device) -> bool:
     return deepspeed.accelerator.get_accelerator().device_name() == device.type
 
 
-def second_copy(parameter: nn.Parameter) -> tuple[float, list[int]] | None:
-    """Into how many parts hpZ cuts a parameter's second copy, and over which ranks; None where there is none."""
-    copy = parameter.ds_secondary_tensor
-    if copy is None:
+def second_copy(parameter: Any) -> tuple[float, list[int]] | None:
+    """Into how many parts hpZ cuts the second copy of a parameter of ZeRO-3, and over which ranks; None without one."""
+    if (copy := parameter.ds_secondary_tensor) is None:
         return None
-    return parameter.ds_numel / copy.numel(), torch.distributed.get_process_group_ranks(
-        parameter.ds_zero_param_process_group
-    )
+    group = parameter.ds_zero_param_process_group
+    return parameter.ds_numel / copy.numel(), torch.distributed.get_process_group_ranks(group)
 
 
 def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]]:
     """The tensors of each kind of model state that this rank's engine keeps, between backward and step."""
-    optimizer = running.optimizer
-    parameters = list(running.module.parameters())
-    inner = optimizer.optimizer
-    masters = [p for group in inner.param_groups for p in group["params"]]
-    held = [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v) and v.dim()]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    gradients += [g for group in getattr(optimizer, "averaged_gradients", {}).values() if group for g in group]
-    gradients += [buffer for buffer in [getattr(optimizer, "grad_partitions_flat_buffer", None)] if buffer is not None]
-    masters += getattr(optimizer, "fp32_groups_flat_partition", []) + getattr(
-        optimizer, "fp32_partitioned_groups_flat", []
-    )
-    masters += [p for group in getattr(optimizer, "fp32_groups", []) for p in group]
+    optimizer, parameters = running.optimizer, list(running.module.parameters())
+    fields = vars(optimizer)  # each stage's optimizer has others
+    groups = [group["params"] for group in optimizer.optimizer.param_groups]
+    groups += [fields.get(name, []) for name in ("fp32_groups_flat_partition", "fp32_partitioned_groups_flat")]
+    groups += fields.get("fp32_groups", [])
     shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
-    shards += [t for t in getattr(optimizer, "fp16_partitioned_groups_flat", []) if t is not None]
+    gradients = [p.grad for p in parameters] + [fields.get("grad_partitions_flat_buffer")]
+    gradients += [gradient for group in fields.get("averaged_gradients", {}).values() for gradient in group or ()]
     return {
-        "parameters": parameters + shards,
-        "gradients": [g for g in gradients if torch.is_tensor(g)],
-        "optimizer states": masters + held,
+        "parameters": [*parameters, *shards, *filter(torch.is_tensor, fields.get("fp16_partitioned_groups_flat", []))],
+        "gradients": [*filter(torch.is_tensor, gradients)],
+        "optimizer states": [p for group in groups for p in group]
+        + [v for state in optimizer.optimizer.state.values() for v in state.values() if torch.is_tensor(v) and v.dim()],
     }
 
 

@@ -1,22 +1,17 @@
-"""DeepSpeed's PipelineModule (1F1B) on the same stages and micro-batches, with a timeline of what it computes."""
+"""DeepSpeed's PipelineModule (1F1B) on the same stages and micro-batches."""
 
 import contextlib
 import io
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo import compat
-from pardemo.meters import Timeline
 from pardemo.peers.deepspeed.engine import (
     deepspeed,  # before anything else of DeepSpeed's: it says that there is no GPU
     prepare,
 )
-
-commands = deepspeed.runtime.pipe.schedule
 
 
 class DeepSpeedPipeline:
@@ -29,7 +24,6 @@ class DeepSpeedPipeline:
         micro_batches: into how many parts a batch is cut; samples: how many a batch has.
         loss_of: (output, targets) of a micro-batch to its mean loss.
         lr: of SGD.
-        timeline: notes spans of kind "forward" and "backward", named "stage.micro-batch".
 
     Raises:
         ValueError: samples that do not divide into the micro-batches (DeepSpeed itself would take fewer).
@@ -42,11 +36,10 @@ class DeepSpeedPipeline:
         samples: int,
         loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         lr: float = 0.1,
-        timeline: Timeline | None = None,
     ):
         if micro_batches < 1 or samples < 1 or samples % micro_batches:
             raise ValueError(f"a batch of {samples} does not divide into {micro_batches} micro-batches of equal size")
-        self._micro_batches, self._timeline = micro_batches, timeline
+        self._micro_batches = micro_batches
         settings = {
             "train_micro_batch_size_per_gpu": samples // micro_batches,
             "gradient_accumulation_steps": micro_batches,
@@ -65,25 +58,8 @@ class DeepSpeedPipeline:
         if self.engine.num_stages != len(stages) or self.engine.micro_batches != micro_batches:
             raise RuntimeError(f"DeepSpeed runs {self.engine.num_stages} stages and {self.engine.micro_batches} "
                                f"micro-batches, not {len(stages)} and {micro_batches}")  # fmt: skip
-        self._note_computation()
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward, backward and update for a batch; returns its mean loss, on every rank."""
-        self._passed = {"forward": 0, "backward": 0}
         pairs = zip(inputs.chunk(self._micro_batches), targets.chunk(self._micro_batches), strict=True)
         return self.engine.train_batch(iter(pairs)).detach()
-
-    def _note_computation(self) -> None:
-        engine_map = compat.instructions(self.engine)
-        for command, kind in ((commands.ForwardPass, "forward"), (commands.BackwardPass, "backward")):
-            engine_map[command] = self._noted(engine_map[command], kind)
-        compat.set_instructions(self.engine, engine_map)
-
-    def _noted(self, method: Callable, kind: str) -> Callable:
-        def run(engine, **arguments):
-            name = f"{engine.stage_id}.{self._passed[kind]}"  # it names buffers; micro-batches come in order
-            self._passed[kind] += 1
-            with self._timeline.span(kind, name) if self._timeline else nullcontext():
-                return method(engine, **arguments)
-
-        return run

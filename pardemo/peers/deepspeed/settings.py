@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from pardemo import compat, extras, options
+from pydantic import BaseModel, ValidationError
 
-with extras.needed_by(__name__):
-    from pydantic import BaseModel, ValidationError
-
+from pardemo import compat, options
 
 _CLASSES = {
     "zero_optimization": "deepspeed.runtime.zero.config:DeepSpeedZeroConfig",
@@ -53,7 +51,7 @@ def check(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> 
     import pardemo.peers.deepspeed.engine  # noqa: F401, DeepSpeed, without a word about the device that it would guess
 
     _refuse_removed(settings)
-    refuse_unknown(settings, _asked_for()[""], "the configuration")
+    refuse_unknown(settings, _keys_read()[""], "the configuration")
     for name in (*_CLASSES, *_READ_BY_KEY, *_KEYS):
         if not isinstance(settings.get(name, {}), Mapping):
             raise ValueError(f"{name} must be a section in braces, not {settings[name]!r}")
@@ -62,8 +60,8 @@ def check(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> 
         raise ValueError(f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}")
     for name, section in settings.items():
         if name in _CLASSES:
-            _ask(_CLASSES[name], section, name)
-        elif known := _asked_for().get(name) or _KEYS.get(name):
+            _validate(_CLASSES[name], section, name)
+        elif known := _keys_read().get(name) or _KEYS.get(name):
             refuse_unknown(section, known, name)
     _check_adam(settings.get("optimizer", {}))
     _check_scalars(settings)
@@ -89,26 +87,24 @@ def _refuse_removed(settings: Mapping[str, Any]) -> None:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _ask(path: str, section: Mapping[str, Any], name: str) -> None:
+def _validate(path: str, section: Mapping[str, Any], name: str) -> None:
     """Has DeepSpeed's class for the section read it, and tells its first objection in one line."""
     module, _, kind = path.partition(":")
     kind = getattr(importlib.import_module(module), kind)
     try:
         kind(**section)
+        return
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        details = error.errors(include_url=False)[0]
     except Exception as error:  # what its own checks of old keys raise
         raise ValueError(f"{name}: {' '.join(str(error).split())}") from None
-    else:
-        return
-    *above, last = first["loc"] or ("",)
-    if first["type"] == "extra_forbidden":
-        refuse_unknown([last], _names_at(kind, above), ".".join([name, *map(str, above)]))
-    if first["type"] == "value_error":
-        raise ValueError(first["msg"].removeprefix("Value error, "))
-    key = ".".join(map(str, (name, *first["loc"])))
-    message = first["msg"].replace("Input should", "must", 1)
-    raise ValueError(f"{key} {message}, not {first['input']!r}")
+    *above, last = details["loc"] or ("",)
+    if details["type"] == "extra_forbidden":
+        refuse_unknown([str(last)], _names_at(kind, above), ".".join([name, *map(str, above)]))
+    if details["type"] == "value_error":
+        raise ValueError(details["msg"].removeprefix("Value error, "))
+    key, message = ".".join(map(str, (name, *details["loc"]))), details["msg"].replace("Input should", "must", 1)
+    raise ValueError(f"{key} {message}, not {details['input']!r}")
 
 
 def _names_at(kind: type[BaseModel], above: Iterable[Any]) -> list[str]:
@@ -119,14 +115,14 @@ def _names_at(kind: type[BaseModel], above: Iterable[Any]) -> list[str]:
     return [name for known, field in kind.model_fields.items() for name in (known, field.alias) if name]
 
 
-class _Asked(dict):
-    """A section that notes which keys DeepSpeed looks for in it."""
+class _RecordingDict(dict):
+    """A section that records which keys DeepSpeed looks for in it."""
 
     def __init__(self, **values: Any):
         super().__init__(values)
         self.names: set[str] = set()
 
-    def __contains__(self, key: object) -> bool:
+    def __contains__(self, key: Any) -> bool:
         self.names.add(key)
         return super().__contains__(key)
 
@@ -138,23 +134,23 @@ class _Asked(dict):
         self.names.add(key)
         return super().get(key, default)
 
-    def keys(self) -> "_Asked":  # DeepSpeed asks "in settings.keys()"
+    def keys(self) -> "_RecordingDict":  # type: ignore[override] # DeepSpeed asks "in settings.keys()"
         return self
 
-    def __copy__(self) -> "_Asked":
+    def __copy__(self) -> "_RecordingDict":
         return self
 
 
 @lru_cache
-def _asked_for() -> dict[str, frozenset[str]]:
+def _keys_read() -> dict[str, frozenset[str]]:
     """The keys that DeepSpeed reads: of the configuration (under ``""``), and of the sections that have no class."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    sections = {name: _Asked() for name in _READ_BY_KEY}
-    whole = _Asked(train_micro_batch_size_per_gpu=1, **sections)
-    DeepSpeedConfig(whole)
-    whole.names.add("sequence_parallel_size")  # asked for only inside a job
-    return {"": frozenset(whole.names), **{name: frozenset(part.names) for name, part in sections.items()}}
+    sections = {name: _RecordingDict() for name in _READ_BY_KEY}
+    settings = _RecordingDict(train_micro_batch_size_per_gpu=1, **sections)
+    DeepSpeedConfig(settings)
+    settings.names.add("sequence_parallel_size")  # asked for only inside a job
+    return {name: frozenset(section.names) for name, section in {"": settings, **sections}.items()}
 
 
 def _check_adam(optimizer: Mapping[str, Any]) -> None:
@@ -186,17 +182,15 @@ def _check_scalars(settings: Mapping[str, Any]) -> None:
 
 def _check_batch(settings: Mapping[str, Any], world_size: int) -> None:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    whole, micro, steps = (settings.get(name) for name in names)
-    for name, value in zip(names, (whole, micro, steps), strict=True):
+    batch, micro, steps = (settings.get(name) for name in names)
+    for name, value in zip(names, (batch, micro, steps), strict=True):
         if value not in (None, "auto"):
             options.whole(value, name)
-    numbers = [value for value in (whole, micro) if isinstance(value, int)]
-    if not numbers and "auto" not in (whole, micro):
+    if batch is None and micro is None:
         raise ValueError("train_batch_size or train_micro_batch_size_per_gpu has to be given")
-    if isinstance(whole, int) and isinstance(micro, int):
-        steps = steps if isinstance(steps, int) else max(1, whole // (micro * world_size))
-        if whole != micro * steps * world_size:
-            raise ValueError(
-                f"train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} × gradient_accumulation_steps "
-                f"{steps} × {world_size} ranks = {micro * steps * world_size}"
-            )
+    if isinstance(batch, int) and isinstance(micro, int):
+        steps = steps if isinstance(steps, int) else max(1, batch // (micro * world_size))
+        if batch != micro * steps * world_size:
+            raise ValueError(f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} × "
+                             f"gradient_accumulation_steps {steps} × {world_size} ranks = "
+                             f"{micro * steps * world_size}")  # fmt: skip

@@ -25,9 +25,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     Raises:
         NotImplementedError: on CPU ranks; it cuts the fused kernels of GPUs alone.
     """
-    parts = [each.detach().clone() for each in (q, k, v)]
-    with _cut(parts, dim=2):
-        return F.scaled_dot_product_attention(*parts, is_causal=True)
+    q, k, v = q.detach().clone(), k.detach().clone(), v.detach().clone()
+    with _cut((q, k, v), dim=2):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 @contextlib.contextmanager

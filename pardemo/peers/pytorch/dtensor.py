@@ -1,6 +1,7 @@
 """torch's own tensor parallelism: DTensor with Colwise, Rowwise and SequenceParallel plans, on the plain modules."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,24 +56,24 @@ def block(module: plain.Block, tp: DeviceMesh, sequence_parallel: bool = False) 
 
     One input preparation per half, so that query, key and value share one all-reduce of the input's gradient.
     """
-    copied = copy.deepcopy(module)
+    copied: Any = copy.deepcopy(module)
     copied.attention = Attention(module.attention)
     tokens = Shard(1) if sequence_parallel else Replicate()
-    gather = {"desired_input_layouts": (Replicate(),)}
-    rows = {"output_layouts": tokens, "use_local_output": not sequence_parallel}
+    gather = PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(Replicate(),))
+    rows = RowwiseParallel(output_layouts=tokens, use_local_output=not sequence_parallel)
     plan = {
-        "attention": PrepareModuleInput(input_layouts=(tokens,), **gather),
+        "attention": gather,
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
-        "attention.out": RowwiseParallel(**rows),
-        "mlp": PrepareModuleInput(input_layouts=(tokens,), **gather),
+        "attention.out": rows,
+        "mlp": gather,
         "mlp.first": ColwiseParallel(),
-        "mlp.second": RowwiseParallel(**rows),
+        "mlp.second": rows,
     }
     if sequence_parallel:
-        whole = {"input_layouts": (tokens,), "desired_input_layouts": (tokens,)}
-        plan |= {"norm_1": SequenceParallel(), "norm_2": SequenceParallel(), "": PrepareModuleInput(**whole)}
+        shards = PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(tokens,))
+        plan |= {"norm_1": SequenceParallel(), "norm_2": SequenceParallel(), "": shards}
         copied = parallelize_module(copied, tp, plan)
         return parallelize_module(copied, tp, PrepareModuleOutput(output_layouts=tokens, desired_output_layouts=tokens))
     return parallelize_module(copied, tp, plan)
@@ -80,7 +81,7 @@ def block(module: plain.Block, tp: DeviceMesh, sequence_parallel: bool = False) 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     """Whole gradients by the plain module's names (collective)."""
-    gradients_by_name = {name: _whole(p.grad) for name, p in module.named_parameters()}
+    gradients_by_name: dict[str, Any] = {name: _whole(p.grad) for name, p in module.named_parameters()}
     for kind in ("weight", "bias"):
         parts = [gradients_by_name.pop(f"attention.{part}.{kind}", None) for part in ("query", "key", "value")]
         if parts[0] is not None:
@@ -88,7 +89,7 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     return gradients_by_name
 
 
-def _whole(gradient: torch.Tensor) -> torch.Tensor:
+def _whole(gradient: Any) -> torch.Tensor:
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 

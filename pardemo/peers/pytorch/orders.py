@@ -84,9 +84,9 @@ def pairs(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> frozens
 
 
 def _pipeline_order(name: str, ranks: int, micro_batches: int, chunks: int) -> dict[int, list[Any]]:
-    kind, wanted = CLASSES[name]
-    if wanted and chunks != wanted:
-        raise ScheduleError(f"torch's {name} has {wanted} chunks on each rank, not {chunks}")
+    kind, fixed_chunks = CLASSES[name]
+    if fixed_chunks and chunks != fixed_chunks:
+        raise ScheduleError(f"torch's {name} has {fixed_chunks} chunks on each rank, not {chunks}")
     stages = [_stage(place * ranks, ranks, chunks) for place in range(chunks)]
     try:
         return kind(stages, micro_batches).pipeline_order

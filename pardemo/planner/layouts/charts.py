@@ -17,10 +17,8 @@ from pardemo.planner.layouts.configurations import find, of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.published.against import room
+from pardemo.planner.layouts.search import PlannedLayout
 from pardemo.planner.layouts.stacks import MEGATRON
-from pardemo.planner.layouts.step import step
 from pardemo.project import is_headless
 
 with extras.needed_by(__name__):
@@ -137,10 +135,6 @@ def seconds_of_layouts(
 
 
 TOKENS = 2**22  # of a step: 4M, whatever is moved
-GPUS = tuple(2**k for k in range(3, 15))
-LINKS = (25, 100, 200, 400, 800, 1600, 3200, 6400)  # Gbit/s of a host's adapters
-SEQUENCES = tuple(2**k for k in range(11, 18))
-DEGREES = (1, 2, 4, 8, 16, 32)
 #: What a page without sliders shows: what is moved from the start, and to where.
 TRIED: dict[str, dict[str, int]] = {
     "half of TP": {"tp": 4},
@@ -152,7 +146,7 @@ TRIED: dict[str, dict[str, int]] = {
 }
 
 
-def job_and_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp: int) -> tuple[Job, Layout]:
+def planned_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp: int) -> PlannedLayout:
     """The sliders' job and layout: micro-batches of 1, ZeRO-1 in a pipeline, else ZeRO-3, recomputed if it must be.
 
     Raises:
@@ -171,49 +165,47 @@ def job_and_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp:
         sharding=sharding if dp > 1 else "none",
     )  # fmt: skip
     check(layout, shape, gpus, sequence)
-    if memory(job, layout).peak_bytes > room(job):
+    if not PlannedLayout(job, layout).fits:
         layout = layout.but(recompute="full")
-    return job, layout
-
-
-def layout_chart(job: Job, layout: Layout) -> Figure:
-    """Where a step's time and the fullest GPU's memory go, as two bars."""
-    predicted, footprint = step(job, layout), memory(job, layout)
-    fig, axes = new(2, 1, size=(6.4, 5.4))
-    stacked(axes[0], {"time": predicted.parts}, PARTS)
-    axes[0].set(xlabel="seconds a step", title=f"{predicted.tokens_per_s:,.0f} tokens/s a GPU, MFU {predicted.mfu:.0%}")
-    capacity = job.machine.gpu.memory_bytes / 1e9
-    lines = {line: value / 1e9 for line, value in footprint.lines.items()}
-    (end,) = stacked(axes[1], {"memory": lines}, {line: (colour, "") for line, colour in LINES.items()})
-    axes[1].axvline(capacity, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
-    axes[1].set(xlabel="GB of the fullest GPU", xlim=(0, 1.1 * max(end, capacity)))
-    for ax in axes:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28), ncols=3)
-    return fig
+    return PlannedLayout(job, layout)
 
 
 def shown(**chosen: Any) -> Picture:
-    """The two bars of what the sliders choose, or the sentence that says why there are none."""
+    """The time and memory of what the sliders choose, as two bars, or the sentence that says why there are none."""
     try:
-        job, layout = job_and_layout(**chosen)
+        planned = planned_layout(**chosen)
     except ValueError as error:
         fig, ax = new(size=(6.4, 1.0))
         ax.text(0, 0.5, str(error), va="center", wrap=True)
         ax.set_axis_off()
         return draw(fig, f"No such layout: {error}.")
-    predicted, footprint = step(job, layout), memory(job, layout)
-    fits = "fits" if footprint.peak_bytes <= room(job) else "does not fit"
-    fig = layout_chart(job, layout)
+    layout, predicted = planned.layout, planned.step
+    capacity, fits = planned.job.machine.gpu.memory_bytes / 1e9, "fits" if planned.fits else "does not fit"
+    fig, axes = new(2, 1, size=(6.4, 5.4))
+    stacked(axes[0], {"time": predicted.parts}, PARTS)
+    axes[0].set(xlabel="seconds a step", title=f"{predicted.tokens_per_s:,.0f} tokens/s a GPU, MFU {predicted.mfu:.0%}")
+    lines = {line: value / 1e9 for line, value in planned.memory.lines.items()}
+    (end,) = stacked(axes[1], {"memory": lines}, {line: (colour, "") for line, colour in LINES.items()})
+    axes[1].axvline(capacity, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
+    axes[1].set(xlabel="GB of the fullest GPU", xlim=(0, 1.1 * max(end, capacity)))
+    for ax in axes:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28), ncols=3)
     fig.suptitle(f"{layout}, {layout.gpus:,} GPUs: {predicted.seconds:.2f} s a step, {fits}", x=0.01, ha="left")
     return draw(
         fig,
         f"{layout} on {layout.gpus} GPUs: {predicted.seconds:.2f} s a step, {predicted.tokens_per_s:.0f} "
-        f"tokens/s a GPU, {footprint.peak_bytes / 1e9:.0f} GB, {fits}.",
-    )  # fmt: skip
+        f"tokens/s a GPU, {planned.peak_bytes / 1e9:.0f} GB, {fits}.",
+    )
 
 
-def _position_text(gpus: int, link: int, sequence: int, tp: int, pp: int) -> str:
-    return f"TP {tp}, PP {pp}, {link:,} Gbit/s"
+#: The sliders: what each says, and its positions.
+SLIDERS = {
+    "gpus": ("GPUs", tuple(2**k for k in range(3, 15))),
+    "link": ("Gbit/s", (25, 100, 200, 400, 800, 1600, 3200, 6400)),  # of a host's adapters
+    "sequence": ("sequence", tuple(2**k for k in range(11, 18))),
+    "tp": ("TP", (1, 2, 4, 8, 16, 32)),
+    "pp": ("PP", (1, 2, 4, 8, 16, 32)),
+}
 
 
 def layout_explorer(
@@ -222,22 +214,22 @@ def layout_explorer(
     """Sliders and the bars that follow them; where nobody is there to move them, a player through some positions."""
     start = {"gpus": gpus, "link": link, "sequence": sequence, "tp": tp, "pp": pp}
     if is_headless():
-        moved = {"the start": {}, **TRIED}
-        named = {f"{change}: {_position_text(**start | to)}": start | to for change, to in moved.items()}
-        return player({name: job_and_layout(model, **values) for name, values in named.items()})
+        frames = []
+        for change, moved in {"the start": dict[str, int](), **TRIED}.items():
+            at = start | moved
+            title = f"{change}: TP {at['tp']}, PP {at['pp']}, {at['link']:,} Gbit/s"
+            frames.append(_frame(title, planned_layout(model, **at)))
+        return Player(frames, "where a step's time and a GPU's memory go, as the sliders move")
     import ipywidgets as widgets
     from IPython.display import display
 
     def redraw(**chosen: int) -> None:
         display(shown(model=model, **chosen))  # interactive shows what is displayed, not what is returned
 
-    choices = {"gpus": GPUS, "link": LINKS, "sequence": SEQUENCES, "tp": DEGREES, "pp": DEGREES}
-    titles = {"gpus": "GPUs", "link": "Gbit/s", "sequence": "sequence", "tp": "TP", "pp": "PP"}
     sliders = {
-        name: widgets.SelectionSlider(options=options, value=start[name], description=titles[name],
-                                      continuous_update=False)
-        for name, options in choices.items()
-    }  # fmt: skip
+        name: widgets.SelectionSlider(options=options, value=start[name], description=title, continuous_update=False)
+        for name, (title, options) in SLIDERS.items()
+    }
     return widgets.interactive(redraw, **sliders)
 
 
@@ -258,32 +250,31 @@ _SHOWN = {**palette.KEPT, "logits": palette.SHADES["logits"]}
 _LEFT, _WIDE, _MOST_S, _MOST_GB = 92, 440, 50, 100
 
 
-def player(positions: Mapping[str, tuple[Job, Layout]]) -> Player:
-    """``positions``: what was moved -> the job and the layout there; two bars each, seconds and GB."""
-    frames = [_frame(moved, *chosen) for moved, chosen in positions.items()]
-    return Player(frames, "where a step's time and a GPU's memory go, as the sliders move")
-
-
-def _frame(moved: str, job: Job, layout: Layout) -> tuple[Canvas, str]:
+def _frame(moved: str, planned: PlannedLayout) -> tuple[Canvas, str]:
     canvas = Canvas(640, 262)
-    predicted, footprint = step(job, layout), memory(job, layout)
+    predicted, footprint = planned.step, planned.memory
     canvas.text(8, 18, moved, "start", size=20, bold=True)
     spent = {name: sum(predicted.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
+    gigabytes = {line: value / 1e9 for line, value in footprint.lines.items() if line in _SHOWN}
     colours = {name: colour for name, (colour, _) in DOES.items()}
     _bar(canvas, 44, "time", spent, colours, _MOST_S, f"{predicted.seconds:.0f} s")
-    legend(canvas, 8, 104, dict(list(colours.items())[:2]), gap=18)
-    legend(canvas, 8, 130, dict(list(colours.items())[2:]), gap=18)
-    gigabytes = {line: value / 1e9 for line, value in footprint.lines.items() if line in _SHOWN}
     _bar(canvas, 156, "memory", gigabytes, _SHOWN, _MOST_GB, f"{footprint.peak_bytes / 1e9:.0f} GB")
-    room = _LEFT + _WIDE * job.machine.gpu.memory_bytes / 1e9 / _MOST_GB
+    room = _LEFT + _WIDE * planned.job.machine.gpu.memory_bytes / 1e9 / _MOST_GB
     canvas.line([(room, 146), (room, 204)], palette.VERDICTS["fails"], 3)
-    legend(canvas, 8, 222, dict(list(_SHOWN.items())[:3]), gap=18)
-    legend(canvas, 8, 248, dict(list(_SHOWN.items())[3:]) | {"the GPU has": palette.VERDICTS["fails"]}, gap=18)
-    seconds_text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
-    return (
-        canvas,
-        f"{moved}: {layout}. {predicted.seconds:.1f} s a step ({seconds_text}); {footprint.peak_bytes / 1e9:.0f} GB.",
+    times, lines = list(colours.items()), list(_SHOWN.items())
+    keys = {
+        104: times[:2],
+        130: times[2:],
+        222: lines[:3],
+        248: [*lines[3:], ("the GPU has", palette.VERDICTS["fails"])],
+    }
+    for y, key in keys.items():
+        legend(canvas, 8, y, dict(key), gap=18)
+    seconds = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
+    text = (
+        f"{moved}: {planned.layout}. {predicted.seconds:.1f} s a step ({seconds}); {footprint.peak_bytes / 1e9:.0f} GB."
     )
+    return canvas, text
 
 
 def _bar(

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pardemo.planner.estimate import PredictedStep
     from pardemo.planner.layouts.job import Job
-    from pardemo.planner.layouts.layout import Layout
-    from pardemo.planner.layouts.memory import Memory
+    from pardemo.planner.layouts.search import PlannedLayout
     from pardemo.planner.layouts.shape import Shape
-    from pardemo.planner.layouts.step import PredictedStep
     from pardemo.planner.layouts.tuning import Tuning
     from pardemo.planner.profile import GpuProfile
 
@@ -40,10 +39,9 @@ def add(plan: argparse.ArgumentParser) -> None:
         "--precision", metavar="NAME", help="with --search, --explain: of the products, fp8, mxfp8 or nvfp4 (bf16)"
     )
     layouts.add_argument(
-        "--measured",
-        metavar="RUNS.csv",
+        "--measured", metavar="RUNS.csv",
         help="with --search, --explain: runs on your machine, by which times are corrected",
-    )
+    )  # fmt: skip
     layouts.add_argument("--picture", metavar="FILE", help="with --against: predicted against known, as PNG or SVG")
 
 
@@ -56,47 +54,39 @@ def _against(arguments: argparse.Namespace) -> int:
     from pardemo.planner import profile
     from pardemo.planner.layouts.published import against
 
-    own = None
+    measured = None
     if arguments.gpu:
         if not profile.is_file(arguments.gpu):
             raise ValueError(
                 f"--against takes --gpu as a profile.json only, not {arguments.gpu!r}: its files say the GPU"
             )
-        own = profile.load(Path(arguments.gpu).expanduser())
+        measured = profile.load(Path(arguments.gpu).expanduser())
     left_out: list[str] = []
-    published_runs = [run for name in arguments.against for run in _runs(Path(name), own, left_out)]
-    if own and not any(run.job.machine.gpu is own.gpu for run in published_runs):
+    published_runs = [run for name in arguments.against for run in _runs(Path(name), measured, left_out)]
+    if measured and not any(run.job.machine.gpu is measured.gpu for run in published_runs):
         names = sorted({run.job.machine.gpu.name for run in published_runs})
-        raise ValueError(f"no run is on {own.gpu.name!r}, the name in {arguments.gpu}; they are on {', '.join(names)}")
+        raise ValueError(
+            f"no run is on {measured.gpu.name!r}, the name in {arguments.gpu}; they are on {', '.join(names)}"
+        )
     outcomes = against.compare(published_runs)
     if arguments.picture:
         from pardemo.planner.layouts.charts import predicted_and_known
 
         predicted_and_known(outcomes).savefig(arguments.picture, bbox_inches="tight")
     if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "runs": [against.row(outcome) for outcome in outcomes],
-                    "summary": against.summary(outcomes),
-                    "cannot be read": left_out,
-                },
-                indent=1,
-            )
-        )
+        rows, summary = [against.row(outcome) for outcome in outcomes], against.summary(outcomes)
+        print(json.dumps({"runs": rows, "summary": summary, "cannot be read": left_out}, indent=1))
     else:
-        print(against.as_text(outcomes))
-        for line in left_out:
-            print(f"left out: {line}")
+        print(against.as_text(outcomes), *(f"left out: {line}" for line in left_out), sep="\n")
     return 0
 
 
-def _runs(path: Path, own: "GpuProfile | None", left_out: list[str]) -> list:
+def _runs(path: Path, measured: "GpuProfile | None", left_out: list[str]) -> list:
     from pardemo.planner.layouts.published import published
 
     if not path.is_file():
         raise ValueError(f"no file {path}; a CSV with a run in each row (docs/plan.md lists its columns)")
-    return published.load(path, own, left_out)
+    return published.load(path, measured, left_out)
 
 
 def job_of(arguments: argparse.Namespace) -> "Job":
@@ -107,7 +97,6 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     """
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import configurations
-    from pardemo.planner.layouts.configurations import of
     from pardemo.planner.layouts.job import Job
     from pardemo.planner.layouts.machines import machine
     from pardemo.planner.layouts.stacks import stack
@@ -117,7 +106,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
     config = configurations.find(arguments.model)
-    shape = replace(of(config), name=Path(arguments.model).name)
+    shape = replace(configurations.of(config), name=Path(arguments.model).name)
     gpu_profile = profile.find(arguments.gpu, arguments.gpus)
     board = gpu_profile.host_gpus or hardware.host_gpus(gpu_profile.gpu, arguments.gpus)
     each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, board)
@@ -143,7 +132,8 @@ def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") ->
     Raises:
         ValueError: the model has no such modules, or none are usual for its kind.
     """
-    from pardemo.planner.layouts.tuning import Tuning, adapted, usual_target
+    from pardemo.planner.layouts.configurations import usual_target
+    from pardemo.planner.layouts.tuning import Tuning, adapted
 
     if not target and rank is None:
         return Tuning()
@@ -160,8 +150,9 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.machines import LINK_SHARE
+    from pardemo.planner.layouts.tuning import adapter_params
 
-    machine = job.machine
+    machine, tuning = job.machine, job.tuning
     if arguments.link or profile.find(arguments.gpu, arguments.gpus).between is None:
         usual, usual_rate = hardware.usual_link(machine.gpu, min(machine.gpus, machine.host_gpus))
         rate = hardware.link(arguments.link) if arguments.link else usual_rate
@@ -170,9 +161,10 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
     else:
         rate = reached = machine.between
         link = f"measured, {Path(arguments.gpu).name}"
+    lora = {"rank": tuning.rank, "target": list(tuning.target), "parameters": adapter_params(tuning, job.shape)}
     return {
-        "training": "lora" if job.frozen else "full", "lora": _lora(job), "precision": job.precision,
-        "not_planned": configurations.not_planned(arguments.model),
+        "training": "lora" if job.frozen else "full", "lora": lora if job.frozen else None,
+        "precision": job.precision, "not_planned": configurations.not_planned(arguments.model),
         "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
         "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": rate,
         "link_reached_bytes_per_s": reached, "samples_per_step": batch, "sequence": job.sequence,
@@ -181,98 +173,84 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
     }  # fmt: skip
 
 
-def _lora(job: "Job") -> dict[str, Any] | None:
-    """LoRA's rank, modules and parameters, for JSON."""
-    from pardemo.planner.layouts.tuning import adapter_params
-
-    tuning = job.tuning
-    if not tuning.lora:
-        return None
-    return {"rank": tuning.rank, "target": list(tuning.target), "parameters": adapter_params(tuning, job.shape)}
-
-
 def _search(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers, launch
     from pardemo.planner.layouts.search import search, sensitivity
 
-    job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
+    job, corrected = _corrected(arguments)
     able = launch.able(job, arguments.model)
     answer = search(job, arguments.per_step or arguments.gpus, able=able)
     changed = sensitivity(answer, able)
-    assumptions = assumed(arguments, job, answer.batch)
-    warning = answers.positions(answer, arguments.model)
-    file = snapshot_file(arguments)
-    written = _write(arguments, job, answer.best[0].layout) if answer.best else []
-    if file and answer.best:
-        _write_snapshot(file, answer.best[0].memory)
-    if arguments.json:
-        more = {"written": written, "snapshot": arguments.snapshot if answer.best else None, "measured": told or None}
-        money = {"money_per_billion_tokens": money_per_billion(arguments, answer.best[0].step) if answer.best else None}
-        print(json.dumps(answers.search_json(answer, changed, assumptions, warning) | more | money, indent=1))
-    else:
-        print(answers.search_text(answer, changed, assumptions, warning, whole_front=arguments.all))
-        _print_more(arguments, told, answer.best[0].step if answer.best else None)
-        _print_written(arguments, written)
-        if answer.best:
-            print_snapshot(arguments)
-    return 0 if answer.best else 1
+    given = changed, assumed(arguments, job, answer.batch), answers.positions(answer, arguments.model)
+    text, values = answers.search_text(answer, *given, arguments.all), answers.search_json(answer, *given)
+    return _tell(arguments, answer.best[0] if answer.best else None, values, text, corrected)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers
-    from pardemo.planner.layouts.memory import memory
-    from pardemo.planner.layouts.step import step
+    from pardemo.planner.layouts.search import PlannedLayout
 
-    job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
-    layout = answers.parse(arguments.explain, job, arguments.per_step)
-    assumptions = assumed(arguments, job, layout.batch)
-    file = snapshot_file(arguments)
-    written = _write(arguments, job, layout)
-    if file:
-        _write_snapshot(file, memory(job, layout))
+    job, corrected = _corrected(arguments)
+    planned = PlannedLayout(job, answers.parse(arguments.explain, job, arguments.per_step))
+    assumptions = assumed(arguments, job, planned.layout.batch)
+    text = f"{answers.planned(job, assumptions)}\n{answers.explained_text(planned)}"
+    return _tell(arguments, planned, answers.explained_json(planned) | {"assumed": assumptions}, text, corrected)
+
+
+def _tell(
+    arguments: argparse.Namespace, best: "PlannedLayout | None", values: dict[str, Any], text: str, corrected: str
+) -> int:
+    """Writes the files that are asked for, and prints an answer; ``best``: the layout that it names, if one fits."""
+    file, written = snapshot_file(arguments), _write(arguments, best) if best else []
+    if file and best:
+        from pardemo.meters import snapshot
+
+        snapshot.write(file, snapshot.of_sums(best.memory.lines, f"the fullest stage, {best.memory.stage}"))
+    money = money_per_billion(arguments, best.step) if best else None
     if arguments.json:
-        more = {"assumed": assumptions, "written": written, "snapshot": arguments.snapshot, "measured": told or None}
-        money = {"money_per_billion_tokens": money_per_billion(arguments, step(job, layout))}
-        print(json.dumps(answers.explained_json(job, layout) | more | money, indent=1))
-    else:
-        print(answers.planned(job, assumptions), answers.explained_text(job, layout), sep="\n")
-        _print_more(arguments, told, step(job, layout))
-        _print_written(arguments, written)
+        more = {"written": written, "snapshot": arguments.snapshot if best else None, "measured": corrected or None}
+        print(json.dumps(values | more | {"money_per_billion_tokens": money}, indent=1))
+        return 0 if best else 1
+    print(text)
+    if corrected:
+        print(corrected)
+    if money is not None:
+        print(f"at {arguments.price:g} a GPU and hour: {money:,.0f} for a billion tokens")
+    if written:
+        from pardemo.planner.layouts.launch import cluster
+
+        jobs = f"{cluster.SLURM} and {cluster.KUBERNETES} start {written[0]}"
+        print(f"written to {arguments.write}: {', '.join(written)}; {jobs}")
+    if best:
         print_snapshot(arguments)
-    return 0
+    return 0 if best else 1
 
 
-def _writable(arguments: argparse.Namespace, job: "Job") -> "Job":
-    """The job, unless --write is asked for and there are no files for it; said before anything is searched."""
+def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
+    """The job, at the pace of the runs that --measured names, and a line that says so; "" without them.
+
+    Raises:
+        ValueError: as :func:`job_of`; what is to be written cannot be, which is said before anything is searched.
+    """
+    from pardemo.planner.layouts.search import correct_pace
+
+    job = job_of(arguments)
     if arguments.write and job.frozen:
         raise ValueError(
             "--write: layouts with LoRA are planned, not written; pardemo plan --write without --search writes files "
             "for Transformers' Trainer"
         )
-    return job
-
-
-def _corrected(arguments: argparse.Namespace, job: "Job") -> tuple["Job", str]:
-    """The job at the pace of the runs that --measured names, and a line that says so; as it is without them."""
+    snapshot_file(arguments)
     if not arguments.measured:
         return job, ""
-    from pardemo.planner.layouts.search import correct_pace
-
     left_out: list[str] = []
-    corrected, told = correct_pace(job, _runs(Path(arguments.measured), None, left_out))
-    return corrected, "\n".join([told, *(f"left out: {line}" for line in left_out)])
+    job, line = correct_pace(job, _runs(Path(arguments.measured), None, left_out))
+    return job, "\n".join([line, *(f"left out: {each}" for each in left_out)])
 
 
 def money_per_billion(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:
     """What a billion tokens cost at --price, in its currency."""
     return None if arguments.price is None else arguments.price * 1e9 / predicted.tokens_per_s / 3600
-
-
-def _print_more(arguments: argparse.Namespace, told: str, predicted: "PredictedStep | None") -> None:
-    if told:
-        print(told)
-    if predicted is not None and (money := money_per_billion(arguments, predicted)) is not None:
-        print(f"at {arguments.price:g} a GPU and hour: {money:,.0f} for a billion tokens")
 
 
 def snapshot_file(arguments: argparse.Namespace) -> Path | None:
@@ -294,29 +272,12 @@ def print_snapshot(arguments: argparse.Namespace) -> None:
         print(f"the planned memory is in {arguments.snapshot}, for https://docs.pytorch.org/memory_viz")
 
 
-def _write_snapshot(file: Path, planned: "Memory") -> None:
-    """A layout's memory, of which only the sums by kind are known."""
-    from pardemo.meters import snapshot
-
-    snapshot.write(file, snapshot.of_sums(planned.lines, f"the fullest stage, {planned.stage}"))
-
-
-def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[str]:
+def _write(arguments: argparse.Namespace, planned: "PlannedLayout") -> list[str]:
     """With --write, writes the files that run the layout; returns their names, first the one that the jobs start."""
     if not arguments.write:
         return []
     from pardemo.planner.layouts import answers, launch
-    from pardemo.planner.layouts.memory import memory
-    from pardemo.planner.layouts.published.against import room
 
-    if (footprint := memory(job, layout)).peak_bytes > room(job):
-        raise ValueError(f"--write: {layout}: {answers.fitting(job, footprint)}")
-    return launch.write(Path(arguments.write), job, layout, arguments.model)
-
-
-def _print_written(arguments: argparse.Namespace, written: list[str]) -> None:
-    if written:
-        from pardemo.planner.layouts.launch import cluster
-
-        jobs = f"{cluster.SLURM} and {cluster.KUBERNETES} start {written[0]}"
-        print(f"written to {arguments.write}: {', '.join(written)}; {jobs}")
+    if not planned.fits:
+        raise ValueError(f"--write: {planned.layout}: {answers.fitting(planned)}")
+    return launch.write(Path(arguments.write), planned.job, planned.layout, arguments.model)

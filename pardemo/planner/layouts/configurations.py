@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,23 +15,10 @@ if TYPE_CHECKING:
 
 #: Built-in models: what counts of the config.json that their makers publish on Hugging Face (mistral-7b: v0.3).
 MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+#: What kinds of models have that their configurations do not say, and the keys that are read of these.
+KINDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
 #: What Transformers fills in where a configuration does not say it.
 USUAL = {"hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6}
-#: Who publishes the built-in models on Hugging Face, and what their names begin with. Others' models of the same name
-#: may have other sizes.
-_MAKERS = {
-    "baichuan-inc": ("baichuan2",),
-    "deepseek-ai": ("deepseek-v3",),
-    "google": ("gemma-3",),
-    "meta-llama": ("llama",),
-    "microsoft": ("phi-4",),
-    "mistralai": ("mistral", "mixtral"),
-    "moonshotai": ("kimi-k2",),
-    "openai": ("gpt-oss",),
-    "openai-community": ("gpt2",),
-    "qwen": ("qwen",),
-    "zai-org": ("glm-4.5",),
-}
 #: What a name on the hub may end with and have the same sizes. (Mistral's v0.1 and v0.2 have a smaller vocabulary.)
 _SAME_SIZES = re.compile(
     r"(-hf|-base|-chat|-chat-hf|-instruct|-v0\.3|-instruct-v0\.3|-it|-pt|(-instruct)?-v0\.1|-0324|-17b-\d+e(-instruct)?)$"
@@ -47,48 +35,38 @@ def key_of(name: str) -> str | None:
         return model if model in MODELS else None
     if Path(name).expanduser().exists():
         return None
-    own = model.removeprefix("meta-")
-    if maker not in _MAKERS or not own.startswith(_MAKERS[maker]):
+    base = model.removeprefix("meta-")
+    if not base.startswith(tuple(KINDS["makers"].get(maker, ()))):
         return None
-    if own.startswith("mistral-7b") and not own.endswith("-v0.3"):
+    if base.startswith("mistral-7b") and not base.endswith("-v0.3"):
         return None
-    plain = _SAME_SIZES.sub("", own).replace("-", "")
+    plain = _SAME_SIZES.sub("", base).replace("-", "")
     return next((key for key in MODELS if key.replace("-", "") == plain), None)
-
-
-#: What a configuration may say that is not planned, and how it is told.
-_NOT_PLANNED = {
-    "vision_config": "what sees (vision_config)",
-    "audio_config": "what hears (audio_config)",
-    "quantization_config": "weights in few bits (quantization_config): they are reckoned as bf16",
-}
-
-
-#: What a configuration has to say of a model's size, by any of its names.
-_SIZES = (
-    ("hidden_size", "n_embd", "d_model", "dim"), ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    ("num_attention_heads", "n_head", "n_heads"), ("vocab_size",),
-)  # fmt: skip
 
 
 def not_planned(name: str) -> list[str]:
     """What the configuration of a folder or file says that a plan leaves out, one clause each."""
-    path = Path(name).expanduser()
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        return []
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
+    values = _values(name)
     if not isinstance(values, dict):
         return []
-    told = [told for key, told in _NOT_PLANNED.items() if values.get(key)]
+    clauses = [clause for key, clause in KINDS["not_planned"].items() if values.get(key)]
     names = values.keys() | {key for value in values.values() if isinstance(value, dict) for key in value}
-    if missing := [some[0] for some in _SIZES if not names & set(some)]:
+    if missing := [some[0] for some in KINDS["sizes"] if not names & set(some)]:
         kind = values.get("model_type", "the model type")
-        told.append(f"its own {', '.join(missing)}, which it does not say: the defaults of Transformers for {kind} are")
-    return told
+        clauses.append(
+            f"its own {', '.join(missing)}, which it does not say: the defaults of Transformers for {kind} are"
+        )
+    return clauses
+
+
+def _values(name: str) -> Any:
+    """What the ``config.json`` of a folder, or a file, says; None where there is none that can be read."""
+    path = Path(name).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
@@ -100,32 +78,11 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
     """
     if key := key_of(name):
         return SimpleNamespace(**MODELS[key])
-    if (plain := _plain(name)) is not None:
-        return plain
+    if (config := plain(_values(name))) is not None:  # that is all there is to know
+        return config
     from pardemo.planner import models
 
     return models.find(name)
-
-
-#: Kinds of models whose ``config.json`` says by itself what Transformers would fill in, which takes seconds to load;
-#: tests hold the two together.
-SAYS_ALL = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3"}
-_ASKED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-_OPTIONAL = (
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "num_local_experts", "num_experts",
-    "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step",
-)  # fmt: skip
-
-
-def _plain(name: str) -> SimpleNamespace | None:
-    """What a folder or file says itself, where that is all there is to know; None where Transformers has to read it."""
-    path = Path(name).expanduser()
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return plain(values)
 
 
 def plain(values: Any) -> SimpleNamespace | None:
@@ -138,13 +95,13 @@ def plain(values: Any) -> SimpleNamespace | None:
 def unsaid(values: Any) -> str:
     """Why the values of a ``config.json`` do not say all sizes themselves; "" where they do."""
     kind = values.get("model_type") if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in SAYS_ALL:
+    if not isinstance(kind, str) or kind not in KINDS["says_all"]:
         has = "it has no model_type" if kind is None else f"its model_type is {kind!r:.40}"
-        return f"{has}, and configurations of {', '.join(sorted(SAYS_ALL))} alone say all their sizes"
-    for key in _ASKED:
+        return f"{has}, and configurations of {', '.join(sorted(KINDS['says_all']))} alone say all their sizes"
+    for key in KINDS["asked"]:
         if type(values.get(key)) is not int or values[key] < 1:  # True is no size
             return f"{key} must be a whole number of at least 1, not {values.get(key)!r:.40}"
-    for key in _OPTIONAL:
+    for key in KINDS["optional"]:
         if type(values.get(key, 1)) not in (int, NoneType):
             return f"{key} must be a whole number, not {values[key]!r:.40}"
     # of some of the layers, which one derives; Qwen names a window that it does not use
@@ -159,62 +116,41 @@ def of(config: "PreTrainedConfig") -> Shape:
     Raises:
         ValueError: the sizes are not those of a transformer that is known; what is missing is named.
     """
-    get = lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)  # noqa: E731
     kind = config.model_type
-    found = {
-        "layers": get("num_hidden_layers"), "hidden": get("hidden_size"), "heads": get("num_attention_heads"),
-        "vocabulary": get("vocab_size"),
-    }  # fmt: skip
-    if missing := [name for name, value in found.items() if value is None]:
+    names = {"layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads"}
+    sizes = {name: value_of(config, key) for name, key in (names | {"vocabulary": "vocab_size"}).items()}
+    if missing := [name for name, value in sizes.items() if value is None]:
         raise ValueError(f"{kind}: no {' and no '.join(missing)} in its config; what is planned are transformers")
-    sizes: dict[str, int] = {name: value for name, value in found.items() if value is not None}
-    if getattr(config, "is_encoder_decoder", False):
+    if value_of(config, "is_encoder_decoder"):
         raise ValueError(f"{kind} has an encoder and a decoder; what is planned are decoders alone, as llama or gpt2")
     hidden, heads = sizes["hidden"], sizes["heads"]
+    tied = bool(value_of(config, "tie_word_embeddings"))
     if kind == "nemotron_h":
-        return _hybrid(config, sizes)
-    if kind in _OTHER_MIXERS:
-        raise ValueError(f"{kind} has layers that are not attention ({_OTHER_MIXERS[kind]}); these are not planned")
-    middle = get("intermediate_size_mlp", "ffn_hidden_size", "intermediate_size", "ffn_dim", "n_inner", "inner_dim")
-    middle = middle or 4 * hidden
-    head = get("head_dim") or hidden // heads
-    more: dict[str, Any] = {"head": head, "value": head}
-    if (rank := get("kv_lora_rank")) is not None:
-        more = _latent(config, hidden, heads, rank)
-    more |= _windows(config, sizes["layers"])
+        return _hybrid(config, sizes, tied)
+    if mixer := KINDS["other_mixers"].get(kind):
+        raise ValueError(f"{kind} has layers that are not attention ({mixer}); these are not planned")
+    middle = value_of(
+        config, "intermediate_size_mlp", "ffn_hidden_size", "intermediate_size", "ffn_dim", "n_inner", "inner_dim"
+    )
+    head = value_of(config, "head_dim") or hidden // heads
+    rank = value_of(config, "kv_lora_rank")
+    groups = value_of(config, "num_key_value_heads") or value_of(config, "num_kv_heads")
+    one_group = value_of(config, "multi_query") and not value_of(config, "new_decoder_architecture")  # without a number
     return Shape(
-        sizes["layers"], hidden, heads, _groups(config, heads), vocabulary=sizes["vocabulary"],
-        middle=middle, gated=kind not in _TWO_PRODUCTS, tied=bool(get("tie_word_embeddings")),
-        positions=(get("max_position_embeddings") or 0) if kind in _LEARNED_POSITIONS else 0,
-        experts=_experts(config, get), name=kind, norms=4 if kind in _FOUR_NORMS else 2,
-        head_norms=kind.startswith(_HEAD_NORMS),
-        by_hand=get("activation_function", "hidden_act") in ("gelu_new", "gelu_fast"), **more,
+        **sizes, groups=1 if one_group else groups or heads,
+        middle=middle or 4 * hidden, gated=kind not in KINDS["two_products"], tied=tied,
+        positions=(value_of(config, "max_position_embeddings") or 0) if kind in KINDS["learned_positions"] else 0,
+        experts=_experts(config), name=kind, norms=4 if kind in KINDS["four_norms"] else 2,
+        head_norms=kind.startswith(tuple(KINDS["head_norms"])),
+        by_hand=value_of(config, "activation_function", "hidden_act") in ("gelu_new", "gelu_fast"),
+        **{"head": head, "value": head} if rank is None else _latent(config, hidden, heads, rank),
+        **_windows(config, sizes["layers"]),
     )  # fmt: skip
 
 
-def _groups(config: "PreTrainedConfig", heads: int) -> int:
-    """Key-value heads; one where the configuration says so without a number (Falcon's first, StarCoder's)."""
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1
-    return getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
-
-
-#: MLPs without a gate, by Transformers' model_type; everything else of today has one.
-_TWO_PRODUCTS = {
-    "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "phi", "gpt_bigcode", "starcoder2",
-    "codegen", "xglm", "nemotron", "nemotron_h", "stablelm_alpha", "bert", "roberta", "xlm-roberta", "electra",
-    "albert", "distilbert", "deberta", "deberta-v2", "esm", "biogpt", "ctrl",
-}  # fmt: skip
-#: Models with a norm behind attention and MLP, too; and with norms of queries and keys.
-_FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text", "glm4"}
-_HEAD_NORMS = ("qwen3", "gemma3", "olmo2")
-_LEARNED_POSITIONS = {"gpt2", "gpt_neo", "opt", "gpt_bigcode", "bert", "roberta", "xlm-roberta", "electra"}
-_OTHER_MIXERS = {
-    "mamba": "state spaces", "mamba2": "state spaces", "jamba": "state spaces", "bamba": "state spaces",
-    "falcon_h1": "state spaces", "zamba": "state spaces", "zamba2": "state spaces",
-    "granitemoehybrid": "state spaces", "rwkv": "recurrence", "recurrent_gemma": "recurrence",
-    "qwen3_next": "linear attention", "minimax": "linear attention", "lfm2": "convolutions",
-}  # fmt: skip
+def value_of(config: "PreTrainedConfig | SimpleNamespace", *names: str) -> Any:
+    """What a configuration says under the first of these names that it has; None where it has none."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
 def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> dict:
@@ -222,12 +158,12 @@ def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> d
     rope, plain, value = config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim
     low = getattr(config, "q_lora_rank", None)
     queries = heads * (plain + rope)
-    first = (Product(hidden, low), Product(low, queries, COLUMNS)) if low else (Product(hidden, queries, COLUMNS),)
+    to_queries = (Product(hidden, low), Product(low, queries, COLUMNS)) if low else (Product(hidden, queries, COLUMNS),)
     rest = (
         Product(hidden, rank + rope), Product(rank, heads * (plain + value), COLUMNS),
         Product(heads * value, hidden, ROWS),
     )  # fmt: skip
-    return {"head": plain + rope, "value": value, "attention": (*first, *rest)}
+    return {"head": plain + rope, "value": value, "attention": (*to_queries, *rest)}
 
 
 def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, Any]:
@@ -236,20 +172,20 @@ def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, Any]:
     ``layer_types`` says it layer by layer, where Transformers fills it in; Mistral's window is every layer's; Qwen's
     is of the layers from ``max_window_layers`` on, and of none unless ``use_sliding_window`` says so.
     """
-    sliding, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-    window = sliding or chunk
-    if not window or getattr(config, "use_sliding_window", None) is False:
+    sliding = value_of(config, "sliding_window")
+    window = sliding or value_of(config, "attention_chunk_size")
+    if not window or value_of(config, "use_sliding_window") is False:
         return {}
-    if types := getattr(config, "layer_types", None):
+    if types := value_of(config, "layer_types"):
         seen = sum(kind in ("sliding_attention", "chunked_attention") for kind in types)
-    elif (pattern := getattr(config, "sliding_window_pattern", None)) and pattern > 1:
+    elif (pattern := value_of(config, "sliding_window_pattern")) and pattern > 1:
         seen = layers - layers // pattern
     else:
-        seen = layers - (getattr(config, "max_window_layers", None) or 0)
+        seen = layers - (value_of(config, "max_window_layers") or 0)
     return {"window": window, "windowed": max(0, min(seen, layers)), "chunked": not sliding}
 
 
-def _hybrid(config: "PreTrainedConfig", sizes: dict) -> Shape:
+def _hybrid(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Shape:
     """Nemotron-H's layers: each is a Mamba-2 mixer, attention, an MLP or experts, as its pattern says."""
     pattern = config.hybrid_override_pattern
     mamba = Mamba(config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size, config.n_groups,
@@ -261,24 +197,31 @@ def _hybrid(config: "PreTrainedConfig", sizes: dict) -> Shape:
         )
         experts = Experts(config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size, shared)
     return Shape(
-        **sizes, groups=config.num_key_value_heads, middle=config.intermediate_size, gated=False,
-        tied=bool(config.tie_word_embeddings), head=config.head_dim, experts=experts, name=config.model_type,
-        pattern=pattern, mamba=mamba,
+        **sizes,  # type: ignore[arg-type]
+        groups=config.num_key_value_heads, middle=config.intermediate_size, gated=False, tied=tied,
+        head=config.head_dim, experts=experts, name=config.model_type, pattern=pattern, mamba=mamba,
     )  # fmt: skip
 
 
-def _experts(config: "PreTrainedConfig", get) -> Experts | None:
-    count = get("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+def _experts(config: "PreTrainedConfig") -> Experts | None:
+    count = value_of(config, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     if not count or count < 2:
         return None
-    middle = get("moe_intermediate_size", "expert_intermediate_size") or get("intermediate_size", "ffn_hidden_size")
-    shared = get("shared_expert_intermediate_size")
+    middle = value_of(config, "moe_intermediate_size", "expert_intermediate_size")
+    middle = middle or value_of(config, "intermediate_size", "ffn_hidden_size")
+    shared = value_of(config, "shared_expert_intermediate_size")
     if shared is None:
-        shared = (get("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * middle
+        shared = (value_of(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * middle
     if config.model_type.startswith("llama4"):  # one for all tokens, which no key of its configuration says
         shared = middle
-    chosen = get("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts") or 2
-    every = get("decoder_sparse_step", "interleave_moe_layer_step") or 1
+    chosen = value_of(config, "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts") or 2
+    every = value_of(config, "decoder_sparse_step", "interleave_moe_layer_step") or 1
     return Experts(
-        count, chosen, middle, shared, get("first_k_dense_replace") or 0, every, config.model_type == "gpt_oss"
-    )
+        count, chosen, middle, shared, value_of(config, "first_k_dense_replace") or 0, every,
+        config.model_type == "gpt_oss",
+    )  # fmt: skip
+
+
+def usual_target(kind: str) -> tuple[str, ...] | None:
+    """Where LoRA goes unless told otherwise in a model of that ``model_type``; None where that is not known here."""
+    return tuple(KINDS["lora"].get(kind, ())) or None

@@ -159,13 +159,13 @@ def sent_bytes(job: Job, layout: Layout) -> tuple[float, float]:
     """
     shape, share = job.shape, 1 - 1 / layout.dp
     cut, engine = layout.tp * layout.pp, engine_of(job, layout)
-    trained, whole = trained_params(job.tuning, shape) / cut, shape.params / cut
+    trained, params = trained_params(job.tuning, shape) / cut, shape.params / cut
     if layout.sharding == "none":
         return 4 * trained * share, 0.0
     if engine in ("zero-1", "zero-2"):
         return 4 * trained * share, 2 * trained * share
-    kept = shape.ends_params / cut if engine == "fsdp2" else min(whole, LIVE)
-    again = whole - kept
+    kept = shape.ends_params / cut if engine == "fsdp2" else min(params, LIVE)
+    again = params - kept
     if engine == "zero-3" and job.frozen and layout.recompute == "full":
-        again = max(0.0, FROZEN_AGAIN * whole - 0.8 * kept)
-    return 2 * share * (whole + again + trained), 0.0
+        again = max(0.0, FROZEN_AGAIN * params - 0.8 * kept)
+    return 2 * share * (params + again + trained), 0.0

@@ -87,24 +87,24 @@ def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
 FINE_TUNES = "transformers, fine-tunes"
 
 
-def of_fine_tune(what: str, predicted: float) -> Interval:
+def of_fine_tune(quantity: str, predicted: float) -> Interval:
     """The interval of a fine-tune's ``seconds`` or ``bytes``.
 
     The times that are known are of one family of models whose norms are fused, so that those of others are wider.
     """
-    return _of(_ratios()[what], [FINE_TUNES], predicted, False, alike=what == "bytes")
+    return _of(_ratios()[quantity], [FINE_TUNES], predicted, False, alike=quantity == "bytes")
 
 
 def _of(
     known: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool, alike: bool = True
 ) -> Interval:
     pooled = {name: [ratio for kind, of in known.items() if _is(kind, name) for ratio in of] for name in names}
+    pooled["all programs"] = [ratio for kind, of in known.items() if kind != FINE_TUNES for ratio in of]
     name = next((name for name in names if len(pooled[name]) >= FEWEST), "all programs")
-    found = pooled.get(name) or [ratio for kind, of in known.items() if kind != FINE_TUNES for ratio in of]
     like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR) and LORA not in names[0])
     like = like and alike
-    low, high = (bound if like else bound**WIDER for bound in between(found, centred))
-    return Interval(predicted * low, predicted * high, name, len(found), like)
+    low, high = (bound if like else bound**WIDER for bound in between(pooled[name], centred))
+    return Interval(predicted * low, predicted * high, name, len(pooled[name]), like)
 
 
 def _is(kind: str, name: str) -> bool:

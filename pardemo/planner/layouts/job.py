@@ -6,7 +6,7 @@ from pardemo.planner import hardware
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.stacks import OTHERS, Stack
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
 DISPATCHERS = ("alltoall", "fused")
@@ -104,17 +104,7 @@ class Job:
         return self.dispatch or self.stack.dispatch
 
 
-#: Transformers' models under the Trainer, fitted by ``tests/calibration/finetune_fit.py``. Norms, rotations and
-#: activations are operations of their own, through memory one by one: ``whole`` and ``cut`` by LLaMA-7B in full on
-#: A800s. PEFT's adapters go through it 2.5 times as often as ones of 16 bits without dropout: they cast, drop and
-#: add in fp32. DeepSpeed's stages 1 to 3 handle each gradient in Python (a hook, a copy to its bucket): Qwen's full
-#: runs take as long at 256 tokens as at 2,048.
-TRANSFORMERS = Stack(
-    "transformers", products=0.85, small=200, whole=120, cut=120, launch_s=4e-3, gradient_s=0.6e-3,
-    adapters=2.5, about="Qwen's table of fine-tunes on A100, and LLaMA-7B on A800s", can=frozenset({"lora"}),
-)  # fmt: skip
-#: The same where norms and rotations are kernels of FlashAttention's, as Qwen's own code takes them: its table's runs.
-FUSED_NORMS = TRANSFORMERS.but(name="transformers, fused norms", whole=30, cut=30)
+TRANSFORMERS, FUSED_NORMS = OTHERS["transformers"], OTHERS["transformers, fused norms"]
 BUCKET = 500_000_000  # DeepSpeed's ``reduce_bucket_size`` and ``allgather_bucket_size``, elements
 #: By name: whose engine it is, and what its ranks share. ``plain``: 16-bit weights and states of torch's optimizer, one
 #: process or DDP; DeepSpeed's stages; FSDP2's fp32 shards of what is trained.
@@ -183,5 +173,5 @@ def engine_of(job: Job, layout: Layout) -> str:
     for name, each in ENGINES.items():
         if each == (job.stack.engine, layout.sharding) and not lacks:
             return name
-    told = ", ".join(lacks) or layout.sharding
-    raise ValueError(f"fine-tunes by {job.stack.engine} are not planned with {told}")
+    lacking = ", ".join(lacks) or layout.sharding
+    raise ValueError(f"fine-tunes by {job.stack.engine} are not planned with {lacking}")

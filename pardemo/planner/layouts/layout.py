@@ -1,5 +1,6 @@
 """How a job is laid out over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +9,13 @@ from pardemo.planner.layouts.shape import MODULES, Shape, missing
 
 SHARDING = ("none", "zero1", "zero2", "zero3")
 RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("1f1b", "zb-h1")
 CONTEXTS = ("ring", "all-to-all")
+#: By field, the words that it may be.
+WORDS = {
+    "sharding": SHARDING, "recompute": RECOMPUTE, "schedule": ("1f1b", "zb-h1"), "context": CONTEXTS,
+    "on_host": ("none", "optimizer", "optimizer+parameters"),
+}  # fmt: skip
 COUNTS = ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
-ON_HOST = ("none", "optimizer", "optimizer+parameters")
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,14 @@ class Layout:
             for name, value in zip(COUNTS, counts, strict=True):
                 options.whole(value, name)
         options.whole(self.offload, "offload", 0)
-        for name, allowed in (
-            ("sharding", SHARDING),
-            ("recompute", RECOMPUTE),
-            ("schedule", SCHEDULES),
-            ("context", CONTEXTS),
-            ("on_host", ON_HOST),
-        ):
+        for name, allowed in WORDS.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
         if unknown := [name for name in self.modules if name not in MODULES]:
             raise ValueError(f"no module {unknown[0]!r} is recomputed; there are {', '.join(MODULES)}")
-        if self.modules and self.recompute != "selective":
-            raise ValueError(f"modules are recomputed by selective recomputation, not by {self.recompute}")
         if self.modules:
+            if self.recompute != "selective":
+                raise ValueError(f"modules are recomputed by selective recomputation, not by {self.recompute}")
             object.__setattr__(self, "modules", tuple(name for name in MODULES if name in self.modules))
 
     @property
@@ -114,19 +112,19 @@ class Layout:
 
     def __str__(self) -> str:
         degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep", "etp"))
-        text = " ".join(f"{name.upper()}{value}" for name, value in degrees if value > 1 or name == "dp")
-        if self.sharding != "none":
-            text += f" {self.sharding}" + (f"/{self.shard_group}" if self.shard_group else "")
-        text += f" {self.micro_batch}×{self.accumulation}"
-        return (
-            text
-            + (f" v{self.chunks}" if self.chunks > 1 else "")
-            + (f" recompute {'+'.join(self.modules) or self.recompute}" if self.recompute != "none" else "")
-            + (f" offload {self.offload}" if self.offload else "")
-            + (f" {self.on_host} on the host" if self.on_host != "none" else "")
-            + (f" context {self.context}" if self.context != "ring" and self.cp > 1 else "")
-            + (f" schedule {self.schedule}" if self.schedule != "1f1b" and self.pp > 1 else "")
+        group = f"/{self.shard_group}" if self.shard_group else ""
+        words = (
+            *(f"{name.upper()}{value}" for name, value in degrees if value > 1 or name == "dp"),
+            self.sharding != "none" and f"{self.sharding}{group}",
+            f"{self.micro_batch}×{self.accumulation}",
+            self.chunks > 1 and f"v{self.chunks}",
+            self.recompute != "none" and f"recompute {'+'.join(self.modules) or self.recompute}",
+            self.offload and f"offload {self.offload}",
+            self.on_host != "none" and f"{self.on_host} on the host",
+            self.context != "ring" and self.cp > 1 and f"context {self.context}",
+            self.schedule != "1f1b" and self.pp > 1 and f"schedule {self.schedule}",
         )
+        return " ".join(str(word) for word in words if word)
 
 
 def recomputation(word: str) -> dict[str, Any]:
@@ -155,54 +153,54 @@ def check(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers
 
     ``ends_as_layers``: whether the program may give the embedding and the loss a piece of the model each.
     """
-    if shape.heads % layout.tp:
-        fits = ", ".join(str(n) for n in range(1, min(shape.heads, gpus) + 1) if shape.heads % n == 0)
-        raise ValueError(f"{shape.heads} attention heads do not divide by TP {layout.tp}; {fits} would do")
-    if layout.cp > 1 and layout.context == "all-to-all" and not exchanges_heads(layout, shape):
+    for wrong in _wrongs(layout, shape, gpus, sequence, ends_as_layers):
+        raise ValueError(wrong)
+
+
+def _wrongs(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool) -> Iterator[str]:
+    """What is wrong with a layout, the most telling first."""
+    tp, cp, pp, ep, etp, chunks = layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.chunks
+    experts, name = shape.experts, shape.name or "this one"
+    if shape.heads % tp:
+        fits = _divisors(shape.heads, gpus)
+        yield f"{shape.heads} attention heads do not divide by TP {tp}; {fits} would do"
+    if cp > 1 and layout.context == "all-to-all" and not exchanges_heads(layout, shape):
         if shape.head != shape.value:
-            raise ValueError(
-                f"keys of {shape.head} and values of {shape.value} do not go through all-to-alls; they go round a ring"
-            )
-        whole = shape.heads % (layout.tp * layout.cp) == 0
-        heads = f"{shape.groups} key-value" if whole else f"{shape.heads} attention"
-        raise ValueError(
-            f"{heads} heads do not divide by TP {layout.tp} × CP {layout.cp}, as all-to-alls need; a ring does not"
-        )
-    most = shape.layers + (2 if layout.chunks > 1 and ends_as_layers else 0)
-    if layout.pp * layout.chunks > most:
-        pieces = f"PP {layout.pp} × {layout.chunks} chunks"
-        raise ValueError(f"{shape.layers} layers cannot be cut into {pieces}; at most {most}")
-    if layout.ep > 1 and shape.experts is None:
-        raise ValueError(f"EP {layout.ep} needs a model with experts; {shape.name or 'this one'} has none")
+            yield f"keys of {shape.head} and values of {shape.value} go through no all-to-alls; they go round a ring"
+        heads = f"{shape.heads} attention" if shape.heads % (tp * cp) else f"{shape.groups} key-value"
+        yield f"{heads} heads do not divide by TP {tp} × CP {cp}, as all-to-alls need; a ring does not"
+    most = shape.layers + (2 if chunks > 1 and ends_as_layers else 0)
+    if pp * chunks > most:
+        yield f"{shape.layers} layers cannot be cut into PP {pp} × {chunks} chunks; at most {most}"
+    if ep > 1 and experts is None:
+        yield f"EP {ep} needs a model with experts; {name} has none"
     for module in layout.modules:
-        if what := missing(module, shape):
-            raise ValueError(f"to recompute {module} a model needs {what}; {shape.name or 'this one'} has none")
+        if needed := missing(module, shape):
+            yield f"to recompute {module} a model needs {needed}; {name} has none"
     if layout.gpus != gpus:
-        raise ValueError(
-            f"TP {layout.tp} × CP {layout.cp} × PP {layout.pp} × DP {layout.dp} are {layout.gpus} GPUs, not {gpus}"
-        )
-    if layout.chunks > 1 and layout.schedule != "1f1b":
-        raise ValueError(f"{layout.chunks} chunks are 1F1B's, interleaved; {layout.schedule} has one on each stage")
-    if layout.chunks > 1 and layout.pp == 1:
-        raise ValueError(f"{layout.chunks} chunks need a pipeline; PP is 1")
-    if layout.chunks > 1 and layout.accumulation % layout.pp:
-        raise ValueError(
-            f"an interleaved pipeline takes micro-batches in multiples of PP {layout.pp}, not {layout.accumulation}"
-        )
-    experts = shape.experts
-    if layout.ep > 1 and experts is not None and experts.count % layout.ep:
-        fits = ", ".join(str(n) for n in range(1, experts.count + 1) if experts.count % n == 0)
-        raise ValueError(f"{experts.count} experts do not divide by EP {layout.ep}; {fits} would do")
-    if experts is not None and layout.etp > 1 and experts.middle % layout.etp:
-        raise ValueError(f"experts of width {experts.middle} do not divide by ETP {layout.etp}")
-    if layout.etp > 1 and experts is None:
-        raise ValueError(f"ETP {layout.etp} needs a model with experts; {shape.name or 'this one'} has none")
-    if (ranks := layout.tp * layout.replicas) % layout.expert_ranks:
-        degrees = f"EP {layout.ep}" + (f" × ETP {layout.etp}" if layout.etp > 1 else "")
-        raise ValueError(f"{degrees} does not divide the {ranks} ranks of TP × CP × DP")
+        yield f"TP {tp} × CP {cp} × PP {pp} × DP {layout.dp} are {layout.gpus} GPUs, not {gpus}"
+    if chunks > 1 and layout.schedule != "1f1b":
+        yield f"{chunks} chunks are 1F1B's, interleaved; {layout.schedule} has one on each stage"
+    if chunks > 1 and pp == 1:
+        yield f"{chunks} chunks need a pipeline; PP is 1"
+    if chunks > 1 and layout.accumulation % pp:
+        yield f"an interleaved pipeline takes micro-batches in multiples of PP {pp}, not {layout.accumulation}"
+    if experts and experts.count % ep:
+        yield f"{experts.count} experts do not divide by EP {ep}; {_divisors(experts.count, experts.count)} would do"
+    if experts and experts.middle % etp:
+        yield f"experts of width {experts.middle} do not divide by ETP {etp}"
+    if etp > 1 and experts is None:
+        yield f"ETP {etp} needs a model with experts; {name} has none"
+    if (ranks := tp * layout.replicas) % layout.expert_ranks:
+        degrees = f"EP {ep}" + (f" × ETP {etp}" if etp > 1 else "")
+        yield f"{degrees} does not divide the {ranks} ranks of TP × CP × DP"
     if layout.shard_group and (layout.sharding == "none" or layout.replicas % layout.shard_group):
-        raise ValueError(f"groups of {layout.shard_group} that share states do not divide {layout.replicas} ranks")
-    if sequence % (2 * layout.cp if layout.cp > 1 else 1):
-        raise ValueError(f"a sequence of {sequence} does not divide into 2 × CP {layout.cp} pieces")
-    if layout.sequence_parallel and sequence % layout.tp:
-        raise ValueError(f"a sequence of {sequence} does not divide by TP {layout.tp} (sequence parallel)")
+        yield f"groups of {layout.shard_group} that share states do not divide {layout.replicas} ranks"
+    if sequence % (2 * cp if cp > 1 else 1):
+        yield f"a sequence of {sequence} does not divide into 2 × CP {cp} pieces"
+    if layout.sequence_parallel and sequence % tp:
+        yield f"a sequence of {sequence} does not divide by TP {tp} (sequence parallel)"
+
+
+def _divisors(number: int, most: int) -> str:
+    return ", ".join(str(n) for n in range(1, min(number, most) + 1) if number % n == 0)

@@ -83,22 +83,16 @@ class Machine:
     def gather(self, nbytes: float, ranks: int, stride: int = 1) -> float:
         """Seconds of an all-gather that leaves ``nbytes`` on each rank, or of a reduce-scatter that begins with them.
 
-        Thakur et al. 2005, ring algorithm: (n − 1)/n of the bytes pass each rank.
+        Thakur et al. 2005, ring algorithm: (n − 1)/n of the bytes pass each rank. None do of one rank, here and below.
         """
-        if ranks == 1:
-            return 0.0
         return self.latency(ranks, stride) + nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
 
     def ring(self, nbytes: float, ranks: int, stride: int = 1) -> float:
         """Seconds in which each rank's part of ``nbytes`` goes round to all, by one message after the other."""
-        if ranks == 1:
-            return 0.0
         return (ranks - 1) * (self._start(ranks, stride) + nbytes / ranks / self.rate(ranks, stride))
 
     def all_reduce(self, nbytes: float, ranks: int, stride: int = 1) -> float:
         """Seconds: a reduce-scatter, then an all-gather."""
-        if ranks == 1:
-            return 0.0
         return self.latency(ranks, stride) + 2 * nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
 
     def all_to_all(self, nbytes: float, ranks: int, stride: int = 1) -> float:
@@ -106,10 +100,8 @@ class Machine:
 
         Most of what leaves a host goes through its adapters, which its GPUs share.
         """
-        if ranks == 1:
-            return 0.0
         if self.inside(ranks, stride):
-            return self.latency(ranks, stride) + nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
+            return self.gather(nbytes, ranks, stride)
         on_host = max(1, min(ranks, self.host_gpus // stride))
         slow = nbytes * (ranks - on_host) / ranks * self.host_gpus / self.between / self.link_share
         return self.latency(ranks, stride) + slow

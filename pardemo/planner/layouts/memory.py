@@ -54,7 +54,7 @@ def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool 
     queries, others = shape.heads * shape.head, shape.groups * (shape.head + shape.value)
     norm = 8.0 * full + 4.0 * (not full) if shape.gated else 2.0 + 2.0 * full
     of_heads = (4.0 + 2.0 * full) * (queries + shape.groups * shape.head)
-    whole = shape.norms * norm * h
+    uncut = shape.norms * norm * h
     kept = of_heads if shape.head_norms else 0.0
     kept += 6 * shape.heads * scores + 2 * (queries + others + shape.heads * shape.value)
     kept += (6 + 2 * full) * m if shape.gated else (2 + 2 * full) * m
@@ -65,7 +65,7 @@ def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool 
         each = (3 if tuning.dropout else 2) + 4 * tuning.adapters_fp32
         modules = adapted(tuning, shape)
         kept += sum(each * width + 2 * tuning.rank for width, _ in modules)
-    return whole + kept / tp
+    return uncut + kept / tp
 
 
 def _middle(shape: Shape) -> float:
@@ -86,8 +86,8 @@ def states(job: Job, layout: Layout) -> dict[str, float]:
     trained, weights = trained_params(tuning, shape) / cut, weight_bytes(tuning, shape) / cut * tuning.lora
     each, width = _states(job, layout), 2.0
     if engine == "plain" and trained:  # adapters may be in fp32 beside weights in 16 bits
-        own = 4.0 if tuning.base == "fp32" else 2.0
-        width = own + (4.0 - own) * tuning.adapters_fp32 * adapters / trained
+        of_a_weight = 4.0 if tuning.base == "fp32" else 2.0
+        width = of_a_weight + (4.0 - of_a_weight) * tuning.adapters_fp32 * adapters / trained
         each = 2 * width if tuning.optimizer in ("adamw", "adamw-foreach") else each
     elif engine == "fsdp2":  # fp32 shards, which are the master copy
         width = 4.0
@@ -131,23 +131,24 @@ def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[
     loss = before | passing | {"activations": activations, "logits": logits}
     if stage == 2 and layout.dp > 1:  # made when the first gradient is there
         passing["buckets"] = 2 * job.stack.bucket
-    one = tokens * ((kept if again else 0.0) + 4 * _middle(shape) / layout.tp + 4 * h)
+    temporary = tokens * ((kept if again else 0.0) + 4 * _middle(shape) / layout.tp + 4 * h)
     below = activations - tokens * (stored + ends)  # without the last layer's, nor what follows it
     late = tuning.lora and stage == 2  # a bucket comes with the first gradient, LoRA's when the layer is done
     backward = always | passing | {"activations": below if late else activations - 2 * tokens * h}
-    backward["temporaries"] = one
+    backward["temporaries"] = temporary
     if engine == "fsdp2" and layout.dp > 1:  # a layer that is whole; its gradients on their way, if it has any
         layer = _layer_bytes(job, layout)
-        whole = passing["gathered parameters"] + layer
-        backward |= {"gathered parameters": whole, "buckets": (1 if tuning.lora else 2) * layer}
+        gathered = passing["gathered parameters"] + layer
+        backward |= {"gathered parameters": gathered, "buckets": (1 if tuning.lora else 2) * layer}
     update = always | {"temporaries": _update(job, layout)}
     if stage == 1:  # the others' parts are given back first
         update["gradients"] = always["gradients"] / layout.dp
-    found = {"loss": loss, "backward": backward, "update": update}
+    by_moment = {"loss": loss, "backward": backward, "update": update}
     if engine == "fsdp2" and layout.dp > 1:  # the root's and the first layer's, and what they are copied from
-        found["first layer"] = always | {"gathered parameters": whole, "buckets": whole}
-        found["last layers"] = always | {"gathered parameters": whole, "buckets": 2 * layer, "activations": below}
-    return found
+        by_moment["first layer"] = always | {"gathered parameters": gathered, "buckets": gathered}
+        last = {"gathered parameters": gathered, "buckets": 2 * layer, "activations": below}
+        by_moment["last layers"] = always | last
+    return by_moment
 
 
 def _gathered(job: Job, layout: Layout) -> float:
@@ -197,9 +198,9 @@ def _update(job: Job, layout: Layout) -> float:
 
 def peak(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> Memory:
     """The fullest moment of a step, with what the allocator and CUDA take; its ``phase`` is a moment's name."""
-    found = moments(job, layout, overheads)
-    name = max(found, key=lambda moment: sum(found[moment].values()))
-    lines = {line: nbytes for line, nbytes in found[name].items() if nbytes}
+    by_moment = moments(job, layout, overheads)
+    name = max(by_moment, key=lambda moment: sum(by_moment[moment].values()))
+    lines = {line: nbytes for line, nbytes in by_moment[name].items() if nbytes}
     lines["allocator"] = overheads.allocator
     lines["CUDA context"] = CONTEXT_BYTES
     if groups := sum(size > 1 for size in (layout.dp, layout.tp, layout.pp)):
@@ -241,7 +242,7 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, 
     owned = owned_params(job, layout, split, place)
     shard = owned.sharded(layout)
     trained = owned_trained_params(job, layout, split, place)
-    whole, part = trained.whole, trained.sharded(layout)
+    updated, part = trained.whole, trained.sharded(layout)
     if job.frozen:  # adapters come to the model's own weights
         owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + part
     stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
@@ -249,21 +250,21 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, 
     micro_batches = in_flight(layout, place)
     lines = {
         "parameters": stack.weight * (shard if stage == 3 else owned.whole),
-        "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else whole),
-        "optimizer states": stack.state * (part if stage >= 1 else whole),
+        "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else updated),
+        "optimizer states": stack.state * (part if stage >= 1 else updated),
         "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept,
         "program": stack.program,
     }
     if stage >= 2 and stack.queued:  # beside those that are kept
         least = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
-        lines["gradients"] += stack.gradient * min(max(stack.queued, least), whole)
+        lines["gradients"] += stack.gradient * min(max(stack.queued, least), updated)
     if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
         each = owned_layer(shape, layout)
         ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
         lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
         lines["gathered parameters"] = 2 * (owned.whole - shard)
-        lines["gradients"] = stack.gradient * whole
+        lines["gradients"] = stack.gradient * updated
     if layout.tp > 1:
         lines["activations"] += tokens * stack.gathered * shape.hidden
     lines["activations"] += tokens * made_again

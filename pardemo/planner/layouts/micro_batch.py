@@ -10,20 +10,10 @@ from pardemo.planner.layouts.shape import again as recomputed
 
 #: Where a step's time goes.
 PARTS = (
-    "layers as measured",
-    "matrix multiplications",
-    "attention",
-    "memory bandwidth",
-    "launching kernels",
-    "tensor-parallel traffic",
-    "context-parallel traffic",
-    "expert-parallel traffic",
-    "pipeline messages",
-    "pipeline bubble",
-    "data-parallel traffic",
-    "offload",
-    "optimizer",
-)
+    "layers as measured", "matrix multiplications", "attention", "memory bandwidth", "launching kernels",
+    "tensor-parallel traffic", "context-parallel traffic", "expert-parallel traffic", "pipeline messages",
+    "pipeline bubble", "data-parallel traffic", "offload", "optimizer",
+)  # fmt: skip
 MOST_OF_ALONE = 1.05  # of what products reach alone, which was measured with one release of their library
 BACKWARD_ATTENTION = 2.5  # of its forward: five products for two (arXiv 2307.08691, 3.1)
 LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
@@ -82,12 +72,12 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     exchanges += modules.blocks
     weights = shape.products(kind)
     products = sum(product(job, each, layout.tp, tokens) for each in weights)
-    whole = stack.whole / (layout.tp if layout.sequence_parallel else 1)
-    moved = tokens * shape.hidden * (whole + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
+    uncut = stack.whole / (layout.tp if layout.sequence_parallel else 1)
+    moved = tokens * shape.hidden * (uncut + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
     moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
     more = sum(product(job, each, layout.tp, tokens) for each in modules.weights)
     more_moved = tokens * (
-        modules.blocks * shape.hidden * (whole + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
+        modules.blocks * shape.hidden * (uncut + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
     )
     if job.frozen and stack.adapters:
         moved += stack.adapters * tokens * per_rank.adapters_moved_bytes(job, layout)

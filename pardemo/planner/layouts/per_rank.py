@@ -8,17 +8,6 @@ from pardemo.planner.layouts.shape import Layer, Shape, up_projections
 from pardemo.planner.layouts.tuning import Tuning, adapted, adapted_parts
 
 
-def layer_params(shape: Shape, layout: Layout) -> float:
-    """Parameters of a rank's share of an average layer; nothing is sharded over data-parallel ranks."""
-    return sum(_of_a_layer(shape, layout))
-
-
-def _of_a_layer(shape: Shape, layout: Layout) -> tuple[float, float]:
-    """Parameters of a rank's share of an average layer: outside of experts, and in experts."""
-    dense, experts = shape.mean_layer
-    return dense / layout.tp, experts / layout.expert_ranks
-
-
 @dataclass(frozen=True)
 class Owned:
     """Parameters of a rank: those that all data- and context-parallel ranks have, and those of its experts.
@@ -42,7 +31,8 @@ class Owned:
 def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
     """Parameters of a rank of stage ``place``: its layers, the embedding on the first stage, the head on the last."""
     shape = job.shape
-    dense, experts = (split[place] * each for each in _of_a_layer(shape, layout))
+    layer = owned_layer(shape, layout)
+    dense, experts = split[place] * layer.dense, split[place] * layer.experts
     if place == 0:
         dense += shape.embedding_params / layout.tp
     if place == layout.pp - 1 and not (place == 0 and shape.tied):
@@ -55,8 +45,9 @@ def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owne
 
 
 def owned_layer(shape: Shape, layout: Layout) -> Owned:
-    """Parameters of a rank's share of an average layer."""
-    return Owned(*_of_a_layer(shape, layout))
+    """Parameters of a rank's share of an average layer; nothing is sharded over data-parallel ranks."""
+    dense, experts = shape.mean_layer
+    return Owned(dense / layout.tp, experts / layout.expert_ranks)
 
 
 #: The modules of a layer that take the same input.
@@ -117,8 +108,8 @@ def kept_bytes(job: Job, layout: Layout) -> float:
     kinds = job.shape.kinds
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
     nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
-    own = layout.recompute == "selective" and not layout.modules
-    return nbytes * (job.stack.selective_keeps if own else 1.0)
+    by_itself = layout.recompute == "selective" and not layout.modules
+    return nbytes * (job.stack.selective_keeps if by_itself else 1.0)
 
 
 def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
@@ -136,33 +127,33 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     low = LOW.get(job.precision, 2.0) if stack.keeps_low else 2.0
     blocks = bool(kind.mixer) + bool(kind.mlp)
     normed = 2 * shape.hidden / along
-    found = {"residuals": (stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along) * blocks / 2}
-    found["residuals"] -= normed * blocks
+    nbytes = {"residuals": (stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along) * blocks / 2}
+    nbytes["residuals"] -= normed * blocks
     if kind.mixer:
         own_norm = kind.mixer == "attention" and bool(up_projections(shape))
-        found["mixer's input"] = 0.0 if own_norm and "layernorm" in modules else for_mixer * normed * low / 2
+        nbytes["mixer's input"] = 0.0 if own_norm and "layernorm" in modules else for_mixer * normed * low / 2
     if kind.mixer == "attention":
         out = shape.heads * shape.value
         inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
-        found["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * stack.keeps_heads * inner / layout.tp
-        found["attention's output"] = 0.75 * stack.keeps_heads * out / layout.tp
+        nbytes["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * stack.keeps_heads * inner / layout.tp
+        nbytes["attention's output"] = 0.75 * stack.keeps_heads * out / layout.tp
         if "core_attn" in modules:  # the next product's input is left
-            found["attention's output"] *= low / 2
+            nbytes["attention's output"] *= low / 2
         scores = layout.recompute == "selective" and (
             stack.selective_attention if not modules else "core_attn" in modules
         )
         if not job.fused and not scores:
-            found["scores"] = 5 * shape.heads * job.sequence / layout.cp / layout.tp
+            nbytes["scores"] = 5 * shape.heads * job.sequence / layout.cp / layout.tp
     elif kind.mixer == "mamba" and shape.mamba:
         inner = 3 * shape.mamba.inner + 2 * shape.mamba.groups * shape.mamba.state
-        found["mixer"] = stack.keeps_heads * inner / layout.tp
+        nbytes["mixer"] = stack.keeps_heads * inner / layout.tp
     if kind.mlp == "dense":
         if "mlp" not in modules:  # else it starts from the residual, its norm being one with its first product
-            found["MLP's input"] = for_mlp * normed * low / 2
-            found["MLP"] = sum(_mlp(job, shape.middle, low)) / layout.tp
+            nbytes["MLP's input"] = for_mlp * normed * low / 2
+            nbytes["MLP"] = sum(_mlp(job, shape.middle, low)) / layout.tp
     elif kind.mlp == "experts" and shape.experts:
-        found |= _experts(job, layout, low)
-    return found
+        nbytes |= _experts(job, layout, low)
+    return nbytes
 
 
 def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
@@ -170,15 +161,15 @@ def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
     shape, modules, of = job.shape, layout.modules, job.shape.experts
     assert of is not None
     along = layout.tp if layout.sequence_parallel else 1
-    found = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / along}
+    nbytes = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / along}
     if "moe" in modules:
-        return found
-    found["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * shape.hidden / along
-    first, acted = _mlp(job, of.chosen * of.middle, low)
-    found["experts"] = (first + (0.0 if "moe_act" in modules else acted)) / layout.tp
+        return nbytes
+    nbytes["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * shape.hidden / along
+    outputs, acted = _mlp(job, of.chosen * of.middle, low)
+    nbytes["experts"] = (outputs + (0.0 if "moe_act" in modules else acted)) / layout.tp
     if of.shared and "shared_experts" not in modules:
-        found["shared experts"] = sum(_mlp(job, of.shared, low)) / layout.tp
-    return found
+        nbytes["shared experts"] = sum(_mlp(job, of.shared, low)) / layout.tp
+    return nbytes
 
 
 def _mlp(job: Job, middle: int, low: float) -> tuple[float, float]:

@@ -43,7 +43,7 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published.against import room
-from pardemo.planner.layouts.search import PlannedLayout, search
+from pardemo.planner.layouts.search import PlannedLayout, chunks_of, divisors, search, shardings
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import idle_stages, step
 
@@ -190,46 +190,24 @@ def _ways(job: Job, batch: int) -> Iterator[list[Layout]]:
     """Layouts of powers of two; those of one list differ in their micro-batch alone, the largest first."""
     machine, shape = job.machine, job.shape
     for tp, pp in itertools.product(_powers(machine.host_gpus), _powers(shape.layers)):
-        if machine.gpus % (tp * pp) or shape.heads % tp:
-            continue
         dp = machine.gpus // (tp * pp)
-        if batch % dp:
+        if machine.gpus % (tp * pp) or shape.heads % tp or batch % dp:
             continue
-        for sharding, group in _shardings(job, tp, pp, dp):
-            share = batch // dp
-            micros = (
-                [n for n in range(min(share, MOST_SAMPLES), 0, -1) if share % n == 0] if sharding == "zero3" else [1]
-            )
-            for recompute in ("none", "full"):
-                base = Layout(
-                    tp=tp, pp=pp, dp=dp, sequence_parallel=tp > 1, sharding=sharding, shard_group=group,
-                    recompute=recompute,
-                )  # fmt: skip
-                for chunks in _chunks(shape.layers, pp, share):
-                    yield [base.but(micro_batch=n, accumulation=share // n, chunks=chunks) for n in micros]
-
-
-def _shardings(job: Job, tp: int, pp: int, dp: int) -> list[tuple[str, int]]:
-    if dp == 1:
-        return [("none", 0)]
-    ways = [("none", 0), ("zero1", 0)]
-    if pp == 1:
-        ways += [("zero2", 0), ("zero3", 0)]
-        inside = job.machine.host_gpus // tp
-        if 1 < inside < dp and dp % inside == 0:
-            ways.append(("zero3", inside))
-    return ways
-
-
-def _chunks(layers: int, pp: int, micro_batches: int) -> list[int]:
-    """Numbers of chunks that a stage can have: one, or those of an interleaved schedule, which divide its layers."""
-    if pp == 1 or micro_batches % pp:
-        return [1]
-    return [v for v in range(1, MOST_CHUNKS + 1) if -(-layers // pp) % v == 0]
+        share = batch // dp
+        ways = [way for way in shardings(dp, machine.host_gpus // tp) if pp == 1 or way[0] in ("none", "zero1")]
+        for (sharding, group), recompute in itertools.product(ways, ("none", "full")):
+            base = Layout(
+                tp=tp, pp=pp, dp=dp, sequence_parallel=tp > 1, sharding=sharding, shard_group=group,
+                recompute=recompute,
+            )  # fmt: skip
+            micros = reversed(divisors(share, MOST_SAMPLES)) if sharding == "zero3" else [1]
+            sizes = [(n, share // n) for n in micros]
+            for chunks in chunks_of(shape.layers, pp, share, MOST_CHUNKS):
+                yield [base.but(micro_batch=n, accumulation=m, chunks=chunks) for n, m in sizes]
 
 
 def _powers(most: int) -> list[int]:
-    return [2**k for k in range(most.bit_length()) if 2**k <= most]
+    return [2**k for k in range(most.bit_length())]
 
 
 def _settings(candidate: Candidate) -> tuple[int, int, int, float]:

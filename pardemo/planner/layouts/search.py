@@ -4,10 +4,11 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pardemo.planner.layouts.intervals import Interval, of_seconds
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import CONTEXTS, Layout, exchanges_heads
+from pardemo.planner.layouts.layout import CONTEXTS, RECOMPUTE, SHARDING, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.published.against import NEAR, expected, room
@@ -20,35 +21,47 @@ MOST_SAMPLES = 32  # of a micro-batch
 MOST_CHUNKS = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedLayout:
-    """A layout with its predicted time and memory.
+    """A job in one layout, with its predicted time and memory."""
 
-    ``room`` is the bytes of a GPU that a plan may fill, ``capacity`` all that it has.
-    """
-
+    job: Job
     layout: Layout
-    step: PredictedStep
-    memory: Memory
-    room: float
-    capacity: float
+
+    @cached_property
+    def step(self) -> PredictedStep:
+        return step(self.job, self.layout)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return memory(self.job, self.layout)
 
     @property
     def seconds(self) -> float:
         return self.step.seconds
 
-    def interval(self, job: Job) -> Interval:
+    @property
+    def peak_bytes(self) -> float:
+        return self.memory.peak_bytes
+
+    @property
+    def interval(self) -> Interval:
         """Between which seconds a step lies in four of five cases."""
-        return of_seconds(job, self.layout, self.seconds)
+        return of_seconds(self.job, self.layout, self.seconds)
+
+    @property
+    def room(self) -> float:
+        """Bytes of a GPU that a plan may fill."""
+        return room(self.job)
 
     @property
     def fits(self) -> bool:
-        return self.memory.peak_bytes <= self.room
+        return self.peak_bytes <= self.room
 
     @property
     def headroom(self) -> float:
         """Share of the GPU's memory that stays free."""
-        return 1 - self.memory.peak_bytes / self.capacity
+        return 1 - self.peak_bytes / self.job.machine.gpu.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -75,40 +88,43 @@ class SearchResult:
 def layouts(shape: Shape, machine: Machine, batch: int, sequence: int) -> Iterator[Layout]:
     """Every layout of ``batch`` samples a step that divides the model, the batch and the sequence."""
     gpus, most_tp = machine.gpus, machine.host_gpus * MOST_ACROSS
-    for tp, pp in itertools.product(_divisors(gpus, min(most_tp, shape.heads)), _divisors(gpus, shape.layers)):
+    for tp, pp in itertools.product(divisors(gpus, min(most_tp, shape.heads)), divisors(gpus, shape.layers)):
         if gpus % (tp * pp) or shape.heads % tp or sequence % tp:
             continue
         for cp in _contexts(gpus // tp // pp, sequence):
             dp = gpus // tp // pp // cp
             if batch % dp:
                 continue
-            share = batch // dp
             base = Layout(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1)
             ways = CONTEXTS if cp > 1 and exchanges_heads(base, shape) else CONTEXTS[:1]
             for ep, way in itertools.product(_experts(shape, dp * cp), ways):
-                yield from _filled(base.but(ep=ep, context=way), shape, share, machine)
+                yield from _filled(base.but(ep=ep, context=way), shape, batch // dp, machine)
 
 
 def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterator[Layout]:
     """Sharding, recomputation, micro-batches and chunks of a way to cut the model."""
-    shardings = [("none", 0)] if base.replicas == 1 else [("zero1", 0)]
-    if base.replicas > 1:
-        inside = machine.host_gpus // base.tp
-        shardings += [("zero2", 0), ("zero3", 0)]
-        if 1 < inside < base.replicas and base.replicas % inside == 0:
-            shardings.append(("zero3", inside))
-    for micro in _divisors(share, MOST_SAMPLES):
+    ways = shardings(base.replicas, machine.host_gpus // base.tp)[base.replicas > 1 :]  # else the states are shared
+    for micro in divisors(share, MOST_SAMPLES):
         m = share // micro
-        for recompute, (sharding, group) in itertools.product(("none", "selective", "full"), shardings):
+        for recompute, (sharding, group) in itertools.product(RECOMPUTE, ways):
             layout = base.but(
                 micro_batch=micro, accumulation=m, sharding=sharding, shard_group=group, recompute=recompute
             )
-            yield layout
-            if base.pp > 1 and m % base.pp == 0:
-                fullest = -(-shape.layers // base.pp)  # chunks of unequal size wait for one another
-                for chunks in range(2, min(MOST_CHUNKS, shape.layers // base.pp) + 1):
-                    if fullest % chunks == 0:
-                        yield layout.but(chunks=chunks)
+            for chunks in chunks_of(shape.layers, base.pp, m, min(MOST_CHUNKS, shape.layers // base.pp)):
+                yield layout.but(chunks=chunks) if chunks > 1 else layout
+
+
+def shardings(replicas: int, inside: int) -> list[tuple[str, int]]:
+    """What ``replicas`` may share, and in groups of how many (0: of all), where ``inside`` of them are on a host."""
+    hsdp = [("zero3", inside)] if 1 < inside < replicas and replicas % inside == 0 else []
+    return [*((sharding, 0) for sharding in SHARDING[: 1 if replicas == 1 else None]), *hsdp]
+
+
+def chunks_of(layers: int, pp: int, micro_batches: int, most: int) -> list[int]:
+    """How many chunks a stage may have: one, or as many as divide the fullest, since unequal chunks wait for others."""
+    if pp == 1 or micro_batches % pp:
+        return [1]
+    return [1, *(chunks for chunks in range(2, most + 1) if -(-layers // pp) % chunks == 0)]
 
 
 def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] | None = None) -> SearchResult:
@@ -130,18 +146,18 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
         if not job.stack.runs(layout) or idle_stages(job, layout) or (able is not None and not able(layout)):
             continue
         tried += 1
-        footprint = memory(job, layout)
-        if least is None or footprint.peak_bytes < least[1].peak_bytes:
-            least = layout, footprint
-        if footprint.peak_bytes <= room(job):
-            fitting.append((layout, footprint))
+        candidate = PlannedLayout(job, layout)
+        if least is None or candidate.peak_bytes < least.peak_bytes:
+            least = candidate
+        if candidate.fits:
+            fitting.append(candidate)
     if least is None:
         raise ValueError(
             f"no layout that {job.stack.name} runs divides {job.shape.layers} layers, {job.shape.heads} heads and "
             f"{batch} samples over {job.machine.gpus} GPUs; try a batch that is a multiple of {job.machine.gpus}"
         )
-    timed = sorted((_timed(job, *pair) for pair in fitting), key=lambda candidate: candidate.seconds)
-    return SearchResult(job, batch, tried, len(fitting), _best(job, timed, most), _front(timed), _timed(job, *least))
+    fitting.sort(key=lambda candidate: candidate.seconds)
+    return SearchResult(job, batch, tried, len(fitting), _best(fitting, most), _front(fitting), least)
 
 
 def worth_selecting(job: Job) -> bool:
@@ -149,11 +165,7 @@ def worth_selecting(job: Job) -> bool:
     return not job.fused or job.stack.selective_keeps < 1
 
 
-def _timed(job: Job, layout: Layout, footprint: Memory) -> PlannedLayout:
-    return PlannedLayout(layout, step(job, layout), footprint, room(job), job.machine.gpu.memory_bytes)
-
-
-def _best(job: Job, timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:
+def _best(timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:
     """The quickest of each way to cut the model; of those within 1 % the simplest, then the one with least memory."""
     quickest: dict[tuple, PlannedLayout] = {}
     chosen: dict[tuple, PlannedLayout] = {}
@@ -163,20 +175,19 @@ def _best(job: Job, timed: list[PlannedLayout], most: int) -> tuple[PlannedLayou
         near = candidate.seconds <= NEAR * quickest.setdefault(key, candidate).seconds
         if near and _modesty(candidate) < _modesty(chosen.setdefault(key, candidate)):
             chosen[key] = candidate
-    return tuple(
-        sorted(chosen.values(), key=lambda candidate: expected(job, candidate.layout, candidate.seconds))[:most]
-    )
+    by_seconds = sorted(chosen.values(), key=lambda each: expected(each.job, each.layout, each.seconds))
+    return tuple(by_seconds[:most])
 
 
 def _modesty(candidate: PlannedLayout) -> tuple[int, int, float]:
     """What is preferred of layouts that are as quick: a sequence and experts that are whole, little memory."""
-    return candidate.layout.cp, candidate.layout.ep, candidate.memory.peak_bytes
+    return candidate.layout.cp, candidate.layout.ep, candidate.peak_bytes
 
 
 def _front(timed: list[PlannedLayout]) -> tuple[PlannedLayout, ...]:
     front: list[PlannedLayout] = []
     for candidate in timed:
-        if not front or candidate.memory.peak_bytes < 0.98 * front[-1].memory.peak_bytes:
+        if not front or candidate.peak_bytes < 0.98 * front[-1].peak_bytes:
             front.append(candidate)
     return tuple(front)
 
@@ -205,11 +216,11 @@ def if_changed(
 ) -> tuple[PlannedLayout, PlannedLayout] | None:
     """Of a changed job: the layout that is then the best, and the present best one; None where nothing fits."""
     result = search(job, answer.batch, 1, able)
-    now = answer.best[0].layout
-    return (result.best[0], _timed(job, now, memory(job, now))) if result.best else None
+    return (result.best[0], PlannedLayout(job, answer.best[0].layout)) if result.best else None
 
 
-def _divisors(number: int, most: int) -> list[int]:
+def divisors(number: int, most: int) -> list[int]:
+    """The divisors of a number up to ``most``."""
     return [n for n in range(1, min(number, most) + 1) if number % n == 0]
 
 
@@ -221,7 +232,7 @@ def _contexts(ranks: int, sequence: int) -> list[int]:
 def _experts(shape: Shape, ranks: int) -> list[int]:
     if shape.experts is None:
         return [1]
-    return [n for n in _divisors(shape.experts.count, ranks) if ranks % n == 0]
+    return [n for n in divisors(shape.experts.count, ranks) if ranks % n == 0]
 
 
 def correct_pace(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
@@ -234,15 +245,16 @@ def correct_pace(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
     timed = [run for run in runs if run.seconds and not run.wrong and _where(run.job) == wanted]
     if not timed:
         others = sorted({_where(run.job) for run in runs if run.seconds})
-        told = ", ".join(others) or "none that has a time"
-        raise ValueError(f"--measured has no run with a time on {wanted}; it has {told}")
+        raise ValueError(
+            f"--measured has no run with a time on {wanted}; it has {', '.join(others) or 'none that has a time'}"
+        )
     ratios = sorted(run.seconds / step(run.job, run.layout).seconds for run in timed if run.seconds)
     pace = statistics.median(ratios)
     line = f"{len(ratios)} measured run{'s' * (len(ratios) > 1)} took {pace:.2f} times as long as predicted"
     if len(ratios) > 1:
-        rest = max(abs(ratio / pace - 1) for ratio in ratios)
+        rest = 100 * max(abs(ratio / pace - 1) for ratio in ratios)
         line += f" ({ratios[0]:.2f} to {ratios[-1]:.2f}), so all times are multiplied by it; they themselves are then "
-        line += f"up to {100 * rest:.0f} % off"
+        line += f"up to {rest:.0f} % off"
     else:
         line += ", so all times are multiplied by it; one run does not tell how far the rest is off"
     return replace(job, pace=pace, measured=True), line

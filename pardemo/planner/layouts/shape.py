@@ -208,17 +208,17 @@ class Shape:
 
     def products(self, layer: Layer) -> tuple[Product, ...]:
         """What a layer of that kind multiplies each token with, the experts left out."""
-        found: tuple[Product, ...] = ()
+        weights: tuple[Product, ...] = ()
         if layer.mixer == "attention":
-            found += self.attention
+            weights += self.attention
         elif layer.mixer == "mamba" and self.mamba is not None:
-            found += self.mamba.products(self.hidden)
+            weights += self.mamba.products(self.hidden)
         if layer.mlp == "dense":
-            found += self.mlp(self.middle)
+            weights += self.mlp(self.middle)
         elif layer.mlp == "experts" and self.experts is not None:
-            found += (Product(self.hidden, self.experts.count),)
-            found += self.mlp(self.experts.shared) if self.experts.shared else ()
-        return found
+            weights += (Product(self.hidden, self.experts.count),)
+            weights += self.mlp(self.experts.shared) if self.experts.shared else ()
+        return weights
 
     @property
     def embedding_params(self) -> int:
@@ -282,6 +282,13 @@ class Shape:
         return for_each * total + other
 
 
+def gpt(layers: int, hidden: int, heads: int, vocabulary: int, positions: int, name: str = "") -> Shape:
+    """A model as GPT-2: MLPs of four times the width without a gate, learned positions, the embedding as its head."""
+    return Shape(
+        layers, hidden, heads, heads, 4 * hidden, vocabulary, gated=False, tied=True, positions=positions, name=name
+    )
+
+
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 
 
@@ -301,8 +308,8 @@ def missing(module: str, shape: Shape) -> str:
         "mlp": ("layers with a dense MLP", any(kind.mlp == "dense" for kind, _ in shape.kinds)),
         "core_attn": ("attention", any(kind.mixer == "attention" for kind, _ in shape.kinds)),
     }
-    what, there = needed[module]
-    return "" if there else what
+    feature, there = needed[module]
+    return "" if there else feature
 
 
 def up_projections(shape: Shape) -> tuple[Product, ...]:

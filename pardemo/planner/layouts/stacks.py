@@ -1,14 +1,16 @@
 """What a training program adds to the arithmetic: constants with a physical meaning, fitted to its published runs.
 
-``python tests/calibration/fit.py`` fits those of each program to ``data/published_runs`` again and
-prints them beside these, which are its results rounded. Of Megatron-core it fits eleven; its products, small, whole,
+``python tests/calibration/fit.py`` fits those of each program to ``data/published_runs`` again and prints them beside
+those of ``stacks.toml``, which are its results rounded. Of Megatron-core it fits eleven; its products, small, whole,
 cut, start, hides_tensor, hides_experts, hidden and launch_s, and how much of its rate a Blackwell sustains, were set by
 hand before that, and which terms the model has was decided with all rows in view.
 """
 
 import difflib
 import math
+import tomllib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Stack:
             parameters are gathered ahead.
 
     ``engine``: torch, deepspeed or fsdp2 under Transformers' Trainer, whose memory and traffic are read from their
-    sources (``price.tuned_memory``, ``price.tuned_step``); "" for the others. ``overlaps``: whether DeepSpeed sends
+    sources (``memory.peak``, ``fine_tune_step``); "" for the others. ``overlaps``: whether DeepSpeed sends
     beside the backward pass (``overlap_comm``); None: its default, stage 3 alone. ``bucket`` is its
     ``reduce_bucket_size``.
     ``can``: what it runs: tp, cp, pp, ep, etp, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks,
@@ -155,74 +157,41 @@ class Stack:
             ValueError: it has none; those that have it are named.
         """
         if "lora" not in self.can:
-            others = ", ".join(name for name, one in STACKS.items() if "lora" in one.can)
+            others = ", ".join(name for name, program in STACKS.items() if "lora" in program.can)
             raise ValueError(f"{self.name} has no LoRA; these have: {others}")
 
     def lacks(self, layout: "Layout") -> list[str]:
         """What a layout needs and the program does not have."""
-        needed = {name for name in ("tp", "cp", "pp", "ep", "etp") if getattr(layout, name) > 1}
-        needed |= {"offload"} if layout.offload else set()
-        needed |= {layout.sharding} - {"none"}
-        needed |= {"states on the host"} if layout.on_host != "none" else set()
-        needed |= {"hsdp"} if layout.shard_group else set()
-        needed |= {"chunks"} if layout.chunks > 1 else set()
-        needed |= (
-            {f"{layout.sharding} in a pipeline"} if layout.pp > 1 and layout.sharding in ("zero2", "zero3") else set()
-        )
-        needed |= {"recomputed modules"} if layout.modules else set()
-        needed |= {"all-to-all"} if layout.cp > 1 and layout.context == "all-to-all" else set()
-        return sorted(needed - self.can)
+        sharding = layout.sharding
+        needed = {name: getattr(layout, name) > 1 for name in ("tp", "cp", "pp", "ep", "etp", "chunks")} | {
+            sharding: sharding != "none", "offload": layout.offload, "hsdp": layout.shard_group,
+            f"{sharding} in a pipeline": layout.pp > 1 and sharding in ("zero2", "zero3"),
+            "states on the host": layout.on_host != "none", "recomputed modules": layout.modules,
+            "all-to-all": layout.cp > 1 and layout.context == "all-to-all",
+        }  # fmt: skip
+        return sorted(name for name, needs in needed.items() if needs and name not in self.can)
 
     def but(self, **changes: Any) -> "Stack":
         """This one with some constants changed."""
         return replace(self, **changes)
 
 
-_MEGATRON = frozenset({"tp", "cp", "pp", "ep", "zero1", "chunks"})
-NANOTRON = Stack(
-    "nanotron", products=0.84, small=360, attention=1.5, launch_s=3.7e-3, launch_rank_s=1.1e-4, crossing_rank_s=2.2e-3,
-    crossing_s=0.7e-3, hidden=1.0, reduce_s=12.6e-3, reduce_share=0.98, reduce_most=124e9, gradient=4, balanced=True,
-    bucket=13.1e6, bucket_host_s=32e-6,  # its ddp_bucket_cap_mb of 25 (config.py), of 2 bytes each
-    gradient_copy=2,  # the Ultra-Scale Playbook's 20 bytes a parameter
-    gathered=4.0,  # its buffers "allgather" and "allgather2", 2 bytes each (parallel/tensor_parallel/functional.py)
-    keeps_split=7.0, keeps_heads=9.1, keeps_middle=3.5, logits=10.2, program=0.3e9,
-    about="549 runs of the Ultra-Scale Playbook on H100", can=frozenset({"tp", "pp", "zero1"}),
-)  # fmt: skip
-MEGATRON_DEEPSPEED = Stack(
-    "megatron-deepspeed", products=1.05, small=330, scores=6.6, whole=6, cut=6, launch_s=2.5e-3,
-    launch_rank_s=5e-5, start=2.2, send_s=1.8e-3, reduce_share=0.5,
-    about="705 runs of vTrain's on A100, one host", can=frozenset({"tp", "pp", "zero1"}),
-)  # fmt: skip
-MEGATRON_2022 = Stack(
-    "megatron-2022", small=330, scores=4.1, gradient=4, about="8 rows of 2205.05198, A100", can=_MEGATRON,
-)  # fmt: skip
-MEGATRON = Stack(
-    "megatron-core", products=1.25, small=250, attention=1.21, whole=14, cut=14, start=0.2, hides_tensor=0.85, fp8=0.95,
-    fp4=0.74, casts=3.7, launch_s=3e-3, graphs=True, dispatch="fused", routed=17.5, routed_fused=7.5,
-    expert_launch_s=9.5e-3, hides_experts=0.7, biased=13.5, filtered=75, gradient=4, hidden=0.95, hides_shards=True,
-    reduce_share=0.64, ends_as_layers=True, keeps_low=True,
-    keeps_split=8,  # without dropout, as megatron.sh and NVIDIA's recipes have it, no masks
-    queued=1e9,  # of its FSDP at least: suggested_communication_unit_size (megatron_fsdp.py in megatron-core 0.16.1)
-    about="127 runs of NVIDIA's on H100, B200, B300, GB200 and GB300",
-    can=_MEGATRON | {"etp", "offload", "zero2", "zero3", "hsdp", "all-to-all", "recomputed modules", "lora"},
-)  # fmt: skip
-FOUNDRY = Stack(
-    "llm-foundry", small=360, attention=0.535, hidden=0.27, reduce_share=0.94, weight=4, gradient=4, state=8,
-    keeps_split=8, logits=6, regathers=True,  # 136 runs have Composer's DEFAULT: in its later versions sums are in fp32
-    about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp", "lora"}),
-)  # fmt: skip
-TORCHTITAN = Stack(
-    "torchtitan", fp8=0.9, attention=0.84, whole=62, cut=62, hidden=0.8, reduce_share=0.6, weight=4, gradient=4,
-    state=8, selective_products=0.5, selective_attention=False, even_context=False, selective_keeps=0.5, logits=14,
-    gathers_context=True,  # the default of its context_parallel_rotate_method
-    about="17 rows of its benchmarks on H100 at 500 W, 2024-12",
-    can=frozenset({"tp", "cp", "pp", "ep", "etp", "zero3", "zero3 in a pipeline", "hsdp", "chunks", "lora"}),
-)  # fmt: skip
-COMPILED = TORCHTITAN.but(name="torchtitan-compiled", whole=45, cut=45)
-STACKS = {
-    program.name: program
-    for program in (NANOTRON, MEGATRON_DEEPSPEED, MEGATRON_2022, MEGATRON, FOUNDRY, TORCHTITAN, COMPILED)
-}  # fmt: skip
+_TABLES = tomllib.loads(Path(__file__).with_name("stacks.toml").read_text(encoding="utf-8"))
+
+
+def _read(tables: dict[str, dict[str, Any]]) -> dict[str, Stack]:
+    """The programs of a table by name; ``like`` names the one whose constants stand where a program has none."""
+    programs: dict[str, Stack] = {}
+    for name, constants in tables.items():
+        base = programs.get(constants.pop("like", ""), Stack(name))
+        programs[name] = base.but(name=name, **constants | {"can": frozenset(constants.get("can", base.can))})
+    return programs
+
+
+#: By name: the programs that ``--program`` takes; and constants of fine-tunes and of published runs alone.
+STACKS, OTHERS = _read(_TABLES["programs"]), _read(_TABLES["others"])
+NANOTRON, MEGATRON_2022, MEGATRON = (STACKS[name] for name in ("nanotron", "megatron-2022", "megatron-core"))
+FOUNDRY, TORCHTITAN = STACKS["llm-foundry"], STACKS["torchtitan"]
 
 
 def stack(name: str) -> Stack:

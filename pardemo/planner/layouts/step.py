@@ -24,8 +24,8 @@ def stages(job: Job, layout: Layout) -> list[int]:
         if job.stack.ends_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
             split = pieces(shape, pp * layout.chunks)
             return [sum(split[stage::pp]) for stage in range(pp)]
-        whole, rest = divmod(shape.layers, pp)
-        return [whole + (stage < rest) for stage in range(pp)]
+        each, rest = divmod(shape.layers, pp)
+        return [each + (stage < rest) for stage in range(pp)]
     layers = [0] * pp
     for stage in _balanced(shape, pp)[: shape.layers]:
         layers[stage] += 1
@@ -241,5 +241,5 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, part
     once += 0.0 if job.frozen else machine.gather(stack.gradient * ends, group, stride)
     once /= _share(job, group, stride)
     parts.add("data-parallel traffic", layout.accumulation * (exposed + once))
-    whole = Owned(max(split) * trained.dense, max(split) * trained.experts)
-    parts.add("data-parallel traffic", _over_groups(job, layout, whole))
+    updated = Owned(max(split) * trained.dense, max(split) * trained.experts)
+    parts.add("data-parallel traffic", _over_groups(job, layout, updated))

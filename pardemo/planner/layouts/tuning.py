@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pardemo.planner.layouts.configurations import KINDS
 from pardemo.planner.layouts.shape import Shape
 
 #: Bytes of a frozen weight. ``nf4``: 4 bits and an fp32 scale for each 64 (QLoRA, arXiv 2305.14314, 3);
@@ -22,13 +23,7 @@ STATES = {
     "paged-adamw-8bit": 0.0, "adafactor": 0.0, "sgd": 0.0,
 }  # fmt: skip
 #: The parts of a layer that a module's name stands for, by the last part of the name.
-PARTS = {
-    "q": ("q_proj", "query", "wq"), "q_a": ("q_a_proj",), "q_b": ("q_b_proj",), "kv_a": ("kv_a_proj_with_mqa",),
-    "kv_b": ("kv_b_proj",), "k": ("k_proj", "key", "wk"), "v": ("v_proj", "value", "wv"),
-    "qkv": ("W_pack", "query_key_value", "c_attn", "qkv_proj", "Wqkv", "qkv", "attn_qkv", "wqkv"),
-    "o": ("o_proj", "out_proj", "dense", "wo"), "gate": ("gate_proj", "w1"), "up": ("up_proj", "fc1", "c_fc", "w3"),
-    "gate+up": ("gate_up_proj", "dense_h_to_4h"), "down": ("down_proj", "fc2", "dense_4h_to_h"), "o+down": ("c_proj",),
-}  # fmt: skip
+PARTS: dict[str, list[str]] = KINDS["modules"]
 EVERYTHING = "all-linear"
 
 
@@ -92,15 +87,17 @@ def linears(shape: Shape) -> dict[str, tuple[int, int]]:
     h, m = shape.hidden, shape.middle
     if len(shape.attention) > 2:
         names = ("q_a", "q_b", "kv_a", "kv_b", "o") if len(shape.attention) == 5 else ("q", "kv_a", "kv_b", "o")
-        found = {name: (one.inputs, one.outputs) for name, one in zip(names, shape.attention, strict=True)}
+        modules = {
+            name: (product.inputs, product.outputs) for name, product in zip(names, shape.attention, strict=True)
+        }
     else:
         queries, keys, values = shape.heads * shape.head, shape.groups * shape.head, shape.groups * shape.value
-        found = {"q": (h, queries), "k": (h, keys), "v": (h, values), "qkv": (h, queries + keys + values)}
-        found["o"] = (shape.heads * shape.value, h)
+        modules = {"q": (h, queries), "k": (h, keys), "v": (h, values), "qkv": (h, queries + keys + values)}
+        modules["o"] = (shape.heads * shape.value, h)
     if shape.experts is None:
-        found |= {"up": (h, m), "down": (m, h), "gate+up": (h, 2 * m if shape.gated else m)}
-        found |= {"gate": (h, m)} if shape.gated else {}
-    return found
+        modules |= {"up": (h, m), "down": (m, h), "gate+up": (h, 2 * m if shape.gated else m)}
+        modules |= {"gate": (h, m)} if shape.gated else {}
+    return modules
 
 
 def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
@@ -122,7 +119,7 @@ def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
         if beside:
             raise ValueError(f"{shape.name or 'this'} is {inside}, and {EVERYTHING} are more; name them")
         return [name for name in there if name not in ("qkv", "gate+up")]
-    found: list[str] = []
+    parts: list[str] = []
     for target in tuning.target:
         last = target.rpartition(".")[2]
         if last == "w2" or (last == "w1" and not shape.gated):  # one of two ways up, in Qwen's first models
@@ -136,8 +133,8 @@ def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
         if missing := [part for part in split if part not in there]:
             why = f"; it is {inside}" if of and missing[0] in ("gate", "up", "down", "gate+up") else ""
             raise ValueError(f"{shape.name or 'the model'} has no module {target!r} for LoRA{why}")
-        found += [part for part in split if part not in found]
-    return found
+        parts += [part for part in split if part not in parts]
+    return parts
 
 
 def adapter_params(tuning: Tuning, shape: Shape) -> int:
@@ -173,15 +170,3 @@ def left_in_16_bits(tuning: Tuning, shape: Shape) -> int:
         return 0
     routed = sum(count for kind, count in shape.kinds if kind.mlp == "experts")
     return round(routed * shape.expert_params)
-
-
-#: LoRA's modules where none are said: PEFT's for the kind of model, else what makes queries and values.
-_USUAL = {"gpt2": ("c_attn",), "phi3": ("qkv_proj",), "baichuan": ("W_pack",)}
-_QUERIES_AND_VALUES = {
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "glm4_moe", "llama4_text",
-}  # fmt: skip
-
-
-def usual_target(kind: str) -> tuple[str, ...] | None:
-    """Where LoRA goes unless told otherwise in a model of that ``model_type``; None where that is not known here."""
-    return _USUAL.get(kind) or (("q_proj", "v_proj") if kind in _QUERIES_AND_VALUES else None)

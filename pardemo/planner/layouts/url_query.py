@@ -6,6 +6,7 @@ defaults are those of ``pardemo plan --search --json``.
 
 import contextlib
 import difflib
+import itertools
 import json
 import math
 import shlex
@@ -68,14 +69,14 @@ class Asked:
 
     def answer(self) -> dict[str, Any]:
         """The command's JSON under ``json``, without what changes with an assumption; the rest is for readers."""
-        found, job = self.result, self.job
-        warning = answers.positions(found, self.arguments.model)
-        shown = found.best or (found.least,)
+        result, job = self.result, self.job
+        warning = answers.positions(result, self.arguments.model)
+        shown = result.best or (result.least,)
         return {
-            "json": answers.search_json(found, {}, self.assumed, warning),
+            "json": answers.search_json(result, {}, self.assumed, warning),
             "planned": answers.planned(job, self.assumed).splitlines(),
-            "notes": answers.trust(found) if found.best else [answers.would_fit(found.least)],
-            "shown": [answers.layout_json(job, each) for each in shown],
+            "notes": answers.trust(result) if result.best else [answers.would_fit(result.least)],
+            "shown": [answers.layout_json(each) for each in shown],
             "names": [str(each.layout) for each in shown],
             "words": [in_words(each.layout) for each in shown],
             "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
@@ -88,9 +89,7 @@ class Asked:
         pair = if_changed(self.result, changes(self.job)[name], self.able)
         if pair is None:
             return {"json": None, "line": f"if {name}: nothing fits"}
-        best, same = pair
-        told = {"best": answers.layout_json(self.job, best), "same": answers.layout_json(self.job, same)}
-        return {"json": told, "line": answers.changed_line(name, best, same)}
+        return {"json": answers.changed_json(*pair), "line": answers.changed_line(name, *pair)}
 
 
 def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
@@ -101,22 +100,19 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     """
     asked = {name: str(question.get(name) or "").strip() for name in FIELDS}
     model = _model(asked, folder)
+    counts = {name: _whole(asked, name) for name in ("gpus", "host", "rank", "sequence", "samples")}
+    gpus, each, rank = counts["gpus"], counts["host"], counts["rank"]
     with _about("gpu"):
         if not asked["gpu"]:
             raise ValueError("which GPU?")
         gpu = hardware.gpu(asked["gpu"])
-    gpus = _whole(asked, "gpus")
     if gpus is None or gpus > MOST_GPUS:
         raise RefusedField("gpus", f"how many GPUs? 1 to {MOST_GPUS:,}")
-    each, hosts = _whole(asked, "host"), None
-    if each is not None:
-        if gpus > each and gpus % each:
-            raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {each:,}")
-        hosts = max(1, gpus // each)
+    if each and gpus > each and gpus % each:
+        raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {each:,}")
     with _about("link"):
         if asked["link"]:
             hardware.link(asked["link"])
-    rank = _whole(asked, "rank")
     with _about("program"):
         program = stack(asked["program"] or command.PROGRAM)
         if asked["target"] or rank:
@@ -124,26 +120,25 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     with _about("precision"):
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
-        if asked["target"] or rank:
-            config = configurations.find(model)
-            command.tuning(asked["target"], rank, config, configurations.of(config))
+        config = configurations.find(model)
+        command.tuning(asked["target"], rank, config, configurations.of(config))
+    words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
-        model=model, gpu=gpu.name, gpus=gpus, hosts=hosts, link=asked["link"] or None, explain=None, measured=None,
-        target=asked["target"] or None, rank=rank,
-        sequence=_whole(asked, "sequence"), per_step=_whole(asked, "samples"), program=asked["program"] or None,
-        precision=asked["precision"] or None, price=_price(asked["price"]),
+        model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // each) if each else None, explain=None,
+        measured=None, rank=rank, sequence=counts["sequence"], per_step=counts["samples"],
+        price=_price(asked["price"]), **words,
     )  # fmt: skip
 
 
 def command_line(arguments: Namespace) -> str:
     """The command that asks the same in a shell."""
-    told: list[str] = ["pardemo", "plan", "--search"]
+    words: list[str] = ["pardemo", "plan", "--search"]
     for name in ("model", "gpu", "gpus", "hosts", "link", "sequence", "per_step", "program", "precision", "rank",
                  "target", "price"):  # fmt: skip
         if (value := getattr(arguments, name)) is not None:
             value = Path(value).name if name == "model" and Path(value).is_absolute() else value
-            told += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(told)
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
 
 
 def in_words(layout: Layout) -> str:
@@ -152,18 +147,18 @@ def in_words(layout: Layout) -> str:
         "tensor parallel": layout.tp, "context parallel": layout.cp, "pipeline stages": layout.pp,
         "expert parallel": layout.ep, "replicas": layout.dp,
     }  # fmt: skip
-    told = [f"{count} {name}" for name, count in degrees.items() if count > 1] or ["1 GPU"]
+    words = [f"{count} {name}" for name, count in degrees.items() if count > 1] or ["1 GPU"]
     if layout.sharding != "none":
-        told.append(_SHARDING[layout.sharding] + (f" over {layout.shard_group}" if layout.shard_group else ""))
+        words.append(_SHARDING[layout.sharding] + (f" over {layout.shard_group}" if layout.shard_group else ""))
     samples = f"{layout.micro_batch} sample{'s' * (layout.micro_batch > 1)}"
-    told.append(f"{layout.accumulation} micro-batch{'es' * (layout.accumulation > 1)} of {samples}")
+    words.append(f"{layout.accumulation} micro-batch{'es' * (layout.accumulation > 1)} of {samples}")
     if layout.chunks > 1:
-        told.append(f"{layout.chunks} chunks a stage")
+        words.append(f"{layout.chunks} chunks a stage")
     if layout.recompute != "none":
-        told.append(f"{layout.recompute} recomputation")
+        words.append(f"{layout.recompute} recomputation")
     if layout.cp > 1 and layout.context != "ring":
-        told.append(f"context by {layout.context}")
-    return ", ".join(told)
+        words.append(f"context by {layout.context}")
+    return ", ".join(words)
 
 
 def for_a_page() -> Callable[[str, Callable[[int], object] | None], str]:
@@ -251,12 +246,10 @@ def _counted(able: Callable[[Layout], bool], looked: Callable[[int], object] | N
     """The same, telling ``looked`` at each :data:`EVERY` layouts how many there were."""
     if looked is None:
         return able
-    count = 0
+    counter = itertools.count(1)
 
     def counted(layout: Layout) -> bool:
-        nonlocal count
-        count += 1
-        if count % EVERY == 0:
+        if (count := next(counter)) % EVERY == 0:
             looked(count)
         return able(layout)
 

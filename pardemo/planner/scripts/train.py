@@ -114,9 +114,9 @@ class AsPlanned(TrainerCallback):
     trainer: Trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = what_runs(self.trainer.model_wrapped, self.trainer.accelerator.num_processes)
-        if found != (ENGINE, RANKS):
-            raise RuntimeError(f"planned: {ENGINE} on {RANKS} ranks; what was started: {found[0]} on {found[1]}")
+        running = what_runs(self.trainer.model_wrapped, self.trainer.accelerator.num_processes)
+        if running != (ENGINE, RANKS):
+            raise RuntimeError(f"planned: {ENGINE} on {RANKS} ranks; what was started: {running[0]} on {running[1]}")
         if state.is_world_process_zero:
             print(f"{ENGINE} on {RANKS} ranks, as planned", flush=True)
 

@@ -1,96 +1,89 @@
 """From facts to findings: parameters that are wrong together, outputs that part, and the cause that explains them."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 
-from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause
+from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
-from pardemo.script.compare.parameter_map import ParameterMap, Part
-from pardemo.script.compare.runs import ComparedOutput, Facts, Finding, Pair, Run
+from pardemo.script.compare.parameter_map import Assembled, ParameterMap
+from pardemo.script.compare.runs import ComparedOutput, Facts, Finding, Pair, Reference, Run
 from pardemo.world.errors import ranks_text
 
 
 def initial_findings(
-    other: Run,
-    maps: ParameterMap,
-    replicas: dict[str, list[tuple[Part, dict[int, torch.Tensor]]]],
-    uncovered: set[str],
-    order: Mapping[str, int],
-    reference: Mapping[str, torch.Tensor],
+    reference: Reference, other: Run, maps: ParameterMap, before: Mapping[str, Assembled]
 ) -> list[Finding]:
-    """What is wrong with the parameters with which the layout begins.
+    """What is wrong with the parameters with which the layout begins: not the reference's, or not alike on ranks.
 
-    Args:
-        uncovered: parameters of which no rank has some elements.
-        order: the reference's modules by when they run. reference: its parameters.
+    ``before``: the layout's parameters before the first step.
     """
-
-    def first(names: list[str]) -> str:
-        """The module that runs first of those whose pieces have other values than the reference's."""
-        modules = set()
-        for rank, parts in maps.parts.items():
-            for own_name, part in parts.items():
-                if part.name in names and own_name in own[rank]:
-                    value = own[rank][own_name]
-                    if not torch.equal(part.cut_from(reference[part.name], tuple(value.shape)), value):
-                        modules.add(own_name.rpartition(".")[0])
-        modules = modules or {name.rpartition(".")[0] for name in names}
-        return min(modules, key=lambda module: order.get(module, len(order)), default="")
-
+    truth, order = reference.whole[0].before, reference.order[0]
     own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
-    unknown = {name for of_rank in maps.unknown.values() for name in of_rank}
-    names = [
-        name
-        for name in sorted(unknown | maps.different | uncovered)
-        if name in unknown | uncovered and _same_on_ranks(name, own)
-    ]
+    unknown = maps.unknown.keys() | {name for name, one in before.items() if not one.covered.all()}
+    alike = [name for name in sorted(unknown) if _same_on_ranks(name, own)]
+    replicas = {name: one.apart for name, one in before.items() if one.apart}
     cause = "initial-parameters"
-    if names and not unknown and all(name in reference and name not in maps.different for name in names):
+    if names := _overwritten_names(truth, before):
+        why = (
+            "no rank has them, and other ranks have the same ones twice: ranks that hold different parts of the model "
+            "have been given one rank's values, as a wrapper does that broadcasts them from its first rank"
+        )
+    elif alike and not maps.unknown and not maps.different.intersection(alike):
+        names = alike
         why = (
             "ranks hold one and the same part of them, and the other parts nobody: ranks that hold different parts "
             "have been given one rank's values, as a wrapper does that broadcasts them from its first rank"
         )
-    elif names:
-        cause = "same-random-numbers"
+    elif alike:
+        cause, names = "same-random-numbers", alike
         why = (
             "their parts on different ranks are the same numbers: ranks that hold different parts of a parameter have "
             "drawn from one seed"
         )
     elif replicas:
         names = sorted(replicas)
-        ranks = sorted({rank for apart in replicas.values() for _, versions in apart for rank in versions})
+        ranks = ranks_text(sorted({rank for apart in replicas.values() for _, versions in apart for rank in versions}))
         why = (
-            f"{ranks_text(ranks)} begin with different values of the same parameters: nobody broadcasts them, and the "
-            "ranks' seeds differ"
+            f"{ranks} begin with different values of the same parameters: nobody broadcasts them, and the ranks' seeds "
+            "differ"
         )
-    elif maps.different:
-        names = sorted(maps.different)
+    elif names := sorted(maps.different):
         why = (
             "they begin with other values than the reference's: build the whole model from one seed and cut it, or "
             "load the same weights"
         )
     else:
         return []
-    return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=first(names))]
+    modules = {
+        piece.rpartition(".")[0] for rank, parts in maps.parts.items() for piece, part in parts.items()
+        if part.name in names and piece in own[rank]
+        and not torch.equal(part.cut_from(truth[part.name], tuple(own[rank][piece].shape)), own[rank][piece])
+    } or {name.rpartition(".")[0] for name in names}  # fmt: skip
+    module = min(modules, key=lambda module: order.get(module, len(order)))  # which runs first
+    return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
 
 
-def overwritten_finding(other: Run, names: list[str], order: Mapping[str, int]) -> Finding:
-    """Parameters that no rank has, since ranks with other parts of the model were given the same values."""
-    modules = {name.rpartition(".")[0] for name in names}
-    return Finding(
-        other.layout.name, 1, "parameters", "initial-parameters",
-        "no rank has them, and other ranks have the same ones twice: ranks that hold different parts of the model have "
-        "been given one rank's values, as a wrapper does that broadcasts them from its first rank",
-        parameters=tuple(names), module=min(modules, key=lambda module: order.get(module, len(order)), default=""),
-    )  # fmt: skip
+def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
+    """Parameters that no rank holds though the ranks have pieces enough: some have another's values.
+
+    Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
+    """
+    kind = {name: (re.sub(r"\d+", "#", name), tuple(whole.shape)) for name, whole in truth.items()}
+    wanted = Counter(kind.values())
+    pieces = Counter(kind[name] for name, one in before.items() for _ in one.holders)
+    missing = [name for name in truth if name not in before]
+    return sorted(name for name in missing if 1 < wanted[kind[name]] <= pieces[kind[name]])
 
 
 def _same_on_ranks(name: str, own: list[dict[str, torch.Tensor]]) -> bool:
     some = [tensors[name] for tensors in own if name in tensors]
-    return len(some) > 1 and any(torch.equal(a, b) for n, a in enumerate(some) for b in some[n + 1 :])
+    return any(torch.equal(a, b) for a, b in combinations(some, 2))
 
 
 #: Modules that normalise over the samples that they see.
@@ -100,27 +93,20 @@ _BATCH = ("BatchNorm", "SyncBatchNorm")
 def output_finding(facts: Facts, parted: list[ComparedOutput]) -> Finding:
     """What is to be said of outputs that are not the reference's; the first module is where they part."""
     first = parted[0]
-    if facts.moved:
-        return _loaded_elsewhere(facts, first)
-    ranks = sorted({output.rank for output in parted if output.module == first.module})
-    cause, why = _output_cause(facts, first, [output for output in parted if output.module == first.module])
-    where = f"the output of {first.module} ({first.kind}) is not the reference's on {ranks_text(ranks)}"
-    size = float(first.reference.norm()) or 1.0
-    return Finding(
-        facts.layout.name, facts.step + 1, "forward", cause, f"{where}{': ' + why if why else ''}",
-        None, float(first.difference.norm()) / size, (), first.module,
-    )  # fmt: skip
-
-
-def _loaded_elsewhere(facts: Facts, first: ComparedOutput) -> Finding:
-    """Weights that were loaded into others: the first of their modules is where the layout parts."""
+    rest = float(first.difference.norm()) / (float(first.reference.norm()) or 1.0)
     names = sorted(facts.moved, key=lambda name: (facts.place(name.rpartition(".")[0]), name))
-    return Finding(
-        facts.layout.name, facts.step + 1, "forward", "initial-parameters",
-        f"what some ranks have as {names[0]} are values of the reference's {facts.moved[names[0]]}: the weights were "
-        "loaded or cut in other places", None, float(first.difference.norm()) / (float(first.reference.norm()) or 1.0),
-        tuple(names), names[0].rpartition(".")[0],
-    )  # fmt: skip
+    if names:  # weights that were loaded into others: the first of their modules is where the layout parts
+        module, cause = names[0].rpartition(".")[0], "initial-parameters"
+        why = (
+            f"what some ranks have as {names[0]} are values of the reference's {facts.moved[names[0]]}: the weights "
+            "were loaded or cut in other places"
+        )
+    else:
+        module, wrong = first.module, [output for output in parted if output.module == first.module]
+        cause, why = _output_cause(facts, first, wrong)
+        ranks = ranks_text(sorted({output.rank for output in wrong}))
+        why = f"the output of {module} ({first.kind}) is not the reference's on {ranks}{': ' * bool(why)}{why}"
+    return Finding(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
 
 
 def _output_cause(facts: Facts, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
@@ -221,23 +207,24 @@ class UnexplainedGradients:
     tolerance: float
     losses: tuple[float, float, float]
 
+    @property
+    def loss_is_right(self) -> bool:
+        return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
+
 
 def unexplained_gradients(findings: Sequence[Finding], facts: Facts) -> UnexplainedGradients | None:
     """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
     some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
-    if len(some) != 1 or any(facts.gradients[name].apart for name in some[0].parameters if name in facts.gradients):
+    pairs = tuple(facts.gradients[name] for one in some for name in one.parameters if name in facts.gradients)
+    if len(some) != 1 or any(pair.apart for pair in pairs):
         return None
-    pairs = tuple(facts.gradients[name] for name in some[0].parameters if name in facts.gradients)
-    sums = [sum(step.losses) for step in facts.steps if step.losses]
-    mean = sum(sums) / len(sums) if sums else math.nan
-    return UnexplainedGradients(some[0], pairs, facts.tolerance, (sum(facts.reference_step.losses), mean, sum(sums)))
+    losses = facts.losses or [math.nan]
+    wanted = sum(facts.reference_step.losses)
+    return UnexplainedGradients(some[0], pairs, facts.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
 
 
 def explain_across(
-    findings: Sequence[Finding],
-    left: Mapping[str, UnexplainedGradients],
-    layouts: Sequence[Layout],
-    failed: Sequence[str] = (),
+    findings: Sequence[Finding], left: Mapping[str, UnexplainedGradients], layouts: Sequence[Layout]
 ) -> list[Finding]:
     """The findings, those explained that two layouts of different sizes explain together.
 
@@ -245,17 +232,18 @@ def explain_across(
     reference of two layouts are parallel, and their ratio is that of their n - 1; of 1/n - 1 where a part is divided.
 
     Args:
-        left: by a layout's name what it leaves open. layouts: all that were compared. failed: those that were not.
+        left: by a layout's name what it leaves open. layouts: all that were compared.
     """
-    compared = [layout for layout in layouts if layout.name not in failed]
-    some = [(layout, left[layout.name]) for layout in compared if layout.name in left]
+    some = [(layout, left[layout.name]) for layout in layouts if layout.name in left]
     if len(some) < 2 or len({(one.finding.step, one.finding.parameters) for _, one in some}) != 1:
         return list(findings)
     wrong = {finding.layout for finding in findings}
     for times in (True, False):
-        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, some, compared, wrong)]
+        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, some, layouts, wrong)]
         if keys:
-            return [_explained(finding, keys, times, some) for finding in findings]
+            explained = [one.finding for _, one in some]
+            cause, why = _cause_across(keys, times, some)
+            return [replace(one, cause=cause, why=why) if one in explained else one for one in findings]
     return list(findings)
 
 
@@ -267,15 +255,15 @@ def _grows_with(
     wrong: set[str],
 ) -> bool:
     """Whether differences grow with this number of the layouts; and layouts in which it is 1 are right."""
-    sizes = {layout.name: layout.sizes.get(key, 1) for layout in compared}
-    numbers = [sizes[layout.name] for layout, _ in some]
-    if min(numbers) < 2 or len(set(numbers)) < 2 or any(sizes[name] == 1 and name in wrong for name in sizes):
+    numbers = [layout.sizes.get(key, 1) for layout, _ in some]
+    alone = any(layout.name in wrong for layout in compared if layout.sizes.get(key, 1) == 1)
+    if min(numbers) < 2 or len(set(numbers)) < 2 or alone:
         return False
     shares = [number - 1 if times else 1 / number - 1 for number in numbers]
-    _, first = some[0]
+    ratios, lefts = [share / shares[0] for share in shares], [one for _, one in some]
     return all(
-        _are_parallel(first, one, share / shares[0]) for (_, one), share in zip(some[1:], shares[1:], strict=True)
-    ) and _losses_agree(some, shares)  # fmt: skip
+        _are_parallel(lefts[0], one, ratio) for one, ratio in zip(lefts[1:], ratios[1:], strict=True)
+    ) and _losses_agree(lefts, ratios)  # fmt: skip
 
 
 def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, ratio: float) -> bool:
@@ -293,40 +281,31 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
     return elements >= _LEAST
 
 
-def _loss_is_right(left: UnexplainedGradients) -> bool:
-    wanted, mean, total = left.losses
-    return any(math.isclose(wanted, made, rel_tol=left.tolerance * 10) for made in (mean, total))
-
-
-def _losses_agree(some: Sequence[tuple[Layout, UnexplainedGradients]], shares: Sequence[float]) -> bool:
+def _losses_agree(lefts: Sequence[UnexplainedGradients], ratios: Sequence[float]) -> bool:
     """Whether the losses are right in all layouts, or off as the gradients are."""
-    if all(_loss_is_right(one) for _, one in some):
-        return True
-    off = [one.losses[1] - one.losses[0] for _, one in some]
-    allowed = [one.tolerance * 100 * abs(one.losses[0]) for _, one in some]
-    return all(
-        abs(value - off[0] * share / shares[0]) <= limit * (1 + abs(share / shares[0])) < 0.1 * abs(value)
-        for value, share, limit in zip(off, shares, allowed, strict=True)
+    off = [one.losses[1] - one.losses[0] for one in lefts]
+    allowed = [
+        one.tolerance * 100 * abs(one.losses[0]) * (1 + abs(ratio)) for one, ratio in zip(lefts, ratios, strict=True)
+    ]
+    return all(one.loss_is_right for one in lefts) or all(
+        abs(value - off[0] * ratio) <= limit < 0.1 * abs(value)
+        for value, ratio, limit in zip(off, ratios, allowed, strict=True)
     )
 
 
-def _explained(
-    finding: Finding, keys: Sequence[str], times: bool, some: Sequence[tuple[Layout, UnexplainedGradients]]
-) -> Finding:
-    """The finding with the cause, if it is one of those that were open."""
-    if finding not in [one.finding for _, one in some]:
-        return finding
+def _cause_across(
+    keys: Sequence[str], times: bool, some: Sequence[tuple[Layout, UnexplainedGradients]]
+) -> tuple[str, str]:
     named = " or ".join(f"the {size_text(key)}" for key in keys)
     numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in some)
-    loss = all(_loss_is_right(one) for _, one in some)
+    loss = all(one.loss_is_right for _, one in some)
     same = "the reference's" if loss else "off in the same way"
     how = f"is {'multiplied' if times else 'divided'} by {named}"
-    why = (
+    cause = ("counted-per-rank" if loss else "sum-for-mean") if times else "mean-for-sum"
+    return cause, (
         f"a part of the gradient, as of an auxiliary loss, {how}: what is wrong in layouts of {numbers} is the same "
         f"tensor, and changes as that number does; the loss that is differentiated is {same}"
     )
-    cause = ("counted-per-rank" if loss else "sum-for-mean") if times else "mean-for-sum"
-    return replace(finding, cause=cause, why=why)
 
 
 #: Optimizers whose step of a part of a matrix is no part of the step of the whole.
@@ -339,12 +318,10 @@ def gradient_findings(facts: Facts) -> list[Finding]:
     """Outputs that part, or gradients that are wrong, with their causes."""
     if facts.parted:
         return [output_finding(facts, facts.parted)]
-    wrong = _wrong_pairs(facts)
+    wrong, missing = _wrong_pairs(facts), _pairs_without_gradient(facts)
     findings: list[Finding] = []
-    missing = _pairs_without_gradient(facts)
     if missing:
         findings.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
-    wrong = [pair for pair in wrong if pair.name not in {one.name for one in missing}]
     for cause in BY_PARAMETER:
         alone = {pair.name: cause.explains([pair], facts) for pair in wrong}
         some = [pair for pair in wrong if alone[pair.name]]
@@ -364,15 +341,10 @@ def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -
     """A finding that nobody can explain, as what may follow of one that a backward pass comes to before all of it."""
     if finding.cause or not finding.parameters:
         return finding
-    last = facts.place(facts.first(finding.parameters))
-    apart = _ranks_apart(facts, finding)
+    last, apart = facts.place(facts.first(finding.parameters)), _ranks_apart(facts, finding)
     for one in others:
-        if (
-            one.cause
-            and one.what == "gradients"
-            and last < facts.place(one.module)
-            and _ranks_apart(facts, one) == apart
-        ):
+        known = one.cause and one.what == "gradients"
+        if known and last < facts.place(one.module) and _ranks_apart(facts, one) == apart:
             why = f"they lie before {one.module}, where gradients are wrong already: mend that first, this may follow"
             return replace(finding, cause="follows", why=why)
     return finding
@@ -380,8 +352,7 @@ def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -
 
 def _ranks_apart(facts: Facts, finding: Finding) -> set[int]:
     """Ranks that have different gradients of these parameters."""
-    pairs = [facts.gradients[name] for name in finding.parameters if name in facts.gradients]
-    return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
+    return ranks_of(facts.gradients[name] for name in finding.parameters if name in facts.gradients)
 
 
 def _wrong_pairs(facts: Facts) -> list[Pair]:
@@ -393,10 +364,7 @@ def _wrong_pairs(facts: Facts) -> list[Pair]:
     for name, pair in facts.gradients.items():
         update = facts.updates.get(name)
         right = update is not None and update.equal and not update.apart
-        if pair.apart:
-            if not right:
-                wrong.append(pair)
-        elif not pair.equal and (free or not right):
+        if (pair.apart and not right) or not (pair.apart or pair.equal or (right and not free)):
             wrong.append(pair)
     return wrong
 
@@ -421,10 +389,9 @@ def _pairs_without_gradient(facts: Facts) -> list[Pair]:
 def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
     """What is left, by factor: plain multiples, then what is off in another way."""
     made = []
-    limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
     groups: dict[float | None, list[Pair]] = {}
     for pair in wrong:
-        plain = pair.rest <= limit and math.isfinite(pair.factor)
+        plain = pair.rest <= plain_limit(facts) and math.isfinite(pair.factor)
         if pair.reference.numel() == 1:  # a number is always some times another one
             plain = plain and multiple_cause([pair], facts) is not None
         key = next((k for k in groups if k is not None and plain and math.isclose(k, pair.factor, rel_tol=1e-3)), None)
@@ -456,31 +423,30 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
 
     ``behind``: whether parameters are after the next step what they should be after this one.
     """
-    wrong = [pair for pair in facts.updates.values() if not pair.equal or pair.apart]
-    if not wrong:
-        return []
-    apart = [pair for pair in wrong if pair.apart]
+    apart = [pair for pair in facts.updates.values() if pair.apart]
+    wrong = [pair for pair in facts.updates.values() if not pair.equal and not pair.apart]
+    frozen = [pair for pair in wrong if pair.name not in facts.gradients and not pair.reference.any()]
+    still = [pair for pair in wrong if pair not in frozen and not pair.ours[pair.covered].any()]
+    rest = [pair for pair in wrong if pair not in frozen and pair not in still]
     made = []
     if apart:
-        ranks = sorted({rank for pair in apart for _, versions in pair.apart for rank in versions})
-        why = f"{ranks_text(ranks)} hold different values after the step, of gradients that are the same"
-        made.append(_update_finding(facts, apart, _stale_cause(apart, facts), why))
-    rest = [pair for pair in wrong if not pair.apart]
-    frozen = [pair for pair in rest if pair.name not in facts.gradients and not pair.reference.any()]
+        kept = any(
+            not part.cut_from(pair.ours, tuple(next(iter(versions.values())).shape)).any()  # nothing has changed
+            for pair in apart for part, versions in pair.apart
+        )  # fmt: skip
+        cause = "stale" if facts.step or kept else "optimizer-state"
+        ranks = ranks_text(sorted(ranks_of(apart)))
+        why = f"{ranks} hold different values after the step, of gradients that are the same"
+        made.append(_update_finding(facts, apart, cause, why))
     if frozen:
-        made.append(
-            _update_finding(facts, frozen, "frozen", "the reference leaves them as they are, and here they are trained")
-        )
-    rest = [pair for pair in rest if pair not in frozen]
-    still = [pair for pair in rest if not pair.ours[pair.covered].any()]
+        why = "the reference leaves them as they are, and here they are trained"
+        made.append(_update_finding(facts, frozen, "frozen", why))
     if still and behind(still):
         why = f"after step {facts.step + 2} they are what they should be after step {facts.step + 1}: one step behind"
         made.append(_update_finding(facts, still, "stale", why))
     elif still:
-        made.append(
-            _update_finding(facts, still, "no-gradient", "they have the right gradient, and the step leaves them")
-        )
-    rest = [pair for pair in rest if pair not in still]
+        why = "they have the right gradient, and the step leaves them"
+        made.append(_update_finding(facts, still, "no-gradient", why))
     if why := clipping_sentence(facts, rest):
         made.append(_update_finding(facts, rest, "clipped", why))
     elif rest:
@@ -494,17 +460,6 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
     return made
 
 
-def _stale_cause(apart: list[Pair], facts: Facts) -> str:
-    """Whether on some ranks the parameters are those of before the step."""
-    for pair in apart:
-        for part, versions in pair.apart:
-            before = pair.ours  # what changed; zero where nothing did
-            shape = tuple(next(iter(versions.values())).shape)
-            if not part.cut_from(before, shape).any():
-                return "stale"
-    return "stale" if facts.step else "optimizer-state"
-
-
 def _update_finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     return replace(_finding(facts, pairs, cause, why), what="parameters after the step")
 
@@ -516,8 +471,8 @@ def printed_findings(facts: Facts) -> list[Finding]:
     if not truth.printed or not wanted:
         return []
     shown = truth.printed[-1] / wanted
-    sums = [sum(step.losses) for step in facts.steps if step.losses]
-    mean, together = sum(sums) / len(sums) if sums else 0.0, sum(sums)
+    together = sum(facts.losses)
+    mean = together / max(len(facts.losses), 1)
     for rank, step in enumerate(facts.steps):
         if not step.printed or not step.losses:
             continue

@@ -7,7 +7,8 @@ from itertools import combinations
 
 import torch
 
-from pardemo.script.compare.layouts import distinct_digits, size_text
+from pardemo.script.compare.layouts import distinct_digits, layout_factor
+from pardemo.script.compare.parameter_map import ParameterMap, reference_name, renamed_modules
 from pardemo.script.compare.runs import ComparedOutput, Finding, Reference, Run, norm_of
 from pardemo.script.compare.samples import RowPosition, StepSamples
 from pardemo.script.record.records import Mask, ModuleCall
@@ -55,16 +56,13 @@ class StepOutputs:
         #: of each module and the number of its call when it first ended
         self.order = {(c.module, c.number): at for at, c in reversed([*enumerate(self.record.calls)])}
 
-    def cells(self, call: ModuleCall) -> dict[str, torch.Tensor]:
-        """The output as rows, in each way in which it can be seen."""
+    def rows(self, call: ModuleCall, whole: bool = False) -> dict[str, torch.Tensor]:
+        """The output as rows, in each way in which it can be seen; or numbers without a fraction that went in."""
+        tensor = (self._whole if whole else self._tensors).get(call.key.removeprefix("output/"))
+        if tensor is None:
+            return {}
         batch = len(self.record.micro_batches[call.micro_batch].samples)
-        return rows_of_output(self._tensors[call.key.removeprefix("output/")], batch, self._tokens[call.micro_batch])
-
-    def whole(self, call: ModuleCall) -> dict[str, torch.Tensor]:
-        """Numbers without a fraction that went in, as rows."""
-        tensor = self._whole.get(call.key.removeprefix("output/"))
-        batch = len(self.record.micro_batches[call.micro_batch].samples)
-        return rows_of_output(tensor.unsqueeze(-1), batch, self._tokens[call.micro_batch]) if tensor is not None else {}
+        return rows_of_output(tensor.unsqueeze(-1) if whole else tensor, batch, self._tokens[call.micro_batch])
 
     def all_of(self, module: str, width: int) -> torch.Tensor:
         """All rows that a module has given in this step, in no order. [rows, 3]"""
@@ -74,57 +72,40 @@ class StepOutputs:
 
 
 def parted_outputs(
-    reference: Run,
-    other: Run,
-    step: int,
-    samples: StepSamples,
-    renamed: dict[int, dict[str, str]],
-    cut: dict[int, set[str]],
-    missing: dict[int, set[str]],
-    tolerance: float,
+    reference: Reference, other: Run, step: int, samples: StepSamples, maps: ParameterMap
 ) -> tuple[list[ComparedOutput], set[str]]:
     """Modules whose outputs are not the reference's, by the order in which they ran, and the names of those whose are.
 
     What was compared and is in neither is a part of an output, as the sum of one rank's share is.
-
-    Args:
-        renamed: of each rank, modules whose name in the reference is another.
-        cut: of each rank, modules with a parameter of which it has a part: their output may be a part, too.
-        missing: of each rank the reference's parameters of which it has nothing: what they are in is no whole module.
     """
-    truth = StepOutputs(reference, step, 0)
+    truth = StepOutputs(reference.run, step, 0)
     parted: list[ComparedOutput] = []
     equal: dict[str, bool] = {}
-    for rank in range(other.layout.ranks):
+    for rank, parts in maps.parts.items():
         ours = StepOutputs(other, step, rank)
+        renamed = renamed_modules(parts)
+        # of a module with a parameter of which the rank has a part, the output may be a part, too
+        cut = {name.rpartition(".")[0] for name, part in parts.items() if part.is_cut}
+        missing = reference.whole[step].before.keys() - {part.name for part in parts.values()}
         compared = []
         for call in ours.record.calls:
-            name = _reference_name(call.module, renamed.get(rank, {}))
-            if not _is_whole(name, call.kind, missing.get(rank, set())):
+            name = reference_name(call.module, renamed)
+            if not _is_whole(name, call.kind, missing):
                 continue
             rows = range(len(ours.record.micro_batches[call.micro_batch].samples))
             places = [samples.places.get((rank, call.micro_batch, row)) for row in rows]
             known = [place for place in places if place is not None]
-            output = _compare_call(ours, truth, call, known, name, tolerance) if len(known) == len(places) else None
+            output = None
+            if len(known) == len(places):
+                output = _compare_call(ours, truth, call, known, name, reference.tolerance)
             if output is not None:
                 inside = "" if call.module == ROOT else f"{call.module}."
-                strict = not any(part == call.module or part.startswith(inside) for part in cut.get(rank, set()))
+                strict = not any(part == call.module or part.startswith(inside) for part in cut)
                 compared.append(replace(output, rank=rank, strict=strict))
         for output in compared:
             equal[output.module] = output.equal and equal.get(output.module, True)
         parted += _that_stay_apart(compared)
     return sorted(parted, key=lambda output: output.order), {name for name, always in equal.items() if always}
-
-
-def _reference_name(module: str, renamed: dict[str, str]) -> str:
-    """A module's name in the reference: its own, or as a module around it is called there."""
-    around, inside = module, ""
-    while around:
-        if around in renamed:
-            return renamed[around] + inside
-        around, _, last = around.rpartition(".")
-        inside = f".{last}{inside}"
-    return module
 
 
 def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
@@ -141,7 +122,7 @@ def _compare_call(
     ``places``: where the call's rows are in the reference.
     """
     best: ComparedOutput | None = None
-    for way, own in ours.cells(call).items() if places else ():
+    for way, own in ours.rows(call).items() if places else ():
         wanted = _reference_rows(truth, name, call, places, way, own.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
@@ -153,7 +134,7 @@ def _compare_call(
         if dispatched and _all_rows_present(own, truth.all_of(name, call.shape[-1]), scale, tolerance):
             continue
         inputs = None
-        if (whole := ours.whole(call).get(way)) is not None:
+        if (whole := ours.rows(call, True).get(way)) is not None:
             theirs = _reference_rows(truth, name, call, places, way, whole.shape[1:], True)
             inputs = None if theirs is None else bool(torch.equal(whole, theirs))
         if best is None or equal:
@@ -180,9 +161,8 @@ def _reference_rows(
     for place in places:
         if place.micro_batch not in by_micro:
             its = truth.by_name.get((name, place.micro_batch, call.number))
-            seen = {} if its is None else truth.whole(its) if whole else truth.cells(its)
-            width = its is not None and its.shape[-1:] == call.shape[-1:]
-            by_micro[place.micro_batch] = seen.get(way) if width or whole else None
+            fits = its is not None and (whole or its.shape[-1:] == call.shape[-1:])
+            by_micro[place.micro_batch] = truth.rows(its, whole).get(way) if its is not None and fits else None
         theirs = by_micro[place.micro_batch]
         if theirs is None:
             return None
@@ -213,15 +193,23 @@ def _that_stay_apart(compared: list[ComparedOutput]) -> list[ComparedOutput]:
 LEAST = 32
 
 
-def mask_findings(other: Run, step: int, data: StepSamples) -> list[Finding]:
+#: What is said of ranks' masks, and of where they are.
+_MASKS = {
+    "same-random-numbers": "draw the same dropout mask for different inputs, at {}: seed each rank by its own number "
+    "where its part is its own",
+    "different-random-numbers": "draw different dropout masks for the same input, at {}: what they hold alike has "
+    "to be drawn alike",
+}
+
+
+def mask_findings(other: Run, step: int) -> list[Finding]:
     """What is wrong with a step's masks."""
-    by_rank = {rank: record.steps[step].masks for rank, record in enumerate(other.records)}
-    samples = [[micro.samples for micro in record.steps[step].micro_batches] for record in other.records]
-    made = list(filter(None, (_recomputed_finding(other, step, masks) for masks in by_rank.values())))[:1]
-    forward = {rank: _forward_masks(masks) for rank, masks in by_rank.items()}
-    ranks: dict[str, list[set[int]]] = {}
+    steps = [record.steps[step] for record in other.records]
+    samples = [[micro.samples for micro in of_rank.micro_batches] for of_rank in steps]
+    forward = [_forward_masks(of_rank.masks) for of_rank in steps]
+    groups: dict[str, list[set[int]]] = {}  # of each cause, ranks that belong together
     first: dict[str, Mask] = {}
-    for rank, other_rank in combinations(forward, 2):
+    for rank, other_rank in combinations(range(len(steps)), 2):
         for place, a in forward[rank].items():
             b = forward[other_rank].get(place, a)
             if a.elements < LEAST or a.elements != b.elements:
@@ -233,54 +221,39 @@ def mask_findings(other: Run, step: int, data: StepSamples) -> list[Finding]:
                 cause = "different-random-numbers"
             else:
                 continue
-            _merge_group(ranks.setdefault(cause, []), {rank, other_rank})
+            some = groups.setdefault(cause, [])
+            touched = [group for group in some if group & {rank, other_rank}]
+            groups[cause] = [group for group in some if group not in touched] + [{rank, other_rank}.union(*touched)]
             first.setdefault(cause, a)
-    why = {
-        "same-random-numbers": "draw the same dropout mask for different inputs, at {}: seed each rank by its own "
-        "number where its part is its own",
-        "different-random-numbers": "draw different dropout masks for the same input, at {}: what they hold alike has "
-        "to be drawn alike",
-    }
+    made = [finding for of_rank in steps if (finding := _recomputed_finding(other, step, of_rank.masks))][:1]
     for cause, mask in sorted(first.items(), reverse=True):
-        sentence = f"{_groups_text(ranks[cause])} {why[cause].format(mask.line)}"
-        made.append(Finding(other.layout.name, step + 1, "random numbers", cause, sentence, module=mask.module))
+        ranks = " and ".join(ranks_text(sorted(group)) for group in sorted(groups[cause], key=min))
+        why = f"{ranks} {_MASKS[cause].format(mask.line)}"
+        made.append(Finding(other.layout.name, step + 1, "random numbers", cause, why, module=mask.module))
     return made
-
-
-def _merge_group(groups: list[set[int]], ranks: set[int]) -> None:
-    """Adds ranks that belong together to the groups that they belong to."""
-    together = ranks.union(*(group for group in groups if group & ranks))
-    groups[:] = [*(group for group in groups if not group & ranks), together]
-
-
-def _groups_text(groups: list[set[int]]) -> str:
-    """``ranks 0, 1 and ranks 2, 3``: those of a group among themselves."""
-    return " and ".join(ranks_text(sorted(group)) for group in sorted(groups, key=min))
 
 
 def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     """Forward passes' masks by module and how often it drew before."""
     counts: Counter[str] = Counter()
     found = {}
-    for mask in masks:
-        if not mask.repeated:
-            found[mask.module, counts[mask.module]] = mask
-            counts[mask.module] += 1
+    for mask in (mask for mask in masks if not mask.repeated):
+        found[mask.module, counts[mask.module]] = mask
+        counts[mask.module] += 1
     return found
 
 
 def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
     """A mask that a recomputation draws anew for the same input."""
-    for mask in masks:
-        if mask.repeated:
-            before = [one for one in masks if not one.repeated and one.input == mask.input and one.line == mask.line]
-            if before and all(one.dropped != mask.dropped for one in before):
-                return Finding(
-                    other.layout.name, step + 1, "random numbers", "recomputed-differently",
-                    f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is "
-                    "that of a network which nobody ran",
-                    module=mask.module,
-                )  # fmt: skip
+    for mask in (mask for mask in masks if mask.repeated):
+        before = [one for one in masks if not one.repeated and one.input == mask.input and one.line == mask.line]
+        if before and all(one.dropped != mask.dropped for one in before):
+            return Finding(
+                other.layout.name, step + 1, "random numbers", "recomputed-differently",
+                f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is that "
+                "of a network which nobody ran",
+                module=mask.module,
+            )  # fmt: skip
     return None
 
 
@@ -289,19 +262,16 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
     """
-    wanted = reference.run.tensors(step, 0, "buffer")
-    own = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
     norms = {name for record in other.records for name in record.batch_norms}
+    own = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
     made: dict[str, list[int]] = {}
-    for name, value in wanted.items():
+    for name, value in reference.run.tensors(step, 0, "buffer").items():
         if name.rpartition(".")[0] in norms or not value.is_floating_point():
             continue
-        scale = float(value.abs().max()) if value.numel() else 0.0
         for rank, tensors in enumerate(own):
-            its = tensors.get(name)
-            if its is None or its.shape != value.shape:
-                continue
-            if not torch.equal(its, value) and float((its - value).abs().max()) > reference.tolerance * 10 * scale:
+            its = tensors.get(name, value)
+            limit = reference.tolerance * 10 * value.abs().max() if value.numel() else 0.0
+            if its.shape == value.shape and bool(((its - value).abs() > limit).any()):
                 made.setdefault(name, []).append(rank)
     if not made:
         return []
@@ -323,41 +293,33 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Findi
     findings: list[Finding] = []
     for rank, record in enumerate(other.records):
         own = record.steps[step]
-        if truth.clips and own.clips:
+        if truth.clips and own.clips and not findings:
             wanted, found = truth.clips[-1], own.clips[-1]
-            if not math.isclose(wanted, found, rel_tol=reference.tolerance * 10) and not findings:
+            if not math.isclose(wanted, found, rel_tol=reference.tolerance * 10):
                 why = _explain_norm(reference, other, step, rank, wanted, found)
-                ratio = found / wanted
-                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, ratio))
-        rates = sorted(set(truth.learning_rates)), sorted(set(own.learning_rates))
-        if rates[0] and rates[1] and not all(
+                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, found / wanted))
+        rates = set(truth.learning_rates), set(own.learning_rates)
+        if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
-        ):  # fmt: skip
-            findings.append(_rate_finding(reference, other, step, rates[0][-1], rates[1][-1]))
+        ):
+            findings.append(_rate_finding(reference, other, step, max(rates[0]), max(rates[1])))
             break
     return findings
 
 
 def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, found: float) -> Finding:
-    later = [
-        number
-        for number, one in enumerate(reference.run.records[0].steps)
-        if one.learning_rates and math.isclose(one.learning_rates[-1], found, rel_tol=1e-9)
-    ]
+    rates = [one.learning_rates[-1:] for one in reference.run.records[0].steps]
+    later = [number for number, of in enumerate(rates) if of and math.isclose(of[0], found, rel_tol=1e-9)]
     why = f"the learning rate of step {step + 1} is {found:.6g}, and the reference's {wanted:.6g}"
     if later:
         why += f", which has {found:.6g} in step {later[0] + 1}"
-    for key, size in other.layout.sizes.items():
-        if wanted and math.isclose(found / wanted, size, rel_tol=1e-6):
-            why += f": × {size}, the {size_text(key)}"
-        elif wanted and math.isclose(found / wanted, 1 / size, rel_tol=1e-6):
-            why += f": ÷ {size}, the {size_text(key)}"
+    factor = found / wanted if wanted else None
+    if named := layout_factor(other.layout, factor or 0.0, 1e-6):
+        why += f": {named.text}"
     steps = other.layout.values.get("accumulate")
     if not later and isinstance(steps, int) and steps > 1:
         why += f"; a scheduler that is stepped for each of {steps} micro-batches is ahead"
-    return Finding(
-        other.layout.name, step + 1, "learning rate", "learning-rate", why, found / wanted if wanted else None
-    )
+    return Finding(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
 
 
 def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, found: float) -> str:

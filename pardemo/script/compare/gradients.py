@@ -1,7 +1,7 @@
 """What a cause is, and when two tensors are the same to it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,16 @@ def is_near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | N
 def predicate_tolerance(facts: Facts) -> float:
     """What a predicate takes for the same: ten times what a comparison does, since it computes with both."""
     return facts.tolerance * 10
+
+
+def plain_limit(facts: Facts) -> float:
+    """The rest up to which a gradient is a number times the reference's."""
+    return min(max(facts.tolerance * 100, 1e-6), 0.1)
+
+
+def ranks_of(pairs: Iterable[Pair]) -> set[int]:
+    """Ranks that hold the same part of a parameter and have different values of it."""
+    return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
 
 
 @_cause("mean-of-means")
@@ -99,8 +109,7 @@ def _losses_within_a_group(facts: Facts) -> str | None:
 
 
 def _loss_text(facts: Facts) -> str | None:
-    sums = [sum(step.losses) for step in facts.steps if step.losses]
-    wanted = sum(facts.reference_step.losses)
+    sums, wanted = facts.losses, sum(facts.reference_step.losses)
     if not sums or not wanted:
         return None
     found = min(sum(sums) / len(sums), sum(sums), key=lambda made: abs(made - wanted))  # of ranks, or of their parts
@@ -174,8 +183,7 @@ def _is_limit(norm: float, facts: Facts) -> bool:
 
 def multiple_cause(pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | None:
     """The cause where gradients are a number of the layout times the reference's: its name and the sentence."""
-    limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
-    if any(pair.rest > limit for pair in pairs):
+    if any(pair.rest > plain_limit(facts) for pair in pairs):
         return None
     named = layout_factor(facts.layout, pairs[0].factor, min(max(facts.tolerance * 100, 1e-5), 0.03))
     if named is None:
@@ -216,7 +224,7 @@ def not_summed(pairs: Sequence[Pair], facts: Facts) -> str | None:
     how = {_summing_way(pair, facts) for pair in pairs}
     if None in how or len(how) != 1:
         return None
-    ranks = sorted({rank for pair in pairs for _, versions in pair.apart for rank in versions})
+    ranks = sorted(ranks_of(pairs))
     if how == {"sum of groups"}:
         return (
             f"groups among {ranks_text(ranks)} keep their own parts: only the sum over all of them is the "
@@ -351,19 +359,10 @@ def rows_missing(pairs: Sequence[Pair], facts: Facts) -> str | None:
 @_cause("stale")
 def stale(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Gradients of an earlier step: not cleared, or used again."""
-    if not facts.earlier:
+    shares = _shares(pairs, facts.earlier[-1] if facts.earlier else {}, facts)
+    if shares is None:
         return None
-    before = facts.earlier[-1]
-    if any(pair.name not in before for pair in pairs):
-        return None
-    shares = [
-        _coefficients(pair.ours, [pair.reference, before[pair.name]], predicate_tolerance(facts)) for pair in pairs
-    ]
-    now, then = shares[0] or (0.0, 0.0)
-    if abs(then) <= 1e-3 or any(
-        share is None or abs(share[0] - now) + abs(share[1] - then) > 1e-3 * abs(then) for share in shares
-    ):
-        return None
+    now, then = shares
     if abs(now) < 1e-6:
         return f"they are those of step {facts.step}"
     return (
@@ -372,14 +371,26 @@ def stale(pairs: Sequence[Pair], facts: Facts) -> str | None:
     )
 
 
-def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> tuple[float, ...] | None:
+def _shares(pairs: Sequence[Pair], others: Mapping[str, torch.Tensor], facts: Facts) -> tuple[float, float] | None:
+    """How much of the reference and how much of other tensors makes all of these gradients; None where nothing does."""
+    if any(pair.name not in others for pair in pairs):
+        return None
+    shares = [
+        _coefficients(pair.ours, [pair.reference, others[pair.name]], predicate_tolerance(facts)) for pair in pairs
+    ]
+    now, then = shares[0] or (0.0, 0.0)
+    alike = all(share and abs(share[0] - now) + abs(share[1] - then) <= 1e-3 * abs(then) for share in shares)
+    return (now, then) if alike and abs(then) > 1e-3 else None
+
+
+def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> list[float] | None:
     """How much of each part makes ours; None where nothing does."""
     columns = torch.stack([part.double().reshape(-1) for part in parts], dim=1)
     wanted = ours.double().reshape(-1, 1)
     if columns.shape[0] <= columns.shape[1]:
         return None  # a few numbers can be made of anything
     found = torch.linalg.lstsq(columns, wanted).solution
-    return tuple(found.reshape(-1).tolist()) if is_near(columns @ found, wanted, tolerance) else None
+    return found.reshape(-1).tolist() if is_near(columns @ found, wanted, tolerance) else None
 
 
 @_cause("summed-again")
@@ -389,15 +400,10 @@ def summed_again(pairs: Sequence[Pair], facts: Facts) -> str | None:
     if all(lines) and not facts.reference_step.cleared.keys() & {pair.name for pair in pairs}:
         line = lines[0]
         return f"gradients are cleared within the step, at {line}: what earlier micro-batches have made is lost"
-    if any(pair.apart or pair.name not in facts.accumulated for pair in pairs):
+    shares = None if any(pair.apart for pair in pairs) else _shares(pairs, facts.accumulated, facts)
+    if shares is None or abs(shares[0] - 1) > 1e-4:
         return None
-    found = [
-        _coefficients(pair.ours, [pair.reference, facts.accumulated[pair.name]], predicate_tolerance(facts))
-        for pair in pairs
-    ]
-    times = found[0][1] if found[0] else 0.0
-    if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
-        return None
+    times = shares[1]
     ratio = _repeat_count(times)
     keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
     if not keys:

@@ -5,7 +5,8 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ SIZES = {
     "micro_batches": "micro-batches",
 }  # fmt: skip
 _FIELD = re.compile(r"\{(\w+)\}")
+#: What a ``prove.toml`` may say beside the script and its layouts.
+_MORE = {"steps": (int, "a whole number"), "double": (bool, "true or false"), "resume": (str, "the script's line")}
 
 
 @dataclass(frozen=True)
@@ -71,33 +74,30 @@ def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any
         ValueError: as :func:`from_file`.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        read = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no {path}: write one, or give --layout and the script behind --") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    try:
-        read = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML: {error}") from None
     except RecursionError:
         raise ValueError(f"{path} is no TOML: it is nested without end") from None
-    known = {"script", "layout", "steps", "double", "resume"}
+    known = {"script", "layout", *_MORE}
     if unknown := sorted(read.keys() - known):
         raise ValueError(f"{path}: {unknown[0]!r} is not known; it may say {', '.join(sorted(known))}")
-    script, tables = read.get("script"), read.get("layout")
+    script, tables = read.pop("script", None), read.pop("layout", None)
     if not isinstance(script, str) or not script.strip():
         raise ValueError(f'{path} needs script = "train.py …"')
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ValueError(f"{path} needs a [[layout]] for the reference and one or more to compare with it")
-    for name, kind, words in (("steps", int, "a whole number"), ("double", bool, "true or false"),
-                              ("resume", str, "the script's line")):  # fmt: skip
-        if name in read and type(read[name]) is not kind:
+    for name, value in read.items():
+        kind, words = _MORE[name]
+        if type(value) is not kind:
             raise ValueError(f"{path}: {name} must be {words}")
     if read.get("steps", 1) < 1:
         raise ValueError(f"{path}: steps must be a number from 1 on, not {read['steps']}")
-    said = {key: value for key, value in read.items() if key not in ("script", "layout")}
-    return words_of(script, f"{path}: "), tables, said
+    return words_of(script, f"{path}: "), tables, read
 
 
 def words_of(line: str, where: str = "") -> list[str]:
@@ -178,12 +178,8 @@ def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = Fals
             raise ValueError(
                 f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
             )
-        made.append(Layout(layout.ranks, layout.values, tuple(_fill(part, layout.values) for part in line)))
+        made.append(replace(layout, line=tuple(_filled(part, layout) for part in line)))
     return _require_distinct(made, alone)
-
-
-def _fill(part: str, values: Mapping[str, Any]) -> str:
-    return _FIELD.sub(lambda found: str(values[found[1]]), part)
 
 
 def _require_distinct(layouts: list[Layout], alone: bool = False) -> list[Layout]:
@@ -192,12 +188,10 @@ def _require_distinct(layouts: list[Layout], alone: bool = False) -> list[Layout
         raise ValueError(
             "a proof needs two layouts or more: the first is the reference, the others are held against it"
         )
-    for number, layout in enumerate(layouts):
-        for other in layouts[:number]:
-            # a script sees no more of a layout than its line; a function sees all
-            same = layout.line == other.line if layout.line else dict(layout.values) == dict(other.values)
-            if layout.ranks == other.ranks and same:
-                raise ValueError(f"two layouts are the same, {other.name} and {layout.name}: nothing would be compared")
+    for a, b in combinations(layouts, 2):
+        # a script sees no more of a layout than its line; a function sees all
+        if a.ranks == b.ranks and (a.line == b.line if a.line else dict(a.values) == dict(b.values)):
+            raise ValueError(f"two layouts are the same, {a.name} and {b.name}: nothing would be compared")
     return layouts
 
 
@@ -228,7 +222,7 @@ def size_text(key: str) -> str:
 def distinct_digits(*values: float) -> list[str]:
     """Numbers with so many digits that those that differ look different, four at least.
 
-    >>> apart(0.5, 0.500012)
+    >>> distinct_digits(0.5, 0.500012)
     ['0.5', '0.50001']
     """
     for digits in range(4, 17):
@@ -243,15 +237,17 @@ def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | No
     if not math.isfinite(value) or value <= 0:
         return None
     sizes = {key: layout.sizes[key] for key in _ORDER if key in layout.sizes}
-    for times in (True, False):
-        number = value if times else 1 / value
+    ways = [(True, value), (False, 1 / value)]
+    for times, number in ways:
         keys = tuple(key for key, size in sizes.items() if math.isclose(number, size, rel_tol=tolerance))
         if keys:
             return Factor(times, keys, sizes[keys[0]])
-    for times in (True, False):
-        number = value if times else 1 / value
-        for a, first in sizes.items():
-            for b, second in sizes.items():
-                if a < b and math.isclose(number, first * second, rel_tol=tolerance):
-                    return Factor(times, (a, b), first * second)
+    for (times, number), (a, first), (b, second) in product(ways, sizes.items(), sizes.items()):
+        if a < b and math.isclose(number, first * second, rel_tol=tolerance):
+            return Factor(times, (a, b), first * second)
     return None
+
+
+def _filled(part: str, layout: Layout) -> str:
+    """A word of the script's line with the layout's values in place of their names."""
+    return _FIELD.sub(lambda field: str(layout.values[field[1]]), part)

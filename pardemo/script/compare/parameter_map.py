@@ -1,6 +1,6 @@
 """Which part of the reference's parameters each rank's piece is, and parameters put together from pieces."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -39,47 +39,53 @@ class Strip:
         tied = tuple(map(self.name_in, whole.tied))
         return replace(whole, name=self.name_in(whole.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
 
+    def as_part(self, dims: int) -> "Part":
+        """Where it lies in the parameter; of a piece's only strip in the order in which the piece has its rows."""
+        return Part(self.name, tuple(self.places if axis == self.axis else None for axis in range(dims)))
 
-class Strips:
-    """The reference's parameters by their rows, and by their columns."""
+
+class ParameterIndex:
+    """The reference's parameters by their values, by their rows and by their columns."""
 
     def __init__(self, reference: Mapping[str, torch.Tensor], tolerance: float):
         self._reference, self._tolerance = reference, tolerance
-        self._tables: dict[tuple[int, tuple[int, ...]], _RowTable] = {}
+        self._tables: dict[tuple[str, int, tuple[int, ...]], _RowTable] = {}
 
-    def find(self, value: torch.Tensor) -> list[Strip]:
-        """The strips that a piece of these values is; empty where it is not known of each row which one it is."""
+    def find(self, value: torch.Tensor, name: str = "") -> list[Strip]:
+        """The strips that a tensor of these values is; empty where it is not known of each row which one it is.
+
+        ``name``: of the one parameter that it may be of; of any by default.
+        """
+        of = {name: self._reference[name]} if name else self._reference
+        same = [] if _is_constant(value) else [other for other in of if is_same(of[other], value, self._tolerance)]
+        if len(same) == 1:
+            return [Strip(0, 0, torch.arange(len(value)), same[0], None)]
         for axis in range(value.dim()) if value.numel() else ():
             others = (*value.shape[:axis], *value.shape[axis + 1 :])
-            if (axis, others) not in self._tables:
-                self._tables[axis, others] = _RowTable(self._reference, axis, others, self._tolerance)
-            table = self._tables[axis, others]
+            if (name, axis, others) not in self._tables:
+                self._tables[name, axis, others] = _RowTable(of, axis, others, self._tolerance)
+            table = self._tables[name, axis, others]
             places = table.places(value.movedim(axis, 0).reshape(value.shape[axis], -1))
             if places is not None:
                 return table.strips(places)
         return []
 
-    def beside(self, strips: Sequence[Strip], own: str, value: torch.Tensor) -> list[Strip]:
+    def beside(self, strips: Sequence[Strip], name: str, value: torch.Tensor) -> list[Strip]:
         """The strips of a layer's bias, by those of its weight; empty where the values are others.
 
         Args:
-            own: the parameter's name in its module, which is the same in the reference.
+            name: the parameter's in its module, which is the same in the reference.
         """
         if any(strip.axis for strip in strips) or sum(len(strip.rows) for strip in strips) != len(value):
             return []
-        made = []
-        for strip in strips:
-            name = f"{strip.name.rpartition('.')[0]}.{own}".lstrip(".")
-            whole = self._reference.get(name)
+        made = [replace(strip, name=_beside(strip.name, name)) for strip in strips]
+        for strip in made:
+            whole = self._reference.get(strip.name)
             if whole is None or whole.dim() != value.dim() or len(whole) < len(strip.rows):
                 return []
             part = whole if strip.places is None else whole.index_select(0, strip.places)
-            own_rows = strip.cut_from(value)
-            if part.shape != own_rows.shape or bool(
-                ((part - own_rows).abs() > self._tolerance * whole.abs().max()).any()
-            ):
+            if not is_same(part, strip.cut_from(value), self._tolerance, whole):
                 return []
-            made.append(replace(strip, name=name))
         return made
 
 
@@ -165,9 +171,12 @@ class _RowTable:
         made = []
         for number, of in enumerate(dict.fromkeys(parameter.tolist())):
             rows = (parameter == of).nonzero().reshape(-1)
-            own, order = (places[rows] - self._begins[of]).sort()
-            every = len(own) == len(self._wholes[of])
-            made.append(Strip(number, self._axis, rows[order], self._names[of], None if every else own))
+            own = places[rows] - self._begins[of]
+            if len(rows) < len(places):
+                own, order = own.sort()
+                rows = rows[order]
+            every = torch.equal(own, torch.arange(len(self._wholes[of])))
+            made.append(Strip(number, self._axis, rows, self._names[of], None if every else own))
         return made
 
 
@@ -182,6 +191,11 @@ class Part:
     name: str
     index: tuple[torch.Tensor | None, ...] = ()
     flat: int | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has some of the places of an axis; of a flat range nothing says."""
+        return any(places is not None for places in self.index)
 
     def key(self) -> tuple:
         """Equal for pieces that hold the same elements."""
@@ -199,6 +213,16 @@ class Part:
         return whole
 
 
+def part_of_piece(piece: Piece, name: str, shape: tuple[int, ...]) -> Part:
+    """The part of the parameter ``name`` that a piece says it is, or all of it; ``shape``: of the piece's tensor."""
+    if piece.flat is not None:
+        return Part(name, flat=piece.flat)
+    if not shape or piece.start is None or piece.whole is None:
+        return Part(name, (None,) * len(shape))
+    boxes = zip(piece.start, shape, piece.whole, strict=True)
+    return Part(name, tuple(None if size == of else torch.arange(at, at + size) for at, size, of in boxes))
+
+
 @dataclass
 class ParameterMap:
     """Which part of the reference's parameters each rank's piece is.
@@ -210,18 +234,18 @@ class ParameterMap:
     """
 
     parts: dict[int, dict[str, Part]] = field(default_factory=dict)
-    unknown: dict[int, dict[str, str]] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
     different: set[str] = field(default_factory=set)
     moved: dict[str, str] = field(default_factory=dict)
     strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
 
-    def sharing(self, names: Iterable[str]) -> list[str]:
-        """The reference's parameters that some piece has in one with one of these."""
-        asked, found = set(names), []
-        for own in self.strips.values():
-            for strips in own.values():
-                if asked & {strip.name for strip in strips}:
-                    found += [strip.name for strip in strips]
+    def parameters_of_pieces(self) -> dict[str, set[str]]:
+        """Of each piece by its name the reference's parameters of which it has a part: of a fused one several."""
+        found: dict[str, set[str]] = {}
+        for rank, parts in self.parts.items():
+            pieces = {strip.name_in(name): name for name, some in self.strips[rank].items() for strip in some}
+            for name, part in parts.items():
+                found.setdefault(pieces.get(name, name), set()).add(part.name)
         return found
 
     def leave_out_unused(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -234,19 +258,8 @@ class ParameterMap:
             by_part.setdefault(part.key(), []).append(name)
         for names in by_part.values():
             used = [name for name in names if name in gradients and bool(gradients[name].any())]
-            for name in names if len(names) > len(used) > 0 else ():
-                if name not in used:
-                    del self.parts[rank][name]
-
-    def whole_names(self, names: Iterable[str]) -> set[str]:
-        """The pieces of these names: for a strip's, the name of what it is a strip of."""
-        by_strip = {
-            strip.name_in(name): name
-            for own in self.strips.values()
-            for name, strips in own.items()
-            for strip in strips
-        }
-        return {by_strip.get(name, name) for name in names}
+            for name in set(names) - set(used) if used else ():
+                del self.parts[rank][name]
 
 
 def map_parameters(
@@ -257,229 +270,172 @@ def map_parameters(
 ) -> ParameterMap:
     """Finds for every rank's every piece its part of the reference.
 
+    By the framework's own word, by the name of a parameter that has these values, by the values alone, or where these
+    are constant by the parts of the module's other parameters, in this order.
+
     Args:
         reference: whole parameters before the first step, by name. tied: other names of them.
         pieces: of each rank what it holds, with its values before the first step.
         tolerance: relative, up to which values are the same: frameworks may have kept them in another type.
     """
     maps = ParameterMap()
-    by_row, in_strips = _RowIndex(reference), Strips(reference, tolerance)
+    index = ParameterIndex(reference, tolerance)
     for rank, of_rank in pieces.items():
-        found = maps.parts.setdefault(rank, {})
-        cut = maps.strips.setdefault(rank, {})
-        left = []
+        parts, cut = maps.parts.setdefault(rank, {}), maps.strips.setdefault(rank, {})
+        names = {piece.name: [tied.get(name, name) for name in (piece.name, *piece.tied)] for piece, _ in of_rank}
+        left, constant = [], []
         for piece, value in of_rank:
-            part = _stated_part(reference, tied, piece, value, by_row, tolerance, maps)
-            if part is None:
-                left.append((piece, value))
+            name = next((name for name in names[piece.name] if name in reference), "")
+            part = _stated_part(reference.get(name), piece, name, value, tolerance, maps)
+            if part is not None:
+                parts[piece.name] = part
             else:
-                found[piece.name] = part
-        for piece, value in sorted(left, key=lambda one: -one[1].dim()):  # a bias is cut as its weight
-            strips = _strips(in_strips, cut, piece, value)
-            if strips:
+                left.append((piece, value, name))
+        for piece, value, name in sorted(left, key=lambda one: -one[1].dim()):  # a bias is cut as its weight
+            strips = [] if piece.flat is not None else _strips(index, cut, piece.name, value, name)
+            alike = bool(name) and reference[name].shape == value.shape
+            if len(strips) == 1:
+                part = parts[piece.name] = strips[0].as_part(value.dim())
+                # a stage's layer 0 may well be the reference's layer 2
+                if _is_box(piece, reference.get(name)) and not _is_called(part.name, names[piece.name]):
+                    maps.moved.setdefault(name, part.name)
+            elif strips and not alike:
                 cut[piece.name] = strips
-                for strip in strips:
-                    index = tuple(strip.places if axis == strip.axis else None for axis in range(value.dim()))
-                    found[strip.name_in(piece.name)] = Part(strip.name, index)
-                continue
-            part = _part_by_sibling(reference, found, piece, value)
-            if part is None:
-                where = maps.unknown.setdefault(rank, {})
-                where[piece.name] = f"shape {list(piece.shape)}, and no part of the reference has its values"
+                parts |= {strip.name_in(piece.name): strip.as_part(value.dim()) for strip in strips}
             else:
-                found[piece.name] = part
+                if alike and not (_is_constant(value) and _is_constant(reference[name])):
+                    maps.different.add(name)
+                if alike and not _is_constant(value):
+                    parts[piece.name] = Part(name, (None,) * value.dim())
+                else:
+                    constant.append((piece, value))
+        for piece, value in constant:
+            by_name = _part_by_name(reference, parts, piece.name, value)
+            if by_name is None:
+                maps.unknown[piece.name] = f"shape {list(piece.shape)}, and no part of the reference has its values"
+            else:
+                parts[piece.name] = by_name
     return maps
 
 
-def _strips(found: Strips, cut: Mapping[str, list[Strip]], piece: Piece, value: torch.Tensor) -> list[Strip]:
-    """Of a piece that is several parameters' in one what it has of each: a bias as the weight beside it."""
-    if piece.flat is not None:
-        return []
-    module, _, own = piece.name.rpartition(".")
-    beside = [strips for name, strips in cut.items() if name.rpartition(".")[0] == module]
-    by_weight = (found.beside(strips, own, value) for strips in beside) if value.dim() == 1 else ()
-    return next(filter(None, by_weight), None) or found.find(value)
-
-
-def _is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-    if a.shape != b.shape:
-        return False
-    scale = b.abs().max().item() if b.numel() else 0.0
-    return bool(((a - b).abs() <= tolerance * scale).all())
+def _is_box(piece: Piece, whole: torch.Tensor | None) -> bool:
+    """Whether the framework says which box of a parameter a piece is."""
+    return whole is not None and piece.start is not None and piece.whole == tuple(whole.shape)
 
 
 def _stated_part(
-    reference: Mapping[str, torch.Tensor],
-    tied: Mapping[str, str],
-    piece: Piece,
-    value: torch.Tensor,
-    rows: "_RowIndex",
-    tolerance: float,
-    maps: ParameterMap,
+    whole: torch.Tensor | None, piece: Piece, name: str, value: torch.Tensor, tolerance: float, maps: ParameterMap
 ) -> Part | None:
-    """By the framework's own word, by equal values, or by name and shape, in this order."""
-    names = [tied.get(name, name) for name in (piece.name, *piece.tied)]
-    name = next((one for one in names if one in reference), None)
-    whole = reference.get(name) if name else None
-    if whole is not None and piece.flat is not None and piece.whole == tuple(whole.shape):
-        part = Part(name or "", flat=piece.flat)
-        if not _is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance):
-            maps.different.add(part.name)
-        return part
-    if whole is not None and piece.start is not None and piece.whole == tuple(whole.shape):
-        index = tuple(
-            None if size == of else torch.arange(begin, begin + size)
-            for begin, size, of in zip(piece.start, value.shape, whole.shape, strict=True)
-        )
-        part = Part(name or "", index)
-        if _is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance):
-            return part
-    if whole is not None and whole.shape == value.shape and _is_same(whole, value, tolerance):
-        return Part(name or "", (None,) * whole.dim())
-    constant = value.numel() == 0 or bool((value == value.reshape(-1)[0]).all())
-    if not constant:
-        found = rows.find(value, name, tolerance)
-        if found is not None:
-            said = whole is not None and piece.start is not None and piece.whole == tuple(whole.shape)
-            # a stage's layer 0 may well be the reference's layer 2
-            if said and _last_names(found.name) not in [_last_names(one) for one in names]:
-                maps.moved.setdefault(name or "", found.name)
-            return found
-    if whole is not None and whole.shape == value.shape:
-        if not constant or not bool((whole == whole.reshape(-1)[0]).all()):
-            maps.different.add(name or "")
-        return Part(name or "", (None,) * whole.dim()) if not constant else None
-    return None
-
-
-def _last_names(name: str) -> list[str]:
-    """A parameter's name and its module's, without where that stands."""
-    return name.split(".")[-2:]
-
-
-class _RowIndex:
-    """The reference's parameters by their rows and columns: whose part has equal ones?"""
-
-    def __init__(self, reference: Mapping[str, torch.Tensor]):
-        self._reference = reference
-        self._tables: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, float]] = {}
-
-    def find(self, value: torch.Tensor, name: str | None, tolerance: float) -> Part | None:
-        """The one parameter that has these values, whole or cut along one axis; the one of this name first."""
-        names = [name] if name else []
-        names += [other for other, whole in self._reference.items() if other != name and whole.dim() == value.dim()]
-        if name and not self._fits(name, value):
-            names.remove(name)
-        candidates = []
-        for other in names:
-            part = self._part(other, value, tolerance)
-            if part is not None:
-                if other == name:
-                    return part
-                candidates.append(part)
-        return candidates[0] if len(candidates) == 1 else None
-
-    def _fits(self, name: str, value: torch.Tensor) -> bool:
-        return name in self._reference and self._reference[name].dim() == value.dim()
-
-    def _part(self, name: str, value: torch.Tensor, tolerance: float) -> Part | None:
-        whole = self._reference[name]
-        unequal = [axis for axis in range(value.dim()) if value.shape[axis] != whole.shape[axis]]
-        if len(unequal) > 1:
-            return None
-        if not unequal and _is_same(whole, value, tolerance):
-            return Part(name, (None,) * value.dim())
-        for axis in unequal or range(value.dim()):
-            if value.shape[axis] > whole.shape[axis]:
-                return None
-            places = self._places(name, whole, value, axis, tolerance)
-            if places is not None:
-                return Part(name, tuple(places if one == axis else None for one in range(value.dim())))
-        return None
-
-    def _places(
-        self, name: str, whole: torch.Tensor, value: torch.Tensor, axis: int, tolerance: float
-    ) -> torch.Tensor | None:
-        """The places along an axis that have the value's slices, each once; None where one is nowhere."""
-        if (name, axis) not in self._tables:
-            slices = whole.movedim(axis, 0).reshape(whole.shape[axis], -1)
-            largest = slices.abs().max().item() or 1.0
-            self._tables[name, axis] = (slices, slices.sum(1) + slices[:, 0] * 0.5, largest)
-        slices, sums, scale = self._tables[name, axis]
-        own = value.movedim(axis, 0).reshape(value.shape[axis], -1)
-        if own.shape[1] != slices.shape[1]:
-            return None
-        places = []
-        for number in range(len(own)):  # most pieces are no part of most parameters, and the first row says so
-            row = own[number]
-            best = int((sums - (row.sum() + row[0] * 0.5)).abs().argmin())
-            if not bool(((row - slices[best]).abs() <= tolerance * scale).all()):
-                return None
-            places.append(best)
-        return torch.tensor(places) if len(set(places)) == len(places) else None
-
-
-def _part_by_sibling(
-    reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
-) -> Part | None:
-    """Of a constant, a bias of zeros or a norm's ones: the part that another parameter of its module is."""
-    module, _, own = piece.name.rpartition(".")
-    beside = [part for name, part in found.items() if name.rpartition(".")[0] == module]
-    for part in beside:
-        name = f"{part.name.rpartition('.')[0]}.{own}" if part.name.rpartition(".")[0] else own
-        whole = reference.get(name)
-        if whole is None:
-            continue
-        if whole.shape == value.shape:
-            return Part(name, (None,) * whole.dim())
-        first = part.index[0] if part.index else None
-        if first is not None and whole.dim() == 1 and len(first) == value.shape[0]:
-            return Part(name, (first,))
-    whole = reference.get(piece.name)
+    """The part by the framework's own word, or all of the parameter of this name, where the values are the same."""
     if whole is None:
-        return _part_by_renamed_layer(reference, found, piece, value)
-    if whole.shape == value.shape:
-        return Part(piece.name, (None,) * whole.dim())
-    return None
+        return None
+    if (is_flat := piece.flat is not None and piece.whole == tuple(whole.shape)) or _is_box(piece, whole):
+        part = part_of_piece(piece, name, tuple(value.shape))
+        same = is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance)
+        if is_flat and not same:
+            maps.different.add(name)
+        if is_flat or same:
+            return part
+    return Part(name, (None,) * value.dim()) if is_same(whole, value, tolerance) else None
 
 
-def _part_by_renamed_layer(
-    reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
+def _strips(
+    index: ParameterIndex, cut: Mapping[str, list[Strip]], piece: str, value: torch.Tensor, name: str
+) -> list[Strip]:
+    """What a piece has of the parameter of its name, or as a bias by the weight beside it, or of any parameters."""
+    if name and not _is_constant(value) and (strips := index.find(value, name)):
+        return strips
+    module, _, own = piece.rpartition(".")
+    for weight, strips in cut.items() if value.dim() == 1 else ():
+        if weight.rpartition(".")[0] == module and (strips := index.beside(strips, own, value)):
+            return strips
+    return index.find(value)
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float, of: torch.Tensor | None = None) -> bool:
+    """Whether two tensors are the same to a part of the second's largest number, or of that of the tensor ``of``."""
+    largest = b if of is None else of
+    return a.shape == b.shape and (
+        not b.numel() or bool(((a - b).abs() <= tolerance * largest.abs().max().item()).all())
+    )
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    return tensor.numel() == 0 or bool((tensor == tensor.reshape(-1)[0]).all())
+
+
+def _is_called(name: str, names: Sequence[str]) -> bool:
+    """Whether a parameter's name and its module's are those of one of the names, wherever that stands."""
+    return name.split(".")[-2:] in [other.split(".")[-2:] for other in names]
+
+
+def _beside(name: str, other: str) -> str:
+    """The name of another parameter of a parameter's module."""
+    return f"{name.rpartition('.')[0]}.{other}".lstrip(".")
+
+
+def renamed_modules(parts: Mapping[str, Part]) -> dict[str, str]:
+    """Modules' names in the reference, and those of modules around them, as far as all their parts agree."""
+    renamed: dict[str, set[str]] = {}
+    for name, part in parts.items():
+        here, there = name.split(".")[:-1], part.name.split(".")[:-1]
+        while here and there:
+            renamed.setdefault(".".join(here), set()).add(".".join(there))
+            if here[-1] != there[-1] and not (here[-1].isdigit() and there[-1].isdigit()):
+                break
+            here, there = here[:-1], there[:-1]
+    return {name: next(iter(names)) for name, names in renamed.items() if len(names) == 1}
+
+
+def reference_name(module: str, renamed: Mapping[str, str]) -> str:
+    """A module's name in the reference: its own, or as a module around it is called there."""
+    around, inside = module, ""
+    while around:
+        if around in renamed:
+            return renamed[around] + inside
+        around, _, last = around.rpartition(".")
+        inside = f".{last}{inside}"
+    return module
+
+
+def _part_by_name(
+    reference: Mapping[str, torch.Tensor], parts: Mapping[str, Part], piece: str, value: torch.Tensor
 ) -> Part | None:
-    """Of a layer that has another number here, as on a pipeline's later stage: as its neighbours were renamed."""
-    own = piece.name.split(".")
-    for depth in range(len(own) - 1, 0, -1):
-        for name, part in found.items():
-            here, there = name.split("."), part.name.split(".")
-            if (
-                here[:depth] == own[:depth]
-                and len(here) > depth
-                and here[depth:] == there[len(there) - len(here[depth:]) :]
-            ):
-                renamed = ".".join([*there[: len(there) - len(here[depth:])], *own[depth:]])
-                if renamed in reference and reference[renamed].shape == value.shape:
-                    return Part(renamed, (None,) * value.dim())
-    return _part_by_wrapper(reference, found, piece, value)
+    """Of a constant, a bias of zeros or a norm's ones: the part that another parameter of its module is.
 
-
-def _part_by_wrapper(
-    reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
-) -> Part | None:
-    """Of a layer within another one here, as norm.inner.weight: the longest name that has all but some of its parts."""
-    if any(_layer_numbers(name) != _layer_numbers(part.name) for name, part in found.items()):
+    Else the parameter of its name; or of that of a layer that has another number here, as on a pipeline's later stage.
+    """
+    module, _, own = piece.rpartition(".")
+    siblings = [part for name, part in parts.items() if name.rpartition(".")[0] == module]
+    every = (None,) * value.dim()
+    renamed = f"{reference_name(module, renamed_modules(parts))}.{own}".lstrip(".")
+    for name, part in [(_beside(part.name, own), part) for part in siblings] + [(piece, None), (renamed, None)]:
+        if name in reference and reference[name].shape == value.shape:
+            return Part(name, every)
+        rows = part.index[0] if part is not None and part.index else None
+        if name in reference and rows is not None and reference[name].dim() == 1 and rows.shape == value.shape:
+            return Part(name, (rows,))
+    if any(_layer_numbers(name) != _layer_numbers(part.name) for name, part in parts.items()):
         return None  # layers have other numbers here
-    fits = []
-    for name, whole in reference.items():
-        own = iter(piece.name.split("."))
-        if all(one in own for one in name.split(".")) and torch.equal(whole, value):
-            fits.append(name)
+    # a layer within another one here, as norm.inner.weight: the longest name that has all but some of its parts
+    fits = [name for name in reference if _is_within(name, piece) and torch.equal(reference[name], value)]
     longest = max((name.count(".") for name in fits), default=0)
     fits = [name for name in fits if name.count(".") == longest]
-    return Part(fits[0], (None,) * value.dim()) if len(fits) == 1 else None
+    return Part(fits[0], every) if len(fits) == 1 else None
+
+
+def _is_within(name: str, longer: str) -> bool:
+    """Whether all parts of a name are parts of a longer one, in their order."""
+    others = iter(longer.split("."))
+    return all(part in others for part in name.split("."))
 
 
 def _layer_numbers(name: str) -> list[str]:
     return [part for part in name.split(".") if part.isdigit()]
+
+
+#: Ranks that have parts of a parameter: rank, its part, its values.
+Holders = list[tuple[int, Part, torch.Tensor]]
 
 
 @dataclass
@@ -487,34 +443,32 @@ class Assembled:
     """A parameter's tensor as the layout has it, in the reference's shape.
 
     ``value``: of each element what a rank has, the first of them; ``covered``: whether any has. ``apart``: the versions
-    of ranks that hold the same part, by part, where they are not equal to the last bit.
+    of ranks that hold the same part, by part, where they are not equal to the last bit. ``holders``: rank, its part,
+    its values.
     """
 
     value: torch.Tensor
     covered: torch.Tensor
-    apart: list[tuple[Part, dict[int, torch.Tensor]]] = field(default_factory=list)
+    apart: list[tuple[Part, dict[int, torch.Tensor]]]
+    holders: Holders
 
 
-def assembled(
-    shape: tuple[int, ...], holders: list[tuple[int, Part, torch.Tensor]], dtype: torch.dtype = torch.float64
-) -> Assembled:
-    """Puts pieces of all ranks together.
+def assembled(shape: tuple[int, ...], holders: Holders) -> Assembled:
+    """Puts pieces of all ranks together, in fp64.
 
     Args:
         shape: of the reference's. holders: rank, its part, its values.
     """
-    value = torch.zeros(shape, dtype=dtype)
-    covered = torch.zeros(shape, dtype=torch.bool)
-    by_part: dict[tuple, list[tuple[int, Part, torch.Tensor]]] = {}
-    for rank, part, tensor in holders:
-        by_part.setdefault(part.key(), []).append((rank, part, tensor))
-    made = Assembled(value, covered)
+    made = Assembled(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool), [], holders)
+    by_part: dict[tuple, Holders] = {}
+    for holder in holders:
+        by_part.setdefault(holder[1].key(), []).append(holder)
     for same in by_part.values():
-        _, part, first = same[0]
-        _insert(value, part, first.to(dtype))
-        _insert(covered, part, torch.ones(first.shape, dtype=torch.bool))
-        if any(not torch.equal(first, tensor) for _, _, tensor in same[1:]):
-            made.apart.append((part, {rank: tensor for rank, _, tensor in same}))
+        _, part, tensor = same[0]
+        _insert(made.value, part, tensor.double())
+        _insert(made.covered, part, torch.ones(tensor.shape, dtype=torch.bool))
+        if any(not torch.equal(tensor, other) for _, _, other in same):
+            made.apart.append((part, {rank: other for rank, _, other in same}))
     return made
 
 
@@ -522,14 +476,8 @@ def _insert(whole: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
     if part.flat is not None:
         whole.reshape(-1)[part.flat : part.flat + tensor.numel()] = tensor.reshape(-1)
         return
-    index = []
-    for axis, places in enumerate(part.index):
-        every = torch.arange(whole.shape[axis]) if places is None else places
-        index.append(every.reshape([-1 if one == axis else 1 for one in range(whole.dim())]))
-    if index:
-        whole[tuple(index)] = tensor
-    else:
-        whole.copy_(tensor)
+    places = [torch.arange(size) if at is None else at for size, at in zip(whole.shape, part.index, strict=True)]
+    whole[torch.meshgrid(*places, indexing="ij") if places else ...] = tensor
 
 
 def nearly_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:

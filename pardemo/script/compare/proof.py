@@ -1,9 +1,11 @@
 """Large models: parameters are compared by sketches first, and where a layout parts from the reference, in full."""
 
 import random
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +38,18 @@ def compare_in_full(
     sketches say of a part that does not begin at one of their blocks is not true, and does not come again.
     """
     parted = [name for finding in compared.findings for name in finding.parameters]
-    unknown = sorted({name for own in compared.maps.unknown.values() for name in own})
-    sizes = _sizes(truth.run) | {name: size for name, size in _sizes(other).items() if name in unknown}
-    chosen = _within_budget([*parted, *compared.maps.sharing(parted), *unknown], sizes)
+    unknown, pieces = sorted(compared.maps.unknown), compared.maps.parameters_of_pieces()
+    sizes = runs.elements(truth.run) | {name: size for name, size in runs.elements(other).items() if name in unknown}
+    fused = [
+        name for names in pieces.values() if len(names) > 1 and names.intersection(parted) for name in sorted(names)
+    ]
+    chosen = _within_budget([*parted, *fused, *unknown], sizes)
     if not chosen:
         return compared
-    own = {name for parts in compared.maps.parts.values() for name, part in parts.items() if part.name in chosen}
+    named = chosen | {piece for piece, names in pieces.items() if names & chosen}
     # parameters that sketches have nothing of may part in any step
     steps = options.steps if compared.unmatched else max(finding.step for finding in compared.findings)
-    options = replace(options, steps=steps, in_full=tuple(sorted(compared.maps.whole_names(own) | chosen)))
+    options = replace(options, steps=steps, in_full=tuple(sorted(named)))
     again = [
         runs.run_layout(run.layout, options, folder / name) for run, name in ((truth.run, "first"), (other, "second"))
     ]
@@ -53,7 +58,7 @@ def compare_in_full(
             return compared
         made = compare.compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
     finally:
-        runs.remove_folder(str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
     if not made.findings and not chosen.issuperset(parted):  # what parts is past the budget
         return compared
     elements = sum(sizes.get(name, 0) for name in chosen)
@@ -73,38 +78,25 @@ def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
     return chosen
 
 
-def _sizes(run: Run) -> dict[str, int]:
-    return {
-        piece.name: torch.Size(piece.whole or piece.shape).numel()
-        for record in run.records
-        for piece in record.steps[0].pieces
-    }
-
-
 def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
     """Runs a script in each layout, and holds all against the first.
 
     Raises:
         ProveError: the reference could not be run, took no step, or is not the same twice.
     """
-    folder = runs.scratch_folder()
-    try:
+    with runs.scratch_folder() as folder:
         return _proof(layouts, options, folder)
-    finally:
-        runs.remove_folder(folder)
 
 
 def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
-    reference, again, options = runs.run_twice(
+    reference, _, tolerance, options = run_twice(
         lambda options, name: runs.run_layout(layouts[0], options, Path(folder, name)), options
     )
-    tolerance = compare.tolerance_of(reference, options.double)
-    require_hashed_samples(reference)
-    require_deterministic(reference, again, tolerance, options.sketched)
     truth = Reference(reference, tolerance)
     _require_training(truth)
-    short = _short_types(reference)
-    if short:
+    # types of few bits that the script computes in or keeps parameters in
+    types = {name for record in reference.records for name in (*record.computed_in, *record.dtypes)}
+    if short := sorted(types & SHORT.keys()):
         rounded = runs.run_layout(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
         runs.require_steps(rounded)
         truth.noise = noise_between(truth, rounded)
@@ -113,7 +105,7 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     proof.rounded = short
     proof.notes += reference.records[0].notes
     if options.sketched:
-        proof.notes.append(f"{runs.elements(reference):,} elements: parameters are compared by sketches")
+        proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
     left_open: dict[str, causes.UnexplainedGradients] = {}
     for number, layout in enumerate(layouts[1:], 1):
         place = Path(folder, str(number))
@@ -123,7 +115,7 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
             proof.failed[layout.name], proof.details[layout.name] = str(error), error.details
             continue
         finally:
-            runs.remove_folder(str(place))
+            shutil.rmtree(place, ignore_errors=True)
         if compared.unmatched and (compared.strange or not compared.findings):
             proof.failed[layout.name] = compared.unmatched
             continue
@@ -138,7 +130,8 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         if compared.left_open:
             left_open[layout.name] = compared.left_open
         proof.notes += [note for note in compared.notes if note not in proof.notes]
-    proof.findings = causes.explain_across(proof.findings, left_open, layouts[1:], tuple(proof.failed))
+    compared_layouts = [layout for layout in layouts[1:] if layout.name not in proof.failed]
+    proof.findings = causes.explain_across(proof.findings, left_open, compared_layouts)
     proof.kept = {
         finding: kept for finding, kept in proof.kept.items() if finding in proof.findings
     }  # others have a cause
@@ -161,11 +154,6 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
     if options.sketched and (compared.findings or compared.unmatched):
         compared = compare_in_full(truth, other, compared, options, place / "full")
     return compared
-
-
-def _short_types(run: Run) -> list[str]:
-    """Types of few bits that the script computes in or keeps parameters in."""
-    return sorted({name for record in run.records for name in (*record.computed_in, *record.dtypes)} & SHORT.keys())
 
 
 def _require_training(truth: Reference) -> None:
@@ -205,29 +193,49 @@ def require_hashed_samples(run: Run) -> None:
         )
 
 
-def require_deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) -> None:
-    """Two runs of the reference have to be the same, or nothing could be held against it.
+def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run, Run, float, Options]:
+    """The reference, the same once more, the tolerance for its types, and the options for all other runs.
+
+    The first of the two keeps sketches of parameters, which are enough to see whether the second is the same; if the
+    model is a large one, they all do from then on.
+
+    Args:
+        run: runs it into a folder by its name.
+
+    Raises:
+        ProveError: it could not be run, took no step, or is not the same twice: nothing could be held against it.
+    """
+    again = run(replace(options, sketched=True), "again")
+    runs.require_steps(again)
+    if sum(runs.elements(again).values()) > runs.SKETCHED:
+        options = replace(options, sketched=True)
+    first = run(options, "first")
+    runs.require_steps(first)
+    require_hashed_samples(first)
+    tolerance = compare.tolerance_of(first, options.double)
+    if difference := difference_between(first, again, tolerance, options.sketched):
+        lines = [line for record in first.records for line in record.unseeded]
+        seed = f": {lines[0]} draws without a seed" if lines else ""
+        raise ProveError(
+            f"the script is not the same twice: two runs of {first.layout.name} have different {difference}{seed}; "
+            "seed all that it draws from, and compare again"
+        )
+    return first, again, tolerance, options
+
+
+def difference_between(first: Run, second: Run, tolerance: float, sketched: bool) -> str:
+    """What is different in two runs of a layout, as ``samples in step 2``; empty where nothing is.
 
     ``sketched``: whether the first kept sketches of parameters, as the second did.
     """
-    name = reference.layout.name
-    lines = [line for record in reference.records for line in record.unseeded]
-    said = f": {lines[0]} draws without a seed" if lines else ""
-    for step in range(min(reference.steps, again.steps)):
-        for rank in range(reference.layout.ranks):
-            for kind, what in (
-                ("before", "parameters"), ("input", "samples"), ("output", "outputs"), ("gradient", "gradients"),
-            ):  # fmt: skip
-                first, second = reference.tensors(step, rank, kind), again.tensors(step, rank, kind)
-                if kind in ("before", "gradient") and not sketched:
-                    first = {name: records.sketch_of(tensor) for name, tensor in first.items()}
-                if first.keys() != second.keys() or any(
-                    not nearly_equal(first[n], second[n], tolerance) for n in first
-                ):
-                    raise ProveError(
-                        f"the script is not the same twice: two runs of {name} have different {what} in step "
-                        f"{step + 1}{said}; seed all that it draws from, and compare again"
-                    )
+    kinds = {"before": "parameters", "input": "samples", "output": "outputs", "gradient": "gradients"}
+    for step, rank, kind in product(range(min(first.steps, second.steps)), range(first.layout.ranks), kinds):
+        a, b = first.tensors(step, rank, kind), second.tensors(step, rank, kind)
+        if kind in ("before", "gradient") and not sketched:
+            a = {name: records.sketch_of(tensor) for name, tensor in a.items()}
+        if a.keys() != b.keys() or any(not nearly_equal(a[name], b[name], tolerance) for name in a):
+            return f"{kinds[kind]} in step {step + 1}"
+    return ""
 
 
 #: Makes an optimizer of the parameters that a rank has.
@@ -358,7 +366,13 @@ def part(batch: Any, layout: Layout, rank: int) -> Any:
 
 
 def _check_batch(batch: Any, number: int, layout: Layout) -> None:
-    sizes = {len(tensor) for tensor in _tensors(batch) if tensor.dim()}
+    sizes: set[int] = set()
+
+    def note_size(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.update(tensor.shape[:1])
+        return tensor
+
+    _map_tensors(batch, note_size)
     if len(sizes) != 1:
         what = f"tensors of {sorted(sizes)} samples" if sizes else "no tensor with an axis of samples"
         raise ValueError(f"batch {number + 1} has {what}")
@@ -433,14 +447,6 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        return [tensor for item in batch for tensor in _tensors(item)]
-    return [batch] if isinstance(batch, torch.Tensor) else []
 
 
 def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

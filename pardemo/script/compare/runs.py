@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +14,12 @@ import torch
 from safetensors import safe_open
 
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.parameter_map import Part, Strip, assembled
+from pardemo.script.compare.parameter_map import Holders, Part, Strip, assembled, part_of_piece
 from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.parameters import Wanted
 from pardemo.script.record.recorder import Recording, record_script
-from pardemo.script.record.records import OF_PARAMETERS, STATE, Piece, RankRecord, Step, Tensors
+from pardemo.script.record.records import OF_PARAMETERS, STATE, RankRecord, Step, Tensors
 from pardemo.script.runtime.call_sites import dtype_name
 from pardemo.script.runtime.launch_lines import Launch, read
 from pardemo.script.runtime.runner import ScriptError, run_on_ranks, script_text
@@ -112,7 +111,7 @@ class Run:
 class Options:
     """How layouts are run: steps that are recorded, in fp64 or the script's own type, and for how long.
 
-    ``follow``: what records them on a rank, where it is not prove's own. ``rounded``: rounded otherwise.
+    ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
     """
 
     steps: int = 3
@@ -162,32 +161,9 @@ def launch_of(layout: Layout) -> tuple[Launch, str]:
         raise ProveError(str(error)) from None
 
 
-def scratch_folder() -> str:
-    """A folder for tensors, to be removed."""
-    return tempfile.mkdtemp(prefix="pardemo-prove-")
-
-
-def remove_folder(folder: str) -> None:
-    """Removes it."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run, Run, Options]:
-    """The reference, the same once more, and the options for all other runs; ``run`` runs it into a folder by its name.
-
-    The first of the two keeps sketches of parameters, which are enough to see whether the second is the same; if the
-    model is a large one, they all do from then on.
-
-    Raises:
-        ProveError: it could not be run, or took no step.
-    """
-    again = run(replace(options, sketched=True), "again")
-    require_steps(again)
-    if elements(again) > SKETCHED:
-        options = replace(options, sketched=True)
-    first = run(options, "first")
-    require_steps(first)
-    return first, again, options
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for tensors, which is removed behind the ``with`` that it is for."""
+    return tempfile.TemporaryDirectory(prefix="pardemo-prove-", ignore_cleanup_errors=True)
 
 
 def require_steps(run: Run) -> None:
@@ -201,10 +177,10 @@ def require_steps(run: Run) -> None:
         )
 
 
-def elements(run: Run) -> int:
-    """Elements of the model of a run, as far as its ranks' pieces say how large the whole is."""
-    pieces = {piece.name: piece for record in run.records for piece in record.steps[0].pieces}
-    return sum(torch.Size(piece.whole or piece.shape).numel() for piece in pieces.values())
+def elements(run: Run) -> dict[str, int]:
+    """Elements of each parameter of a run, as far as its ranks' pieces say how large the whole is."""
+    pieces = [piece for record in run.records for piece in record.steps[0].pieces]
+    return {piece.name: torch.Size(piece.whole or piece.shape).numel() for piece in pieces}
 
 
 @dataclass
@@ -301,6 +277,11 @@ class Facts:
     optimizer: str = ""
     steps: Sequence[Step] = ()
     reference_step: Step = field(default_factory=Step)
+
+    @property
+    def losses(self) -> list[float]:
+        """What each rank differentiates in the step, as far as it has a loss: a pipeline's other stages have none."""
+        return [sum(step.losses) for step in self.steps if step.losses]
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""
@@ -443,7 +424,7 @@ class Reference:
 
     def in_whole(self, step: int, kind: str) -> Tensors:
         """Tensors of a kind of a step, in whole, by the parameters' names."""
-        holders: dict[str, list] = {}
+        holders: dict[str, Holders] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for rank, record in enumerate(self.run.records):
             tensors = self.run.tensors(step, rank, kind)
@@ -451,22 +432,17 @@ class Reference:
                 shape = tuple(tensors[piece.name].shape) if piece.name in tensors else None
                 if shape is not None and len(shape) in (0, len(piece.shape)):  # or a state of another form
                     piece = records.scale_piece(piece, shape) if shape else piece  # a state may be one number
-                    shapes[piece.name] = (piece.whole or piece.shape) if shape else ()
-                    holders.setdefault(piece.name, []).append(
-                        (rank, _part_of_piece(piece, tensors), tensors[piece.name])
-                    )
-        made = {}
-        for name, some in holders.items():
-            _, part, first = some[0]
-            whole = all(places is None for places in part.index) and part.flat is None
-            one = assembled(tuple(first.shape) if whole else shapes[name], some)
-            if one.apart and kind == "before":
-                raise ProveError(
-                    f"the ranks of the reference, {self.run.layout.name}, hold different values of {name} in step "
-                    f"{step + 1}: nobody can say which are right; choose one process for the reference"
-                )
-            made[name] = one.value
-        return made
+                    part = part_of_piece(piece, piece.name, shape)
+                    every = not part.is_cut and part.flat is None
+                    shapes.setdefault(piece.name, shape if every else piece.whole or piece.shape)
+                    holders.setdefault(piece.name, []).append((rank, part, tensors[piece.name]))
+        made = {name: assembled(shapes[name], some) for name, some in holders.items()}
+        if kind == "before" and (apart := [name for name, one in made.items() if one.apart]):
+            raise ProveError(
+                f"the ranks of the reference, {self.run.layout.name}, hold different values of {apart[0]} in step "
+                f"{step + 1}: nobody can say which are right; choose one process for the reference"
+            )
+        return {name: one.value for name, one in made.items()}
 
 
 def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, str], float]]:
@@ -479,19 +455,6 @@ def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, st
                   for name in ours.after.keys() & its.after.keys()}  # fmt: skip
         noise.append({key: float((a - b).norm()) for key, (a, b) in found.items()})
     return noise
-
-
-def _part_of_piece(piece: Piece, tensors: Tensors) -> Part:
-    if piece.flat is not None:
-        return Part(piece.name, flat=piece.flat)
-    shape = tensors[piece.name].shape
-    if not shape or piece.start is None or piece.whole is None:
-        return Part(piece.name, (None,) * len(shape))
-    index = tuple(
-        None if size == of else torch.arange(begin, begin + size)
-        for begin, size, of in zip(piece.start, shape, piece.whole, strict=True)
-    )
-    return Part(piece.name, index)
 
 
 #: Bytes of the tensors that are kept of a finding. What is beyond is left out, and said to be.
@@ -515,48 +478,33 @@ class Kept:
 
 def kept_tensors(findings: Sequence[Finding], facts: Facts, reference: Run) -> dict[Finding, Kept]:
     """The tensors of those findings that have no cause, up to :data:`MOST_BYTES` of each."""
-    shapes = {
-        piece.name: piece.whole or piece.shape
-        for record in reference.records
-        for piece in record.steps[facts.step].pieces
-    }
-    made = {finding: _kept_of(finding, facts, shapes) for finding in findings if not finding.cause}
-    return {finding: one for finding, one in made.items() if one.tensors or one.left_out}
-
-
-def _kept_of(finding: Finding, facts: Facts, shapes: dict[str, tuple[int, ...]]) -> Kept:
-    tensors: Tensors = {}
-    left_out, sketches, left = [], [], MOST_BYTES
-    for name, group in (
-        _output_tensors(finding, facts) if finding.what == "forward" else _gradient_tensors(finding, facts)
-    ):
-        nbytes = sum(tensor.nbytes for tensor in group.values())
-        if nbytes > left:
-            left_out.append(name)
-            continue
-        left -= nbytes
-        tensors |= group
-        if finding.what != "forward" and tuple(facts.gradients[name].reference.shape) != shapes.get(name):
-            sketches.append(name)
-    return Kept(tensors, tuple(left_out), tuple(sketches))
+    pieces = [piece for record in reference.records for piece in record.steps[facts.step].pieces]
+    shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
+    made = {}
+    for finding in findings:
+        tensors: Tensors = {}
+        left_out, sketches = [], []
+        groups = _output_tensors if finding.what == "forward" else _gradient_tensors
+        for name, group in groups(finding, facts) if not finding.cause else ():
+            if sum(tensor.nbytes for tensor in (*tensors.values(), *group.values())) > MOST_BYTES:
+                left_out.append(name)
+                continue
+            tensors |= group
+            if groups is _gradient_tensors and tuple(facts.gradients[name].reference.shape) != shapes.get(name):
+                sketches.append(name)
+        if tensors or left_out:
+            made[finding] = Kept(tensors, tuple(left_out), tuple(sketches))
+    return made
 
 
 def _gradient_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tensors]]:
     """Of each parameter."""
     for name in finding.parameters:
-        if name in facts.gradients:
-            pair = facts.gradients[name]
-            by_rank: dict[int, torch.Tensor] = {}
+        if (pair := facts.gradients.get(name)) is not None:
+            group = {"reference": pair.reference, "layout": pair.ours}
             for _, versions in pair.apart:
-                by_rank |= versions
-            yield (
-                name,
-                {
-                    f"gradient/{name}/reference": pair.reference,
-                    f"gradient/{name}/layout": pair.ours,
-                    **{f"gradient/{name}/rank {rank}": tensor for rank, tensor in by_rank.items()},
-                },
-            )
+                group |= {f"rank {rank}": tensor for rank, tensor in versions.items()}
+            yield name, {f"gradient/{name}/{key}": tensor for key, tensor in group.items()}
 
 
 def _output_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tensors]]:

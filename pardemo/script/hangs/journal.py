@@ -8,7 +8,7 @@ import csv
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,21 +149,25 @@ def write_csv(logs: Mapping[int, Log], path: Path) -> None:
     """
     rows = [(call, rank, number) for rank, log in logs.items() for number, call in enumerate(log.calls)]
     rows.sort(key=lambda row: (row[0].begin_s, row[1:]))
-    if not rows:
-        return
-    zero_s = rows[0][0].begin_s
+    if rows:
+        zero_s = rows[0][0].begin_s
+        write_table(path, COLUMNS, [
+            (
+                rank, number, call.kind, call.group, " ".join(map(str, call.ranks)), call.number,
+                " ".join(map(str, call.shape)), call.dtype, call.nbytes, call.line, call.module, call.phase,
+                call.step, f"{call.begin_s - zero_s:.6f}",
+                f"{call.end_s - zero_s:.6f}" if call.end_s else "", call.state,
+            )
+            for call, rank, number in rows
+        ])  # fmt: skip
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file, which is whole or not there."""
 
     def table(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for call, rank, number in rows:
-                end_s = "" if call.end_s is None else f"{call.end_s - zero_s:.6f}"
-                writer.writerow([
-                    rank, number, call.kind, call.group, " ".join(map(str, call.ranks)), call.number,
-                    " ".join(map(str, call.shape)), call.dtype, call.nbytes, call.line, call.module, call.phase,
-                    call.step, f"{call.begin_s - zero_s:.6f}", end_s, call.state,
-                ])  # fmt: skip
+            csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
 
     project.write_atomically(path, table)
 

@@ -68,12 +68,10 @@ class CallTable:
 
     def __init__(self, logs: Mapping[int, Log]):
         self.logs = logs
-        self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[LoggedCall]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
+        self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[LoggedCall]]] = defaultdict(dict)
         for rank, log in logs.items():
             for call in log.calls:
-                self.groups[call.group, call.ranks][rank].append(call)
+                self.groups[call.group, call.ranks].setdefault(rank, []).append(call)
 
     def waits(self, at_s: float) -> list[Wait]:
         """Of each rank its first call that others have not come to, or are in another one of."""
@@ -95,9 +93,7 @@ class CallTable:
         if call.ranks[0] < 0:  # a message of any rank
             return [other for other in self.logs if other != rank]
         needed = call.shape if call.kind == "new_group" else call.ranks  # a group is made by its own ranks
-        absent = [
-            other for other in needed if other != rank and len(of_ranks.get(other, ())) <= call.number
-        ]  # fmt: skip
+        absent = [other for other in needed if other != rank and len(of_ranks.get(other, ())) <= call.number]
         if absent or call.message:
             return absent
         before = [self._differ(of_ranks, number, False) for number in range(call.number + 1)]
@@ -129,10 +125,10 @@ class CallTable:
         """Whether a message has been taken at its other end: who does not wait for it does not see that."""
         if not call.message:
             return False
-        for other, calls in self.groups[call.group, call.ranks].items():
-            if other != rank and len(calls) > call.number and calls[call.number].state == "over":
-                return True
-        return False
+        number, of_ranks = call.number, self.groups[call.group, call.ranks]
+        return any(
+            other != rank and len(calls) > number and calls[number].state == "over" for other, calls in of_ranks.items()
+        )
 
     def first(self, loosely: bool) -> Mismatch | None:
         """The earliest call at which the ranks of a group part, or that some of them have not come to.
@@ -144,9 +140,10 @@ class CallTable:
             number = self._parts(of_ranks, loosely)
             if number is None:
                 continue
-            members = [rank for rank in dict.fromkeys([*of_ranks, *ranks]) if rank in self.logs]
-            calls = {rank: of_ranks[rank][number] if len(of_ranks.get(rank, ())) > number else None for rank in
-                     sorted(members)}  # fmt: skip
+            calls = {
+                rank: of_ranks[rank][number] if len(of_ranks.get(rank, ())) > number else None
+                for rank in sorted({*of_ranks, *ranks} & self.logs.keys())
+            }
             begun = min(call.begin_s for call in calls.values() if call)
             candidates.append((begun, Mismatch(number, ranks, calls)))
         return min(candidates, key=lambda one: one[0])[1] if candidates else None
@@ -219,28 +216,26 @@ class Standstill:
     @property
     def line(self) -> str:
         """One line: where the ranks part, who waits for whom and since when."""
-        parts = [self.parted] if self.first else []
-        parts += [self.waited] if self.waits else []
-        parts += [
+        raised = [
             f"rank {rank} went on after {shortened(one.text, LONGEST)}{at_line(one.line)}"
             for rank, one in self.raised.items()
         ]
-        return "; ".join(parts)
+        return "; ".join(filter(None, [self.parted, self.waited, *raised]))
 
     @property
     def parted(self) -> str:
         """Of it the first part: the first call at which they part, and each rank's line there."""
         if self.first is None:
             return ""
-        steps = len({call.step for call in self.first.calls.values() if call}) > 1  # then they are not in the same one
-        does = {
-            rank: f"{call_text(call)}{f', in step {call.step + 1}' if steps else ''}"
-            if call else f"does not come: {self.does[rank]}" for rank, call in self.first.calls.items()
-        }  # fmt: skip
-        calls = {rank: text for rank, text in does.items() if self.first.calls[rank]}
-        absent = {rank: text for rank, text in does.items() if not self.first.calls[rank]}
+        there = {rank: call for rank, call in self.first.calls.items() if call}
+        steps = len({call.step for call in there.values()}) > 1  # then they are not in the same one
+        calls = {
+            rank: call_text(call) + (f", in step {call.step + 1}" if steps else "") for rank, call in there.items()
+        }
         told = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_text(calls).items()]
-        told += [f"{ranks_text(ranks)} {_plural(text, ranks)}" for text, ranks in ranks_by_text(absent).items()]
+        absent = ranks_by_text({rank: self.does[rank] for rank in self.first.calls if rank not in there})
+        for text, ranks in absent.items():
+            told.append(f"{ranks_text(ranks)} {'do' if ranks[1:] else 'does'} not come: {_plural(text, ranks)}")
         return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(told)
 
     @property
@@ -275,24 +270,17 @@ class Standstill:
         """What each rank does; those that do the same share a part."""
         parts = []
         for text, ranks in ranks_by_text(self.does).items():
-            verb, _, rest = text.removeprefix("it ").partition(" ")
-            if verb == "its":
-                parts.append(f"the script has ended on {ranks_text(ranks)}")
-            else:
-                several = {"is": "are", "has": "have"}.get(verb, verb)
-                parts.append(f"{ranks_text(ranks)} {verb if len(ranks) == 1 else several} {rest}")
+            who, does = ranks_text(ranks), _plural(text, ranks).partition(" ")[2]
+            parts.append(f"the script has ended on {who}" if text.startswith("its ") else f"{who} {does}")
         return "; ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for machines."""
-        first = None
-        if self.first is not None:
-            calls = {str(rank): asdict(call) if call else None for rank, call in self.first.calls.items()}
-            first = {"number": self.first.number, "ranks": list(self.first.ranks), "calls": calls}
-        waits = [asdict(wait) | {"waits_for": list(wait.waits_for)} for wait in self.waits]
-        raised = {str(rank): asdict(one) for rank, one in self.raised.items()}
-        return {"line": self.line, "first": first, "waits": waits, "stuck": self.stuck,
-                "now": {str(rank): text for rank, text in self.does.items()}, "raised": raised}  # fmt: skip
+        made = asdict(self) | {"line": self.line, "now": {str(rank): text for rank, text in self.does.items()}}
+        made["raised"] = {str(rank): error for rank, error in made["raised"].items()}
+        if made["first"] is not None:
+            made["first"]["calls"] = {str(rank): call for rank, call in made["first"]["calls"].items()}
+        return {name: value for name, value in made.items() if name != "does"}
 
     def _row(self, rank: int) -> tuple[str, ...]:
         own = [wait for wait in self.waits if wait.rank == rank][:1]
@@ -332,26 +320,25 @@ def standstill_of(
 
 def call_text(call: LoggedCall) -> str:
     """A call in words: what, in which group, how much, from which line."""
+    size = f", {call.nbytes:,} bytes"
     if call.message or call.kind == "new_group":
-        size = f", {call.nbytes:,} bytes" if call.message else ""
-        return f"{_named_call(call)}{size}{at_line(call.line)}" + (f" ({call.module})" if call.module else "")
-    place = call.line or "no line"
-    return f"{_named_call(call)} of {ranks_text(list(call.ranks))}, {call.nbytes:,} bytes, at {place}" + (
-        f" ({call.module})" if call.module else ""
-    )
+        told = f"{_named_call(call)}{size * call.message}{at_line(call.line)}"
+    else:
+        told = f"{_named_call(call)} of {ranks_text(list(call.ranks))}{size}, at {call.line or 'no line'}"
+    return told + (f" ({call.module})" if call.module else "")
 
 
 def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
     """The last exception that a rank went on after, where not all ranks have had it."""
     own = {}
     for rank, log in logs.items():
-        passed = [error for error in log.raised if log.why is None or error.text != log.why.text]
         others = [
             {(error.text, error.line) for error in other.raised} for number, other in logs.items() if number != rank
         ]
-        passed = [error for error in passed if not all((error.text, error.line) in some for some in others)]
-        if passed:
-            own[rank] = passed[-1]
+        for error in log.raised:
+            ended_it = log.why is not None and error.text == log.why.text
+            if not ended_it and not all((error.text, error.line) in some for some in others):
+                own[rank] = error
     return own
 
 
@@ -382,16 +369,10 @@ def _named_call(call: LoggedCall) -> str:
 
 
 def _plural(text: str, ranks: Sequence[int]) -> str:
-    """``does not come: it is …`` of several ranks."""
-    if len(ranks) == 1:
-        return text
-    does, _, rest = text.partition(": ")
+    """``it is …`` of several ranks: ``they are …``."""
     plural = {"it is ": "they are ", "it has ": "they have ", "its script has ": "their scripts have ", "it ": "they "}
-    for one, many in plural.items():
-        if rest.startswith(one):
-            rest = many + rest.removeprefix(one)
-            break
-    return f"{does.replace('does', 'do')}: {rest}"
+    of_one = next((start for start in plural if text.startswith(start)), "") if len(ranks) > 1 else ""
+    return plural.get(of_one, "") + text.removeprefix(of_one)
 
 
 def _tensor_text(call: LoggedCall) -> str:
@@ -451,12 +432,12 @@ class DeadlockWatch:
                 stuck = []
                 continue
             if not stuck:
-                stuck = deadlocked_ranks(journal.read(self._journals))
-                since, used_s = Deadline(STALLED_S, self._pids(stuck)), self._used(stuck)
+                stuck, pids = deadlocked_ranks(journal.read(self._journals)), self._world.pids
+                since = Deadline(STALLED_S, [pids[rank] for rank in stuck if rank < len(pids)])
+                used_s = self._asleep(stuck)
                 continue
-            now_s, asleep = self._used(stuck), self._asleep(stuck)
-            allowed = _IDLE * since.clock_s + 0.02
-            if not asleep or now_s.keys() != used_s.keys() or any(now_s[r] - used_s[r] > allowed for r in stuck):
+            now_s, allowed = self._asleep(stuck), _IDLE * since.clock_s + 0.02
+            if any(rank not in now_s or now_s[rank] - used_s.get(rank, 0.0) > allowed for rank in stuck):
                 stuck = []
             elif not since.left_s() and self._in_a_wait(stuck):
                 self._world.give_up()
@@ -468,26 +449,16 @@ class DeadlockWatch:
         self._sizes = {file.name: file.stat().st_size for file in Path(self._journals).glob("rank*")}
         return self._sizes != before
 
-    def _used(self, ranks: list[int]) -> dict[int, float]:
-        """Seconds of a core that ranks and their children have taken; without those whose processes have ended."""
+    def _asleep(self, ranks: list[int]) -> dict[int, float]:
+        """Of ranks whose processes sleep, seconds of a core that they and their children have taken."""
         pids, used = self._world.pids, {}
         for rank in ranks:
             with contextlib.suppress(psutil.Error, IndexError):
                 process = psutil.Process(pids[rank])
-                own = [process, *process.children(recursive=True)]
-                used[rank] = sum(sum(one.cpu_times()[:2]) for one in own)
+                if process.status() == psutil.STATUS_SLEEPING:
+                    own = [process, *process.children(recursive=True)]
+                    used[rank] = sum(sum(one.cpu_times()[:2]) for one in own)
         return used
-
-    def _pids(self, ranks: list[int]) -> list[int]:
-        pids = self._world.pids
-        return [pids[rank] for rank in ranks if rank < len(pids)]
-
-    def _asleep(self, ranks: list[int]) -> bool:
-        pids = self._world.pids
-        try:
-            return all(psutil.Process(pids[rank]).status() == psutil.STATUS_SLEEPING for rank in ranks)
-        except (psutil.Error, IndexError):
-            return False
 
     def _in_a_wait(self, ranks: list[int]) -> bool:
         stacks = self._world.stacks()

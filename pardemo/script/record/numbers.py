@@ -30,45 +30,30 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
     So layouts that cannot draw the same masks can be compared all the same, and their masks by themselves.
     """
     functional: Any = torch.nn.functional
-    inside = [False]  # a function mode has torch's own function call itself by its name, which is ours
 
-    def noted(function: Callable) -> Callable:
-        def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-            if not training or p <= 0 or inside[0]:
-                return function(input, p, training, inplace)
-            inside[0] = True
-            note_once(notes, "dropout → its masks are drawn and compared, and not applied")
-            with torch.no_grad():
-                plain = local_part(input)
-                try:
-                    dropped = function(torch.ones_like(plain), p, True) == 0
-                finally:
-                    inside[0] = False
-            place = sites.here()
-            note(
-                Mask(
-                    place.module, place.line, records.digest(plain), records.digest(dropped), plain.numel(),
-                    place.repeated,
-                )
-            )  # fmt: skip
-            return input
-
-        return dropout
+    def dropout(
+        function: Callable[..., Any], input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
+        if not training or p <= 0:
+            return function(input, p, training, inplace)
+        note_once(notes, "dropout → its masks are drawn and compared, and not applied")
+        with torch.no_grad():
+            plain = local_part(input)
+            dropped = records.digest(function(torch.ones_like(plain), p, True) == 0)
+        place = sites.here()
+        note(Mask(place.module, place.line, records.digest(plain), dropped, plain.numel(), place.repeated))
+        return input
 
     attend = functional.scaled_dot_product_attention
 
-    def attention(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Any:
-        given = list(args)
-        dropped = given[1] if len(given) > 1 else options.get("dropout_p", 0.0)
-        if dropped:
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **options: Any
+    ) -> Any:
+        if dropout_p:
             note_once(notes, "dropout within scaled_dot_product_attention → left out: its mask is not to be seen")
-            if len(given) > 1:
-                given[1] = 0.0
-            else:
-                options["dropout_p"] = 0.0
-        return attend(query, key, value, *given, **options)
+        return attend(query, key, value, attn_mask, 0.0, *args, **options)
 
-    changed = [(getattr(functional, name), noted(getattr(functional, name))) for name in _DROPOUT]
+    changed = stand_ins.outermost_calls([getattr(functional, name) for name in _DROPOUT], dropout)
     with stand_ins.replaced_everywhere([*changed, (attend, attention)]):
         yield
 
@@ -87,52 +72,45 @@ def unseeded_noted(sites: CallSites, lines: list[str]) -> Iterator[None]:
     Of Python's ``random`` and NumPy's functions, of ``numpy.random.default_rng()`` without a seed, and of
     ``torch.seed()``. torch's own generators begin from the same seed in every process.
     """
-    seeded = {"random": False, "numpy": False}
+    seeded: set[str] = set()
 
-    def note(what: str) -> None:
-        if is_script(sys._getframe(2).f_code.co_filename):
-            line = f"{sites.here().line} ({what})"
-            if line not in lines:
-                lines.append(line)
-
-    def seeds(which: str, function: Callable) -> Callable:
-        def seed(*args: Any, **kwargs: Any) -> Any:
-            given = args[0] if args else next(iter(kwargs.values()), None)
+    def seeds(which: str) -> Callable[[Any], str]:
+        def unseeded(given: Any) -> str:
             if given is None:
-                note(f"{which}.seed() without a seed")
-            else:
-                seeded[which] = True
+                return f"{which}.seed() without a seed"
+            seeded.add(which)
+            return ""
+
+        return unseeded
+
+    def draws(which: str, name: str) -> Callable[[Any], str]:
+        return lambda given: "" if which in seeded else f"{which}.{name}"
+
+    def watched(function: Callable[..., Any], unseeded: Callable[[Any], str]) -> Callable[..., Any]:
+        """The function, which first asks of its first argument what to note."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            what = unseeded(args[0] if args else next(iter(kwargs.values()), None))
+            if what and is_script(sys._getframe(1).f_code.co_filename):
+                note_once(lines, f"{sites.here().line} ({what})")
             return function(*args, **kwargs)
 
-        return seed
+        return call
 
-    def draws(which: str, function: Callable) -> Callable:
-        def draw(*args: Any, **kwargs: Any) -> Any:
-            if not seeded[which]:
-                note(f"{which}.{function.__name__}")
-            return function(*args, **kwargs)
-
-        return draw
-
-    def default_rng(seed: Any = None) -> Any:
-        if seed is None:
-            note("numpy.random.default_rng() without a seed")
-        return make(seed)
-
-    def torch_seed() -> int:
-        note("torch.seed()")
-        return reseed()
-
-    make, reseed = np.random.default_rng, torch.seed
+    generator = "numpy.random.default_rng() without a seed"
     pythons = ("random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss")
     numpys = ("rand", "randn", "randint", "random", "choice", "shuffle", "permutation", "uniform", "normal")
-    replaced = [(random, name, draws("random", getattr(random, name))) for name in pythons]
-    replaced += [(np.random, name, draws("numpy", getattr(np.random, name))) for name in numpys]
-    replaced += [(random, "seed", seeds("random", random.seed)), (np.random, "seed", seeds("numpy", np.random.seed))]
-    replaced += [(np.random, "default_rng", default_rng), (torch, "seed", torch_seed)]
+    functions: list[tuple[Any, str, Callable[[Any], str]]] = [
+        (random, "seed", seeds("random")),
+        (np.random, "seed", seeds("numpy")),
+        (torch, "seed", lambda given: "torch.seed()"),
+        (np.random, "default_rng", lambda given: generator if given is None else ""),
+        *((random, name, draws("random", name)) for name in pythons),
+        *((np.random, name, draws("numpy", name)) for name in numpys),
+    ]
     with contextlib.ExitStack() as stack:
-        for owner, name, value in replaced:
-            stack.enter_context(compat.replaced(owner, name, value))
+        for owner, name, unseeded in functions:
+            stack.enter_context(compat.replaced(owner, name, watched(getattr(owner, name), unseeded)))
         yield
 
 
@@ -171,46 +149,34 @@ def _scaled_mm(
 @contextlib.contextmanager
 def in_double(notes: list[str]) -> Iterator[None]:
     """Within the block floating point is fp64: torch's default, what a script names, and autocast is off."""
-    before = torch.get_default_dtype()
-    enter, set_default = torch.amp.autocast_mode.autocast.__init__, torch.set_default_dtype
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-    def autocast(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["enabled"] = False
-        enter(self, *args, **kwargs)
-
-    mode = _DoubleMode()
+    before, set_default, mode = torch.get_default_dtype(), torch.set_default_dtype, _DoubleMode()
 
     def backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """torch takes the mode away while a backward pass runs; a forward pass that it runs again needs it."""
         with mode:
             return run(*args, **kwargs)
 
-    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+    def off(given: dict[str, Any]) -> None:
+        given["enabled"] = False
 
-    policies: list[Any] = [MixedPrecisionPolicy, MixedPrecision]  # of FSDP2, and of FSDP1
-
-    def in_one_type(make: Callable[..., None]) -> Callable[..., None]:
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            short = [None if arg in _SHORT else arg for arg in args]
-            make(self, *short, **{name: None if value in _SHORT else value for name, value in kwargs.items()})
-
-        return init
+    def in_one_type(given: dict[str, Any]) -> None:
+        given.update({name: None for name, dtype in given.items() if type(dtype) is torch.dtype and dtype in _SHORT})
 
     notes.append("--double: fp32, bf16 and fp16 → fp64, autocast → off")
     set_default(torch.float64)
-    with (
-        compat.replaced(torch, "set_default_dtype", lambda dtype: set_default(torch.float64)),
-        compat.replaced(torch.amp.autocast_mode.autocast, "__init__", autocast),
-        compat.replaced(*compat.engine_replaced(backward)),
-        contextlib.ExitStack() as stack,
-        mode,
-    ):
-        for policy in policies:
-            stack.enter_context(compat.replaced(policy, "__init__", in_one_type(policy.__init__)))
-        try:
-            yield
-        finally:
-            set_default(before)
+    autocast: Any = torch.amp.autocast_mode.autocast
+    policies: list[tuple[Any, Any]] = [(MixedPrecisionPolicy, in_one_type), (MixedPrecision, in_one_type)]
+    with contextlib.ExitStack() as stack:
+        stack.callback(set_default, before)
+        stack.enter_context(compat.replaced(torch, "set_default_dtype", lambda dtype: set_default(torch.float64)))
+        for kind, change in [(autocast, off), *policies]:
+            init = stand_ins.with_changed_arguments(kind.__init__, change)
+            stack.enter_context(compat.replaced(kind, "__init__", init))
+        stack.enter_context(compat.replaced(*compat.engine_replaced(backward)))
+        stack.enter_context(mode)
+        yield
 
 
 #: Types whose rounding shows in gradients. That of fp32 is below what is tolerated anyway.

@@ -6,22 +6,19 @@ import os
 import re
 import shutil
 import tempfile
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
-from pardemo.draw import page_parts
-from pardemo.draw.page_parts import Section
-from pardemo.draw.page_parts import words as _t
-from pardemo.script.compare.compare import COLUMNS, DIFFERENT, EQUAL, NOT_COMPARED, Cell, ModelMap, ModuleRow
+from pardemo.script.compare.compare import COLUMNS, ModelMap
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import MOST_BYTES, Finding, Kept
-from pardemo.script.report.page import folder as made_folder
+from pardemo.script.report import blocks, model_map
+from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
+from pardemo.script.report.files import folder as made_folder
 from pardemo.script.resume.recorder import Stop
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
@@ -70,19 +67,19 @@ class Proof:
                 for layout in self.layouts
             ],
             "findings": [
-                json_row(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
+                json_row(finding) | {"tensors": self.files.get(finding)} for finding in self.findings
             ],
             "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance,
             "notes": self.notes,
         }  # fmt: skip
 
 
-def json_row(row: dict[str, Any]) -> dict[str, Any]:
-    """No infinities and no tuples, which JSON has not."""
+def json_row(finding: Finding) -> dict[str, Any]:
+    """Without infinities, which JSON has not."""
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else list(value) if isinstance(value, tuple)
-        else value for key, value in row.items()
-    }  # fmt: skip
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in asdict(finding).items()
+    }
 
 
 @dataclass
@@ -151,24 +148,39 @@ ALIKE = "trains as the reference does"
 WIDTH = 100
 #: A tolerance above that is not fp64's.
 PRECISE = 1e-6
+#: The sign before a layout, and the class of its colour.
+_EQUAL, _DIFFERENT, _FAILED = ("✓", "ok"), ("✗", "failed"), ("?", "not")
 
 
 def proof_screen(proof: Proof) -> str:
     """All layouts, and what is wrong in each."""
-    lines = []
-    lines.append(f"reference  {reference_text(proof)}")
+    parts = []
     for layout in proof.layouts[1:]:
-        if layout.name in proof.failed:
-            lines += [f"?  {layout.name}", *indented(proof.failed[layout.name])]
-            continue
-        found = [finding for finding in proof.findings if finding.layout == layout.name]
-        lines.append(f"{'✗' if found else '✓'}  {layout.name}" + ("" if found else f": {ALIKE}"))
-        for finding in found:
-            lines += _finding(finding)
-    for note in proof.notes:
-        lines += textwrap.wrap(f"note: {note}", WIDTH)
-    lines.append(proof_verdict(proof))
-    return "\n".join(lines)
+        lead = _lead(proof, layout)
+        parts.append((f"{_sign(proof, layout)[0]}  {layout.name}{f': {lead}' * bool(lead)}", _of(proof, layout)))
+    return _screen(f"reference  {reference_text(proof)}", parts, proof.notes, proof_verdict(proof))
+
+
+def _screen(head: str, parts: Sequence[tuple[str, list[Finding]]], notes: Sequence[str], verdict: str) -> str:
+    """A line for each run with its findings, between what they are held against and the verdict."""
+    lines = [head]
+    for text, findings in parts:
+        lines += blocks.wrapped(text, WIDTH, 0, 3)
+        lines += [line for finding in findings for block in _entry(finding) for line in block.screen(WIDTH)]
+    return "\n".join([*lines, *Lines([f"note: {note}" for note in notes], indent=(0, 0)).screen(WIDTH), verdict])
+
+
+def _of(proof: Proof, layout: Layout) -> list[Finding]:
+    return [finding for finding in proof.findings if finding.layout == layout.name]
+
+
+def _sign(proof: Proof, layout: Layout) -> tuple[str, str]:
+    return _FAILED if layout.name in proof.failed else _DIFFERENT if _of(proof, layout) else _EQUAL
+
+
+def _lead(proof: Proof, layout: Layout) -> str:
+    """What is said of a layout without a finding: why it could not be compared, or that it is right."""
+    return proof.failed.get(layout.name, "" if _of(proof, layout) else ALIKE)
 
 
 def hints(proof: Proof) -> list[str]:
@@ -201,9 +213,15 @@ def proof_verdict(proof: Proof) -> str:
     return f"equal, to {proof.tolerance:.0e} of what is compared"
 
 
-def _finding(finding: Finding) -> list[str]:
-    lines = [*indented(finding_head(finding)), *indented(finding_why(finding), 6)]
-    return [*lines, *indented(parameters_text(finding), 6)] if finding.parameters else lines
+def _entry(finding: Finding, tensors: Line = "") -> list[Block]:
+    """A finding; ``tensors``: where they are, for a page."""
+    below = [finding_why(finding)]
+    if finding.parameters:  # how many, and the first of them
+        below.append(f"{count_text(len(finding.parameters), 'parameter')}: {first_of(finding.parameters, 4)}")
+    return [
+        Lines([[Marked("strong", finding_head(finding))]], "p", (3, 3)), Lines(below, "p", (6, 6)),
+        Lines([tensors] if tensors else [], "p", on_screen=False),
+    ]  # fmt: skip
 
 
 def finding_head(finding: Finding) -> str:
@@ -224,27 +242,13 @@ def finding_why(finding: Finding) -> str:
     return f"[{finding.cause}] {finding.why}" if finding.cause else finding.why
 
 
-def parameters_text(finding: Finding) -> str:
-    """How many, and the first of them."""
-    return f"{count_text(len(finding.parameters), 'parameter')}: {first_of(finding.parameters, 4)}"
-
-
-def indented(text: str, by: int = 3) -> list[str]:
-    """A sentence in lines of a screen, that far from its edge."""
-    return textwrap.wrap(text, WIDTH, break_on_hyphens=False, initial_indent=" " * by, subsequent_indent=" " * by)
-
-
 def stops_screen(verdict: StopVerdict) -> str:
     """Each stop with what was lost, and the verdict."""
     steps = [str(number) for number in verdict.saved if number]
     saves = f"saved after step{'s' * (len(steps) != 1)} {', '.join(steps)}"
-    lines = [f"undisturbed  {verdict.layout.name}: {verdict.steps} steps, {saves}"]
-    for trial in verdict.trials:
-        lines += _trial(trial)
-    for note in verdict.notes:
-        lines += textwrap.wrap(f"note: {note}", WIDTH)
-    lines.append(stops_verdict(verdict))
-    return "\n".join(lines)
+    head = f"undisturbed  {verdict.layout.name}: {verdict.steps} steps, {saves}"
+    parts = [(_trial(trial), [] if trial.error else trial.findings) for trial in verdict.trials]
+    return _screen(head, parts, verdict.notes, stops_verdict(verdict))
 
 
 def stops_verdict(verdict: StopVerdict) -> str:
@@ -256,20 +260,17 @@ def stops_verdict(verdict: StopVerdict) -> str:
     return "nothing is lost" + (", to the last bit" if all(trial.exact for trial in verdict.trials) else "")
 
 
-def _trial(trial: Trial) -> list[str]:
+def _trial(trial: Trial) -> str:
     if trial.error:
-        return [f"?  {trial.name}", *indented(trial.error)]
-    mark = "✗" if trial.findings else "✓"
+        return f"?  {trial.name}: {trial.error}"
     if trial.begins is None and trial.findings:
-        behind = ""
-    else:
-        repeated = "1 step is" if trial.lost == 1 else f"{trial.lost} steps are"
-        again = f"; {repeated} repeated" if trial.lost else ""
-        equal = "" if trial.findings else ", equal to the last bit" if trial.exact else ", equal to rounding"
-        unseen = "" if trial.states else "; the optimizer's states by what its step makes of them alone"
-        behind = f": continues after step {trial.begins}{again}{equal}{unseen}"
-    lines = textwrap.wrap(f"{mark}  {trial.name}{behind}", WIDTH, subsequent_indent="   ")
-    return [*lines, *(line for finding in trial.findings for line in _finding(finding))]
+        return f"✗  {trial.name}"
+    repeated = "1 step is" if trial.lost == 1 else f"{trial.lost} steps are"
+    again = f"; {repeated} repeated" if trial.lost else ""
+    equal = "" if trial.findings else ", equal to the last bit" if trial.exact else ", equal to rounding"
+    unseen = "" if trial.states else "; the optimizer's states by what its step makes of them alone"
+    mark = "✗" if trial.findings else "✓"
+    return f"{mark}  {trial.name}: continues after step {trial.begins}{again}{equal}{unseen}"
 
 
 def stops_json(verdict: StopVerdict) -> dict[str, Any]:
@@ -283,23 +284,14 @@ def stops_json(verdict: StopVerdict) -> dict[str, Any]:
             {
                 "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
                 "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "in_save": trial.in_save,
-                "overdue": trial.overdue,
-                "states_compared": trial.states, "error": trial.error or None,
-                "findings": [json_row(asdict(finding)) for finding in trial.findings],
+                "overdue": trial.overdue, "states_compared": trial.states, "error": trial.error or None,
+                "findings": [json_row(finding) for finding in trial.findings],
             }
             for trial in verdict.trials
         ],
-        "findings": [json_row(asdict(finding)) for finding in verdict.findings],
+        "findings": [json_row(finding) for finding in verdict.findings],
         "notes": verdict.notes,
     }  # fmt: skip
-
-
-STYLE = """
-.line { overflow-wrap: anywhere; }
-.findings { padding-left: 1.1rem; } .findings div { overflow-wrap: anywhere; }
-"""
-#: The sign before a layout, the class of its colour.
-_EQUAL, _DIFFERENT, _FAILED = ("✓", "ok"), ("✗", "failed"), ("?", "not")
 
 
 def proof_page(proof: Proof, script: str) -> str:
@@ -308,70 +300,55 @@ def proof_page(proof: Proof, script: str) -> str:
     Args:
         script: its name.
     """
-    sections = [
-        Section("verdict", "Verdict", _verdict(proof)),
-        *(
-            Section(f"layout-{number}", f"{_sign(proof, layout)[0]} {layout.name}", _layout(proof, layout))
-            for number, layout in enumerate(proof.layouts[1:], 1)
-        ),
-        Section("notes", "Notes", page_parts.bullets(map(_t, proof.notes)) if proof.notes else ""),
-        Section("files", "Beside this page", _files(proof)),
-    ]
-    said = page_parts.sentence(proof_verdict(proof))
-    head = f"<p>{_t(said)} The reference is {_t(reference_text(proof))}.</p>"
-    return page_parts.document(f"{script} in {len(proof.layouts)} layouts", head, sections, MAP_STYLE + STYLE)
+    lines: list[Line] = []
+    sections: list[Section] = []
+    for number, layout in enumerate(proof.layouts[1:], 1):
+        sign, colour = _sign(proof, layout)
+        found = _of(proof, layout)
+        said = "could not be compared" if layout.name in proof.failed else finding_head(found[0]) if found else ALIKE
+        link = Marked("a", layout.name, f' href="#layout-{number}"')
+        lines.append([Marked("strong", sign, f' class="{colour}"'), " ", link, f": {said}"])
+        sections.append(Section(f"layout-{number}", f"{sign} {layout.name}", "", _layout_blocks(proof, layout)))
+    files: list[Line] = [[Marked("code", "prove.json"), " the same for programs, with all parameters of each finding"]]
+    if proof.files:
+        said = "the reference's and the layout's tensors of findings that nobody explains"
+        files.append([Marked("code", "tensors"), f" {said}, up to {amount(MOST_BYTES)} of each"])
+    return blocks.page(
+        f"{script} in {len(proof.layouts)} layouts",
+        f"{blocks.sentence(proof_verdict(proof))} The reference is {reference_text(proof)}.",
+        [
+            Section("verdict", "Verdict", "", [Lines(lines)]),
+            *sections,
+            Section("notes", "Notes", "", [Lines(proof.notes)]),
+            Section("files", "Beside this page", "", [Lines(files)]),
+        ],
+        model_map.STYLE,
+    )
 
 
-def _findings_of(proof: Proof, layout: Layout) -> list[Finding]:
-    return [finding for finding in proof.findings if finding.layout == layout.name]
+def _layout_blocks(proof: Proof, layout: Layout) -> list[Block]:
+    found, of = _of(proof, layout), proof.maps.get(layout.name)
+    below: list[Block] = [paragraphs([Marked("code", " ".join(layout.line))])]
+    if lead := _lead(proof, layout):
+        below.append(paragraphs(blocks.sentence(lead)))
+    for finding in found if not lead else ():
+        below += _entry(finding, _kept(proof, finding) if finding in proof.files else "")
+    if layout.name in proof.failed or of is None:
+        return below
+    title = Chart("", title=f"The model in step {of.step}")
+    drawn = model_map.map_blocks(of, [finding.module for finding in found if finding.module])
+    return [*below, title, paragraphs(_compared(of, found)), *drawn]
 
 
-def _sign(proof: Proof, layout: Layout) -> tuple[str, str]:
-    return _FAILED if layout.name in proof.failed else _DIFFERENT if _findings_of(proof, layout) else _EQUAL
-
-
-def _verdict(proof: Proof) -> str:
-    items = []
-    for number, one in enumerate(proof.layouts[1:], 1):
-        sign, colour = _sign(proof, one)
-        found = _findings_of(proof, one)
-        said = "could not be compared" if one.name in proof.failed else finding_head(found[0]) if found else ALIKE
-        link = f'<a href="#layout-{number}">{_t(one.name)}</a>'
-        items.append(f'<b class="{colour}">{sign}</b> {link}: {_t(said)}')
-    return page_parts.bullets(items)
-
-
-def _layout(proof: Proof, layout: Layout) -> str:
-    body = f'<p class="line"><code>{_t(" ".join(layout.line))}</code></p>' if layout.line else ""
-    if layout.name in proof.failed:
-        return f"{body}<p>{_t(page_parts.sentence(proof.failed[layout.name]))}</p>"
-    found = _findings_of(proof, layout)
-    if found:
-        items = "".join(f"<li>{_finding_html(proof, finding)}</li>\n" for finding in found)
-        body += f'<ol class="findings">{items}</ol>'
-    else:
-        body += f"<p>{_t(page_parts.sentence(ALIKE))}</p>"
-    of = proof.maps.get(layout.name)
-    if of is None:
-        return body
-    drawn = map_drawing(of, [finding.module for finding in found if finding.module])
-    return f"{body}<h3>The model in step {of.step}</h3><p>{_t(_compared(of, found))}</p>{drawn}"
-
-
-def _finding_html(proof: Proof, finding: Finding) -> str:
-    parts = [f"<b>{_t(finding_head(finding))}</b>", _t(finding_why(finding))]
-    if finding.parameters:
-        parts.append(_t(parameters_text(finding)))
-    if finding in proof.files:
-        kept, name = proof.kept[finding], proof.files[finding]
-        size = sum(tensor.nbytes for tensor in kept.tensors.values())
-        said = f'<a href="{_t(name)}">{_t(name)}</a>, {_t(amount(size))}'
-        if kept.sketches:
-            said += f"; of {_t(', '.join(kept.sketches))} these are sketches"
-        if kept.left_out:
-            said += f"; without {_t(', '.join(kept.left_out))}, for which there was no room"
-        parts.append(f"tensors: {said}")
-    return "".join(f"<div>{part}</div>" for part in parts)
+def _kept(proof: Proof, finding: Finding) -> Line:
+    """Where a finding's tensors are, and which of them."""
+    kept, name = proof.kept[finding], proof.files[finding]
+    said = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
+    if kept.sketches:
+        said += f"; of {', '.join(kept.sketches)} these are sketches"
+    if kept.left_out:
+        said += f"; without {', '.join(kept.left_out)}, for which there was no room"
+    return ["tensors: ", Marked("a", name, f' href="{name}"'), said]
 
 
 def _compared(of: ModelMap, found: list[Finding]) -> str:
@@ -384,153 +361,6 @@ def _compared(of: ModelMap, found: list[Finding]) -> str:
     if "forward" in what:
         return f"{said} Where outputs are wrong, gradients are not looked at, nor what is made of them."
     return f"{said} Steps behind the first one that differs are not compared." if found else said
-
-
-def _files(proof: Proof) -> str:
-    files = ["<code>prove.json</code> the same for programs, with all parameters of each finding"]
-    if proof.files:
-        files.append(
-            "<code>tensors</code> the reference's and the layout's tensors of findings that nobody explains, up to "
-            f"{_t(amount(MOST_BYTES))} of each"
-        )
-    return page_parts.bullets(files)
-
-
-MAP_STYLE = """
-.map { display: grid; grid-template-columns: minmax(0, max-content) repeat(3, minmax(4.2rem, max-content)); gap: 2px;
-  margin: .8rem 0; font-size: .9rem; line-height: 1.35; }
-.map > div { display: contents; }
-.map .head { color: var(--off); text-align: center; padding: .15rem .3rem; }
-.map .module { padding: .15rem 1rem .15rem calc(var(--depth) * .9rem); overflow-wrap: anywhere; }
-.map .first code { font-weight: 700; }
-.map b { color: var(--fails); white-space: nowrap; }
-.cell { text-align: center; padding: .15rem .3rem; border-radius: .15rem; min-height: 1.5em; white-space: nowrap; }
-.equal { background: var(--soft); color: var(--off); }
-.different { background: var(--fails); color: var(--paper); font-weight: 600; }
-.uncompared { color: var(--off); background: repeating-linear-gradient(45deg, transparent 0 4px, var(--line) 4px 5px);
-  box-shadow: inset 0 0 0 1px var(--line); }
-.means { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; padding: 0; font-size: .9rem; }
-.means .cell { display: inline-block; min-width: 3rem; margin-right: .4em; }
-@media (max-width: 44rem) { .map { font-size: .8rem; grid-template-columns: minmax(0, 1fr) repeat(3, 3.9rem); }
-  .map small { display: none; }
-  .map .module { padding: .15rem .3rem .15rem calc(var(--depth) * .55rem); }
-  .map .head, .cell { padding: .15rem .1rem; } }
-"""
-#: Numbered modules in a row that are alike, from which on one row stands for all of them.
-FOLDED = 3
-_CLASSES = {EQUAL: "equal", DIFFERENT: "different", NOT_COMPARED: "uncompared"}
-_SIGNS = {EQUAL: "=", DIFFERENT: "≠", NOT_COMPARED: "?"}
-
-
-@dataclass
-class _Module:
-    """A module with those inside it."""
-
-    row: ModuleRow
-    inside: list["_Module"] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.row.module.rpartition(".")[2]
-
-    @property
-    def empty(self) -> bool:
-        """Whether it only holds others, as a list of layers: it does not run, and has no parameters."""
-        return bool(self.inside) and not any(cell.state for cell in self.row.cells)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of the drawing: of one module, or of several that are alike."""
-
-    label: str
-    title: str
-    depth: int
-    row: ModuleRow
-    first: bool
-
-
-def map_drawing(of: ModelMap, first: Iterable[str]) -> str:
-    """The map, and what its signs mean.
-
-    Args:
-        first: modules at which a finding begins.
-    """
-    head = "".join(f'<div class="head" role="columnheader">{_t(name)}</div>' for name in ("", *COLUMNS))
-    body = "".join(f'<div role="row">{_line(line)}</div>\n' for line in map_lines(of, first))
-    means = {
-        EQUAL: "equal to the reference's", DIFFERENT: "different; × 2: twice the reference's",
-        NOT_COMPARED: "not compared",
-    }  # fmt: skip
-    legend = "".join(f"<li>{_cell(Cell(state), '')}{_t(meaning)}</li>" for state, meaning in means.items())
-    return (
-        f'<div class="map" role="table" aria-label="map of the model"><div role="row">{head}</div>\n{body}</div>\n'
-        f'<ul class="means">{legend}<li>empty: nothing there, as no gradient without parameters</li></ul>'
-    )
-
-
-def _line(line: Line) -> str:
-    kind = f" <small>{_t(line.row.kind)}</small>" if line.row.kind not in ("", line.label) else ""
-    here = " <b>◀ first</b>" if line.first else ""
-    module = (
-        f'<div class="module{" first" if line.first else ""}" role="rowheader" style="--depth: {line.depth}" '
-        f'title="{_t(line.title)}"><code>{_t(line.label)}</code>{kind}{here}</div>'
-    )
-    return module + "".join(
-        _cell(cell, f"{line.title}, {what}: {cell.state or 'none'}")
-        for cell, what in zip(line.row.cells, COLUMNS, strict=True)
-    )
-
-
-def _cell(cell: Cell, title: str) -> str:
-    sign = f"×\N{NO-BREAK SPACE}{cell.factor:.4g}" if cell.factor is not None else _SIGNS.get(cell.state, "")
-    name = f"cell {_CLASSES[cell.state]}" if cell.state else "cell"
-    said = f' title="{_t(title)}" role="cell"' if title else ""
-    return f'<span class="{name}"{said}>{sign}</span>'
-
-
-def map_lines(of: ModelMap, first: Iterable[str] = ()) -> list[Line]:
-    """The rows of the drawing. One that only holds others is left out, and its name stands before theirs; of numbered
-    siblings in a row that are alike, with all that is inside them, the first stands for all.
-    """  # fmt: skip
-    marked = frozenset(first)
-    roots: list[_Module] = []
-    by_name: dict[str, _Module] = {}
-    for row in of.rows:
-        module = by_name[row.module] = _Module(row)
-        around = by_name.get(row.module.rpartition(".")[0])
-        (around.inside if around else roots).append(module)
-    return list(_lines(roots, "", 0, marked))
-
-
-def _lines(modules: list[_Module], before: str, depth: int, marked: frozenset[str]) -> Iterator[Line]:
-    for same in _runs_of_equal(modules, marked):
-        one, last = same[0], same[-1]
-        if one.empty and len(same) == 1:
-            yield from _lines(one.inside, f"{before}{one.name}.", depth, marked)
-            continue
-        label, title = f"{before}{one.name}", one.row.module
-        if len(same) > 1:
-            label, title = f"{label} … {before}{last.name}", f"{title} … {last.row.module}"
-        yield Line(label, title, depth, one.row, one.row.module in marked)
-        yield from _lines(one.inside, "", depth + 1, marked)
-
-
-def _runs_of_equal(modules: list[_Module], marked: frozenset[str]) -> Iterator[list[_Module]]:
-    """Modules one by one, and runs of numbered ones that are alike together."""
-    for key, group in groupby(modules, lambda one: (one.name.isdigit(), _look(one, marked))):
-        some = list(group)
-        if key[0] and len(some) >= FOLDED:
-            yield some
-        else:
-            yield from ([one] for one in some)
-
-
-def _look(module: _Module, marked: frozenset[str]) -> tuple:
-    """Equal for modules that look the same on the map."""
-    cells = tuple((cell.state, None if cell.factor is None else f"{cell.factor:.4g}") for cell in module.row.cells)
-    inside = tuple((inner.name, _look(inner, marked)) for inner in module.inside)
-    return module.row.kind, cells, module.row.module in marked, inside
 
 
 PAGE, VERDICT, TENSORS = "prove.html", "prove.json", "tensors"

@@ -1,15 +1,17 @@
 """A resumed run beside the undisturbed one: its samples, states, rates, numbers and length."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 from pardemo.script.compare import compare
-from pardemo.script.compare.parameter_map import assembled, nearly_equal
+from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
 from pardemo.script.compare.runs import Finding, ProveError, Reference, Run
-from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference
+from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
 from pardemo.script.record.records import STATE, Tensors
 from pardemo.script.resume.recorder import KEPT, SLOTS
 
@@ -70,13 +72,11 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
     if first is None:
         return None
     said = f"the rate is {_rate_text(own[first])} in place of {_rate_text(wanted[first])}"
-    for place in range(len(rates)):
-        pairs = list(zip(own[first:steps], rates[place:], strict=False))
-        away = place - begins - first
-        if away and len(pairs) >= min(2, steps - first) and all(_is_close(a, b) for a, b in pairs):
-            moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
-            anew = ": it begins anew" if place == first else ""
-            return f"the scheduler is {moved}{anew}; {said}", begins + first
+    away = steps_away(own[first:steps], rates, begins + first, min(2, steps - first), _is_close)
+    if away:
+        moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
+        anew = ": it begins anew" if away == -begins else ""
+        said = f"the scheduler is {moved}{anew}; {said}"
     return said, begins + first
 
 
@@ -93,16 +93,6 @@ def _rate_text(rates: list[float]) -> str:
 
 #: Of each step by its number, all ranks' tensors of a kind; one step after the other, since together they are many.
 Steps = Callable[[], Iterable[tuple[int, Sequence[Tensors]]]]
-
-
-def state_kinds(run: Run, step: int) -> set[str]:
-    """Kinds of states that any rank has in a step."""
-    return {
-        key.split("/", 1)[0]
-        for rank in range(run.layout.ranks)
-        for key in run.keys(step, rank)
-        if key.startswith(STATE)
-    }
 
 
 def compare_states(
@@ -170,30 +160,54 @@ _BITS = 1e-6
 class ResumedRun:
     """A resumed run beside the undisturbed one.
 
-    ``begins``: behind how many steps of the undisturbed run it begins, by its parameters, or by the saves where they
-    are no step's. ``exact``: whether all that was compared is equal to the last bit. ``noise``: of ranks' parameters
-    the elements that are not compared, see :func:`rounding_only`. ``repeats``: whether the undisturbed run is the same
-    each time to the last bit, so that what is not equal is no rounding.
+    ``expected``: behind how many steps the last whole save is. ``begins``: behind how many steps of the undisturbed run
+    it begins, by its parameters; None where they are no step's. ``exact``: whether all that was compared is equal to
+    the last bit. ``noise``: of ranks' parameters the elements that are not compared, see :func:`rounding_only`.
+    ``repeats``: whether the undisturbed run is the same each time to the last bit, so that what is not equal is no
+    rounding. ``compared``: on another layout, all parameters in whole; else each rank is held against the same one.
+    ``states``: whether optimizers' states were compared themselves; where an engine keeps them flat, only what its step
+    makes of them is.
     """
 
     name: str
     reference: Run
     resumed: Run
-    begins: int
+    expected: int
+    begins: int | None
     tolerance: float
-    exact: bool = True
-    findings: list[Finding] = field(default_factory=list)
     noise: Noise = field(default_factory=dict)
     repeats: bool = False
+    compared: compare.Comparison | None = None
+    states: bool = True
+    exact: bool = True
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def behind(self) -> int:
+        """Behind how many steps it goes on, by the saves where its parameters do not say so."""
+        return self.expected if self.begins is None else self.begins
 
     def add(self, what: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
         """A finding; ``step`` is one of the undisturbed run, from 1; by default the first that is made once more."""
-        step = self.begins + 1 if step is None else step
+        step = self.behind + 1 if step is None else step
         self.findings.append(Finding(self.name, step, what, cause, why, None, None, tuple(names)))
 
     @property
     def ranks(self) -> range:
         return range(self.reference.layout.ranks)
+
+    def tensors(self, kind: str) -> tuple[list[Tensors], list[Tensors]]:
+        """Each rank's tensors of a kind in the resumed run's first step: the undisturbed run's, and the resumed one's.
+
+        These have the undisturbed run's elements where only rounding is.
+        """
+        theirs = [self.reference.tensors(self.behind, rank, kind) for rank in self.ranks]
+        ours = [self.resumed.tensors(0, rank, kind) for rank in self.ranks]
+        for (rank, name), noise in self.noise.items():
+            value = ours[rank].get(name)
+            if value is not None and (value.any() or not kind.startswith(STATE)):  # a state of zeros is told as one
+                ours[rank][name] = _without_noise(noise, theirs[rank].get(name, value), value)
+        return theirs, ours
 
     def differing(self, kind: str) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
         """Tensors of a kind in the resumed run's first step that are not the undisturbed one's: rank, theirs, ours.
@@ -202,31 +216,13 @@ class ResumedRun:
         """
         found: dict[str, tuple[int, torch.Tensor, torch.Tensor]] = {}
         strict = self.repeats and (kind == "before" or (kind == "after" and self.exact))
-        tolerance = _BITS if strict else self.tolerance
-        for rank in self.ranks:
-            theirs = self.reference.tensors(self.begins, rank, kind)
-            ours = self.resumed.tensors(0, rank, kind)
-            for name, tensor in theirs.items():
-                own = _without_noise(self.noise.get((rank, name)), tensor, ours[name]) if name in ours else None
-                if own is not None and not self._equal(tensor, own, tolerance):
-                    found.setdefault(name, (rank, tensor, ours[name]))
+        for rank, (theirs, ours) in enumerate(zip(*self.tensors(kind), strict=True)):
+            for name in (name for name in theirs if name in ours):
+                same = theirs[name].shape == ours[name].shape and torch.equal(theirs[name], ours[name])
+                self.exact &= same
+                if not same and not nearly_equal(ours[name], theirs[name], _BITS if strict else self.tolerance):
+                    found.setdefault(name, (rank, theirs[name], ours[name]))
         return found
-
-    def _equal(self, a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-        same = a.shape == b.shape and torch.equal(a, b)
-        self.exact = self.exact and same
-        return same or nearly_equal(b, a, tolerance)
-
-
-def resumed_after(reference: Run, resumed: Run, expected: int) -> int | None:
-    """Behind how many steps the undisturbed run has the parameters with which the resumed one begins; None if never."""
-    own = [resumed.tensors(0, rank, "before") for rank in range(resumed.layout.ranks)]
-    order = sorted(range(reference.steps), key=lambda step: (abs(step - expected), step))
-    for step in order:
-        theirs = [reference.tensors(step, rank, "before") for rank in range(reference.layout.ranks)]
-        if all(_is_same(a, b) for a, b in zip(theirs, own, strict=True)):
-            return step
-    return None
 
 
 def rounding_only(run: Run) -> Noise:
@@ -247,54 +243,87 @@ def rounding_only(run: Run) -> Noise:
 
 def _without_noise(noise: torch.Tensor | None, theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
     """``ours`` with ``theirs`` where only rounding is."""
-    return ours if noise is None or noise.shape != ours.shape else torch.where(noise, theirs, ours)
+    if noise is None or not noise.shape == ours.shape == theirs.shape:
+        return ours
+    return torch.where(noise, theirs, ours)
 
 
-def resumed_near(reference: Run, resumed: Run, expected: int, tolerance: float, noise: Noise) -> int | None:
-    """As :func:`resumed_after`, of runs that differ by rounding: the step whose parameters are nearest; None if far."""
+def resumed_after(reference: Run, resumed: Run, expected: int, tolerance: float, noise: Noise) -> int | None:
+    """Behind how many steps the undisturbed run's parameters are nearest those with which the resumed one begins.
+
+    None where they are farther than ``tolerance``, relative; of several steps the one nearest the expected.
+    """
     own = [resumed.tensors(0, rank, "before") for rank in range(resumed.layout.ranks)]
     far = {}
     for step in range(reference.steps):
         theirs = [reference.tensors(step, rank, "before") for rank in range(reference.layout.ranks)]
-        if all(a.keys() == b.keys() for a, b in zip(theirs, own, strict=True)):
+        if _shapes(theirs) == _shapes(own):
             pairs = [
                 (a[name], _without_noise(noise.get((rank, name)), a[name], b[name]))
                 for rank, (a, b) in enumerate(zip(theirs, own, strict=True))
                 for name in a
             ]
-            far[step] = max(float((a - b).norm() / a.norm().clamp_min(1e-30)) for a, b in pairs)
+            far[step] = max(float((a - b).double().norm() / a.double().norm().clamp_min(1e-30)) for a, b in pairs)
     best = min(far, key=lambda step: (far[step], abs(step - expected)), default=None)
     return best if best is not None and far[best] <= tolerance else None
 
 
-def _is_same(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def _shapes(of_ranks: Sequence[Tensors]) -> list[dict[str, torch.Size]]:
+    return [{name: tensor.shape for name, tensor in tensors.items()} for tensors in of_ranks]
 
 
-def judge_same_layout(beside: ResumedRun, parameters_of: int | None) -> None:
-    """Adds what was not restored. ``parameters_of``: behind which step its parameters are; None of no step."""
-    if parameters_of is None:
+def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tolerance: float) -> ResumedRun:
+    """A run that goes on in another layout, held against the undisturbed one from each step on until one is right.
+
+    Raises:
+        ProveError: the two cannot be compared: other global batches, or other parameters.
+    """
+
+    def held_against(step: int) -> tuple[Run, compare.Comparison]:
+        """With its own copy of what is known of pieces: a comparison cuts those that are several of the reference's."""
+        records = [replace(record, steps=[replace(step) for step in record.steps]) for record in resumed.records]
+        own = replace(resumed, records=records, strips={})
+        return own, compare.compare_layout(Reference(reference.since(step), tolerance), own)
+
+    begins = None
+    for step in sorted(range(reference.steps), key=lambda step: (step != expected, step)):
+        with contextlib.suppress(ProveError):  # nothing of it is where this step's parameters are
+            own, compared = held_against(step)
+            begun = any(finding.what == "parameters" and finding.step == 1 for finding in compared.findings)
+            if not compared.unmatched and not compared.maps.different and not begun:  # whatever its samples are
+                begins = step
+                break
+    else:
+        own, compared = held_against(expected)
+    return ResumedRun(name, reference, own, expected, begins, tolerance, compared=compared, states=False)
+
+
+def judge(beside: ResumedRun) -> None:
+    """Adds what was not restored."""
+    reference, resumed, behind, compared = beside.reference, beside.resumed, beside.behind, beside.compared
+    if compared is None and beside.begins is None:
         _parameters(beside)
-    samples, since = samples_difference(
-        samples_by_step(beside.reference), samples_by_step(beside.resumed), beside.begins
-    )
-    if samples:
-        names = moved_generators(beside.reference, beside.resumed, since, beside.begins)
-        strange = names and STRANGE in samples  # made, or changed, by random numbers
-        beside.add("data", "data", f"{samples}; {generators_text(names)}" if strange else samples, step=since + 1)
-    elif beside.repeats:
-        samples, since = ranks_difference(beside.reference, beside.resumed, beside.begins)
-        if samples:
-            beside.add("data", "data", samples, step=since + 1)
-    if (rates := rates_difference(beside.reference, beside.resumed, beside.begins)) is not None:
+    if compared is not None and compared.unmatched:
+        beside.add("parameters", "not-restored", compared.unmatched)
+    apart = {finding.cause for finding in compared.findings} if compared else {"data", "learning-rate", "loss-scale"}
+    if "data" in apart:
+        _samples(beside)
+    if "learning-rate" in apart and (rates := rates_difference(reference, resumed, behind)) is not None:
         beside.add("learning rate", "learning-rate", rates[0], step=rates[1] + 1)
-    _scales(beside)
-    _compare_states_of_ranks(beside)
-    _random(beside)
-    if not beside.findings:
-        _numbers(beside)
-    if length := length_difference(beside.reference, beside.resumed, beside.begins):
-        beside.add("length", "ends-elsewhere", length, step=beside.reference.steps)
+    theirs, ours = reference.records[0].steps[behind].scales, resumed.records[0].steps[0].scales
+    if "loss-scale" in apart and theirs and ours and theirs[-1] != ours[-1]:
+        why = f"the GradScaler begins at {ours[-1]:g} in place of {theirs[-1]:g}: its state is not restored"
+        beside.add("loss scale", "loss-scale", why)
+    if compared is None or beside.begins is not None:
+        _states(beside)
+    if compared is None:
+        _random(beside)
+        if not beside.findings:
+            _numbers(beside)
+    told = {finding.cause for finding in beside.findings} & {"data", "learning-rate", "loss-scale", "optimizer-state"}
+    for finding in compared.findings if compared else ():
+        if finding.cause not in told:  # by what was looked at for itself
+            beside.findings.append(replace(finding, layout=beside.name, step=finding.step + behind))
 
 
 def _parameters(beside: ResumedRun) -> None:
@@ -305,7 +334,7 @@ def _parameters(beside: ResumedRun) -> None:
     first = [beside.reference.tensors(0, rank, "before") for rank in beside.ranks]
     new = [name for name, (rank, _, ours) in apart.items() if torch.equal(ours, first[rank][name])]
     rounded = [name for name, (_, theirs, ours) in apart.items() if is_rounded_to_bf16(theirs, ours)]
-    if new and beside.begins:
+    if new and beside.behind:
         why = "they are what a new run begins with: they are not in the checkpoint, or are not loaded"
         beside.add("parameters", "not-restored", why, new)
     elif len(rounded) == len(apart):
@@ -315,34 +344,35 @@ def _parameters(beside: ResumedRun) -> None:
         beside.add("parameters", "not-restored", "they are those of no step of the undisturbed run", apart)
 
 
-def _scales(beside: ResumedRun) -> None:
-    theirs = beside.reference.records[0].steps[beside.begins].scales
-    ours = beside.resumed.records[0].steps[0].scales
-    if theirs and ours and theirs[-1] != ours[-1]:
-        why = f"the GradScaler begins at {ours[-1]:g} in place of {theirs[-1]:g}: its state is not restored"
-        beside.add("loss scale", "loss-scale", why)
+def _samples(beside: ResumedRun) -> None:
+    reference, resumed, behind = beside.reference, beside.resumed, beside.behind
+    why, since = samples_difference(samples_by_step(reference), samples_by_step(resumed), behind)
+    if why and beside.compared is None and STRANGE in why:  # made, or changed, by random numbers
+        names = moved_generators(reference, resumed, since, behind)
+        why = f"{why}; {generators_text(names)}" if names else why
+    if not why and beside.repeats:
+        why, since = ranks_difference(reference, resumed, behind)
+    if why:
+        beside.add("data", "data", why, step=since + 1)
 
 
-def _compare_states_of_ranks(beside: ResumedRun) -> None:
-    def of(run: Run, step: int) -> Callable[[str], list[Tensors]]:
-        return lambda kind: [run.tensors(step, rank, kind) for rank in beside.ranks]
-
-    def without_noise(rank: int, name: str, value: torch.Tensor) -> torch.Tensor:
-        return _without_noise(beside.noise.get((rank, name)), theirs[rank].get(name, value), value)
-
-    kinds = state_kinds(beside.reference, beside.begins) | state_kinds(beside.resumed, 0)
-    for kind in sorted(kinds):
-        theirs, found = of(beside.reference, beside.begins)(kind), of(beside.resumed, 0)(kind)
-        ours = [
-            {name: without_noise(rank, name, value) if value.any() else value for name, value in own.items()}
-            for rank, own in enumerate(found)
-        ]  # a state of zeros is told as one
-
-        def earlier(kind: str = kind) -> Iterator[tuple[int, list[Tensors]]]:
-            return ((step, of(beside.reference, step)(kind)) for step in range(beside.reference.steps))
-
-        exact, told = compare_states(kind, theirs, ours, earlier, beside.begins, beside.tolerance)
-        beside.exact = beside.exact and exact
+def _states(beside: ResumedRun) -> None:
+    """Optimizers' states and what the script keeps beside the model."""
+    keys = {key for rank in beside.ranks for key in beside.reference.keys(beside.behind, rank)}
+    keys |= {key for rank in range(beside.resumed.layout.ranks) for key in beside.resumed.keys(0, rank)}
+    truth = Reference(beside.reference.since(beside.behind), beside.tolerance) if beside.compared else None
+    for kind in sorted({key.split("/", 1)[0] for key in keys if key.startswith(STATE)}):
+        if truth is None or beside.compared is None:
+            theirs, ours = beside.tensors(kind)
+        else:
+            in_whole, parts = _states_in_whole(truth, beside.resumed, beside.compared.maps, kind)
+            beside.states |= bool(parts)
+            if not parts and any(key.startswith(f"{kind}/") for key in beside.resumed.keys(0, 0)):
+                continue  # they are there, and kept in a form that says not whose they are
+            theirs, ours = [in_whole], [parts]
+        steps: Steps = partial(_states_by_step, beside, kind) if truth is None else tuple
+        exact, told = compare_states(kind, theirs, ours, steps, beside.behind, beside.tolerance)
+        beside.exact &= exact
         for why, names in told.items():
             if kind == STATE + KEPT:
                 beside.add("beside the model", "not-restored", why, names)
@@ -350,17 +380,40 @@ def _compare_states_of_ranks(beside: ResumedRun) -> None:
                 beside.add("optimizer", "optimizer-state", why, names)
 
 
+def _states_by_step(beside: ResumedRun, kind: str) -> Iterator[tuple[int, list[Tensors]]]:
+    for step in range(beside.reference.steps):
+        yield step, [beside.reference.tensors(step, rank, kind) for rank in beside.ranks]
+
+
+def _states_in_whole(truth: Reference, resumed: Run, maps: ParameterMap, kind: str) -> tuple[Tensors, Tensors]:
+    """States of a kind, the undisturbed run's and the resumed one's, put together from all ranks' parts."""
+    holders = compare.holders_of(resumed, 0, kind, maps)
+    theirs, ours = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    for parameter, tensor in truth.in_whole(0, kind).items():
+        before = truth.whole[0].before.get(parameter)
+        if before is None or (tensor.dim() and tensor.shape != before.shape):
+            continue  # as Adafactor's sums of rows and columns: how these are cut nothing says
+        some = holders.get(parameter, [])
+        theirs[parameter] = tensor
+        if some and tensor.dim() == 0:  # a count, which each rank has: one that differs counts
+            values = [value.double() for _, _, value in some]
+            ours[parameter] = next((value for value in values if not torch.equal(value, tensor)), values[0])
+        elif some:  # zero where no rank has a part
+            ours[parameter] = assembled(tuple(tensor.shape), some).value
+    return theirs, ours
+
+
 def _random(beside: ResumedRun) -> None:
     """Dropout's masks, where they are drawn; where nothing draws, nothing is lost."""
-    steps = min(beside.reference.steps - beside.begins, min(len(record.steps) for record in beside.resumed.records))
+    steps = min(beside.reference.steps - beside.behind, min(len(record.steps) for record in beside.resumed.records))
     for step in range(steps):
         for rank in beside.ranks:
-            theirs = beside.reference.records[rank].steps[beside.begins + step].masks
+            theirs = beside.reference.records[rank].steps[beside.behind + step].masks
             ours = beside.resumed.records[rank].steps[step].masks
             same_inputs = [a.input for a in theirs] == [b.input for b in ours]
             if theirs and same_inputs and [a.dropped for a in theirs] != [b.dropped for b in ours]:
                 why = "dropout draws other masks than without the stop: where the generator was is not restored"
-                beside.add("random numbers", "random-state", why, step=beside.begins + step + 1)
+                beside.add("random numbers", "random-state", why, step=beside.behind + step + 1)
                 return
 
 
@@ -369,7 +422,7 @@ def _numbers(beside: ResumedRun) -> None:
     for kind, what in (("buffer", "buffers"), ("gradient", "gradients"), ("after", "parameters after the step")):
         if kind == "gradient" and beside.repeats and _losses(beside):
             return
-        if kind == "after" and beside.begins + 1 >= len(beside.reference.records[0].steps):
+        if kind == "after" and beside.behind + 1 >= len(beside.reference.records[0].steps):
             continue
         if apart := beside.differing(kind):
             why = {
@@ -378,7 +431,7 @@ def _numbers(beside: ResumedRun) -> None:
                 "after": "the gradient is right, and what the optimizer makes of it is not: a part of its state, or of "
                 "its options, is not restored",
             }[kind]  # fmt: skip
-            names = moved_generators(beside.reference, beside.resumed, beside.begins, beside.begins)
+            names = moved_generators(beside.reference, beside.resumed, beside.behind, beside.behind)
             if kind == "gradient" and names:
                 beside.add(what, "random-state", f"{why}; {generators_text(names)}", apart)
             else:
@@ -390,112 +443,15 @@ def _losses(beside: ResumedRun) -> bool:
     """Whether the first step differentiates another loss: random numbers that are no dropout's show in it, as noise."""
     for rank in beside.ranks:
         run = beside.reference.records[rank].steps
-        theirs, ours = run[beside.begins].losses, beside.resumed.records[rank].steps[0].losses
+        theirs, ours = run[beside.behind].losses, beside.resumed.records[rank].steps[0].losses
         beside.exact = beside.exact and theirs == ours
         size = max((abs(loss) for step in run for loss in step.losses), default=0.0)
         for wanted, own in zip(theirs, ours, strict=False):
             if math.isnan(wanted) or abs(own - wanted) <= beside.tolerance * size:
                 continue
             why = f"the samples and the parameters are right, and the loss is {own:.6g} in place of {wanted:.6g}"
-            names = moved_generators(beside.reference, beside.resumed, beside.begins, beside.begins)
+            names = moved_generators(beside.reference, beside.resumed, beside.behind, beside.behind)
             why = f"{why}; {generators_text(names)}" if names else why
             beside.add("loss", "random-state" if names else "", why)
             return True
     return False
-
-
-@dataclass
-class Reshaped:
-    """A run that goes on in another layout, beside the undisturbed one.
-
-    ``begins``: behind how many steps it goes on, by its parameters; None of no step. ``states``: whether optimizers'
-    states were compared themselves; where an engine keeps them flat, only what its step makes of them is.
-    """
-
-    begins: int | None
-    findings: list[Finding]
-    states: bool
-
-
-def judge_reshaped(name: str, reference: Run, resumed: Run, expected: int, tolerance: float) -> Reshaped:
-    """Holds a resumed run against the undisturbed one.
-
-    Raises:
-        ProveError: the two cannot be compared: other global batches, or other parameters.
-    """
-    begins, compared, truth, own = None, None, None, resumed
-    for step in sorted(range(reference.steps), key=lambda step: (step != expected, step)):
-        truth, own = Reference(reference.since(step), tolerance), _copy_of(resumed)
-        try:
-            compared = compare.compare_layout(truth, own)
-        except ProveError:  # nothing of it is where this step's parameters are
-            continue
-        if _same_parameters(compared):
-            begins = step
-            break
-    if begins is None:
-        truth, own = Reference(reference.since(expected), tolerance), _copy_of(resumed)
-        compared = compare.compare_layout(truth, own)
-    assert compared is not None
-    assert truth is not None
-    behind = expected if begins is None else begins
-    findings: list[Finding] = []
-    states_seen = False
-    if compared.unmatched:
-        findings.append(Finding(name, behind + 1, "parameters", "not-restored", compared.unmatched))
-    if begins is not None:
-        of_states, states_seen = _states(name, truth, own, compared, behind)
-        findings += of_states
-    told = {one.cause for one in findings}
-    for finding in compared.findings:
-        if finding.cause == "optimizer-state" and "optimizer-state" in told:
-            continue  # which state it is stands there
-        if finding.cause == "data":
-            said, since = samples_difference(samples_by_step(reference), samples_by_step(resumed), behind)
-            finding = replace(finding, why=said, step=since + 1 - behind) if said else finding
-        if finding.cause == "learning-rate" and (rates := rates_difference(reference, resumed, behind)) is not None:
-            finding = replace(finding, why=rates[0], step=rates[1] + 1 - behind, factor=None)
-        findings.append(replace(finding, layout=name, step=finding.step + behind))
-    return Reshaped(begins, findings, states_seen)
-
-
-def _copy_of(run: Run) -> Run:
-    """A run's own copy of what is known of its pieces: a comparison cuts those that are several of the reference's."""
-    records = [replace(record, steps=[replace(step) for step in record.steps]) for record in run.records]
-    return replace(run, records=records, strips={})
-
-
-def _same_parameters(compared: compare.Comparison) -> bool:
-    """Whether the run begins with the parameters of the step that it was held against, whatever its samples are."""
-    begun = any(finding.what == "parameters" and finding.step == 1 for finding in compared.findings)
-    return not compared.unmatched and not compared.maps.different and not begun
-
-
-def _states(
-    name: str, truth: Reference, resumed: Run, compared: compare.Comparison, behind: int
-) -> tuple[list[Finding], bool]:
-    """Optimizers' states, put together from all ranks' parts as the parameters are; and whether there were any."""
-    found, matched = [], False
-    kinds = sorted(state_kinds(truth.run, 0))
-    for kind in kinds:
-        wanted = truth.in_whole(0, kind)
-        holders = compare.holders_of(resumed, 0, kind, compared.maps)
-        theirs, ours = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        for parameter, tensor in wanted.items():
-            of = truth.whole[0].before.get(parameter)
-            if of is None or (tensor.dim() and tensor.shape != of.shape):
-                continue  # as Adafactor's sums of rows and columns: how these are cut nothing says
-            some = holders.get(parameter, [])
-            theirs[parameter] = tensor
-            if some and tensor.dim() == 0:  # a count, which each rank has: one that differs counts
-                values = [value.double() for _, _, value in some]
-                ours[parameter] = next((value for value in values if not torch.equal(value, tensor)), values[0])
-            elif some:  # zero where no rank has a part
-                ours[parameter] = assembled(tuple(tensor.shape), some).value
-        matched = matched or bool(ours)
-        if not ours and any(key.startswith(f"{kind}/") for key in resumed.keys(0, 0)):
-            continue  # they are there, and kept in a form that says not whose they are
-        _, told = compare_states(kind, [theirs], [ours], tuple, 0, truth.tolerance)
-        found += [Finding(name, behind + 1, "optimizer", "optimizer-state", why, None, None, tuple(names))
-                  for why, names in told.items()]  # fmt: skip
-    return found, matched

@@ -8,23 +8,23 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Self
 
 import torch
 
 from pardemo import compat
-from pardemo.script.record import parameters
-from pardemo.script.record.parameters import Wanted, living, noting_optimizers
+from pardemo.script.record.parameters import living
+from pardemo.script.record.pieces import names_of
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.record.records import STATE
 from pardemo.script.resume import GRACE_S
 from pardemo.script.runtime import stand_ins
-from pardemo.script.runtime.call_sites import CallSites, local_part
+from pardemo.script.runtime.call_sites import local_part
+from pardemo.script.runtime.libraries import is_script
 from pardemo.world.errors import ranks_text
 
 #: How a run ends before its end, and in words.
@@ -136,28 +136,29 @@ def _plain_tensor(value: Any) -> torch.Tensor | None:
         return torch.tensor(float(value), dtype=torch.float64)
     if not isinstance(value, torch.Tensor):
         return None
-    part = local_part(value)
-    return part.detach().cpu().clone().contiguous()
+    return _copy_of_part(value)
+
+
+def _copy_of_part(tensor: torch.Tensor) -> torch.Tensor:
+    return local_part(tensor).detach().cpu().clone().contiguous()
 
 
 #: Elements from which a tensor in a state is worth a word: counters and rates are compared as what they do.
 LEAST = 2
 
 
-def kept_beside(
-    is_own: Callable[[CodeType], bool], models: Iterable[torch.nn.Module]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def kept_beside(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors of modules and of objects with a ``state_dict`` that the script's functions hold, by name.
 
     Of those that run now: their variables, the script's globals, and the attributes of objects of its own classes.
 
     Args:
-        is_own: whether a function's code is the script's. models: what is trained, which is compared by itself.
+        models: what is trained, which is compared by itself.
     """
     trained = {id(part) for root in models for part in root.modules()}
     trained |= {id(parameter) for root in models for parameter in root.parameters()}
     seen: set[int] = set()
-    for name, value in _reachable(is_own):
+    for name, value in _reachable():
         if id(value) in seen or id(value) in trained or isinstance(value, (torch.optim.Optimizer, type)):
             continue
         seen.add(id(value))
@@ -174,11 +175,11 @@ def kept_beside(
                 yield of, tensor
 
 
-def _reachable(is_own: Callable[[CodeType], bool]) -> Iterator[tuple[str, Any]]:
+def _reachable() -> Iterator[tuple[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     files: set[str] = set()
     while frame is not None:
-        if is_own(frame.f_code):
+        if is_script(frame.f_code.co_filename):
             yield from _of_scope(frame.f_locals)
             if frame.f_code.co_filename not in files:
                 files.add(frame.f_code.co_filename)
@@ -204,146 +205,119 @@ def _state_of(value: Any) -> Any:
 
 def _state_tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(state, torch.Tensor):
-        part = local_part(state)
-        if part.numel() >= LEAST:
-            yield name, part.detach().cpu().clone().contiguous()
-    elif isinstance(state, Mapping):
-        for of, inner in state.items():
+        if local_part(state).numel() >= LEAST:
+            yield name, _copy_of_part(state)
+    elif isinstance(state, (Mapping, list, tuple)):
+        for of, inner in state.items() if isinstance(state, Mapping) else enumerate(state):
             yield from _state_tensors(f"{name}.{of}", inner)
-    elif isinstance(state, (list, tuple)):
-        for place, inner in enumerate(state):
-            yield from _state_tensors(f"{name}.{place}", inner)
 
 
-@dataclass(frozen=True)
-class Following:
-    """What is followed beside the steps: the folder in which the script saves, and the stop, if there is one.
+class StopFollower:
+    """Records, beside all that prove does, states of optimizers and random numbers, and saves; and stops.
 
-    ``marker``: a file that is there from the stop on: to a launcher that is to be killed from outside it says that the
-    time has come, and behind a run that ended with an error, that the stop was its end.
+    Args:
+        folder: in which the script saves. stop: that is to come, if one is.
+        marker: a file that is there from the stop on: to a launcher that is to be killed from outside it says that the
+            time has come, and behind a run that ended with an error, that the stop was its end.
     """
 
-    folder: str
-    stop: Stop | None = None
-    marker: str = ""
-
-
-class StoppingRecorder(Recorder):
-    """Writes down, beside all that prove does, states of optimizers and random numbers, and saves; and stops."""
-
-    def __init__(self, sites: CallSites, rank: int, wanted: Wanted, following: Following):
-        super().__init__(sites, rank, wanted)
-        self._following = following
-        self._with_states: list[weakref.ref[torch.optim.Optimizer]] = []
+    def __init__(self, recorder: Recorder, folder: str, stop: Stop | None, marker: str):
+        self._recorder, self._folder, self._stop, self._marker = recorder, folder, stop, marker
+        self._stack = contextlib.ExitStack()
         self._files: set[tuple[str, int, int]] = set()
-        self._saving = threading.local()
         self._saves: dict[int, list[float]] = {}  # seconds of each, by how many steps were over
         self._stopped = self._sees_saves = self._asynchronous = False
         self._over, self._to_stop = threading.Event(), threading.Lock()
 
     def __enter__(self) -> Self:
-        super().__enter__()
-        own = torch.optim.Optimizer
-        for begins in ("__init__", "__setstate__"):  # made, or read from a file as it was
-            self.following.enter_context(
-                compat.replaced(own, begins, noting_optimizers(getattr(own, begins), self._with_states))
-            )
+        recorder = self._recorder
+        recorder.on_model, recorder.on_gradients = self._model_begins, self._note_states
+        recorder.on_finish = lambda: self._may_stop("step")
         self._files = self._present()
-        if self._following.stop is not None and self._following.stop.kind == "term":
-            threading.Thread(target=self._stop_with_the_first, daemon=True).start()
+        if self._stop is not None and self._stop.kind == "term":
+            threading.Thread(target=self._stop_with_the_first, args=[self._stop.grace_s], daemon=True).start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._over.set()
-        super().__exit__(*raised)
+        self._stack.close()
 
     @property
     def _done(self) -> int:
         """Steps that are over; also one whose parameters are still to be written down."""
-        return len(self.steps) - 1 + self._pending
+        return len(self._recorder.steps) + self._recorder.current.pending
 
     # --- what a step begins with
 
-    def _on_model(self, module: torch.nn.Module) -> None:
-        if self._pending:
-            self._finish()
+    def _model_begins(self) -> None:
         if not self._sees_saves:  # by now the script has imported what it saves with
             self._sees_saves = True
-            saving = [(f, self._noted(f)) for f in _saving_functions()]
-            self.following.enter_context(stand_ins.replaced_everywhere(saving))
-            if (ours := sys.modules.get("pardemo.zero")) is not None:  # whose names stand-ins leave alone
-                self.following.enter_context(compat.replaced(ours, "save", self._noted(ours.save)))
-        if not self.now.micro_batches:
-            self.now.saves, self.now.asynchronous = self._saves.pop(self._done, []), self._asynchronous
-            self.now.generators = generator_states()
-            if self._rank == 0:
+            ours = sys.modules.get("pardemo.zero")  # whose names stand-ins leave alone
+            functions = _saving_functions() + ([ours.save] if ours is not None else [])
+            saving = stand_ins.outermost_calls(functions, self._saved)
+            self._stack.enter_context(stand_ins.replaced_everywhere(saving))
+            if ours is not None:
+                self._stack.enter_context(compat.replaced(ours, "save", saving[-1][1]))
+        step = self._recorder.current.step
+        if not step.micro_batches:
+            step.saves, step.asynchronous = self._saves.pop(self._done, []), self._asynchronous
+            step.generators = generator_states()
+            if self._recorder.rank == 0:
                 files = self._present()
-                self.now.saved, self._files = files != self._files, files
+                step.saved, self._files = files != self._files, files
             self._may_stop("forward")
-        super()._on_model(module)
 
-    def _note_parameters(self, when: str) -> None:
-        if when == "before":
-            self._may_stop("backward")
-            names = {key: of[0] for root in self._models() for key, (_, of) in parameters.names_of(root).items()}
-            for name, slot, value in optimizer_states(living(self._with_states), names):
-                self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
-            with torch.no_grad():
-                for name, value in kept_beside(self._sites.is_own, self._models()):
-                    self._tensors[f"{STATE}{KEPT}/{name}"] = self._taken(name, value)
-        super()._note_parameters(when)
-
-    def _finish(self) -> None:
-        self._may_stop("step")
-        super()._finish()
+    def _note_states(self) -> None:
+        self._may_stop("backward")
+        parameters, tensors = self._recorder.parameters, self._recorder.current.tensors
+        models = parameters.models()
+        names = {key: known[0] for root in models for key, (_, known) in names_of(root).items()}
+        for name, slot, value in optimizer_states(living(parameters.optimizers), names):
+            tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else parameters.recorded(name, value)
+        with torch.no_grad():
+            for name, value in kept_beside(models):
+                tensors[f"{STATE}{KEPT}/{name}"] = parameters.recorded(name, value)
 
     # --- saves
 
     def _present(self) -> set[tuple[str, int, int]]:
         """Files in the script's folder: name, size, time of the last change."""
         found = set()
-        for folder, _, names in os.walk(self._following.folder):  # which passes over what another rank has just removed
+        for folder, _, names in os.walk(self._folder):  # which passes over what another rank has just removed
             for name in names:
                 with contextlib.suppress(OSError):  # it is being replaced
                     known = os.stat(os.path.join(folder, name))
                     found.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
         return found
 
-    def _noted(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that saves, which notes how long it took; the outermost one of those within each other."""
-
-        def saved(*args: Any, **kwargs: Any) -> Any:
-            if getattr(self._saving, "now", False):
-                return save(*args, **kwargs)
-            done = self._done
-            earlier = self._saves.setdefault(done, [])
-            self._saving.now, begin_s = True, time.perf_counter()
-            in_thread = threading.current_thread() is not threading.main_thread()
-            self._asynchronous |= in_thread or save.__name__ == "async_save"
-            self._stop_in_save(done, len(earlier))
-            try:
-                return save(*args, **kwargs)
-            finally:
-                self._saving.now = False
-                earlier.append(time.perf_counter() - begin_s)
-                if self._following.marker:
-                    _note_whole_save(self._following.marker, self._rank, done)
-
-        return saved
+    def _saved(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Saves, and notes how long it took."""
+        done = self._done
+        earlier = self._saves.setdefault(done, [])
+        begin_s = time.perf_counter()
+        in_thread = threading.current_thread() is not threading.main_thread()
+        self._asynchronous |= in_thread or save.__name__ == "async_save"
+        self._stop_in_save(done, len(earlier))
+        try:
+            return save(*args, **kwargs)
+        finally:
+            earlier.append(time.perf_counter() - begin_s)
+            if self._marker:
+                _note_whole_save(self._marker, self._recorder.rank, done)
 
     # --- the stop
 
     def _may_stop(self, moment: str) -> None:
-        stop = self._following.stop
+        stop = self._stop
         if stop is None or self._stopped or stop.kind == "save":
             return
-        if (stop.moment, stop.done) != (moment, len(self.steps) - 1) or self._rank not in stop.ranks:
+        if (stop.moment, stop.done) != (moment, len(self._recorder.steps)) or self._recorder.rank not in stop.ranks:
             return
         with self._to_stop:
             if self._stopped:  # it was told together with the first
                 return
             self._stopped = True
-            Path(self._following.marker).touch()
+            Path(self._marker).touch()
             if stop.kind == "term":
                 _terminate(stop.grace_s)
                 return
@@ -352,25 +326,24 @@ class StoppingRecorder(Recorder):
             return
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _stop_with_the_first(self) -> None:
+    def _stop_with_the_first(self, grace_s: float) -> None:
         """A scheduler tells all ranks at one moment, at which each of them is somewhere else."""
-        assert self._following.stop is not None
         while not self._over.wait(0.002):
-            if os.path.exists(self._following.marker):
+            if os.path.exists(self._marker):
                 with self._to_stop:
                     if not self._stopped:
                         self._stopped = True
-                        _terminate(self._following.stop.grace_s)
+                        _terminate(grace_s)
                 return
 
     def _stop_in_save(self, done: int, number: int) -> None:
         """Before a save, the ``number``-th behind its step: begins to count down if the stop comes within it."""
-        stop = self._following.stop
+        stop = self._stop
         if stop is None or stop.kind != "save" or stop.done != done:
             return
         left_s = stop.share * sum(stop.saves_s) - sum(stop.saves_s[:number])
         if number < len(stop.saves_s) and left_s <= stop.saves_s[number]:
-            Path(self._following.marker).touch()
+            Path(self._marker).touch()
             _die_in(left_s)
 
 

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,34 +18,23 @@ from typing import Any
 import psutil
 
 from pardemo.deadline import Deadline
-from pardemo.script.compare import compare, proof, runs
 from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare import proof, runs
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
 from pardemo.script.report.verdict import StopVerdict, Trial
 from pardemo.script.resume import GRACE_S, STEPS, judge, recorder
-from pardemo.script.resume.recorder import KINDS, NEVER, Following, Stop, StoppingRecorder, whole_saves
+from pardemo.script.resume.recorder import KINDS, NEVER, Stop, StopFollower, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
 
 
-def in_folder(layout: Layout, saves: Path) -> Layout:
-    """A layout whose line has its folder."""
-    return replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
-
-
-def recorder_factory(saves: str, stop: Stop | None, marker: str) -> Any:
-    """What makes the recorder on a rank."""
-    return partial(StoppingRecorder, following=Following(saves, stop, marker))
-
-
 def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
-    saves.mkdir(parents=True, exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request"
-    options = replace(options, follow=recorder_factory(str(saves), stop, str(marker)))
-    request.write_bytes(pickle.dumps((in_folder(layout, saves), options, place / "stopped")))
+    request.write_bytes(pickle.dumps((layout, options, place, stop, saves)))
     words = [sys.executable, "-m", "pardemo.script.resume.trials", str(request)]
     paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
     with subprocess.Popen(
@@ -67,24 +57,17 @@ def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, save
         one.kill()
     psutil.wait_procs(left, timeout=5)
     if not marker.exists():
-        said = _read_text(place / "said")
-        return f"before the stop, {said}" if said else NEVER
+        error = place / "error"
+        return f"before the stop, {error.read_text('utf-8')}" if error.exists() else NEVER
     return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
 
 
 def run_request(request: str) -> None:
     """Runs until it is killed, or until who has started it is gone, which closes its standard input."""
     threading.Thread(target=_end_with_input, daemon=True).start()
-    run = runs.run_layout(*pickle.loads(Path(request).read_bytes()))
+    run = _recorded(*pickle.loads(Path(request).read_bytes()))
     if run.error:  # it ended before it was killed, and nobody else has heard why
-        Path(request).with_name("said").write_text(run.error, "utf-8")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        return ""
+        Path(request).with_name("error").write_text(run.error, "utf-8")
 
 
 def _end_with_input() -> None:
@@ -112,18 +95,18 @@ def run_trials(
     Raises:
         ProveError: the undisturbed run could not be run, is not the same twice, or saves nothing in time.
     """
-    scratch = runs.scratch_folder()
-    try:
-        return _verdict(layouts, resumed, options, kinds, seed, grace_s, Path(scratch))
-    finally:
-        runs.remove_folder(scratch)
+    with runs.scratch_folder() as folder:
+        return _verdict(layouts, resumed, options, kinds, seed, grace_s, Path(folder))
 
 
 def _verdict(
     layouts: Sequence[Layout], resumed: Sequence[Layout], options: Options, kinds: Sequence[str], seed: int,
     grace_s: float, scratch: Path,
 ) -> StopVerdict:  # fmt: skip
-    first, exact, options = _undisturbed(layouts[0], options, scratch)
+    first, again, tolerance, options = proof.run_twice(
+        lambda options, name: _recorded(layouts[0], options, scratch / name), options
+    )
+    exact = not proof.difference_between(first, again, 0.0, options.sketched)  # to the last bit
     masks = any(step.masks for record in first.records for step in record.steps)
     verdict = StopVerdict(layouts[0], masks, first.steps)
     records = [record.steps for record in first.records]
@@ -142,29 +125,25 @@ def _verdict(
         )
     if not drawn:
         raise ProveError(f"{verdict.notes[-1]}: there is nothing to stop; say other --stops")
-    drawn = [replace(stop, grace_s=grace_s) for stop in drawn]
     verdict.notes += first.records[0].notes
     if options.sketched:
-        verdict.notes.append(f"{runs.elements(first):,} elements: parameters are compared by sketches")
+        verdict.notes.append(f"{sum(runs.elements(first).values()):,} elements: parameters are compared by sketches")
     pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
     others = zip(layouts[1:], resumed[1:], strict=True)
     pairs += [(drawn[number % len(drawn)], own, layout) for number, (own, layout) in enumerate(others)]
-    tolerance = compare.tolerance_of(first, options.double)
     for number, (stop, own, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
-        expected = max(one for one in verdict.saved if 0 < one < stop.done + (stop.kind != "save"))
-        trial = Trial(stop, layout, expected, asynchronous, stop.kind == "save")
+        expected = max(step for step in verdict.saved if 0 < step < stop.done + (stop.kind != "save"))
+        trial = Trial(replace(stop, grace_s=grace_s), layout, expected, asynchronous, stop.kind == "save")
         resumed_run = _stop_and_resume(trial, layouts[0], first, options, place, verdict.saved)
         if resumed_run is not None:
+            there = partial(_undisturbed_there, own, options, place) if own is not layouts[0] else None
             try:
-                if own is layouts[0]:
-                    _judge(trial, first, resumed_run, tolerance, exact)
-                else:
-                    _judge_reshaped(trial, first, resumed_run, tolerance, own, options, place)
+                _judge(trial, _beside(trial, first, resumed_run, tolerance, exact, there), there)
             except ProveError as error:
                 trial.error = str(error)
         verdict.trials.append(trial)
-        runs.remove_folder(str(place))
+        shutil.rmtree(place, ignore_errors=True)
     return verdict
 
 
@@ -180,26 +159,15 @@ def _saved(first: Run) -> tuple[list[int], bool]:
     return (changed if asynchronous else called or changed), asynchronous
 
 
-def _undisturbed(layout: Layout, options: Options, scratch: Path) -> tuple[Run, bool, Options]:
-    """The run that nothing stops, whether it is the same twice to the last bit, and the options for all others."""
-    first, again, options = runs.run_twice(lambda options, name: _recorded(layout, options, scratch / name), options)
-    proof.require_hashed_samples(first)
-    proof.require_deterministic(first, again, compare.tolerance_of(first, options.double), options.sketched)
-    try:
-        proof.require_deterministic(first, again, 0.0, options.sketched)
-    except ProveError:
-        return first, False, options
-    return first, True, options
-
-
 def _recorded(
     layout: Layout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
 ) -> Run:
     """A run whose saves lie in ``saves``; of itself where it is None."""
     saves = saves or place / "saves"
     saves.mkdir(parents=True, exist_ok=True)
-    follow = recorder_factory(str(saves), stop, str(place / "stop"))
-    return runs.run_layout(in_folder(layout, saves), replace(options, follow=follow), place / "recorded")
+    layout = replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
+    follow = partial(StopFollower, folder=str(saves), stop=stop, marker=str(place / "stop"))
+    return runs.run_layout(layout, replace(options, follow=follow), place / "recorded")
 
 
 def _stop_and_resume(
@@ -207,20 +175,18 @@ def _stop_and_resume(
 ) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
     stop, saves, marker = trial.stop, place / "saves", place / "stopped" / "stop"
+    asked = replace(options, steps=first.steps)
     if stop.kind == "launcher":
-        marker = place / "stop"
-        trial.error = run_and_kill(begun, options, place, stop, saves)
+        trial.error = run_and_kill(begun, asked, marker.parent, stop, saves)
     else:
-        stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
+        stopped = _recorded(begun, asked, marker.parent, stop, saves)
         trial.error = _not_stopped(stop, stopped, marker.exists(), first)
         trial.overdue = stop.kind == "term" and "killed by SIGALRM" in stopped.error
     if trial.error:
         return None
     if not trial.asynchronous and not _save_is_whole(first, trial.expected, str(marker)):
-        trial.in_save, trial.expected = (
-            True,
-            max((number for number in saved if 0 < number < trial.expected), default=0),
-        )
+        trial.in_save = True
+        trial.expected = max((number for number in saved if 0 < number < trial.expected), default=0)
         if not trial.expected:
             trial.error = "it cut off the only save: there is nothing to go back to"
             return None
@@ -261,55 +227,46 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
     return NEVER if not stopped.error and stop.kind != "term" else ""
 
 
-def _judge(trial: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
-    """A run that goes on in the layout in which it was stopped. ``exact``: whether the undisturbed one repeats itself
-    to the last bit."""
-    trial.begins = judge.resumed_after(first, resumed, trial.expected)
-    if trial.begins is None and not exact:
-        trial.begins = judge.resumed_near(first, resumed, trial.expected, tolerance, {})
-    trial.exact = _judge_beside(trial, first, resumed, tolerance, {}, exact) and exact and not trial.findings
+def _undisturbed_there(layout: Layout, options: Options, place: Path) -> Run:
+    """An undisturbed run in the layout in which a stopped one goes on."""
+    undisturbed = _recorded(layout, options, place / "own")
+    runs.require_steps(undisturbed)
+    return undisturbed
 
 
-def _judge_beside(
-    trial: Trial, undisturbed: Run, resumed: Run, tolerance: float, noise: judge.Noise, repeats: bool = False
-) -> bool:
-    """Adds what differs, rank by rank, from an undisturbed run in the same layout; whether nothing does, bit by bit."""
-    begins = trial.expected if trial.begins is None else trial.begins
-    beside = judge.ResumedRun(trial.name, undisturbed, resumed, begins, tolerance, noise=noise, repeats=repeats)
-    if not _resumes_elsewhere(trial):
-        judge.judge_same_layout(beside, trial.begins)
-    trial.findings += beside.findings
-    return beside.exact
+def _beside(
+    trial: Trial, first: Run, resumed: Run, tolerance: float, exact: bool, there: Callable[[], Run] | None
+) -> judge.ResumedRun:
+    """The run that goes on beside the undisturbed one; ``there``: runs that in the layout in which it goes on.
 
-
-def _judge_reshaped(
-    trial: Trial, first: Run, resumed: Run, tolerance: float, layout: Layout, options: Options, place: Path
-) -> None:
-    """A run that goes on in another layout.
-
-    Where nothing says how the undisturbed run's parameters were cut, as Megatron's, it is held against an undisturbed
-    run in its own layout, which has come to the same numbers but for rounding.
+    On another layout the parameters are put together. Where nothing says how the undisturbed run's were cut, as
+    Megatron's, it is held against the undisturbed run there, which has come to the same numbers but for rounding.
     """
-    try:
-        Reference(first, tolerance)
-    except ProveError:
-        undisturbed = _recorded(layout, options, place / "own")
-        runs.require_steps(undisturbed)
-        noise, rounded = judge.rounding_only(undisturbed), max(ROUNDED, tolerance)
-        trial.begins = judge.resumed_near(undisturbed, resumed, trial.expected, rounded, noise)
-        _judge_beside(trial, undisturbed, resumed, rounded, noise)
-        return
-    found = judge.judge_reshaped(trial.name, first, resumed, trial.expected, tolerance)
-    trial.begins, trial.states = found.begins, found.states
+    noise: judge.Noise = {}
+    if there is not None:
+        try:
+            Reference(first, tolerance)
+        except ProveError:
+            first = there()
+            noise, tolerance, exact = judge.rounding_only(first), max(ROUNDED, tolerance), False
+        else:
+            return judge.beside_in_whole(trial.name, first, resumed, trial.expected, tolerance)
+    begins = judge.resumed_after(first, resumed, trial.expected, 0.0 if exact else tolerance, noise)
+    return judge.ResumedRun(trial.name, first, resumed, trial.expected, begins, tolerance, noise, exact)
+
+
+def _judge(trial: Trial, beside: judge.ResumedRun, there: Callable[[], Run] | None) -> None:
+    trial.begins, trial.states = beside.begins, beside.states
     if _resumes_elsewhere(trial):
         return
-    trial.findings += found.findings
-    behind = trial.expected if trial.begins is None else trial.begins
-    if judge.length_difference(first, resumed, behind):  # other ranks may fill up, or leave out, an epoch's last batch
-        undisturbed = _recorded(layout, options, place / "own")
-        runs.require_steps(undisturbed)
-        if told := judge.length_difference(undisturbed, resumed, behind):
-            trial.findings.append(Finding(trial.name, first.steps, "length", "ends-elsewhere", told))
+    judge.judge(beside)
+    wrong_length = judge.length_difference(beside.reference, beside.resumed, beside.behind)
+    if wrong_length and there and beside.compared:  # other ranks may fill up, or leave out, an epoch's last batch
+        wrong_length = judge.length_difference(there(), beside.resumed, beside.behind)
+    if wrong_length:
+        beside.add("length", "ends-elsewhere", wrong_length, step=beside.reference.steps)
+    trial.states, trial.findings = beside.states, [*trial.findings, *beside.findings]
+    trial.exact = beside.exact and beside.repeats and not trial.findings
 
 
 def _resumes_elsewhere(trial: Trial) -> bool:

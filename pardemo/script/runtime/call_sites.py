@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from pardemo import compat
 from pardemo.meters.tensors import tensors_in
-from pardemo.script.runtime.libraries import library_folders
+from pardemo.script.runtime.libraries import is_script
 
 
 class Hooks:
@@ -118,50 +118,21 @@ class Evaluation(NamedTuple):
     cpu_s: float
 
 
-class Roots:
-    """Modules in the order in which they were first called; one that nobody holds any more is no longer among them.
-
-    A set of weak references gives them in the order of their addresses, which changes from run to run.
-    """
-
-    def __init__(self) -> None:
-        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
-
-    def add(self, module: torch.nn.Module) -> None:
-        if module not in self:
-            self._modules.pop(id(module), None)  # of one that has gone, whose address it has
-            self._modules[id(module)] = weakref.ref(module)
-
-    def __contains__(self, module: object) -> bool:
-        known = self._modules.get(id(module))
-        return known is not None and known() is module
-
-    def __iter__(self) -> Iterator[torch.nn.Module]:
-        return iter([module for known in list(self._modules.values()) if (module := known()) is not None])
-
-
 class CallSites(Hooks):
-    """Follows which module runs, and tells where a script is.
-
-    Args:
-        own: a folder that is the reader's, also where it lies among the libraries: a package that runs as ``-m``.
-    """
+    """Follows which module runs, and tells where a script is."""
 
     also_raised = True
 
-    def __init__(self, own: str):
+    def __init__(self) -> None:
         super().__init__()
-        self._libraries = library_folders()
-        own = os.path.realpath(own) + os.sep
-        self._own = own if own.startswith(self._libraries) else None  # a folder around an environment is not meant
         self._roles: dict[CodeType, str] = {}
         self._stack: list[torch.nn.Module] = []
         #: from this number of autograd's nodes on (the graph is built in order), the module that runs
         self._numbers: list[int] = [0]
         self._owners: list[torch.nn.Module | None] = [None]
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        #: modules that were called from outside of all others: models, and losses
-        self.roots = Roots()
+        #: modules that were called from outside of all others, models and losses, in the order of their first calls
+        self.roots: weakref.WeakKeyDictionary[torch.nn.Module, None] = weakref.WeakKeyDictionary()
         #: names of modules whose forward a backward pass ran again; dtypes that autocast or a policy computed in
         self.recomputed: set[str] = set()
         self.computed_in: set[str] = set()
@@ -220,16 +191,6 @@ class CallSites(Hooks):
         if not self._stack:
             self._numbers, self._owners = [compat.sequence_number()], [None]
 
-    def raised_at(self, error: BaseException) -> str:
-        """The innermost line of the reader's own that an exception came through; empty where there is none."""
-        line, trace = "", error.__traceback__
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if self._role(code) == "own":
-                line = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
-            trace = trace.tb_next
-        return line
-
     def name(self, module: torch.nn.Module) -> str:
         """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
         return self._names.get(module) or type(module).__name__
@@ -255,16 +216,10 @@ class CallSites(Hooks):
         most, self._forwards = max(self._forwards.values(), default=0), weakref.WeakKeyDictionary()
         return most
 
-    def is_own(self, code: CodeType) -> bool:
-        """Whether a function is the reader's own."""
-        return self._role(code) == "own"
-
     def _role(self, code: CodeType) -> str:
         path, name = code.co_filename, os.path.basename(code.co_filename)
-        if not path.startswith("<"):
-            real = os.path.realpath(path)
-            if not real.startswith(self._libraries) or (self._own and real.startswith(self._own)):
-                return "own"
+        if is_script(path):
+            return "own"
         if os.path.basename(os.path.dirname(path)) == "_context_parallel":
             return CONTEXT
         if name in _SHARDING:
@@ -276,7 +231,7 @@ class CallSites(Hooks):
     def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if not self._stack:
             if module not in self._names:
-                self.roots.add(module)
+                self.roots[module] = None
                 for name, part in module.named_modules():
                     self._names[part] = without_wrappers(name)
             if not module.training and not torch.is_grad_enabled():

@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -89,19 +90,10 @@ def spawned_here(rank: int, beside: int, notes: list[str]) -> Iterator[None]:
             )
         note_once(notes, "torch.multiprocessing.spawn → its function runs on each rank, which is there already")
         fn(rank, *args)
-        return None if join else _EndedProcesses()
+        return None if join else types.SimpleNamespace(processes=(), join=lambda *_, **__: True)  # they have ended
 
     with stand_ins.replaced_everywhere([(real, spawn)]):
         yield
-
-
-class _EndedProcesses:
-    """The context that ``spawn(join=False)`` returns, of processes that have ended."""
-
-    processes: Sequence[Any] = ()
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        return True
 
 
 @contextlib.contextmanager
@@ -144,14 +136,6 @@ def processes_noted(commands: list[str]) -> Iterator[None]:
         yield
 
 
-def exit_error(exit_: SystemExit) -> Exited:
-    """What ``sys.exit()`` says of a failure, and where; a text is printed, as Python does it."""
-    status = f"exit status {exit_.code}" if isinstance(exit_.code, int) else f"sys.exit: {exit_.code}"
-    if not isinstance(exit_.code, int):
-        print(exit_.code, file=sys.stderr)
-    return Exited(f"{status}{at_line(script_line(exit_))}")
-
-
 def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], Any]) -> Any:
     """What ``follow`` returns on this rank, as a process of the launcher's job; the World's group is given up for it.
 
@@ -171,7 +155,7 @@ def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], 
         teach_dtensor()
     notes: list[str] = []
     local, beside = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
-    with spawned_here(local, beside, notes), without_gpu(notes, own_folder(launch)):
+    with libraries.own_folder(_own_folder(launch)), spawned_here(local, beside, notes), without_gpu(notes):
         seen = follow(rank, port[0], notes)
     if os.getpid() != own_process:  # a child that the script forked, and that came out of the script as well
         os._exit(0)
@@ -189,14 +173,18 @@ def as_main(launch: Launch) -> str:
         return "enough"
     except SystemExit as exit_:
         if exit_.code not in (None, 0):
-            raise exit_error(exit_) from None
+            status = f"exit status {exit_.code}"
+            if not isinstance(exit_.code, int):
+                print(exit_.code, file=sys.stderr)  # as Python does it
+                status = f"sys.exit: {exit_.code}"
+            raise Exited(f"{status}{at_line(script_line(exit_))}") from None
     return "end"
 
 
-def own_folder(launch: Launch) -> str:
-    """The folder that is the reader's, also where it lies among the libraries: the script's, or the package's."""
+def _own_folder(launch: Launch) -> str:
+    """The folder that is the reader's: the script's, or the package's; the working folder where there is no script."""
     if not launch.module:
-        return os.path.dirname(launch.script)
+        return os.path.dirname(launch.script) or os.getcwd()
     spec = importlib.util.find_spec(launch.script.partition(".")[0])
     places = list(spec.submodule_search_locations or []) if spec else []
     return places[0] if places else ""

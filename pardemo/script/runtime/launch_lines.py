@@ -153,8 +153,6 @@ def _torchrun(words: list[str], by_argument: bool = False) -> Launch:
 
     name = "torch.distributed.launch" if by_argument else "torchrun"
     args = _parse_options(name, launch.parse_args if by_argument else run.parse_args, words)
-    if args.no_python:
-        raise ValueError(f"{name} --no-python runs {args.training_script}, which may be no Python: name the script")
     hosts, _ = run.parse_min_max_nnodes(args.nnodes)
     of_gpus = args.nproc_per_node in ("gpu", "auto")
     notes: tuple[str, ...] = ()
@@ -181,8 +179,6 @@ def _accelerate(words: list[str], ranks: int | None) -> Launch:
 
     name = "accelerate launch"
     args = _parse_options(name, launch_command_parser().parse_args, words)
-    if args.no_python:
-        raise ValueError(f"{name} --no_python runs {args.training_script}, which may be no Python: name the script")
     if ranks is not None:
         args.num_processes = ranks
     asked = args.num_processes or RANKS
@@ -226,8 +222,6 @@ def _deepspeed(words: list[str]) -> Launch:
         from deepspeed.launcher import runner
 
     args = _parse_options("deepspeed", runner.parse_args, words)
-    if args.no_python:
-        raise ValueError(f"deepspeed --no_python runs {args.user_script}, which may be no Python: name the script")
     if args.autotuning:
         raise ValueError("deepspeed --autotuning tries many runs: measure one of them, without that option")
     pool = runner.fetch_hostfile(args.hostfile) if os.path.isfile(args.hostfile) else None
@@ -278,7 +272,12 @@ def _parse_options(name: str, parse: Callable[[list[str]], argparse.Namespace], 
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            return parse(words)
+            args = parse(words)
     except SystemExit:
         last = printed.getvalue().strip().rpartition("error: ")[2].partition("\n")[0]
         raise ValueError(f"{name} would refuse its line: {last}") from None
+    if args.no_python:
+        script = args.user_script if name == "deepspeed" else args.training_script
+        option = "--no-python" if name.startswith("torch") else "--no_python"
+        raise ValueError(f"{name} {option} runs {script}, which may be no Python: name the script")
+    return args

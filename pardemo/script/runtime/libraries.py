@@ -90,9 +90,23 @@ def library_folders() -> tuple[str, ...]:
     return tuple(os.path.realpath(path) + os.sep for path in some if path)
 
 
-def _forget() -> None:
-    is_script.cache_clear()
-    library_folders.cache_clear()
+@contextlib.contextmanager
+def own_folder(path: str) -> Iterator[None]:
+    """Within the block code below this folder is the script's, also where the folder lies among the libraries."""
+
+    def forget() -> None:
+        is_script.cache_clear()
+        library_folders.cache_clear()
+
+    forget()
+    own = f"{os.path.realpath(path)}{os.sep}"
+    if path and own.startswith(library_folders()):  # a folder around an environment is not meant
+        _own_folders.append(own)
+    try:
+        yield
+    finally:
+        _own_folders.clear()
+        forget()
 
 
 def library_environment() -> dict[str, str]:
@@ -102,16 +116,12 @@ def library_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def adjusted_libraries(notes: list[str], own: str = "") -> Iterator[None]:
+def adjusted_libraries(notes: list[str]) -> Iterator[None]:
     """Within the block an import of :data:`GPU_ONLY`, or an error of :data:`SAID`, is told in one line."""
     changes = contextlib.ExitStack()
     first, last = _AdjustingFinder(changes, notes), _RefusingFinder(notes)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
-    _forget()
-    within = [f"{os.path.realpath(own)}{os.sep}"] if own else []
-    if within and within[0].startswith(library_folders()):  # a folder around an environment is not meant
-        _own_folders.extend(within)
     quiet = logging.getLogger("megatron.core.tensor_parallel.random")  # wonders that the CPU's generator is used
     changes.callback(quiet.setLevel, quiet.level)
     quiet.setLevel(logging.ERROR)
@@ -129,8 +139,6 @@ def adjusted_libraries(notes: list[str], own: str = "") -> Iterator[None]:
         finally:
             sys.meta_path.remove(first)
             sys.meta_path.remove(last)
-            _own_folders.clear()
-            _forget()
 
 
 def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:

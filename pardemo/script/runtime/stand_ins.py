@@ -5,10 +5,11 @@ import functools
 import inspect
 import os
 import sys
+import threading
 import time
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import psutil
@@ -167,6 +168,31 @@ def with_changed_arguments(real: Callable, change: Callable[[dict[str, Any]], No
         return real(*given.args, **given.kwargs)
 
     return call
+
+
+def outermost_calls(
+    functions: Iterable[Callable[..., Any]], around: Callable[..., Any]
+) -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Each function, and what stands in its place: ``around(function, *args, **kwargs)``.
+
+    But for calls of any of them within such a call, as torch's functions call each other, and themselves in a mode.
+    """
+    state = threading.local()
+
+    def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(state, "inside", False):
+                return function(*args, **kwargs)
+            state.inside = True
+            try:
+                return around(function, *args, **kwargs)
+            finally:
+                state.inside = False
+
+        return call
+
+    return [(function, outermost(function)) for function in functions]
 
 
 def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:

@@ -83,11 +83,10 @@ TABLE = {
 
 
 @contextlib.contextmanager
-def without_gpu(notes: list[str], own: str = "") -> Iterator[None]:
+def without_gpu(notes: list[str]) -> Iterator[None]:
     """Within the block a script for CUDA runs on this CPU rank; what that changed for it is appended to ``notes``.
 
     With a real GPU it does nothing. Everything is as before afterwards, also in modules that were imported meanwhile.
-    ``own``: a folder that is the script's though it lies among the installed libraries.
 
     Raises:
         NeedsGpu: the script asked for a kernel that exists on GPUs only; one line, with what to choose instead.
@@ -97,13 +96,12 @@ def without_gpu(notes: list[str], own: str = "") -> Iterator[None]:
         return
 
     def note(key: str) -> None:
-        line = f"{TABLE[key].written} → {TABLE[key].here}"
-        if TABLE[key].told and line not in notes:
-            notes.append(line)
+        if TABLE[key].told:
+            libraries.note_once(notes, f"{TABLE[key].written} → {TABLE[key].here}")
 
     tf32, multiplied = _tf32(), bf16.multiplied()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(libraries.adjusted_libraries(notes, own))
+        stack.enter_context(libraries.adjusted_libraries(notes))
         mode = _CpuForCuda(note)
         for owner, name, value in _class_replacements(mode):
             stack.enter_context(compat.replaced(owner, name, value))

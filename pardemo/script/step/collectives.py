@@ -11,7 +11,8 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from pardemo.formulas import communication as formulas
 from pardemo.meters.tensors import tensors_in
 from pardemo.script.hangs.journal import Journal, headline
 from pardemo.script.runtime.call_sites import CallSite, CallSites, dtype_name
+from pardemo.script.runtime.libraries import script_line
 
 #: torch's operators -> the collective that they are. All but the monitored barrier return a Work, alone or as the last
 #: of their results.
@@ -63,7 +65,7 @@ class Call:
         dtype: the elements', without ``torch.``. place: where the script is.
         begin_s, end_s: of the call, and of the exchange; the machine's monotonic clock. Not ended: None.
         step: how many steps of the optimizer were over.
-        shapes: of its tensors, the first eight.
+        shapes: of its tensors, the first eight. logged: its number among all of the rank's, in the journal.
     """
 
     kind: str
@@ -79,6 +81,7 @@ class Call:
     group: str
     shapes: tuple[tuple[int, ...], ...] = ()
     end_s: float | None = field(default=None, compare=False)
+    logged: int = -1
 
 
 class Calls:
@@ -99,15 +102,13 @@ class Calls:
     ):
         self.list: list[Call] = []
         self._sites, self._step, self._on_tensors = sites, step, on_tensors
-        self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._numbers: Counter[tuple[str, tuple[int, ...]]] = Counter()
         #: messages that are not over, by the Work's id: no future tells when they are, only a ``wait``
-        self._messages: dict[int, tuple[dist.Work, Call, int, int]] = {}
+        self._messages: dict[int, tuple[dist.Work, Call, int]] = {}
         self._journal = Journal(journal)
         self._begun = itertools.count()
         self._following = contextlib.ExitStack()
         self._lock = threading.Lock()
-        self._library: torch.library.Library | None = None
-        self._functional: torch.library.Library | None = None
         self._outputs: dict[int, int] = {}  # of functional collectives that no future ends: address -> id of the Work
         #: when this rank stood still in a Work's ``wait``
         self.waits: list[tuple[float, float]] = []
@@ -115,27 +116,21 @@ class Calls:
         self.on_wait: Callable[[], None] = lambda: None
 
     def __enter__(self) -> "Calls":
-        self._library = torch.library.Library("c10d", "IMPL")
+        kernels = {"c10d": {name: self._asked(name) for name in KINDS}}
+        kernels["_c10d_functional"] = {"wait_tensor": self._waited_for()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel of c10d is replaced, which is meant
-            for name in KINDS:
-                self._library.impl(name, self._asked(name), "BackendSelect", with_keyset=True)
-            self._functional = torch.library.Library("_c10d_functional", "IMPL")
-            self._functional.impl("wait_tensor", self._waited_for(), "BackendSelect", with_keyset=True)
-        self._wait = dist.Work.wait
-        dist.Work.wait = self._waited  # type: ignore[method-assign]
+            for name, of_name in kernels.items():
+                library = torch.library.Library(name, "IMPL")
+                self._following.callback(compat.end_library, library)
+                for operator, kernel in of_name.items():
+                    library.impl(operator, kernel, "BackendSelect", with_keyset=True)
+        self._following.enter_context(compat.replaced(dist.Work, "wait", self._waited(dist.Work.wait)))
         self._following.enter_context(compat.around_new_group(self._makes_group))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._following.close()
-        dist.Work.wait = self._wait  # type: ignore[method-assign]
-        if self._library is not None:
-            compat.end_library(self._library)
-            self._library = None
-        if self._functional is not None:
-            compat.end_library(self._functional)
-            self._functional = None
         self._journal.close()
 
     def to_the_end(self, script: Callable[[], str]) -> str:
@@ -143,7 +138,7 @@ class Calls:
         try:
             ended = script()
         except BaseException as error:
-            self._journal.ends("raised", headline(error), self._sites.raised_at(error))
+            self._journal.ends("raised", headline(error), script_line(error))
             raise
         self._journal.ends(ended)
         return ended
@@ -152,7 +147,7 @@ class Calls:
         """Notes an exception that left a forward or a backward pass: a script may go on after it."""
         if type(error).__module__ == "torch.utils.checkpoint":  # with which it ends what it runs again
             return
-        self._journal.raised(headline(error), self._sites.raised_at(error))
+        self._journal.raised(headline(error), script_line(error))
 
     def _asked(self, name: str) -> Callable:
         operator = getattr(torch.ops.c10d, name).default
@@ -160,21 +155,21 @@ class Calls:
         names = [argument.name for argument in compat.op_schema(operator).arguments]
 
         def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            noted, number = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
+            noted = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
             try:
                 result = operator.redispatch(keys & below, *args, **kwargs)
             except RuntimeError:
-                self._journal.failed(number, time.monotonic())
+                self._journal.failed(noted.logged, time.monotonic())
                 raise
             if result is None:
-                self._over(noted, number)
+                self._over(noted)
             else:
-                self._watch(noted, number, result[-1] if isinstance(result, tuple) else result, args)
+                self._watch(noted, result[-1] if isinstance(result, tuple) else result, args)
             return result
 
         return call
 
-    def _note(self, name: str, arguments: dict[str, Any]) -> tuple[Call, int]:
+    def _note(self, name: str, arguments: dict[str, Any]) -> Call:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
         ranks = tuple(dist.get_process_group_ranks(group))
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
@@ -200,55 +195,62 @@ class Calls:
         given = inputs or some
         # one tensor's shape, or of several their sizes: what the same call on another rank has to agree with
         shape = tuple(given[0].shape) if len(given) == 1 else tuple(t.numel() for t in given[:8])
-        number = self._log(call, () if kind == "barrier" else shape)
+        self._log(call, () if kind == "barrier" else shape)
         if self._on_tensors is not None:
             outputs = [t for key, many in tensors.items() if key.startswith("output") for t in many]
             self._on_tensors(kind, inputs or tensors.get("tensors", []), outputs)
-        return call, number
+        return call
 
     def _number(self, group: str, ranks: tuple[int, ...]) -> int:
         with self._lock:
-            number = self._numbers.get((group, ranks), 0)
-            self._numbers[group, ranks] = number + 1
-        return number
+            self._numbers[group, ranks] += 1
+            return self._numbers[group, ranks] - 1
 
-    def _log(self, call: Call, shape: tuple[int, ...]) -> int:
-        """Writes a call down as it begins; its number among all of this rank."""
-        number, place = next(self._begun), call.place
+    def _log(self, call: Call, shape: tuple[int, ...]) -> None:
+        """Writes a call down as it begins."""
+        call.logged, place = next(self._begun), call.place
         self._journal.begins(
-            number, call.kind, call.ranks, call.number, call.group, call.nbytes, shape, call.dtype, place.line,
+            call.logged, call.kind, call.ranks, call.number, call.group, call.nbytes, shape, call.dtype, place.line,
             place.module, place.phase, call.step, call.begin_s,
         )  # fmt: skip
-        return number
 
     def _makes_group(self, make: Callable[[], Any], ranks: list[int] | None, alone: bool) -> Any:
         """A new group is made as by a collective of all ranks; ``alone``: of its own ones."""
         world = tuple(range(dist.get_world_size()))
         own = world if ranks is None else tuple(ranks)
         callers = own if alone else world
-        number = self._number("new_group", callers)
-        place = self._sites.here()
         call = Call(
-            "new_group", callers, number, 0, 0.0, 0.0, "", place, time.monotonic(), self._step(), "new_group"
+            "new_group", callers, self._number("new_group", callers), 0, 0.0, 0.0, "", self._sites.here(),
+            time.monotonic(), self._step(), "new_group",
         )  # fmt: skip
-        logged = self._log(call, own)
-        made = make()
-        self._over(call, logged)
-        return made
+        self._log(call, own)
+        with self._until_over(call):
+            return make()
 
-    @property
-    def _waited(self) -> Callable:
-        @functools.wraps(self._wait)
+    @contextlib.contextmanager
+    def _until_over(self, call: Call | None) -> Iterator[None]:
+        """A call is over as the block ends, or has failed."""
+        try:
+            yield
+        except RuntimeError:
+            if call is not None:
+                self._journal.failed(call.logged, time.monotonic())
+            raise
+        if call is not None:
+            self._over(call)
+
+    def _over(self, call: Call) -> None:
+        call.end_s = time.monotonic()
+        self._journal.over(call.logged, call.end_s)
+
+    def _waited(self, plain: Callable) -> Callable:
+        @functools.wraps(plain)
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-            _, call, number, address = self._messages.pop(id(work), (None, None, -1, 0))
+            _, call, address = self._messages.pop(id(work), (None, None, 0))
             self._outputs.pop(address, None)
-            return self._stand_still(call, number, lambda: self._wait(work, *args, **kwargs))
+            return self._stand_still(call, lambda: plain(work, *args, **kwargs))
 
         return wait
-
-    def _over(self, call: Call, number: int) -> None:
-        call.end_s = time.monotonic()
-        self._journal.over(number, call.end_s)
 
     def _waited_for(self) -> Callable:
         """DTensor's collectives are waited for by their tensor, in C++: no ``Work.wait`` of Python's is called."""
@@ -259,49 +261,38 @@ class Calls:
             known = self._messages.pop(self._outputs.pop(_address(tensor), -1), None)
             if known is None:
                 return operator.redispatch(keys & below, tensor)
-            return self._stand_still(known[1], known[2], lambda: operator.redispatch(keys & below, tensor))
+            return self._stand_still(known[1], lambda: operator.redispatch(keys & below, tensor))
 
         return wait
 
-    def _stand_still(self, call: Call | None, number: int, wait: Callable[[], Any]) -> Any:
-        """Waits for a collective, whose call is over then or has failed."""
+    def _stand_still(self, call: Call | None, wait: Callable[[], Any]) -> Any:
         begin = time.monotonic()
         self.on_wait()
         try:
-            result = wait()
-        except RuntimeError:
-            if call is not None:
-                self._journal.failed(number, time.monotonic())
-            raise
+            with self._until_over(call):
+                return wait()
         finally:
             self.waits.append((begin, time.monotonic()))
-        if call is not None:
-            self._over(call, number)
-        return result
 
-    def _watch(self, call: Call, number: int, boxed: Any, arguments: tuple[Any, ...]) -> None:
+    def _watch(self, call: Call, boxed: Any, arguments: tuple[Any, ...]) -> None:
         """Notes when the exchange is over, in the thread of the backend that ends it."""
 
         def over(future: torch.futures.Future) -> None:
-            try:
+            with contextlib.suppress(RuntimeError), self._until_over(call):
                 future.value()
-            except RuntimeError:
-                self._journal.failed(number, time.monotonic())
-            else:
-                self._over(call, number)
 
         work = dist.Work.unbox(boxed)
         try:
             work.get_future().add_done_callback(over)
         except RuntimeError:  # a message's work has none
             if work.is_completed():
-                self._over(call, number)
-            else:
-                into = next(iter(tensors_in(arguments[0])), None) if arguments else None  # what is written stands first
-                address = 0 if into is None or call.kind in ("send", "receive") else _address(into)
-                self._messages[id(work)] = work, call, number, address
-                if address:
-                    self._outputs[address] = id(work)
+                self._over(call)
+                return
+            into = next(iter(tensors_in(arguments[0])), None) if arguments else None  # what is written stands first
+            address = 0 if into is None or call.kind in ("send", "receive") else _address(into)
+            self._messages[id(work)] = work, call, address
+            if address:
+                self._outputs[address] = id(work)
 
 
 def _address(tensor: torch.Tensor) -> int:

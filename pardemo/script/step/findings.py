@@ -2,11 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
-from pardemo.formulas import communication as formulas
 from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
 from pardemo.script.step.parallelisms import PARAMETERS, Parallelism
@@ -30,70 +29,75 @@ def low_precision(measured: Summary) -> str:
     return next((dtype for dtype in measured.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
 
 
-def expect_together(rows: list[Row], whole: float, why: str, name: str = "", reason: str = "") -> list[Finding]:
-    """What several rows are expected to send together, told by their shares; a finding where they do not."""
-    sent = sum(row.bytes for row in rows)
+def bytes_of(rows: Iterable[Row]) -> float:
+    """What rows send together."""
+    return sum(row.bytes for row in rows)
+
+
+def share(rows: list[Row], whole: float, why: str = "") -> None:
+    """Gives rows what a formula says of them together, by their shares of what was sent; and what they are."""
+    sent = bytes_of(rows)
     for row in rows:
-        row.expected_bytes = whole * row.bytes / sent if sent else None
-        row.why = why
-    if not rows or not whole or abs(sent / whole - 1) < 0.05:
-        return []
-    named = f"{name or why}: the formula says {amount(whole)} a step, {amount(sent)} were sent"
-    return [Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - whole, 0.0))]
+        row.expected_bytes = whole * row.bytes / sent if sent else whole / len(rows)
+        row.why = why or row.why
 
 
-def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
+def expect_together(rows: list[Row], whole: float, why: str, name: str = "", reason: str = "") -> Iterator[Finding]:
+    """What several rows are expected to send together; a finding where they do not."""
+    share(rows, whole, why)
+    sent = bytes_of(rows)
+    if rows and whole and abs(sent / whole - 1) >= 0.05:
+        named = f"{name or why}: the formula says {amount(whole)} a step, {amount(sent)} were sent"
+        yield Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - whole, 0.0))
+
+
+def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
     """2S(N−1)/N a step, once, whatever the number of micro-batches; for each evaluation of a closure."""
-    found = []
-    whole, n = sum(parallelism.unit_bytes.values()), len(parallelism.ranks)
-    once = formulas.ring_all_reduce(whole, n).sent * measured.closures
-    rows = [row for row in rows_of(measured, ["all-reduce"], parallelism.ranks) if row.place.phase == "backward"]
-    for row in rows:
-        if row.dtype == "int32":
+    n, m, options = len(parallelism.ranks), measured.micro_batches, parallelism.options
+    whole = sum(parallelism.unit_bytes.values())
+    once = ring_all_reduce(whole, n).sent * measured.closures
+    rows = []
+    for row in rows_of(measured, ["all-reduce"], parallelism.ranks):
+        if row.place.phase == "backward" and row.dtype == "int32":
             row.why = "which parameters were used, for find_unused_parameters"
-    rows = [row for row in rows if row.dtype != "int32"]
-    sent = sum(row.bytes for row in rows)
-    line = rows[0].line if rows else ""
-    buckets = _buckets_text(parallelism.options.get("buckets", []))
-    for row in rows:
-        row.why = "gradients, summed in buckets" + (f" as {row.dtype}" if row.dtype != "float32" else "") + buckets
-    if parallelism.options.get("models", 1) > 1:
-        return []
-    for row in rows:
-        row.expected_bytes = once * row.bytes / sent if sent else once
-    m = measured.micro_batches
+        elif row.place.phase == "backward":
+            rows.append(row)
+            dtype = f" as {row.dtype}" if row.dtype != "float32" else ""
+            row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options.get('buckets', []))}"
+    if options.get("models", 1) > 1:
+        return
+    share(rows, once)
+    sent, line = bytes_of(rows), rows[0].line if rows else ""
     if m > 1 and sent > 1.5 * once:
-        found.append(Finding(
+        yield Finding(
             f"gradients are summed after each of {m} micro-batches, {amount(sent)} a step where once would be "
             f"{amount(once)}: run all but the last forward and backward in `with model.no_sync():`", line, sent - once,
-        ))  # fmt: skip
+        )  # fmt: skip
     low = low_precision(measured)
     if low and any(row.dtype == "float32" for row in rows):
         hook = "bf16_compress_hook" if low == "bfloat16" else "fp16_compress_hook"
-        found.append(Finding(
+        yield Finding(
             f"gradients travel as float32 though the forward is computed in {low}: `{hook}` would send half",
             line, once / 2,
-        ))  # fmt: skip
-    for name, (used, rows_) in parallelism.options["rows_used"].items():
+        )  # fmt: skip
+    for name, (used, rows_) in options["rows_used"].items():
         nbytes = parallelism.unit_bytes.get(name, 0)
         if used < 0.5 * rows_ and nbytes > 0.1 * whole:
-            found.append(Finding(
+            yield Finding(
                 f"{name} is summed whole, {nbytes / whole:.0%} of all gradients, though a step touches {used:,} of its "
-                f"{rows_:,} rows", line, formulas.ring_all_reduce(nbytes, n).sent,
-            ))  # fmt: skip
-    if parallelism.options.get("find_unused_parameters") and not parallelism.options["unused"]:
-        found.append(Finding(
+                f"{rows_:,} rows", line, ring_all_reduce(nbytes, n).sent,
+            )  # fmt: skip
+    unused = options["unused"]
+    if options.get("find_unused_parameters") and not unused:
+        yield Finding(
             "find_unused_parameters walks the graph after each forward, and all parameters were used: switch it off if "
-            "that is always so", line, 0.0,
-        ))  # fmt: skip
-    if unused := parallelism.options["unused"]:
-        nbytes = sum(parallelism.unit_bytes.get(name, 0) for name in unused)
-        names = first_of(unused, 3)
-        found.append(Finding(
-            f"in the last step no gradient reached {names}, and zeros were summed: if that is always so, freeze them",
-            line, formulas.ring_all_reduce(nbytes, n).sent,
-        ))  # fmt: skip
-    return found
+            "that is always so", line,
+        )  # fmt: skip
+    if unused:
+        yield Finding(
+            f"in the last step no gradient reached {first_of(unused, 3)}, and zeros were summed: if that is always so, "
+            "freeze them", line, ring_all_reduce(sum(parallelism.unit_bytes.get(name, 0) for name in unused), n).sent,
+        )  # fmt: skip
 
 
 def _buckets_text(buckets: list[list[str]]) -> str:
@@ -102,58 +106,50 @@ def _buckets_text(buckets: list[list[str]]) -> str:
     return f": {first_of(some, 3, more=' and {} more buckets')}" if some else ""
 
 
-def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
+def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
     """A unit of P bytes: gathered for the forward, once more for the backward where it was given back; P summed."""
-    found = []
-    n, m = len(fsdp.ranks), measured.micro_batches
-    again = fsdp.options["reshard_after_forward"]
-    gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in fsdp.unit_bytes]
+    n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, fsdp.options["gradient_bytes"]
+    gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
     for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
         rows = [row for row in gathers if (row.module, row.place.phase == "backward") == (unit, backward)]
-        wanted, calls = (0.0 if backward and not again[unit] else 1.0) * m, sum(row.calls for row in rows)
+        wanted = 0 if backward and not fsdp.options["reshard_after_forward"][unit] else m
+        calls, phase = sum(row.calls for row in rows), "backward" if backward else "forward"
         for row in rows:
-            once = formulas.ring_half(fsdp.unit_bytes[unit], n).sent
-            row.expected_bytes = once * wanted * (row.calls / calls if calls else 1)
-            row.why = f"{unit} gathered for the {'backward' if backward else 'forward'}"
+            row.expected_bytes = ring_half(units[unit], n).sent * wanted * (row.calls / calls if calls else 1)
+            row.why = f"{unit} gathered for the {phase}"
             if row.place.phase == "between":
                 row.why = f"{unit} gathered by unshard(), outside of all modules"
         if calls > wanted + 0.5:
-            reason = _gathered_again(fsdp, unit, backward, calls / m, m, rows)
-            found.append(Finding(
-                f"{unit} is gathered {calls / m:g} times for the {'backward' if backward else 'forward'} of a "
-                f"micro-batch where {wanted / m:g} would do{reason}", rows[0].line,
-                sum(row.bytes for row in rows) - sum(row.expected_bytes or 0 for row in rows),
-            ))  # fmt: skip
+            yield Finding(
+                f"{unit} is gathered {calls / m:g} times for the {phase} of a micro-batch where {wanted / m:g} would do"
+                f"{_gathered_again(fsdp, unit, backward, calls / m, m, rows)}", rows[0].line,
+                bytes_of(rows) - sum(row.expected_bytes or 0 for row in rows),
+            )  # fmt: skip
     _explain_other_gathers(measured, fsdp)
     scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
-    for row in scatters:
-        if row.module in fsdp.unit_bytes:
-            once = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent
-            whole = sum(other.bytes for other in scatters if other.module == row.module)
-            times = 1 if whole < 1.5 * once else m  # set_requires_gradient_sync() adds micro-batches up on the rank
-            # parts of a unit may go by themselves
-            row.expected_bytes = times * once * (row.bytes / whole if whole else 1)
-            row.why = f"gradients of {row.module}"
-    sent = sum(row.bytes for row in gathers)
+    for unit in dict.fromkeys(row.module for row in scatters if row.module in units):
+        rows = [row for row in scatters if row.module == unit]  # parts of a unit may go by themselves
+        once = ring_half(gradients[unit], n).sent
+        # set_requires_gradient_sync() adds micro-batches up on the rank
+        share(rows, once if bytes_of(rows) < 1.5 * once else m * once, f"gradients of {unit}")
+    sent, line = bytes_of(gathers), gathers[0].line if gathers else ""
     if m > 1 and gathers:
-        found.append(Finding(
+        yield Finding(
             f"parameters are gathered anew for each of {m} micro-batches, {amount(sent)} a step: fewer, larger "
             "micro-batches send less; set_reshard_after_backward(False) keeps them gathered until the last",
-            gathers[0].line, sent * (m - 1) / m,
-        ))  # fmt: skip
+            line, sent * (m - 1) / m,
+        )  # fmt: skip
     low = low_precision(measured)
     if low and "float32" in fsdp.options["gathered_in"]:
-        found.append(Finding(
+        yield Finding(
             f"parameters are gathered as float32 though the forward is computed in {low}: "
-            f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", gathers[0].line if gathers else "", sent / 2,
-        ))  # fmt: skip
+            f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", line, sent / 2,
+        )  # fmt: skip
     for replicas in fsdp.options["replicas"]:
         for row in rows_of(measured, ["all-reduce"], replicas):
-            if row.place.phase == "backward" and row.module in fsdp.unit_bytes:
-                shard = fsdp.options["gradient_bytes"][row.module] / n
-                row.expected_bytes = formulas.ring_all_reduce(shard, len(replicas)).sent * m
+            if row.place.phase == "backward" and row.module in units:
+                row.expected_bytes = ring_all_reduce(gradients[row.module] / n, len(replicas)).sent * m
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
-    return found
 
 
 def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
@@ -172,11 +168,8 @@ def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, 
 def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
     """Gathers of a weight's shape that are no unit's: what is used as it is sharded is gathered by torch."""
     for row in rows_of(measured, ["all-gather"], fsdp.ranks):
-        alike = [
-            name
-            for name, shape in fsdp.options.get("shapes", {}).items()
-            if len(shape) > 1 and any(list(one) == shape for one in row.shapes)
-        ]
+        shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
+        alike = [name for name, shape in fsdp.options.get("shapes", {}).items() if shape in shapes]
         if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
             some = first_of(alike, 2, " or ", ", or {} more")
             row.why = (
@@ -184,43 +177,40 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
             )
 
 
-def fsdp1(measured: Summary, fsdp: Parallelism) -> list[Finding]:
+def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
     """3Ψ(N−1)/N for each micro-batch: gathered for the forward and for the backward, reduced once."""
     strategy = fsdp.options["sharding_strategy"]
     n, m = len(fsdp.ranks), measured.micro_batches
-    half = formulas.ring_half(sum(fsdp.unit_bytes.values()), n).sent * m
-    reduced = formulas.ring_half(sum(fsdp.options["gradient_bytes"].values()), n).sent * m
-    # the root's parameters stay gathered from the forward to the backward
-    kept = formulas.ring_half(fsdp.unit_bytes.get(ROOT, 0), n).sent * m if strategy == "FULL_SHARD" else 0
-    gathers = rows_of(measured, ["all-gather"], fsdp.ranks)
-    scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
-    return [
-        *expect_together(gathers, half * (1 if strategy == "SHARD_GRAD_OP" else 2) - kept, "parameters, gathered"),
-        *expect_together(scatters, reduced, "gradients, reduced to their shards"),
-    ]
+    gathered = sum(fsdp.unit_bytes.values()) * (1 if strategy == "SHARD_GRAD_OP" else 2)
+    if strategy == "FULL_SHARD":  # the root's parameters stay gathered from the forward to the backward
+        gathered -= fsdp.unit_bytes.get(ROOT, 0)
+    for kind, nbytes, why in (
+        ("all-gather", gathered, "parameters, gathered"),
+        ("reduce-scatter", sum(fsdp.options["gradient_bytes"].values()), "gradients, reduced to their shards"),
+    ):
+        yield from expect_together(rows_of(measured, [kind], fsdp.ranks), ring_half(nbytes, n).sent * m, why)
 
 
-def deepspeed(measured: Summary, zero: Parallelism) -> list[Finding]:
+def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
     """2Ψ, 2Ψ, (m + 1)Ψ, 3mΨ, all times (N−1)/N: ZeRO's own formulas, beside what DeepSpeed does."""
     stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
-    half = formulas.ring_half(sum(zero.unit_bytes.values()), n).sent
+    half = ring_half(sum(zero.unit_bytes.values()), n).sent
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
-    summed = _deepspeed_rows(measured, zero, ("all-reduce", "reduce-scatter", "reduce"))
-    gathered = _deepspeed_rows(measured, zero, ("all-gather", "broadcast"))
+    summed, gathered = (
+        [row for row in rows_of(measured, kinds, zero.ranks)
+         if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
+        for kinds in (("all-reduce", "reduce-scatter", "reduce"), ("all-gather", "broadcast"))
+    )  # fmt: skip
     whole = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
-    kept = "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters allows, "
-    found = expect_together(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", whole)
-    if not stage:
-        return found
-    parameters = half * (2 * m if stage == 3 else 1)
-    less = stage == 3 and sum(row.bytes for row in gathered) < parameters
-    reason = kept + "stay gathered" if less else ""
-    return found + expect_together(gathered, parameters, "parameters, gathered", f"{name}'s parameters", reason)
-
-
-def _deepspeed_rows(measured: Summary, zero: Parallelism, kinds: tuple[str, ...]) -> list[Row]:
-    rows = rows_of(measured, kinds, zero.ranks)
-    return [row for row in rows if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
+    yield from expect_together(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", whole)
+    if stage:
+        parameters, reason = half * (2 * m if stage == 3 else 1), ""
+        if stage == 3 and bytes_of(gathered) < parameters:
+            reason = (
+                "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters "
+                "allows, stay gathered"
+            )
+        yield from expect_together(gathered, parameters, "parameters, gathered", f"{name}'s parameters", reason)
 
 
 #: How far what was sent may be from a formula that is met.
@@ -285,12 +275,12 @@ def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list
 
 def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
     """Expected bytes, and the reason where they differ, for rows that belong together."""
-    whole, sent = sum(term["bytes"] for term in terms), sum(row.bytes for row in rows)
+    whole, sent = sum(term["bytes"] for term in terms), bytes_of(rows)
     vocabularies, found = measured.model.get("vocabularies", []), []
     if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
         found.append(gathered_logits(rows[0], sent))
+    share(rows, whole)
     for row in rows:
-        row.expected_bytes = whole * row.bytes / sent if sent else whole / len(rows)
         own = [term for term in terms if _fits(term, row)]
         own = [term for term in own if term["repeated"] == row.place.repeated] or own
         row.why = "; ".join(dict.fromkeys(f"{term['what']}{RECOMPUTED if term['repeated'] else ''}" for term in own))
@@ -312,7 +302,7 @@ def _shared_inputs(terms: list[Term], rows: list[Row], whole: float, sent: float
         return []
     same = {name: first for term in terms for name, first in term["same"].items()}
     once = [row for row in rows if row.module not in same]
-    if abs(sum(row.bytes for row in once) - whole) <= MET * whole:
+    if abs(bytes_of(once) - whole) <= MET * whole:
         for row in rows:
             row.expected_bytes = 0.0 if row.module in same else row.bytes
     for row in rows:
@@ -345,11 +335,14 @@ def _difference(measured: Summary, terms: list[Term], rows: list[Row], whole: fl
 
 def gathered_logits(row: Row, nbytes: float) -> Finding:
     """What there is to say of logits that are gathered whole."""
-    times = "once" if row.calls == 1 else f"{row.calls:.2g} times"
     return Finding(
-        f"logits are gathered whole, {times} a step: a figure of them can be counted on each rank, a loss be "
-        "computed where the vocabulary is cut, and a few numbers sent", row.line, nbytes,
+        f"logits are gathered whole, {_times_text(row)} a step: a figure of them can be counted on each rank, a loss "
+        "be computed where the vocabulary is cut, and a few numbers sent", row.line, nbytes,
     )  # fmt: skip
+
+
+def _times_text(row: Row) -> str:
+    return "once" if row.calls == 1 else f"{row.calls:.2g} times"
 
 
 def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -> None:
@@ -388,18 +381,20 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 
 def explain(measured: Summary) -> None:
     """Gives rows what was expected of them, and the summary its findings."""
+    found = measured.findings
     for parallelism in measured.parallelism:
-        rule = RULES.get("DeepSpeed" if parallelism.kind.startswith("DeepSpeed") else parallelism.kind)
-        measured.findings += rule(measured, parallelism) if rule else []
-    measured.findings += by_terms(measured)
-    _summed_by_hand(measured)
-    _sharded_by_hand(measured)
-    _averaged_now_and_then(measured)
+        if rule := RULES.get(parallelism.kind.partition(" ")[0]):
+            found += rule(measured, parallelism)
+    found += by_terms(measured)
+    _by_hand(measured)
     for row in measured.collectives:
-        _other(measured, row)
-    _one_unit(measured)
-    _late(measured)
-    measured.findings = list(dict.fromkeys(measured.findings))  # what two groups of one parallelism both have
+        if row.place.phase == "evaluation":
+            row.why = "of a model that runs without gradients: an evaluation, a teacher"
+        elif not row.why:
+            row.why, what = _other(measured, row)
+            found += [what] if isinstance(what, Finding) else [Finding(what, row.line, row.bytes)] if what else []
+    found += [*one_unit(measured.parallelism), *_late(measured)]
+    measured.findings = list(dict.fromkeys(found))  # what two groups of one parallelism both have
     if measured.ranks > 1 and _alone(measured):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
         measured.findings.insert(0, Finding(alone))
@@ -419,55 +414,45 @@ def _alone(measured: Summary) -> bool:
     )
 
 
-def _summed_by_hand(measured: Summary) -> None:
-    """All-reduces of a group that have, together, as many bytes as all gradients: a script's own sum of them."""
-    frozen = measured.model.get("frozen", 0)
-    nbytes = _parameter_bytes(measured)
-    for ranks in {row.ranks for row in measured.collectives} if nbytes and not frozen else ():
-        rows = [row for row in measured.collectives if row.ranks == ranks and row.kind == "all-reduce" and not row.why]
-        rows = [row for row in rows if row.place.phase in ("between", "backward") and not row.place.objects]
-        rows = [row for row in rows if any(prod(shape) > METRIC for shape in row.shapes)]
-        once = ring_all_reduce(nbytes, len(ranks)).sent
-        sent = sum(row.bytes for row in rows)
-        if rows and sent and abs(sent - once) <= 0.01 * once:  # a group of one rank sends nothing
-            for row in rows:
-                row.expected_bytes, row.why = once * row.bytes / sent, _SUMMED
+def _by_hand(measured: Summary) -> None:
+    """What a script sends by itself, known by its bytes: sums of gradients, a sharded optimizer, averages.
 
-
-def _sharded_by_hand(measured: Summary) -> None:
-    """Reduce-scatters of as many bytes as the gradients have, and gathers of as many as the parameters, by the script.
-
-    As ZeRO-1 and 2, and optimizers that shard themselves. Small tensors may be summed whole.
+    All-reduces of a group that have, together, as many bytes as all gradients are the script's own sum of them.
+    Reduce-scatters of as many bytes as the gradients have, and gathers of as many as the parameters, are those of
+    ZeRO-1 and 2, and of optimizers that shard themselves; small tensors may be summed whole. All-reduces that not every
+    step has, of as many bytes in those that have them as all parameters, are local SGD.
     """
     nbytes = _parameter_bytes(measured)
     for ranks in {row.ranks for row in measured.collectives} if nbytes else ():
         rows = [row for row in measured.collectives if row.ranks == ranks and not row.why and not row.place.objects]
-        rows = [row for row in rows if row.place.phase in ("between", "step")]
+        once, half = ring_all_reduce(nbytes, len(ranks)).sent, ring_half(nbytes, len(ranks)).sent
         scattered, gathered, summed = (
             [row for row in rows if row.kind == kind] for kind in ("reduce-scatter", "all-gather", "all-reduce")
         )
-        half = ring_half(nbytes, len(ranks)).sent
-        sent = sum(row.bytes for row in scattered), sum(row.bytes for row in gathered)
-        rest = half - sum(row.bytes for row in summed) / 2
-        if not half or not all(0.95 * rest < some < 1.05 * half for some in sent):
-            continue
-        for some, of_some, why in ((scattered, sent[0], _SCATTERED), (gathered, sent[1], _GATHERED)):
-            for row in some:
-                row.expected_bytes, row.why = rest * row.bytes / of_some, why
-        for row in summed:
-            row.why = "small gradients, summed whole"
-
-
-def _averaged_now_and_then(measured: Summary) -> None:
-    """All-reduces that not every step has, of as many bytes in those that have them as all parameters: local SGD."""
-    nbytes = _parameter_bytes(measured)
-    for row in measured.collectives if nbytes else ():
-        tensors = len(row.shapes)  # each has a call of its own, or all have one
-        if row.kind != "all-reduce" or row.why or not 0 < row.calls < tensors:
-            continue
-        once, of_a_call = ring_all_reduce(nbytes, len(row.ranks)).sent, row.bytes / row.calls
-        if once and any(math.isclose(sent, once, rel_tol=0.02) for sent in (of_a_call, of_a_call * tensors)):
-            row.why = "as many bytes as all parameters have, not in every step: averaged now and then (local SGD)"
+        sums = [
+            row for row in summed
+            if row.place.phase in ("between", "backward") and any(prod(shape) > METRIC for shape in row.shapes)
+        ]  # fmt: skip
+        sent = bytes_of(sums)
+        if sent and abs(sent - once) <= 0.01 * once and not measured.model.get("frozen", 0):
+            share(sums, once, _SUMMED)  # a group of one rank sends nothing
+        scattered, gathered, summed = (
+            [row for row in some if row.place.phase in ("between", "step") and not row.why]
+            for some in (scattered, gathered, summed)
+        )
+        rest = half - bytes_of(summed) / 2
+        if half and all(0.95 * rest < bytes_of(some) < 1.05 * half for some in (scattered, gathered)):
+            share(scattered, rest, _SCATTERED)
+            share(gathered, rest, _GATHERED)
+            for row in summed:
+                row.why = "small gradients, summed whole"
+        for row in rows:
+            tensors = len(row.shapes)  # each has a call of its own, or all have one
+            if row.kind == "all-reduce" and not row.why and 0 < row.calls < tensors and once:
+                of_a_call = row.bytes / row.calls
+                if any(math.isclose(sent, once, rel_tol=0.02) for sent in (of_a_call, of_a_call * tensors)):
+                    row.why = "as many bytes as all parameters have, not in every step: averaged now and then "
+                    row.why += "(local SGD)"
 
 
 def _parameter_bytes(measured: Summary) -> int:
@@ -476,74 +461,54 @@ def _parameter_bytes(measured: Summary) -> int:
     return sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
 
 
-def _other(measured: Summary, row: Row) -> None:
-    """What is no parallelism's: objects, barriers, metrics, logits, small messages."""
-    if row.place.phase == "evaluation":
-        row.why = "of a model that runs without gradients: an evaluation, a teacher"
-    if row.why:
-        return
-    times = "once" if row.calls == 1 else f"{row.calls:.2g} times"
-    vocabulary = measured.model.get("vocabularies", [])
+def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
+    """What a row is that no parallelism has, and what to change: objects, barriers, metrics, logits, small messages."""
+    times, between = _times_text(row), row.place.phase == "between"
     if row.place.objects:
-        row.why = f"Python objects, pickled ({row.place.objects})"
         what = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
-        measured.findings.append(Finding(what, row.line, row.bytes))
-    elif row.kind == "barrier":
-        row.why = "a barrier"
-        measured.findings.append(Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line))
-    elif row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabulary for shape in row.shapes):
-        row.why = "logits, gathered whole"
-        measured.findings.append(gathered_logits(row, row.bytes))
-    elif row.place.use == NORM and row.bytes <= SMALL:
-        row.why = "the norm of all gradients, or whether one overflowed"
-    elif row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL:
-        row.why = "DDP gives all ranks rank 0's buffers"
-        what = (
+        return f"Python objects, pickled ({row.place.objects})", what
+    if row.kind == "barrier":
+        return "a barrier", Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
+    vocabularies = measured.model.get("vocabularies", [])
+    if row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabularies for shape in row.shapes):
+        return "logits, gathered whole", gathered_logits(row, row.bytes)
+    if row.place.use == NORM and row.bytes <= SMALL:
+        return "the norm of all gradients, or whether one overflowed", ""
+    if row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL:
+        return "DDP gives all ranks rank 0's buffers", (
             "DDP sends rank 0's buffers before each forward pass: where they are masks and tables, which never change, "
             "broadcast_buffers=False saves that"
         )
-        measured.findings.append(Finding(what, row.line, row.bytes))
-    elif (
-        row.kind in ("all-reduce", "all-gather") and row.place.phase == "between"
-        and all(prod(shape) <= METRIC for shape in row.shapes)
-    ):  # fmt: skip
-        row.why = "a figure or two, outside of forward and backward: a metric"
-        what = (
+    if row.kind in ("all-reduce", "all-gather") and between and all(prod(shape) <= METRIC for shape in row.shapes):
+        return "a figure or two, outside of forward and backward: a metric", (
             f"a small {row.kind} outside of forward and backward, {times} a step: each waits for the last rank; "
             f"{'sum' if row.kind == 'all-reduce' else 'gather'} such figures together, or every so many steps"
         )
-        measured.findings.append(Finding(what, row.line, row.bytes))
-    elif row.kind == "broadcast" and _REDUNDANCY in measured.model.get("trained", {}).get("optimizers", []):
-        row.why = f"parameters, from the rank that has updated them ({_REDUNDANCY})"
-    elif row.bytes <= SMALL:
-        row.why = "small: it costs its latency"
+    if row.kind == "broadcast" and _REDUNDANCY in measured.model.get("trained", {}).get("optimizers", []):
+        return f"parameters, from the rank that has updated them ({_REDUNDANCY})", ""
+    return "small: it costs its latency" if row.bytes <= SMALL else "", ""
 
 
-def _one_unit(measured: Summary) -> None:
+def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
     """FSDP2 on the whole model alone, which has layers: nothing is gathered while something else computes."""
-    for parallelism in measured.parallelism:
-        layers = {name.rpartition(".")[0] for name in parallelism.options.get("shapes", {}) if "." in name}
-        if parallelism.kind in ("FSDP2", "HSDP") and parallelism.wraps == (ROOT,) and len(layers) > 2:
-            measured.findings.append(Finding(
+    for one in parallelism:
+        layers = {name.rpartition(".")[0] for name in one.options.get("shapes", {}) if "." in name}
+        if one.kind in ("FSDP2", "HSDP") and one.wraps == (ROOT,) and len(layers) > 2:
+            yield Finding(
                 "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
-                "the last; call fully_shard on each layer, then on the model",
-                bytes=sum(parallelism.unit_bytes.values()),
-            ))  # fmt: skip
+                "the last; call fully_shard on each layer, then on the model", "", sum(one.unit_bytes.values()),
+            )  # fmt: skip
 
 
-def _late(measured: Summary) -> None:
-    """A rank that computes longer than the others, who wait for it."""
+def _late(measured: Summary) -> Iterator[Finding]:
+    """A rank that computes longer than the others, who wait for it; of two slow ones neither is late."""
     if measured.ranks < 2:
         return
-    longest = max(measured.time, key=lambda one: one.compute_s)
-    others = max(
-        rank_times.compute_s for rank_times in measured.time if rank_times is not longest
-    )  # of two slow ones neither is late
-    waited = statistics.median(rank_times.idle_s for rank_times in measured.time if rank_times is not longest)
-    step = longest.step_s
-    late = max(LATE * step, LATE_S)
-    if longest.compute_s - others > late and waited > late:
-        measured.findings.append(Finding(
-            f"rank {longest.rank} computes {1e3 * longest.compute_s:.0f} ms of a step, the others {1e3 * others:.0f}: "
-            f"they wait {1e3 * waited:.0f} ms for it",
-        ))  # fmt: skip
+    *others, longest = sorted(measured.time, key=lambda one: one.compute_s)
+    waited = statistics.median(one.idle_s for one in others)
+    late = max(LATE * longest.step_s, LATE_S)
+    if longest.compute_s - others[-1].compute_s > late and waited > late:
+        yield Finding(
+            f"rank {longest.rank} computes {1e3 * longest.compute_s:.0f} ms of a step, the others "
+            f"{1e3 * others[-1].compute_s:.0f}: they wait {1e3 * waited:.0f} ms for it",
+        )  # fmt: skip

@@ -8,15 +8,17 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
+from pardemo.script.step.memory import block_changes
 from pardemo.script.step.parallelisms import Parallelism
 from pardemo.script.step.summary import Seen, Summary
+from pardemo.script.words import count_text
 
 if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
     from pardemo.planner.layouts.layout import Layout
@@ -94,11 +96,9 @@ def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str
 
 def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
     """The most bytes of each kind at one time of the followed step; others may have theirs at other times."""
-    changes = [(block.born, block.kind, block.bytes) for block in blocks]
-    changes += [(block.died, block.kind, -block.bytes) for block in blocks if block.died is not None]
     alive: Counter[str] = Counter()
     most: Counter[str] = Counter()
-    for _, kind, nbytes in sorted(changes):
+    for _, kind, nbytes in block_changes(blocks):
         alive[kind] += nbytes
         most[kind] = max(most[kind], alive[kind])
     return most
@@ -114,6 +114,16 @@ LOGITS = {2: 14, 4: 12}  # bytes of a token and word: in 16 bits, in 32, their l
 
 class NoCounterpart(Exception):
     """The planner has nothing like it; the message says what in one line."""
+
+
+def refuse(unlike: object, why: str) -> None:
+    """Where the script is unlike anything that the planner has.
+
+    Raises:
+        NoCounterpart: it is.
+    """
+    if unlike:
+        raise NoCounterpart(why)
 
 
 def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fullest: Seen) -> dict[str, Any]:
@@ -190,19 +200,18 @@ def trained_of(fullest: Seen, measured: Summary) -> dict[str, Any]:
     Raises:
         NoCounterpart: some parameters are frozen, or an optimizer's states are not of its parameters' shapes.
     """
-    trained = fullest.model["trained"]
-    if measured.model["frozen"]:
-        raise NoCounterpart(
-            f"{measured.model['frozen']:,} of {measured.model['parameters']:,} parameters are frozen, and a layout of "
-            "the planner trains all; pardemo plan without --explain plans LoRA"
-        )
-    if not trained["elements"]:
-        raise NoCounterpart("no optimizer of torch's was seen to step, so its states are not known")
-    if trained["unlike"]:
-        raise NoCounterpart(
-            f"{', '.join(trained['optimizers'])} keeps states of other shapes than its parameters, which do not grow "
-            "as they do"
-        )
+    trained, model = fullest.model["trained"], measured.model
+    refuse(
+        model["frozen"],
+        f"{model['frozen']:,} of {model['parameters']:,} parameters are frozen, and a layout of the planner trains "
+        "all; pardemo plan without --explain plans LoRA",
+    )
+    refuse(not trained["elements"], "no optimizer of torch's was seen to step, so its states are not known")
+    refuse(
+        trained["unlike"],
+        f"{', '.join(trained['optimizers'])} keeps states of other shapes than its parameters, which do not grow as "
+        "they do",
+    )
     return trained
 
 
@@ -213,18 +222,16 @@ def tokens(asked: Question, seen: Sequence[Seen], cp: int) -> tuple[int, int]:
         NoCounterpart: neither is known.
     """
     known = next((trace.model["trained"]["tokens"] for trace in seen if trace.model["trained"]["tokens"]), None)
-    if known is None and (asked.micro_batch is None or asked.sequence is None):
-        raise NoCounterpart("no embedding was seen to take samples of tokens: say --micro-batch and --sequence")
+    unknown = known is None and (asked.micro_batch is None or asked.sequence is None)
+    refuse(unknown, "no embedding was seen to take samples of tokens: say --micro-batch and --sequence")
     samples, length = known or (0, 0)
     return asked.micro_batch or samples, asked.sequence or length * cp
 
 
 def tokens_taken(asked: Question, samples: int, sequence: int, micro_batches: int) -> str:
-    said = [name for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
-    who = {0: "as in the script", 1: f"{said[0].replace('_', '-')} as you said" if said else "", 2: "as you said"}[
-        len(said)
-    ]
-    return f"{micro_batches} × {samples} sample{'s' * (samples != 1)} of {sequence:,} tokens a step and rank, {who}"
+    said = [name.replace("_", "-") for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
+    who = ("as in the script", f"{''.join(said)} as you said", "as you said")[len(said)]
+    return f"{micro_batches} × {count_text(samples, 'sample')} of {sequence:,} tokens a step and rank, {who}"
 
 
 def recomputed(trained: dict[str, Any]) -> str:
@@ -234,10 +241,9 @@ def recomputed(trained: dict[str, Any]) -> str:
         NoCounterpart: some layers alone.
     """
     again, layers = trained["layers_recomputed"], trained["layers"]
-    if again and again < layers:
-        raise NoCounterpart(f"{again} of {layers} layers are recomputed; the planner has all of them or none")
-    if trained["recomputed_inside"] and not again:
-        raise NoCounterpart("parts of layers are recomputed; the planner has whole layers or none")
+    refuse(0 < again < layers, f"{again} of {layers} layers are recomputed; the planner has all of them or none")
+    inside = trained["recomputed_inside"] and not again
+    refuse(inside, "parts of layers are recomputed; the planner has whole layers or none")
     return "full" if again else "none"
 
 
@@ -249,32 +255,27 @@ def _degrees(
 
     by: dict[str, list[Parallelism]] = {}
     for one in parallelisms:
-        if one.options.get("by") == "Megatron-core":
-            raise NoCounterpart(
-                "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
-                "has its constants"
-            )
-        by.setdefault(one.kind, []).append(one)
-    if twice := [kind for kind, some in by.items() if len(some) > 1]:
-        raise NoCounterpart(f"a rank is in several groups of {twice[0]}, and a layout has one")
-    sizes = {kind: len(some[0].ranks) for kind, some in by.items()}
-    if strange := set(sizes) - {*DATA, "TP", "PP", "CP"}:
-        raise NoCounterpart(f"{', '.join(sorted(strange))} is not translated into a layout of the planner")
-    shared = [kind for kind in DATA if kind in sizes]
-    if len(shared) > 1:
-        raise NoCounterpart(f"{' and '.join(shared)} together have no counterpart in a layout")
-    tp, pp, cp = (sizes.get(kind, 1) for kind in ("TP", "PP", "CP"))
-    data = by[shared[0]][0] if shared else None
-    here, rest = divmod(measured.ranks, tp * pp * cp)
-    if rest or (here > 1 and data is None):
-        raise NoCounterpart(f"what the groups of {measured.ranks} ranks share was not recognised")
-    dp, rest = divmod(asked.gpus or measured.ranks, tp * pp * cp)
-    if rest or not dp:
-        raise NoCounterpart(f"{asked.gpus} GPUs do not divide by TP {tp} × PP {pp} × CP {cp} of the script")
-    if dp > 1 and data is None:
-        raise NoCounterpart(
-            f"the script has no data parallelism, and TP {tp} × PP {pp} × CP {cp} are not {asked.gpus} GPUs"
+        refuse(
+            one.options.get("by") == "Megatron-core",
+            "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
+            "has its constants",
         )
+        by.setdefault(one.kind, []).append(one)
+    twice = [kind for kind, some in by.items() if len(some) > 1]
+    refuse(twice, f"a rank is in several groups of {''.join(twice[:1])}, and a layout has one")
+    sizes = {kind: len(some[0].ranks) for kind, some in by.items()}
+    strange = sorted(set(sizes) - {*DATA, "TP", "PP", "CP"})
+    refuse(strange, f"{', '.join(strange)} is not translated into a layout of the planner")
+    shared = [kind for kind in DATA if kind in sizes]
+    refuse(len(shared) > 1, f"{' and '.join(shared)} together have no counterpart in a layout")
+    tp, pp, cp = (sizes.get(kind, 1) for kind in ("TP", "PP", "CP"))
+    data, degrees = by[shared[0]][0] if shared else None, f"TP {tp} × PP {pp} × CP {cp}"
+    here, rest = divmod(measured.ranks, tp * pp * cp)
+    unknown = rest or (here > 1 and data is None)
+    refuse(unknown, f"what the groups of {measured.ranks} ranks share was not recognised")
+    dp, rest = divmod(asked.gpus or measured.ranks, tp * pp * cp)
+    refuse(rest or not dp, f"{asked.gpus} GPUs do not divide by {degrees} of the script")
+    refuse(dp > 1 and data is None, f"the script has no data parallelism, and {degrees} are not {asked.gpus} GPUs")
     sharding, group = ("none", 0) if data is None else _sharing(data, here, cp, measured)
     stages = len(by["PP"][0].wraps) if pp > 1 else 1
     return Layout(
@@ -286,26 +287,19 @@ def _degrees(
 def _sharing(data: Parallelism, here: int, cp: int, measured: Summary) -> tuple[str, int]:
     """What data-parallel ranks share of the states, and the ranks of a group that does, where it is not all."""
     if data.kind == "DDP":
-        if data.options.get("models", 1) > 1 or len(data.ranks) not in (here, here * cp):
-            raise NoCounterpart("several models, or groups, under DDP have no counterpart in a layout")
+        several = data.options.get("models", 1) > 1 or len(data.ranks) not in (here, here * cp)
+        refuse(several, "several models, or groups, under DDP have no counterpart in a layout")
         return "none", 0
-    strategy = data.options.get("sharding_strategy", "FULL_SHARD")
-    if strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
-        raise NoCounterpart(f"FSDP1's {strategy} has no counterpart in a layout")
-    again = data.options.get("reshard_after_forward", {})
-    if kept := [name for name, back in again.items() if name != ROOT and not back]:
-        raise NoCounterpart(
-            f"{kept[0]} stays gathered from its forward to its backward pass, and a layout's units do not"
-        )
-    units = [name for name in data.wraps if name != ROOT]
-    if len(units) < measured.model["trained"]["layers"]:
-        raise NoCounterpart(
-            f"{len(units)} units besides the root are not the {measured.model['trained']['layers']} layers; a layout "
-            "gathers layer by layer"
-        )
-    if len(data.ranks) == here * cp:
-        return "zero3", 0
-    return "zero3", len(data.ranks)
+    strategy, layers = data.options.get("sharding_strategy", "FULL_SHARD"), measured.model["trained"]["layers"]
+    refuse(strategy not in ("FULL_SHARD", "HYBRID_SHARD"), f"FSDP1's {strategy} has no counterpart in a layout")
+    for name, back in data.options.get("reshard_after_forward", {}).items():
+        kept = name != ROOT and not back
+        refuse(kept, f"{name} stays gathered from its forward to its backward pass, and a layout's units do not")
+    units = sum(name != ROOT for name in data.wraps)
+    refuse(
+        units < layers, f"{units} units besides the root are not the {layers} layers; a layout gathers layer by layer"
+    )
+    return "zero3", 0 if len(data.ranks) == here * cp else len(data.ranks)
 
 
 def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:
@@ -325,10 +319,8 @@ def _computed_in(fullest: Seen, data: Parallelism | None) -> tuple[int, str]:
         names, why = data.options["gathered_in"], "as parameters are gathered"
     else:
         names, why = sorted(model["dtypes"]), "as parameters are"
-    if len(names) != 1 or names[0] not in (*HALF, "float32"):
-        raise NoCounterpart(
-            f"the forward computes in {', '.join(names) or 'an unknown dtype'}, of which no plan is made"
-        )
+    unknown = len(names) != 1 or names[0] not in (*HALF, "float32")
+    refuse(unknown, f"the forward computes in {', '.join(names) or 'an unknown dtype'}, of which no plan is made")
     return (2 if names[0] in HALF else 4), f"{names[0]} in the forward, {why}"
 
 
@@ -369,25 +361,20 @@ def _planned_deepspeed(asked: Question, measured: Summary, seen: Sequence[Seen],
 
     trained = trained_of(fullest, measured)
     settings = trained["deepspeed"]
-    (engine,) = (
-        parallelism
-        for parallelism in measured.parallelism
-        if parallelism.kind.startswith("DeepSpeed") and fullest.rank in parallelism.ranks
+    (engine,) = (one for one in measured.parallelism if one.kind.startswith("DeepSpeed") and fullest.rank in one.ranks)
+    others = sorted({one.kind for one in measured.parallelism} - {engine.kind})
+    refuse(others, f"{engine.kind} together with {', '.join(others)} is not run dry")
+    refuse(
+        not settings or settings["offloads"],
+        "an engine that offloads, or one of several, is not translated: pardemo plan --zero plans it",
     )
-    if others := sorted({parallelism.kind for parallelism in measured.parallelism} - {engine.kind}):
-        raise NoCounterpart(f"{engine.kind} together with {', '.join(others)} is not run dry")
-    if not settings or settings["offloads"]:
-        raise NoCounterpart(
-            "an engine that offloads, or one of several, is not translated: pardemo plan --zero plans it"
-        )
-    if not settings["half"] or not set(trained["optimizers"]) <= ADAM:
-        raise NoCounterpart(
-            f"DeepSpeed is run dry in 16 bits with Adam alone, not with {', '.join(trained['optimizers'])}"
-            + ("" if settings["half"] else " in fp32")
-        )
+    refuse(
+        not settings["half"] or not set(trained["optimizers"]) <= ADAM,
+        f"DeepSpeed is run dry in 16 bits with Adam alone, not with {', '.join(trained['optimizers'])}"
+        + ("" if settings["half"] else " in fp32"),
+    )
     stage, gpus = engine.options["stage"], asked.gpus or measured.ranks
-    if gpus < 2 <= stage + 1:
-        raise NoCounterpart(f"stage {stage} shards over data-parallel ranks, and there is one")
+    refuse(gpus < 2 <= stage + 1, f"stage {stage} shards over data-parallel ranks, and there is one")
     samples, sequence = tokens(asked, seen, 1)
     micro_batches, again = engine.options["micro_batches"], recomputed(trained)
     job = RankJob(
@@ -396,10 +383,9 @@ def _planned_deepspeed(asked: Question, measured: Summary, seen: Sequence[Seen],
     )  # fmt: skip
     with _quiet(), contextlib.redirect_stdout(sys.stderr):
         lines = Curve(job).estimate(samples, accumulation=micro_batches).lines
-    kinds: dict[str, float] = {}
+    kinds: dict[str, float] = defaultdict(float)
     for name, nbytes in lines.items():
-        kind = KINDS.get(name, name)
-        kinds[kind] = kinds.get(kind, 0.0) + nbytes
+        kinds[KINDS.get(name, name)] += nbytes
     how = "on" if again == "full" else "off"
     return {
         "kinds": kinds,

@@ -106,7 +106,7 @@ class ScriptMemoryMeter(MemoryMeter):
         alive = []
         for record, one in (*self._earlier, *self.storages.items()):
             if one.born <= self._peak_change and (one.died is None or one.died > self._peak_change):
-                kind = self._kind(record.kind, one)
+                kind = self._shown_kind(record.kind, one)
                 kinds[kind] += one.nbytes
                 alive.append((kind, one))
         return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
@@ -114,16 +114,14 @@ class ScriptMemoryMeter(MemoryMeter):
     def all(self) -> list[tuple[str, Storage]]:
         """Every storage since :meth:`begin`, with its kind, in the order in which they came."""
         lives = (*self._earlier, *self.storages.items())
-        return sorted(((self._kind(record.kind, one), one) for record, one in lives), key=lambda item: item[1].born)
+        shown = ((self._shown_kind(record.kind, one), one) for record, one in lives)
+        return sorted(shown, key=lambda item: item[1].born)
 
-    def _kind(self, kind: str, storage: Storage) -> str:
+    def _shown_kind(self, kind: str, storage: Storage) -> str:
         if kind == "parameters" and storage.use == "gathered" and storage.born:
             return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
-        if (
-            kind == "gradients"
-            and storage.place.use == "communication buffers"
-            and storage.nbytes > 2 * self.live["parameters"]
-        ):
+        buffer = storage.place.use == "communication buffers" and storage.nbytes > 2 * self.live["parameters"]
+        if kind == "gradients" and buffer:
             return "communication buffers"  # DeepSpeed's bucket, in which it puts gradients one after the other
         if kind != "activations":
             return kind
@@ -175,14 +173,10 @@ class ScriptMemoryMeter(MemoryMeter):
             return
         if known is not None:
             self._earlier.append((record, known))
-        tensor = self._tensor
-        shape = tuple(tensor.shape) if tensor is not None else ()
-        dtype = dtype_name(tensor.dtype) if tensor is not None else ""
-        place = self._sites.here()
-        made = Storage(
-            record.nbytes, place, shape, dtype, self._change, self._phase, place.use if place.use in KINDS else ""
-        )
-        self.storages[record] = made
+        tensor, place = self._tensor, self._sites.here()
+        shape, dtype = ((), "") if tensor is None else (tuple(tensor.shape), dtype_name(tensor.dtype))
+        use = place.use if place.use in KINDS else ""
+        self.storages[record] = Storage(record.nbytes, place, shape, dtype, self._change, self._phase, use)
         self._latest = record
 
 
@@ -204,14 +198,16 @@ class MemoryTimeline(NamedTuple):
     phases: list[tuple[str, float, float]]
 
 
+def block_changes(blocks: Sequence[Block]) -> list[tuple[int, str, int]]:
+    """When blocks came and went, of which kind they are, and how many bytes came, or went."""
+    changes = [(block.born, block.kind, block.bytes) for block in blocks]
+    changes += [(block.died, block.kind, -block.bytes) for block in blocks if block.died is not None]
+    return sorted(changes, key=lambda change: change[0])
+
+
 def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTimeline:
     """Of the blocks of a step, as each came and went."""
-    changes: list[tuple[int, str, int]] = []
-    for block in blocks:
-        changes.append((block.born, block.kind, block.bytes))
-        if block.died is not None:
-            changes.append((block.died, block.kind, -block.bytes))
-    changes.sort(key=lambda change: change[0])
+    changes = block_changes(blocks)
     each = (1 + max((at for at, _, _ in changes), default=0)) / columns
     live: dict[str, int] = {}
     made: list[dict[str, int]] = []
@@ -261,12 +257,8 @@ class Trained(Hooks):
         """
         layer_names = equal_layers(self._sites.roots, self._sites.name)
         recomputed = {name for name in layer_names if name in self._sites.recomputed}
-        ddp = [
-            part
-            for root in self._sites.roots
-            for part in root.modules()
-            if isinstance(part, torch.nn.parallel.DistributedDataParallel)
-        ]
+        parts = [part for root in self._sites.roots for part in root.modules()]
+        ddp = [part for part in parts if isinstance(part, torch.nn.parallel.DistributedDataParallel)]
         return {
             "optimizers": sorted(type(optimizer).__name__ for optimizer in self._optimizers),
             **_bytes_each(self._optimizers),
@@ -294,23 +286,18 @@ def _bytes_each(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Any]:
     for optimizer in optimizers:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             count = _elements(parameter)
-            elements += count
-            weight += _nbytes(parameter)
+            elements, weight = elements + count, weight + _nbytes(parameter)
             if parameter.grad is not None:
-                with_gradient += count
-                gradient += _nbytes(parameter.grad)
+                with_gradient, gradient = with_gradient + count, gradient + _nbytes(parameter.grad)
             for value in optimizer.state.get(parameter, {}).values():
                 if isinstance(value, torch.Tensor) and (many := _elements(value)) > 1:  # a count of steps is a number
                     unlike |= many != count
                     state += _nbytes(value)
     whole = max(elements, 1)
     return {
-        "elements": elements,
-        "weight": weight / whole,
-        "gradient": gradient / with_gradient if with_gradient else None,
-        "state": state / whole,
-        "unlike": unlike,
-    }
+        "elements": elements, "weight": weight / whole, "gradient": gradient / with_gradient if with_gradient else None,
+        "state": state / whole, "unlike": unlike,
+    }  # fmt: skip
 
 
 def _elements(tensor: torch.Tensor) -> int:

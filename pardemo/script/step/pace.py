@@ -14,7 +14,7 @@ from pardemo.planner.layouts.machines import ATTENTION, Machine
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.measurement import Pace
-from pardemo.script.step.operations import BACKWARD, Exchange, Operation
+from pardemo.script.step.operations import BACKWARD, Exchange, Operation, StepWork
 from pardemo.script.step.summary import WARM, Paced, Seen, Summary, Times
 
 #: What all ranks of a collective have in common: group, ranks, its number among them.
@@ -22,6 +22,7 @@ Key = tuple[str, tuple[int, ...], int]
 #: By rank its operations and exchanges, and all its calls.
 Programs = Mapping[int, tuple[Sequence[Operation | Exchange], Sequence[Call]]]
 ExchangeTime = Callable[[Call], float | None]
+ComputeTime = Callable[[int, Operation], float]
 
 
 @dataclass
@@ -57,13 +58,7 @@ class _Rank:
 class _Replay:
     """All ranks' programs, played together; of the arguments :func:`replay` says what they are."""
 
-    def __init__(
-        self,
-        programs: Programs,
-        compute_s: Callable[[int, Operation], float],
-        launch_s: float,
-        exchange_s: ExchangeTime,
-    ):
+    def __init__(self, programs: Programs, compute_s: ComputeTime, launch_s: float, exchange_s: ExchangeTime):
         self.ranks = [_Rank(rank, program, calls) for rank, (program, calls) in sorted(programs.items())]
         self._flights: dict[Key, Flight] = {}
         self._compute_s, self._launch_s, self._exchange_s = compute_s, launch_s, exchange_s
@@ -147,9 +142,7 @@ class _Replay:
         return Times(rank.rank, step, rank.busy_s, exposed, hidden, late, max(step - rank.busy_s - exposed - late, 0.0))
 
 
-def replay(
-    programs: Programs, compute_s: Callable[[int, Operation], float], launch_s: float, exchange_s: ExchangeTime
-) -> list[Times]:
+def replay(programs: Programs, compute_s: ComputeTime, launch_s: float, exchange_s: ExchangeTime) -> list[Times]:
     """Each rank's reckoned step.
 
     A rank's GPU does its operations in their order, each when the processor has launched it and the collectives are
@@ -168,18 +161,13 @@ def replay(
     played.run()
     for rank in played.ranks:
         if rank.at < len(rank.program):
-            raise ValueError(f"rank {rank.rank} waits for ever for {_awaited_text(rank)}")
+            event = rank.program[rank.at]
+            awaited = [*(rank.flights[number] for number in event.after), *rank.stands]
+            calls = [flight.call for flight in awaited if flight.end_s is None]
+            of = {call.kind: {one.place.line: 0 for one in calls if one.kind == call.kind} for call in calls}
+            told = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in of.items())
+            raise ValueError(f"rank {rank.rank} waits for ever for {told}")
     return [played.times(rank) for rank in played.ranks]
-
-
-def _awaited_text(rank: _Rank) -> str:
-    event = rank.program[rank.at]
-    awaited = [rank.flights[number] for number in event.after] + rank.stands
-    by_group: dict[str, list[str]] = defaultdict(list)
-    for flight in awaited:
-        if flight.end_s is None:
-            by_group[flight.call.kind].append(flight.call.place.line)
-    return "; ".join(f"{kind} at {', '.join(dict.fromkeys(lines))}" for kind, lines in by_group.items())
 
 
 #: Of a processor, for one operation from Python: 24 layers of width 1,024, some 3,200 operations, take 79 ms on an A100
@@ -237,39 +225,47 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
         ValueError: nothing was recorded; the GPU's rate for the script's products is not known; ranks wait for one
             another for ever, where messages wait for their receiver, as nccl's do.
     """
-    if any(trace.work is None for trace in seen):
-        raise ValueError("the script ended within its second step, which --pace follows")
-    kinds = {event.product for some in seen if some.work for event in some.work.list if isinstance(event, Operation)}
-    of_kind, told = rates(kinds, any(some.work.tf32 for some in seen if some.work), machine)
+    works = _works(seen)
+    kinds = {event.product for work in works.values() for event in work.list if isinstance(event, Operation)}
+    of_kind, assumed = rates(kinds, any(work.tf32 for work in works.values()), machine)
     on_gpu = operation_s(machine, of_kind)
-    later = set().union(*(_later(trace) for trace in seen))
-    told.append(
+    assumed.append(
         f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what "
         "else the script's Python does, data and files take no time"
     )
     if any("compile" in note for trace in seen for note in trace.notes):
-        told.append("operations one by one: torch.compile would launch fewer")
+        assumed.append("operations one by one: torch.compile would launch fewer")
 
-    def exchange_s(call: Call) -> float | None:
-        return collective_s(call, machine) if _call_key(call) in later else None
+    def exchange_s(call: Call) -> float:
+        return collective_s(call, machine)
 
-    return _paced(seen, machine.gpu.name, machine, lambda _, one: on_gpu(one), LAUNCH_S, exchange_s, told)
+    return _paced(seen, machine, lambda _, one: on_gpu(one), LAUNCH_S, exchange_s, assumed)
+
+
+def _works(seen: Sequence[Seen]) -> dict[int, StepWork]:
+    """By rank the operations of its second step."""
+    works = {trace.rank: trace.work for trace in seen if trace.work is not None}
+    if len(works) < len(seen):
+        raise ValueError("the script ended within its second step, which --pace follows")
+    return works
 
 
 def _paced(
-    seen: Sequence[Seen],
-    on: str,
-    machine: Machine,
-    compute_s: Callable[[int, Operation], float],
-    launch_s: float,
-    exchange_s: ExchangeTime,
-    told: list[str],
-) -> Paced:
-    """The second step of all ranks, and the same with collectives that take no time."""
-    programs = {trace.rank: (trace.work.list, trace.calls) for trace in seen if trace.work is not None}
-    with_links = replay(programs, compute_s, launch_s, exchange_s)
+    seen: Sequence[Seen], machine: Machine, compute_s: ComputeTime, launch_s: float,
+    exchange_s: Callable[[Call], float], assumed: list[str],
+) -> Paced:  # fmt: skip
+    """The second step of all ranks, and the same with collectives that take no time.
+
+    A collective that no later step has takes none.
+    """
+    later = set().union(*(_later(trace) for trace in seen))
+    calls = {trace.rank: trace.calls for trace in seen}
+    programs = {rank: (work.list, calls[rank]) for rank, work in _works(seen).items()}
+    with_links = replay(
+        programs, compute_s, launch_s, lambda call: exchange_s(call) if _call_key(call) in later else None
+    )
     alone = replay(programs, compute_s, launch_s, lambda call: None)
-    return Paced(on, _links(machine), with_links, max(one.step_s for one in alone), told)
+    return Paced(machine.gpu.name, _links(machine), with_links, max(one.step_s for one in alone), assumed)
 
 
 def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
@@ -280,25 +276,17 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
     Raises:
         ValueError: the script has no layers, or ended within its second step.
     """
-    if any(trace.work is None or trace.waited is None for trace in seen):
-        raise ValueError("the script ended within its second step, which --pace follows")
-    if not all(trace.work.layers for trace in seen if trace.work):
+    if not all(work.layers for work in _works(seen).values()):
         raise ValueError("the script's model has no list of equal layers that could take a given time each")
     between = cluster.between_rate or ENDLESS
     device = Gpu("layers that wait", 0.0, ENDLESS, ENDLESS, cluster.inside_rate or ENDLESS, "this machine")
     machine = Machine(device, cluster.size, cluster.ranks_per_host, between, 0.0, 0.0, link_share=1.0)
     shares = {trace.rank: _shares(trace) for trace in seen}
-    later = set().union(*(_later(trace) for trace in seen))
 
-    def exchange_s(call: Call) -> float | None:
-        if _call_key(call) not in later:
-            return None
+    def exchange_s(call: Call) -> float:
         return collective_s(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
 
-    def compute_s(rank: int, operation: Operation) -> float:
-        return shares[rank].get(id(operation), 0.0)
-
-    paced = _paced(seen, "layers that wait", machine, compute_s, 0.0, exchange_s, [])
+    paced = _paced(seen, machine, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, exchange_s, [])
     return replace(paced, layer_s=seen[0].waited.forward_s if seen[0].waited else 0.0)
 
 
@@ -340,9 +328,8 @@ def collective_s(call: Call, machine: Machine) -> float:
     }  # fmt: skip
     if call.kind in times:
         return times[call.kind](call.nbytes, n, stride)
-    return machine.latency(n, stride) + call.nbytes / machine.rate(
-        n, stride
-    )  # one to all, or all to one, in a pipeline
+    # one to all, or all to one, in a pipeline
+    return machine.latency(n, stride) + call.nbytes / machine.rate(n, stride)
 
 
 def operation_s(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Operation], float]:
@@ -365,22 +352,22 @@ def rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[st
         ValueError: products of fp32, whose rate on this GPU nobody has published.
     """
     of_kind = {"16": machine.matrix_flops, "attention16": machine.attention_flops}
-    told = []
+    assumed = []
     if {"32", "attention32"} & set(kinds):
         if tf32:
             of_kind["32"] = TF32 * machine.matrix_flops
-            told.append("products of fp32 as TF32, which the script allows")
+            assumed.append("products of fp32 as TF32, which the script allows")
         elif machine.gpu.name in FP32_TFLOPS:
             share = machine.matrix_flops / machine.gpu.flops
             of_kind["32"] = share * FP32_TFLOPS[machine.gpu.name] * 1e12
-            told.append(
+            assumed.append(
                 f"products of fp32 without TF32, {FP32_TFLOPS[machine.gpu.name]:g} TFLOP/s by the datasheet, as torch "
                 "has it unless it is told otherwise"
             )
         else:
             raise ValueError(f"the script multiplies in fp32, and nobody has published that rate of {machine.gpu.name}")
         of_kind["attention32"] = ATTENTION * of_kind["32"]
-    return of_kind, told
+    return of_kind, assumed
 
 
 def _later(trace: Seen) -> set[tuple]:

@@ -1,7 +1,10 @@
 """The parallelisms that a script's objects have, recognised by what they are, never assumed."""
 
 import gc
+import itertools
+import string
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -21,6 +24,7 @@ from pardemo.script.runtime.call_sites import (
     without_wrappers,
 )
 from pardemo.script.step.shapes import Ranks, Shapes, ranks_of, sent_by, traffic
+from pardemo.script.words import count_text
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Parallelism:
     """
 
     kind: str
-    ranks: tuple[int, ...]
+    ranks: Ranks
     wraps: tuple[str, ...]
     unit_bytes: dict[str, int] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +56,7 @@ def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Pa
     """Parameters that are cut along a mesh that no FSDP has: tensor parallel."""
     known = list(known)
     taken = {one.ranks for one in known} | {ranks for one in known for ranks in one.options.get("replicas", ())}
-    cut: dict[Ranks, dict[str, int]] = {}
+    cut: dict[Ranks, Counter[str]] = {}
     partial: set[Ranks] = set()
     for name, parameter in root.named_parameters():
         if not isinstance(parameter, DTensor):
@@ -63,10 +67,10 @@ def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Pa
                 partial.add(ranks)
             if placement.is_shard() and ranks not in taken:
                 module = without_wrappers(name).rpartition(".")[0]
-                cut.setdefault(ranks, {})[module] = cut.get(ranks, {}).get(module, 0) + local_part(parameter).nbytes
+                cut.setdefault(ranks, Counter())[module] += local_part(parameter).nbytes
     for ranks, modules in cut.items():
         options = {"by": "DTensor", "gradients_unsummed": ranks in partial}
-        yield Parallelism("TP", ranks, tuple(modules), modules, options)
+        yield Parallelism("TP", ranks, tuple(modules), dict(modules), options)
 
 
 def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
@@ -95,27 +99,24 @@ def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
     """Megatron-core's DistributedDataParallel: the buckets in which gradients are summed, and parameters gathered."""
     ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
     terms: dict[Ranks, list[dict[str, Any]]] = {}
+    optimizers = _optimizers()
     for part in (part for root in roots for part in root.modules() if ddp is not None):
         if not isinstance(part, ddp.DistributedDataParallel):
             continue
         for buffer in [*part.buffers, *part.expert_parallel_buffers]:
             ranks = ranks_of(buffer.data_parallel_group)
             for bucket in buffer.buckets if len(ranks) > 1 else ():
-                some = terms.setdefault(ranks, [])
-                gradients = bucket.grad_data
+                some, gradients = terms.setdefault(ranks, []), bucket.grad_data
                 if part.ddp_config.use_distributed_optimizer:
                     some.append(_term("reduce-scatter", ranks, gradients, "gradients of a bucket, summed to shards"))
-                    some.append(_term("all-gather", ranks, bucket.param_data, PARAMETERS))
+                    some.append(_term("all-gather", ranks, bucket.param_data, PARAMETERS, optimizers=optimizers))
                 else:
                     some.append(_term("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
     made = []
-    optimizers = _optimizers()
     for ranks, some in terms.items():
-        for one in some:
-            one["optimizers"] = optimizers
         gradients = [one for one in some if one["kind"] != "all-gather"]
         sizes = {f"bucket {number}": one["whole"] for number, one in enumerate(gradients)}
-        wraps = (f"{len(sizes)} bucket{'s' if len(sizes) > 1 else ''} of gradients",)
+        wraps = (f"{count_text(len(sizes), 'bucket')} of gradients",)
         made.append(Parallelism("DP", ranks, wraps, sizes, {"by": MEGATRON, "terms": some}))
     return made
 
@@ -126,10 +127,10 @@ def _optimizers() -> int:
     return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
-def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, what: str) -> dict[str, Any]:
+def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, what: str, **more: Any) -> dict[str, Any]:
     """A term that a step has once, whatever the phase."""
     nbytes = sent_by(kind, tensor.nbytes, len(ranks))
-    return traffic(ranks, kind, what, nbytes, tensor.numel(), whole=tensor.nbytes)
+    return traffic(ranks, kind, what, nbytes, tensor.numel(), whole=tensor.nbytes, **more)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
@@ -220,7 +221,7 @@ def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
     roots = outermost(sites.roots)
     parallelisms: list[Parallelism] = []
     for root in roots:
-        parallelisms += [*_ddp(root, sites), *_fsdp2(root, sites), *_fsdp1(root, sites), *_deepspeed(root)]
+        parallelisms += [*_ddp(root), *_fsdp2(root), *_fsdp1(root), *_deepspeed(root)]
     parallelisms = _trained_ones(_models_together(parallelisms))
     for root in roots:
         parallelisms += dtensors(root, parallelisms)
@@ -231,7 +232,7 @@ def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
 def describe_model(sites: CallSites) -> dict[str, Any]:
     """Parameters of what has run: how many, of which dtypes, how many frozen, which are one under two names."""
     count = frozen = 0
-    dtypes: dict[str, int] = {}
+    dtypes: Counter[str] = Counter()
     tied: list[str] = []
     kinds: list[str] = []
     for root in outermost(sites.roots):
@@ -248,15 +249,14 @@ def describe_model(sites: CallSites) -> dict[str, Any]:
             elements = getattr(parameter, "ds_numel", parameter.numel())  # DeepSpeed's, of which a rank has a shard
             count += elements
             frozen += 0 if parameter.requires_grad else elements
-            dtype = dtype_name(parameter.dtype)
-            dtypes[dtype] = dtypes.get(dtype, 0) + elements
+            dtypes[dtype_name(parameter.dtype)] += elements
         if flat:  # what its parameters show is their shards
             count = sum(elements for _, elements, _, _ in flat)
-            dtypes = {next(iter(dtypes), ""): count}
+            dtypes = Counter({next(iter(dtypes), ""): count})
         if names:
             kinds.append(type(unwrapped(root)).__name__)
     return {
-        "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dtypes, "tied": tied,
+        "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dict(dtypes), "tied": tied,
         "recomputed": sorted(sites.recomputed), "computed_in": sorted(sites.computed_in),
     }  # fmt: skip
 
@@ -268,19 +268,19 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _ddp(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
+def _ddp(root: torch.nn.Module) -> Iterator[Parallelism]:
     for part in root.modules():
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             trained = {n: p for n, p in part.module.named_parameters() if p.requires_grad}
             ignored = part.parameters_to_ignore
             sizes = {without_wrappers(n): local_part(p).nbytes for n, p in trained.items() if n not in ignored}
-            ranks = tuple(dist.get_process_group_ranks(part.process_group))
+            ranks = ranks_of(part.process_group)
             options = {
                 "bucket_cap_mb": part.bucket_bytes_cap / 2**20,
                 "find_unused_parameters": part.find_unused_parameters,
                 "static_graph": part.static_graph,
                 "buckets": _buckets(part, list(sizes)),
-                **_rows_used(part.module),
+                "rows_used": _rows_used(part.module),
                 "unused": [without_wrappers(n) for n, p in trained.items() if p.grad is None or not p.grad.any()],
             }
             yield Parallelism("DDP", ranks, (type(part.module).__name__,), sizes, options)
@@ -299,76 +299,71 @@ def _buckets(ddp: torch.nn.Module, names: list[str]) -> list[list[str]]:
 def _models_together(found: list[Parallelism]) -> list[Parallelism]:
     """Several models under DDP over the same ranks as one: a step may train one of them, and whose bytes are whose is
     not to be seen."""
-    together: dict[tuple[int, ...], list[Parallelism]] = {}
+    together: dict[Ranks, list[Parallelism]] = {}
     for one in found:
         if one.kind == "DDP":
             together.setdefault(one.ranks, []).append(one)
-    several = {ranks: some for ranks, some in together.items() if len(some) > 1}
-    kept = [one for one in found if one.kind != "DDP" or one.ranks not in several]
-    return kept + [
+    joined = [
         Parallelism("DDP", ranks, tuple(name for one in some for name in one.wraps), {}, {"models": len(some)})
-        for ranks, some in several.items()
+        for ranks, some in together.items()
+        if len(some) > 1
     ]
+    return [one for one in found if one.kind != "DDP" or len(together[one.ranks]) == 1] + joined
 
 
 def _trained_ones(found: list[Parallelism]) -> list[Parallelism]:
     """Of two models with the same units, as a teacher and a student, the one that is trained: units go by names."""
-    trained = {(one.kind, one.ranks, one.wraps) for one in found if any(one.options.get("gradient_bytes", {}).values())}
-    return [
-        one for one in found
-        if any(one.options.get("gradient_bytes", {0: 1}).values()) or (one.kind, one.ranks, one.wraps) not in trained
-    ]  # fmt: skip
+
+    def is_trained(one: Parallelism) -> bool:
+        return any(one.options.get("gradient_bytes", {"": 1}).values())
+
+    trained = {(one.kind, one.ranks, one.wraps) for one in found if is_trained(one)}
+    return [one for one in found if is_trained(one) or (one.kind, one.ranks, one.wraps) not in trained]
 
 
-def _rows_used(module: torch.nn.Module) -> dict[str, Any]:
-    """Of each embedding whose gradient is dense and nobody else's: how many rows of it are not zero."""
-    counts: dict[int, int] = {}
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+def _rows_used(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """Of each embedding whose gradient is dense and nobody else's: how many rows of it are not zero, and its rows."""
+    counts = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     rows = {}
     for name, part in module.named_modules():
-        if isinstance(part, torch.nn.Embedding) and counts.get(id(part.weight)) == 1:
+        if isinstance(part, torch.nn.Embedding) and counts[id(part.weight)] == 1:
             gradient = part.weight.grad
             if gradient is not None and gradient.layout == torch.strided:
                 used = int((gradient != 0).any(dim=1).sum())
                 rows[f"{without_wrappers(name)}.weight"] = (used, part.num_embeddings)
-    return {"rows_used": rows}
+    return rows
 
 
-def _fsdp2(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
-    units: dict[tuple[str, tuple[int, ...], tuple[int, ...]], dict[str, tuple[int, int, bool]]] = {}
+def _fsdp2(root: torch.nn.Module) -> Iterator[Parallelism]:
+    of_groups: dict[tuple[Ranks, Ranks], Parallelism] = {}
+    shapes = {without_wrappers(n): list(p.shape) for n, p in root.named_parameters()}
     dtypes: set[str] = set()
     for name, part in root.named_modules():
         for group in compat.fsdp_groups(compat.fsdp_state(part)) if compat.fsdp_state(part) is not None else []:
             if group is None or group.modules[0] is not part:
                 continue
-            mesh = group.mesh_info
-            shard = tuple(dist.get_process_group_ranks(mesh.shard_process_group))
-            replicas: tuple[int, ...] = ()
-            if getattr(mesh, "replicate_process_group", None) is not None:
-                replicas = tuple(dist.get_process_group_ranks(mesh.replicate_process_group))
-            policy = group.mp_policy
+            mesh, policy = group.mesh_info, group.mp_policy
+            shard, second = ranks_of(mesh.shard_process_group), getattr(mesh, "replicate_process_group", None)
+            replicas = () if second is None else ranks_of(second)
+            known = of_groups.setdefault((shard, replicas), Parallelism(
+                "HSDP" if replicas else "FSDP2", shard, (), {}, {
+                    "gradient_bytes": {}, "reshard_after_forward": {}, "replicas": (replicas,) if replicas else (),
+                    "gathered_in": dtypes, "shapes": shapes,
+                },
+            ))  # fmt: skip
+            own = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
             gathered = scattered = 0
             for parameter in group.fsdp_params:
                 elements = parameter.padded_sharded_param_size.numel() * len(shard)
-                of = parameter.sharded_param.dtype
-                gathered += elements * _size(policy.param_dtype or of)
+                of = policy.param_dtype or parameter.sharded_param.dtype
+                gathered += elements * of.itemsize
                 if parameter.sharded_param.requires_grad:
-                    scattered += elements * _size(policy.reduce_dtype or policy.param_dtype or of)
-                dtypes.add(dtype_name(policy.param_dtype or of))
-            again = group.post_forward_mesh_info is not None
-            own = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
-            units.setdefault(("HSDP" if replicas else "FSDP2", shard, replicas), {})[own] = (gathered, scattered, again)
-    for (kind, shard, replicas), of_units in units.items():
-        options = {
-            "gradient_bytes": {name: scattered for name, (_, scattered, _) in of_units.items()},
-            "reshard_after_forward": {name: again for name, (_, _, again) in of_units.items()},
-            "replicas": (replicas,) if replicas else (),
-            "gathered_in": sorted(dtypes),
-            "shapes": {without_wrappers(n): list(p.shape) for n, p in root.named_parameters()},
-        }
-        sizes = {name: gathered for name, (gathered, _, _) in of_units.items()}
-        yield Parallelism(kind, shard, tuple(of_units), sizes, options)
+                    scattered += elements * (policy.reduce_dtype or of).itemsize
+                dtypes.add(dtype_name(of))
+            known.unit_bytes[own], known.options["gradient_bytes"][own] = gathered, scattered
+            known.options["reshard_after_forward"][own] = group.post_forward_mesh_info is not None
+    for one in of_groups.values():
+        yield replace(one, wraps=tuple(one.unit_bytes), options=one.options | {"gathered_in": sorted(dtypes)})
 
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
@@ -377,16 +372,16 @@ def _is_fsdp1(module: torch.nn.Module) -> bool:
     return isinstance(module, FullyShardedDataParallel)
 
 
-def _fsdp1(root: torch.nn.Module, sites: CallSites) -> Iterator[Parallelism]:
+def _fsdp1(root: torch.nn.Module) -> Iterator[Parallelism]:
     units = {without_wrappers(n) or ROOT: part for n, part in root.named_modules() if _is_fsdp1(part)}
     if units:
         first = next(iter(units.values()))
-        ranks = tuple(dist.get_process_group_ranks(first.process_group))
+        ranks = ranks_of(first.process_group)
         sizes, gradients = {}, {}
         for name, part in units.items():
             if (unit := compat.fsdp1_unit(part)) is not None:
                 shard, _, gathered, reduced = unit
-                sizes[name], gradients[name] = (shard * len(ranks) * _size(dtype) for dtype in (gathered, reduced))
+                sizes[name], gradients[name] = (shard * len(ranks) * dtype.itemsize for dtype in (gathered, reduced))
         strategy = str(first.sharding_strategy).rpartition(".")[2]
         options = {"sharding_strategy": strategy, "gradient_bytes": gradients}
         yield Parallelism("FSDP1", ranks, tuple(units), sizes, options)
@@ -396,12 +391,12 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
     if not is_deepspeed(root):
         return
     stage = root.zero_optimization_stage()
-    whole = tuple(dist.get_process_group_ranks(root.data_parallel_group))
-    sizes: dict[tuple[int, ...], dict[str, int]] = {whole: {}}
+    whole = ranks_of(root.data_parallel_group)
+    sizes: dict[Ranks, dict[str, int]] = {whole: {}}
     for name, parameter in root.module.named_parameters():
         ranks = whole
         if not getattr(parameter, "allreduce", True):  # an expert's, which other ranks than all may have as well
-            ranks = tuple(dist.get_process_group_ranks(compat.expert_group(parameter)))
+            ranks = ranks_of(compat.expert_group(parameter))
         nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
         sizes.setdefault(ranks, {})[name] = nbytes
     kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"
@@ -412,15 +407,11 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
             yield Parallelism(kind, ranks, (own,), of_ranks, options)
 
 
-def _size(dtype: torch.dtype) -> int:
-    return torch.empty((), dtype=dtype).element_size()
-
-
 class GroupKind(NamedTuple):
     """The groups of one kind, none of which has a rank of another; ``letters`` names each, and no other kind's."""
 
     name: str
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[Ranks, ...]
     letters: tuple[str, ...]
 
     def letter_of(self, rank: int) -> str:
@@ -435,7 +426,7 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
     under DDP over different ranks), the second stands in a row of its own.
     """
-    found: dict[str, dict[tuple[int, ...], None]] = {}
+    found: dict[str, dict[Ranks, None]] = {}
     for parallelism in parallelisms:
         replicas = parallelism.options.get("replicas", ())
         found.setdefault(f"{parallelism.kind} shards" if replicas else parallelism.kind, {})[parallelism.ranks] = None
@@ -449,9 +440,9 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     ]
 
 
-def _disjoint_rows(groups: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+def _disjoint_rows(groups: Iterable[Ranks]) -> list[list[Ranks]]:
     """Rows of groups that have no rank in common."""
-    rows: list[list[tuple[int, ...]]] = []
+    rows: list[list[Ranks]] = []
     for group in groups:
         row = next((row for row in rows if not any(set(group) & set(other) for other in row)), None)
         if row is None:
@@ -462,7 +453,5 @@ def _disjoint_rows(groups: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ..
 
 def _letters() -> Iterator[str]:
     """``a`` to ``z``, then ``aa``, ``ab`` …"""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    yield from alphabet
-    for first in alphabet:
-        yield from (first + second for second in alphabet)
+    for length in itertools.count(1):
+        yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))

@@ -121,24 +121,10 @@ class Shapes(Hooks):
         return reversed(self._stack[:-1])
 
     def add(
-        self,
-        parallelism: str,
-        ranks: Ranks,
-        kind: str,
-        phase: str,
-        elements: int,
-        itemsize: int,
-        what: str,
-        *,
-        passage: Passage,
-        times: float = 1,
-        again: str = "",
-        module: str = "",
-        width: int = 0,
-        loss: bool = False,
-        sent: float | None = None,
-    ) -> None:
-        """Adds calls to a term of this step.
+        self, passage: Passage, of: str, ranks: Ranks, kind: str, phase: str, elements: int, itemsize: int, what: str,
+        *, times: float = 1, again: str = "", width: int = 0, loss: bool = False, sent: float | None = None,
+    ) -> None:  # fmt: skip
+        """Adds calls of a parallelism ``of`` this kind to a term of this step.
 
         ``elements``: of the whole tensor; ``again``: another module that took the same input; ``sent``: bytes by a
         rank, where no ring sends it. In a forward that runs again, what is forward is the backward pass's.
@@ -146,12 +132,12 @@ class Shapes(Hooks):
         repeated = passage.repeated and phase == "forward"
         if not passage.counts or (phase == "backward" and not passage.backward) or len(ranks) < 2:
             return
-        term = Term(parallelism, ranks, kind, "backward" if repeated else phase, repeated, elements, what, width, loss)
+        term = Term(of, ranks, kind, "backward" if repeated else phase, repeated, elements, what, width, loss)
         one = self._sums.setdefault(term, {}).setdefault(self._step(), Sum())
         nbytes = times * (sent_by(kind, elements * itemsize, len(ranks)) if sent is None else sent)
         if again:
             one.again_bytes += nbytes
-            one.same[module] = again
+            one.same[self.name(passage.module)] = again
         else:
             one.bytes += nbytes
 
@@ -163,26 +149,25 @@ class Shapes(Hooks):
         """The median step's terms from step ``first`` on, by parallelism and group."""
         known = set(vocabularies)
         of_group: dict[tuple[str, Ranks], list[dict[str, Any]]] = {}
-        last = self._step()
         for term, by_step in self._sums.items():
-            seen = [by_step.get(step, Sum()) for step in range(first, last)]
+            seen = [by_step.get(step, Sum()) for step in range(first, self._step())]
             if not seen or (term.loss and term.width not in known):
                 continue
-            told = traffic(
-                term.ranks, term.kind, term.what, statistics.median(one.bytes for one in seen), term.elements,
-                phase=term.phase, repeated=term.repeated, width=term.width,
-                again_bytes=statistics.median(one.again_bytes for one in seen),
-                same={name: before for one in seen for name, before in one.same.items()},
-            )  # fmt: skip
-            if not told["bytes"]:
-                continue
+            nbytes = statistics.median(one.bytes for one in seen)
             some = of_group.setdefault((term.parallelism, term.ranks), [])
-            same = [one for one in some if all(one[key] == told[key] for key in ("kind", "phase", "what", "elements"))]
-            if same and term.of:
-                same[0]["bytes"] += told["bytes"]
-            else:
-                some.append(told)
-        return of_group
+            key: dict[str, Any] = {
+                "kind": term.kind, "phase": term.phase, "what": term.what, "elements": term.elements,
+            }  # fmt: skip
+            same = [one for one in some if term.of and key.items() <= one.items()]
+            if same:
+                same[0]["bytes"] += nbytes
+            elif nbytes:
+                some.append(traffic(
+                    term.ranks, nbytes=nbytes, repeated=term.repeated, width=term.width, **key,
+                    again_bytes=statistics.median(one.again_bytes for one in seen),
+                    same={name: before for one in seen for name, before in one.same.items()},
+                ))  # fmt: skip
+        return {group: some for group, some in of_group.items() if some}
 
     def times(self, name: str, first: int) -> float:
         """How often the median step from step ``first`` on runs a module that FSDP2 wraps."""
@@ -269,9 +254,9 @@ def _add_ring(shapes: Shapes, key: DTensor, value: DTensor) -> None:
     kind, n = "all-gather" if gathers else "all-to-all", len(ranks)
     once = sent_by("all-gather", elements * size, n)
     for phase, what in (("forward", KEYS), ("backward", f"{KEYS} again")):
-        shapes.add("CP", ranks, kind, phase, elements, size, what, passage=passage, sent=once)
+        shapes.add(passage, "CP", ranks, kind, phase, elements, size, what, sent=once)
     hop = elements // n * (4 if in_float32 else size)
-    shapes.add("CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, passage=passage, sent=hop, times=n)
+    shapes.add(passage, "CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, sent=hop, times=n)
 
 
 WHOLE, SHARD, SUM, UNKNOWN = "whole", "shard", "sum", "unknown"
@@ -320,21 +305,20 @@ class DTensors:
         """What has to travel before, and after, a module's input is used: known since it was called before."""
         if taken.goes != WHOLE:
             return
-        elements, name = raw.numel() * taken.ratio, self._shapes.name(passage.module)
         again = next((first for ref, first in self._taken if ref() is raw), "")
         if not again and (taken.comes == SHARD or taken.summed):
-            self._taken.append((weakref.ref(raw), name))
-        told: dict[str, Any] = {"passage": passage, "again": again, "module": name}
+            self._taken.append((weakref.ref(raw), self._shapes.name(passage.module)))
+
+        def add(kind: str, phase: str, what: str) -> None:
+            elements = raw.numel() * taken.ratio
+            self._shapes.add(passage, "TP", taken.ranks, kind, phase, elements, taken.itemsize, what, again=again)
+
         if taken.comes == SHARD:
-            self._shapes.add("TP", taken.ranks, "all-gather", "forward", elements, taken.itemsize, GATHERED, **told)
-        if taken.summed and raw.requires_grad:
-            if taken.comes == SHARD:
-                kind = "reduce-scatter"
-            elif not isinstance(raw, DTensor):
-                kind = "all-reduce"
-            else:  # it stays a sum, and the module that made it a DTensor sums it
-                return
-            self._shapes.add("TP", taken.ranks, kind, "backward", elements, taken.itemsize, GRADIENTS, **told)
+            add("all-gather", "forward", GATHERED)
+        if taken.summed and raw.requires_grad and taken.comes == SHARD:
+            add("reduce-scatter", "backward", GRADIENTS)
+        elif taken.summed and raw.requires_grad and not isinstance(raw, DTensor):
+            add("all-reduce", "backward", GRADIENTS)  # a DTensor stays a sum, and the module that made it sums it
 
     def ends(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         """A module's forward has returned; its own hooks have not run yet. ``args`` are those that reached it."""
@@ -401,12 +385,9 @@ class DTensors:
         else:
             became = WHOLE if first.numel() == elements else SHARD if first.numel() * len(ranks) == elements else ""
         module = self._shapes.name(passage.module)
-        told: dict[str, Any] = {"passage": passage}
 
         def add(kind: str, phase: str, what: str) -> None:
-            self._shapes.add(
-                "TP", ranks, kind, phase, elements, itemsize, what, module=module, width=shape[-1], **told
-            )  # fmt: skip
+            self._shapes.add(passage, "TP", ranks, kind, phase, elements, itemsize, what, width=shape[-1])
 
         if layout == SUM and became == WHOLE:
             add("all-reduce", "forward", SUMMED)
@@ -419,9 +400,10 @@ class DTensors:
         elif layout == WHOLE and became == SHARD and grad:
             add("all-gather", "backward", f"gradients of outputs of {module}, gathered")
         elif layout == SHARD and isinstance(first, DTensor) and _column(passage.module):
+            width = shape[-1]
             self._shapes.add(
-                "TP", ranks, "all-reduce", "", elements // shape[-1], itemsize, LOSS, times=3,
-                width=shape[-1], loss=True, **told,
+                passage, "TP", ranks, "all-reduce", "", elements // width, itemsize, LOSS, times=3, width=width,
+                loss=True,
             )  # fmt: skip
 
 
@@ -485,12 +467,9 @@ class Megatron:
 
     def _tp(
         self, passage: Passage, ranks: Ranks, kind: str, phase: str, whole: int, of: torch.Tensor, what: str
-    ) -> None:
+    ) -> None:  # fmt: skip
         if phase == "forward" or of.requires_grad:
-            self._shapes.add(
-                "TP", ranks, kind, phase, whole, of.element_size(), what, passage=passage,
-                module=self._shapes.name(passage.module),
-            )  # fmt: skip
+            self._shapes.add(passage, "TP", ranks, kind, phase, whole, of.element_size(), what)
 
     def _column(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         layer: Any = passage.module
@@ -535,11 +514,8 @@ class Megatron:
 
     def _embedding(self, passage: Passage, args: tuple[Any, ...], output: torch.Tensor) -> None:
         layer: Any = passage.module
-        if (
-            layer.config.sequence_parallel
-            and not layer.reduce_scatter_embeddings
-            and layer.scatter_to_sequence_parallel
-        ):
+        scattered = layer.scatter_to_sequence_parallel and not layer.reduce_scatter_embeddings
+        if layer.config.sequence_parallel and scattered:
             ranks = ranks_of(layer.word_embeddings.tp_group)
             what = "gradients of the embedding's output, gathered"
             self._tp(passage, ranks, "all-gather", "backward", output.numel() * len(ranks), output, what)
@@ -549,9 +525,7 @@ class Megatron:
         ranks = ranks_of(model.pg_collection.tp)
         if isinstance(output, torch.Tensor) and output.dim() == 2 and model.post_process:
             if not model.config.cross_entropy_loss_fusion:  # the fused one sends the same by other calls
-                self._shapes.add(
-                    "TP", ranks, "all-reduce", "forward", output.numel(), 4, LOSS, passage=passage, times=3
-                )
+                self._shapes.add(passage, "TP", ranks, "all-reduce", "forward", output.numel(), 4, LOSS, times=3)
             if model.config.sequence_parallel:
                 self._norms(model, ranks)
 
@@ -580,21 +554,22 @@ class Megatron:
             return  # some tokens are dropped, others padded
         ranks, size = ranks_of(dispatcher.ep_group), hidden.element_size()
         width, probability = hidden.shape[-1], routed["probability_bytes"]
-        told: dict[str, Any] = {"passage": passage, "module": self._shapes.name(layer)}
+
+        def add(kind: str, phase: str, elements: int, itemsize: int, what: str, sent: float | None = None) -> None:
+            self._shapes.add(passage, "EP", ranks, kind, phase, elements, itemsize, what, sent=sent)
+
         if type(dispatcher).__name__ == "MoEAlltoAllTokenDispatcher":
             own = int(routed["counts"][layer.local_expert_indices].sum())
             leave, come = int(routed["counts"].sum()) - own, routed["received"] - own
-            there = leave * (width * size + probability) + come * width * size
-            back = come * (width * size + probability) + leave * width * size
-            for phase, sent in (("forward", there), ("backward", back)):
-                self._shapes.add("EP", ranks, "all-to-all", phase, 0, size, TOKENS, sent=sent, **told)
+            add("all-to-all", "forward", 0, size, TOKENS, leave * (width * size + probability) + come * width * size)
+            add("all-to-all", "backward", 0, size, TOKENS, come * (width * size + probability) + leave * width * size)
         elif type(dispatcher).__name__ == "MoEAllGatherTokenDispatcher":
-            whole, chances = hidden.numel() * len(ranks), hidden.numel() // width * layer.config.num_moe_experts
+            whole = hidden.numel() * len(ranks)
+            chances = whole // width * layer.config.num_moe_experts
             for kind, other in (("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")):
-                self._shapes.add("EP", ranks, kind, "forward", whole, size, TOKENS, **told)
-                self._shapes.add("EP", ranks, other, "backward", whole, size, TOKENS, **told)
+                add(kind, "forward", whole, size, TOKENS)
+                add(other, "backward", whole, size, TOKENS)
             what = "each token's probabilities, to all ranks"
-            chances *= len(ranks)
-            self._shapes.add("EP", ranks, "all-gather", "forward", chances, probability, what, **told)
-            self._shapes.add("EP", ranks, "reduce-scatter", "backward", chances, probability, what, **told)
-            self._shapes.add("EP", ranks, "all-gather", "forward", chances, 1, "each token's experts", **told)
+            add("all-gather", "forward", chances, probability, what)
+            add("reduce-scatter", "backward", chances, probability, what)
+            add("all-gather", "forward", chances, 1, "each token's experts")

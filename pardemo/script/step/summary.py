@@ -15,7 +15,7 @@ from pardemo.meters.timeline import Span, covered_s
 from pardemo.meters.wire import connections, kernel_counts
 from pardemo.script.runtime import job
 from pardemo.script.runtime.call_sites import CONTEXT, CallSite, CallSites, StepEnd, Steps
-from pardemo.script.runtime.job import as_main, in_job, own_folder
+from pardemo.script.runtime.job import as_main, in_job
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step import parallelisms
 from pardemo.script.step.collectives import Call, Calls
@@ -23,6 +23,7 @@ from pardemo.script.step.memory import ScriptMemoryMeter, Trained
 from pardemo.script.step.operations import LayerPadding, OperationRecorder, PaddedTimes, StepWork
 from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
 from pardemo.script.step.shapes import Shapes
+from pardemo.script.words import count_text
 
 #: Steps before those that are measured: in the first an optimizer makes its states, in the second DDP its buckets anew
 #: while memory is followed, and with the third's backward pass nothing is followed any more but collectives.
@@ -81,9 +82,7 @@ def run(program: Program) -> Seen:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
 
     def follow(rank: int, port: int, notes: list[str]) -> Seen:
-        return _ScriptFollower(program, own_folder(program.launch), rank, port).follow(
-            lambda: as_main(program.launch), notes
-        )
+        return _ScriptFollower(program, rank, port).follow(lambda: as_main(program.launch), notes)
 
     return in_job(program.launch, program.folder, follow)
 
@@ -91,10 +90,10 @@ def run(program: Program) -> Seen:
 class _ScriptFollower:
     """What is followed of a script: its steps and collectives; for its first steps, tensor by tensor, its memory."""
 
-    def __init__(self, program: Program, own: str, rank: int, port: int):
+    def __init__(self, program: Program, rank: int, port: int):
         self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
         self._wire = kernel_counts()
-        self._sites = CallSites(own)
+        self._sites = CallSites()
         self._shapes = Shapes(self._sites, lambda: self._steps.number)
         self._held = ScriptMemoryMeter(self._sites)
         self._trained = Trained(self._sites)
@@ -245,15 +244,15 @@ class Times:
 class Paced:
     """A step as it would be on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
-    ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``told``: what was assumed.
-    ``layer_s``: what a layer took, in a run whose layers waited.
+    ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
+    in a run whose layers waited.
     """
 
     on: str
     links: str
     time: list[Times]
     alone_s: float
-    told: list[str]
+    assumed: list[str]
     layer_s: float = 0.0
 
     @property
@@ -261,11 +260,8 @@ class Paced:
         return max(rank_times.step_s for rank_times in self.time)
 
     def as_json(self) -> dict[str, Any]:
-        rows = [vars(rank_times) for rank_times in self.time]
-        return {
-            "on": self.on, "links": self.links, "reckoned": True, "step_s": self.step_s, "alone_s": self.alone_s,
-            "time": rows, "assumed": self.told, "layer_s": self.layer_s or None,
-        }  # fmt: skip
+        made = {"time": [vars(rank_times) for rank_times in self.time], "layer_s": self.layer_s or None}
+        return vars(self) | made | {"reckoned": True, "step_s": self.step_s}
 
 
 @dataclass(frozen=True)
@@ -302,39 +298,25 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """The contract's names; bytes of a step, seconds of a step."""
-        return {
-            "ranks": self.ranks,
-            "hosts": self.hosts,
-            "steps": self.steps,
-            "micro_batches": self.micro_batches,
-            "ended": self.ended,
-            "backend": self.backend,
-            "parallelism": [
-                {"kind": p.kind, "ranks": list(p.ranks), "wraps": list(p.wraps), "options": p.options}
-                for p in self.parallelism
-            ],
+        left_out = ("unit_bytes", "place", "shapes", "closures", "gloo_bytes")
+
+        def plain(thing: object) -> dict[str, Any]:
+            return {name: value for name, value in vars(thing).items() if name not in left_out}
+
+        return plain(self) | {
+            "parallelism": [plain(one) for one in self.parallelism],
             "groups": [
-                {"kind": kind.name, "groups": [list(ranks) for ranks in kind.groups]}
-                for kind in parallelisms.groups_by_kind(self.parallelism)
+                {"kind": kind.name, "groups": kind.groups} for kind in parallelisms.groups_by_kind(self.parallelism)
             ],
-            "model": self.model,
             "collectives": [
-                {
-                    "kind": row.kind, "ranks": list(row.ranks), "calls": row.calls, "bytes": row.bytes,
-                    "rank": row.rank, "line": row.line, "module": row.module, "phase": row.place.phase,
-                    "dtype": row.dtype, "expected_bytes": row.expected_bytes, "why": row.why,
-                }
+                plain(row) | {"line": row.line, "module": row.module, "phase": row.place.phase}
                 for row in self.collectives
             ],
-            "sent_bytes": self.sent_bytes,
-            "wire_bytes": self.wire_bytes,
             "backend_bytes": self.gloo_bytes,
-            "memory": self.memory,
-            "time": [vars(rank_times) for rank_times in self.time],
+            "time": [plain(rank_times) for rank_times in self.time],
             "paced": None if self.paced is None else self.paced.as_json(),
-            "findings": [vars(finding) for finding in self.findings],
-            "notes": self.notes,
-        }  # fmt: skip
+            "findings": [plain(finding) for finding in self.findings],
+        }
 
 
 def summarize(seen: Sequence[Seen]) -> Summary:
@@ -350,6 +332,10 @@ def summarize(seen: Sequence[Seen]) -> Summary:
     steps = range(WARM, last)
     begun = last_begun(seen)
     fullest = max(seen, key=lambda one: one.memory.peak_bytes)
+    wire = [
+        typical([trace.cuts[step].sent_bytes - trace.cuts[step - 1].sent_bytes for step in steps]) for trace in seen
+    ]
+    memory = {name: value for name, value in fullest.memory._asdict().items() if name != "blocks"}
     return Summary(
         ranks=len(seen),
         steps=len(steps),
@@ -360,12 +346,9 @@ def summarize(seen: Sequence[Seen]) -> Summary:
         model=seen[0].model,
         collectives=_rows(seen, steps),
         sent_bytes=[_median_sum(trace.calls, steps, "sent") for trace in seen],
-        wire_bytes=[_sent(trace, steps) for trace in seen] if all(trace.wire for trace in seen) else None,
+        wire_bytes=wire if all(trace.wire for trace in seen) else None,
         gloo_bytes=[_median_sum(trace.calls, steps, "gloo_bytes") for trace in seen],
-        memory={
-            "rank": fullest.rank, "peak_bytes": fullest.memory.peak_bytes, "kinds": fullest.memory.kinds,
-            "line": fullest.memory.line, "largest": fullest.memory.largest,
-        },
+        memory={"rank": fullest.rank} | memory,
         time=[_times_of(trace, steps, begun) for trace in seen],
         notes=sorted({note for trace in seen for note in trace.notes}),
         closures=max(1, round(statistics.median(seen[0].cuts[step].closures for step in steps))),
@@ -373,14 +356,12 @@ def summarize(seen: Sequence[Seen]) -> Summary:
 
 
 def _too_few(seen: Sequence[Seen], cuts: int) -> str:
-    if cuts == 0:
-        none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
-        if started := next((trace.started for trace in seen if trace.started), ()):
-            none += f". It started processes of its own, which are not followed ({started[0]}): measure what they run"
-        return none
-    return (
-        f"the script ended after {cuts} step{'s' if cuts > 1 else ''}: {WARM} warm it up, and one more has to be there"
-    )
+    if cuts:
+        return f"the script ended after {count_text(cuts, 'step')}: {WARM} warm it up, and one more has to be there"
+    none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
+    if started := next((trace.started for trace in seen if trace.started), ()):
+        none += f". It started processes of its own, which are not followed ({started[0]}): measure what they run"
+    return none
 
 
 def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
@@ -396,10 +377,6 @@ def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
     there = {one.ranks for one in found.values() if one.kind == "CP"}
     cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
     return [*found.values(), *cut]
-
-
-def _sent(trace: Seen, steps: Iterable[int]) -> float:
-    return typical([trace.cuts[step].sent_bytes - trace.cuts[step - 1].sent_bytes for step in steps])
 
 
 def _median_sum(calls: Iterable[Call], steps: Iterable[int], what: str) -> float:

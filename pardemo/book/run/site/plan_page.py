@@ -28,7 +28,7 @@ MODULES = (
     "planner/hardware.py", "planner/gpus.csv", "planner/profile.py", "planner/estimate.py", "formulas/__init__.py",
     "formulas/tensor_parallel.py",
     "peers/__init__.py", "peers/accelerate/__init__.py", "peers/accelerate/job_settings.py",
-    "planner/layouts/**/*.py", "planner/layouts/**/*.json",
+    "planner/layouts/**/*.py", "planner/layouts/**/*.json", "planner/layouts/**/*.toml",
 )  # fmt: skip
 #: What the page asks when it is opened without a question: it answers in a second.
 FIRST_QUESTION = {"model": "llama3-8b", "gpu": "H100", "gpus": "8", "sequence": "8192", "samples": "64"}

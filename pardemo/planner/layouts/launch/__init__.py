@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pardemo import project
+from pardemo.planner.layouts.configurations import find
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, torchtitan, zero
 from pardemo.planner.layouts.layout import Layout, check
@@ -46,12 +47,8 @@ def _differs(path: Path, text: str) -> bool:
 
 def able(job: Job, model_name: str) -> Callable[[Layout], bool]:
     """Whether the program that the job is planned for can run a layout, by the rules of its own files."""
-    from pardemo.planner.layouts import configurations
-
-    program, model = (
-        _RUNS.get(job.stack.name, megatron),
-        facts.of(configurations.find(model_name), job.shape, model_name),
-    )
+    program = _RUNS.get(job.stack.name, megatron)
+    model = facts.of(find(model_name), job.shape, model_name)
     return lambda layout: program.why_not(job, layout, model) is None
 
 
@@ -66,8 +63,6 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     Raises:
         ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.
     """
-    from pardemo.planner.layouts import configurations
-
     machine = job.machine
     check(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
     if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:
@@ -76,24 +71,24 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         )
     path = Path(model_name)
     name = path.absolute().parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-    model = facts.of(configurations.find(model_name), job.shape, name)
+    model = facts.of(find(model_name), job.shape, name)
     why = reasons(job, layout, model)
     able = [program for program in PROGRAMS if why[program.FILE] is None]
     if not able:
         raise ValueError(f"--write: nothing runs {layout}: {'; '.join(map(str, why.values()))}")
     wanted = _RUNS.get(job.stack.name, megatron)
-    first = wanted if wanted in able else able[0]
+    started = wanted if wanted in able else able[0]
     files: dict[str, str] = {}
-    for program in sorted(able, key=lambda program: program is not first):
+    for program in sorted(able, key=lambda program: program is not started):
         files |= program.texts(job, layout, model)
-    notes = [f"{name}: {layout}; starts {first.FILE}"]
-    if others := [program.FILE for program in able if program is not first]:
+    notes = [f"{name}: {layout}; starts {started.FILE}"]
+    if others := [program.FILE for program in able if program is not started]:
         notes.append(f"the same for other programs, which this job does not start: {', '.join(others)}")
     if why[wanted.FILE]:
         notes.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
     hosts, each = machine.hosts, min(machine.host_gpus, machine.gpus)
-    slurm, kubernetes = (first.command(job, cluster.torchrun(hosts, rank)) for rank in ("SLURM_NODEID", "RANK"))
-    files[cluster.SLURM] = cluster.slurm(hosts, each, name, slurm, notes, first.ENVIRONMENT, whole_hosts=True)
+    slurm, kubernetes = (started.command(job, cluster.torchrun(hosts, rank)) for rank in ("SLURM_NODEID", "RANK"))
+    files[cluster.SLURM] = cluster.slurm(hosts, each, name, slurm, notes, started.ENVIRONMENT, whole_hosts=True)
     gpu = machine.gpu.name
-    files[cluster.KUBERNETES] = cluster.kubernetes(hosts, each, gpu, name, kubernetes, notes, first.ENVIRONMENT)
+    files[cluster.KUBERNETES] = cluster.kubernetes(hosts, each, gpu, name, kubernetes, notes, started.ENVIRONMENT)
     return files

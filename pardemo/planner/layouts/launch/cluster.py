@@ -7,9 +7,9 @@ whose pods the operator sets ``MASTER_ADDR``, ``MASTER_PORT`` and ``RANK``, the 
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from pardemo.peers.accelerate.job_settings import PORT
+from pardemo.planner.layouts.launch import settings
 
 SLURM, KUBERNETES = "slurm.sbatch", "kubernetes.yaml"
 
@@ -41,23 +41,15 @@ def slurm(
         each: GPUs of a host. name: of the job. notes: comments. environment: paths from where it is submitted.
         file: the script's name. whole_hosts: whether no other job may run there.
     """
-    comments = "".join(f"# {note}\n" for note in notes)
-    paths = "".join(f'export {key}="${{{key}:-$PWD/{path}}}"\n' for key, path in environment.items())
-    exclusive = "#SBATCH --exclusive\n" if whole_hosts else ""
-    return f"""#!/bin/bash
-#SBATCH --job-name={label(name)}
-#SBATCH --nodes={hosts}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={each}
-#SBATCH --cpus-per-task={4 * each}
-{exclusive}{comments}# partition, account and time are the cluster's: sbatch --partition ... {file}
-set -euo pipefail
-cd "$SLURM_SUBMIT_DIR"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_ADDR MASTER_PORT={PORT}
-{paths}export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it from sbatch
-srun --kill-on-bad-exit=1 bash -c '{command}' bash "$@"
-"""
+    return settings.script(
+        "slurm.txt", hosts=hosts, each=each, cpus=4 * each, name=label(name), command=command, file=file, port=PORT,
+        exclusive="#SBATCH --exclusive\n" if whole_hosts else "", comments=_comments(notes),
+        paths="".join(f'export {key}="${{{key}:-$PWD/{path}}}"\n' for key, path in environment.items()),
+    )  # fmt: skip
+
+
+def _comments(notes: Iterable[str]) -> str:
+    return "".join(f"# {note}\n" for note in notes)
 
 
 def hostfile(hosts: int, each: int) -> str:
@@ -84,20 +76,8 @@ def shell(
     if deepspeed is not None:
         lines["deepspeed"] = f"deepspeed {'--hostfile hostfile ' if hosts > 1 else ''}--num_gpus {each} {deepspeed}"
     cases = "\n".join(f'{name}) {line} "$@" ;;' for name, line in lines.items())
-    whole = f"launch.sh {' | '.join(lines)} {usage}"
-    comments = "".join(f"# {note}\n" for note in notes)
-    return f"""#!/bin/sh
-{comments}# sh {whole}
-# torchrun and accelerate are started on every host, accelerate with the host's number in MACHINE_RANK.
-set -e
-cd "$(dirname "$0")"
-launcher="${{1:-}}"
-[ $# -eq 0 ] || shift
-case "$launcher" in
-{cases}
-*) echo "{whole}" >&2; exit 2 ;;
-esac
-"""
+    usage = f"launch.sh {' | '.join(lines)} {usage}"
+    return settings.script("launch.sh.txt", comments=_comments(notes), usage=usage, cases=cases)
 
 
 def kubernetes(
@@ -105,46 +85,23 @@ def kubernetes(
 ) -> str:
     """A PyTorchJob that runs ``command`` in a pod on each host, as :func:`slurm`; ``environment`` are paths in its
     volume."""
-    container = {
-        "name": "pytorch", "image": "IMAGE", "workingDir": "/workspace", "command": ["bash", "-c", command],
-        "env": [{"name": key, "value": f"/workspace/{path}"} for key, path in environment.items()],
-        "resources": {"limits": {resource(gpu): each}},
-        "volumeMounts": [{"name": "workspace", "mountPath": "/workspace"}, {"name": "shm", "mountPath": "/dev/shm"}],
-    }  # fmt: skip
-    pod = {
-        "containers": [container],
-        "volumes": [
-            {"name": "workspace", "persistentVolumeClaim": {"claimName": "workspace"}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        ],
-    }
-    replicas = {"Master": 1, "Worker": hosts - 1}
-    manifest = {
-        "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": label(name)},
-        "spec": {
-            "nprocPerNode": str(each), "runPolicy": {"cleanPodPolicy": "Running"},
-            "pytorchReplicaSpecs": {
-                role: {"replicas": count, "restartPolicy": "Never", "template": {"spec": pod}}
-                for role, count in replicas.items() if count
-            },
-        },
-    }  # fmt: skip
-    comments = "".join(f"# {note}\n" for note in notes)
-    return f"""{comments}\
-# the cluster's: IMAGE, its adapters (rdma/... in limits), a claim "workspace" that has these files
-# in a queue of Kueue: metadata.labels, kueue.x-k8s.io/queue-name: QUEUE
-{_yaml(manifest)}"""
-
-
-def _yaml(manifest: dict[str, Any]) -> str:
-    """Without anchors for what stands in two places: people edit these files."""
     import yaml  # of what writes alone: a browser plans without it
 
     class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: object) -> bool:
+        def ignore_aliases(self, data: object) -> bool:  # of what stands in two places: people edit these files
             return True
 
-    return yaml.dump(manifest, Dumper=Plain, sort_keys=False, width=200)
+    manifest = settings.fill(settings.table("kubernetes.yaml"), {
+        "name": label(name), "each": str(each), "command": command, "limits": {resource(gpu): each},
+        "environment": [{"name": key, "value": f"/workspace/{path}"} for key, path in environment.items()],
+    })  # fmt: skip
+    roles = manifest["spec"]["pytorchReplicaSpecs"]
+    if hosts > 1:
+        roles["Worker"] = roles["Master"] | {"replicas": hosts - 1}
+    return f"""{_comments(notes)}\
+# the cluster's: IMAGE, its adapters (rdma/... in limits), a claim "workspace" that has these files
+# in a queue of Kueue: metadata.labels, kueue.x-k8s.io/queue-name: QUEUE
+{yaml.dump(manifest, Dumper=Plain, sort_keys=False, width=200)}"""
 
 
 def resource(gpu: str) -> str:

@@ -1,16 +1,14 @@
 """What programs ask of a model beside its sizes: position embeddings, norms, biases, from its Hugging Face config."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pardemo.planner.layouts.configurations import KINDS, value_of
 from pardemo.planner.layouts.shape import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-_QUERY_BIAS = {"qwen2", "qwen2_moe"}  # always, without a key in their configs that says so
-_QUERY_NORM = {"qwen3", "qwen3_moe"}
-_SIGMOID_ROUTERS = {"deepseek_v3", "glm4_moe"}  # DeepSeek-V3's, whose bias evens out the load (arXiv 2412.19437, 2.1.2)
 
 
 @dataclass(frozen=True)
@@ -65,43 +63,37 @@ def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
 
     Rotary settings are in ``rope_parameters`` since Transformers 5, and in keys of their own before.
     """
-    get = lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)  # noqa: E731
-    kind, rope = config.model_type, _rope(get("rope_parameters", "rope_scaling") or {})
+    get = functools.partial(value_of, config)
+    kind, rope, rms = config.model_type, _rope(get("rope_parameters", "rope_scaling") or {}), get("rms_norm_eps")
     theta = rope.get("rope_theta") or get("rope_theta", "rotary_emb_base")
     turns = get("position_embedding") == "rope" or (theta is not None and get("position_embedding") is None)
-    learned = shape.positions > 0
-    stretched = rope.get("rope_type", "default")
-    activation = get("hidden_act", "hidden_activation", "activation_function") or "silu"
-    left_out = []
-    if not turns and not learned:
-        left_out.append(f"the positions of {kind}, which are neither rotary nor learned")
-    if stretched not in ("default", "llama3"):
-        left_out.append(f"rotary embeddings stretched by {stretched}")
-    if get("normalize_head"):
-        left_out.append("the normalised weights of the head")
-    if (window := get("sliding_window")) and get("use_sliding_window") is not False:
-        left_out.append(f"attention to the last {window} tokens only")
-    latent = {}
-    if get("kv_lora_rank") is not None:
-        names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        latent = {key: getattr(config, key, None) for key in names}
-    router: dict[str, float] = {}
-    if kind in _SIGMOID_ROUTERS:
-        router = {
-            "groups": get("n_group") or 1, "chosen_groups": get("topk_group") or 1,
-            "scale": get("routed_scaling_factor") or 1.0,
-        }  # fmt: skip
-    rms = get("rms_norm_eps") is not None
+    learned, stretched = shape.positions > 0, rope.get("rope_type", "default")
+    window = get("sliding_window") if get("use_sliding_window") is not False else None
+    left_out = {
+        f"the positions of {kind}, which are neither rotary nor learned": not turns and not learned,
+        f"rotary embeddings stretched by {stretched}": stretched not in ("default", "llama3"),
+        "the normalised weights of the head": get("normalize_head"),
+        f"attention to the last {window} tokens only": window,
+    }
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    router = {
+        "groups": get("n_group") or 1, "chosen_groups": get("topk_group") or 1,
+        "scale": get("routed_scaling_factor") or 1.0,
+    }  # fmt: skip
     return Model(
-        shape, kind, name, rms=rms,
-        epsilon=get("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "layer_norm_eps") or 1e-5,
+        shape, kind, name, rms=rms is not None,
+        epsilon=rms or get("layer_norm_epsilon", "layer_norm_eps") or 1e-5,
         std=get("initializer_range") or 0.02, positions="rope" if turns else "learned" if learned else "other",
         longest=shape.positions or get("max_position_embeddings", "model_max_length") or 0, theta=theta or 10000.0,
         factor=rope.get("factor", 8.0) if stretched == "llama3" else None,
         rotary=rope.get("partial_rotary_factor") or get("partial_rotary_factor", "rotary_pct") or 1.0,
-        query_bias=bool(kind in _QUERY_BIAS or get("attention_bias", "qkv_bias")),
-        linear_bias=not rms and not shape.gated and get("bias", "use_bias") is not False,
-        query_norm=kind in _QUERY_NORM, activation=activation, latent=latent, router=router, left_out=tuple(left_out),
+        query_bias=bool(kind in KINDS["query_bias"] or get("attention_bias", "qkv_bias")),
+        linear_bias=rms is None and not shape.gated and get("bias", "use_bias") is not False,
+        query_norm=kind in KINDS["query_norm"],
+        activation=get("hidden_act", "hidden_activation", "activation_function") or "silu",
+        latent={key: get(key) for key in names} if get("kv_lora_rank") is not None else {},
+        router=router if kind in KINDS["sigmoid_router"] else {},
+        left_out=tuple(feature for feature, there in left_out.items() if there),
     )  # fmt: skip
 
 

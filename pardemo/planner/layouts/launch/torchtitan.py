@@ -7,14 +7,15 @@ main branch since February 2026 (pull request 2386) is configured in Python.
 """
 
 import json
+from typing import Any
 
 from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.launch import settings
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import Layout
 
 FILE = "torchtitan.toml"
 ENVIRONMENT = {"TORCHTITAN": "torchtitan"}
-Section = dict[str, int | float | bool | str | list[str]]
 
 #: By flavor: layers, hidden width, the MLP's. ``torchtitan/models/llama3/__init__.py`` at
 #: 00f555e1114a8286eb1d4e379cae67d56156b61d, ``qwen3/__init__.py`` at 0310b491596bfe537aa9981d61b638e858ebf0c5.
@@ -27,7 +28,6 @@ FLAVORS = {
 }  # fmt: skip
 _WORDS = {"llama3": 128256, "qwen3": 151936}
 _NAMES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "deepseek_v3": "deepseek_v3"}
-_SCHEDULES = {False: "1F1B", True: "Interleaved1F1B"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
@@ -36,37 +36,33 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     Its rules: ``_validate`` of ``torchtitan/distributed/parallel_dims.py`` at 0119de156de558030726b8539ef0078d8aaaec99,
     ``parallelize.py`` of its models ("DDP has not supported > 1D parallelism"), torch's schedules.
     """
-    if name_of(model) is None:
-        return f"torchtitan has no model like {model.name} ({model.kind})"
-    if layout.sharding in ("zero1", "zero2"):
-        return f"torchtitan has no {layout.sharding}"
-    if layout.offload:
-        return "torchtitan.toml has no offload of activations, layer by layer"
-    if layout.context != "ring":
-        return f"torchtitan has no {layout.context} among context-parallel ranks"
-    if layout.sharding == "none" and layout.replicas > 1 and layout.tp * layout.cp * layout.pp > 1:
-        return "torchtitan's replicas without FSDP go with no other parallelism"
-    if layout.tp > 1 and not layout.sequence_parallel:
-        return "torchtitan's tensor parallelism is sequence parallel as well"
-    if not model.latent and job.shape.groups % layout.tp:
-        return f"{job.shape.groups} key-value heads do not divide by TP {layout.tp}"
-    if layout.schedule != "1f1b":
-        return f"torchtitan has no {layout.schedule} schedule"
-    if layout.pp > 1 and layout.accumulation < layout.pp:
-        return f"torch's pipelines take at least as many micro-batches as stages, {layout.pp}"
-    if layout.chunks > 1 and per_piece(job, layout) is None:
-        return f"torchtitan cannot cut {job.shape.layers} layers into {layout.pp} × {layout.chunks} pieces"
-    if layout.shards % layout.cp:
-        return f"groups of {layout.shards} that share states are not whole groups of CP {layout.cp}"
-    if layout.ep > 1 and (layout.ep % layout.cp or layout.shards % layout.ep):
-        return f"torchtitan's EP {layout.ep} must be a multiple of CP {layout.cp} and divide {layout.shards} shards"
-    if layout.etp not in (1, layout.tp):
-        return f"torchtitan cuts experts by TP {layout.tp} or not at all, not by ETP {layout.etp}"
-    if job.rate > 1 and job.shape.experts:
-        return "torchtitan's fp8 of experts is set elsewhere"
-    if job.precision not in ("bf16", "fp8"):
-        return f"torchtitan.toml has no {job.precision}, which torchtitan sets elsewhere"
-    return None
+    alone, shards = layout.tp * layout.cp * layout.pp == 1, layout.shards
+    return settings.refusal(
+        (name_of(model) is None, "torchtitan has no model like {model.name} ({model.kind})"),
+        (layout.sharding in ("zero1", "zero2"), "torchtitan has no {layout.sharding}"),
+        (layout.offload, "torchtitan.toml has no offload of activations, layer by layer"),
+        (layout.context != "ring", "torchtitan has no {layout.context} among context-parallel ranks"),
+        (layout.sharding == "none" and layout.replicas > 1 and not alone,
+         "torchtitan's replicas without FSDP go with no other parallelism"),
+        (layout.tp > 1 and not layout.sequence_parallel,
+         "torchtitan's tensor parallelism is sequence parallel as well"),
+        (not model.latent and job.shape.groups % layout.tp,
+         "{job.shape.groups} key-value heads do not divide by TP {layout.tp}"),
+        (layout.schedule != "1f1b", "torchtitan has no {layout.schedule} schedule"),
+        (layout.pp > 1 and layout.accumulation < layout.pp,
+         "torch's pipelines take at least as many micro-batches as stages, {layout.pp}"),
+        (layout.chunks > 1 and per_piece(job, layout) is None,
+         "torchtitan cannot cut {job.shape.layers} layers into {layout.pp} × {layout.chunks} pieces"),
+        (shards % layout.cp, "groups of {layout.shards} that share states are not whole groups of CP {layout.cp}"),
+        (layout.ep > 1 and (layout.ep % layout.cp or shards % layout.ep),
+         "torchtitan's EP {layout.ep} must be a multiple of CP {layout.cp} and divide {layout.shards} shards"),
+        (layout.etp not in (1, layout.tp),
+         "torchtitan cuts experts by TP {layout.tp} or not at all, not by ETP {layout.etp}"),
+        (job.rate > 1 and job.shape.experts, "torchtitan's fp8 of experts is set elsewhere"),
+        (job.precision not in ("bf16", "fp8"),
+         "torchtitan.toml has no {job.precision}, which torchtitan sets elsewhere"),
+        job=job, layout=layout, model=model,
+    )  # fmt: skip
 
 
 def name_of(model: Model) -> str | None:
@@ -76,11 +72,9 @@ def name_of(model: Model) -> str | None:
 
 def flavor(model: Model) -> str | None:
     """torchtitan's name of the model's sizes."""
-    shape = model.shape
+    shape, kind = model.shape, name_of(model) or ""
     middle = shape.experts.middle if shape.experts else shape.middle
-    if shape.vocabulary != _WORDS.get(name_of(model)):
-        return None
-    flavors = FLAVORS[name_of(model)]
+    flavors = FLAVORS[kind] if shape.vocabulary == _WORDS.get(kind) else {}
     return next((name for name, sizes in flavors.items() if sizes == (shape.layers, shape.hidden, middle)), None)
 
 
@@ -91,49 +85,22 @@ def per_piece(job: Job, layout: Layout) -> int | None:
     return layers if -(-job.shape.layers // layers) == pieces else None
 
 
-def config(job: Job, layout: Layout, model: Model) -> dict[str, Section]:
+def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
     """The file by its sections."""
-    stages = layout.pp > 1
-    return {
-        "job": {"dump_folder": "./outputs", "description": f"{model.name}: {layout}"},
-        "metrics": {"log_freq": 1},
-        "model": {
-            "name": name_of(model), "flavor": flavor(model) or model.name, "hf_assets_path": "./tests/assets/tokenizer",
-            "converters": ["float8"] if job.rate > 1 else [],
-        },
-        "optimizer": {"name": "AdamW", "lr": 1.5e-4},
-        "lr_scheduler": {"warmup_steps": 10},
-        "training": {
-            # a pipeline takes its micro-batches out of one local batch
-            "local_batch_size": layout.micro_batch * (layout.accumulation if stages else 1),
-            "global_batch_size": layout.batch, "seq_len": job.sequence, "steps": 100, "dataset": "c4_test",
-        },
-        "parallelism": _parallelism(job, layout),
-        "activation_checkpoint": {"mode": layout.recompute}
-        | ({"selective_ac_option": "op"} if layout.recompute == "selective" else {}),
-        "compile": {"enable": job.stack.name.endswith("-compiled")},
-    }  # fmt: skip
-
-
-def _parallelism(job: Job, layout: Layout) -> Section:
-    settings: Section = {
-        "data_parallel_replicate_degree": layout.replicas // layout.shards,
-        "data_parallel_shard_degree": layout.shards // layout.cp if layout.sharding == "zero3" else 1,
-        "tensor_parallel_degree": layout.tp, "context_parallel_degree": layout.cp,
-        "pipeline_parallel_degree": layout.pp,
-    }  # fmt: skip
-    if layout.pp > 1:
-        settings |= {
-            "pipeline_parallel_schedule": _SCHEDULES[layout.chunks > 1],
-            "pipeline_parallel_microbatch_size": layout.micro_batch,
-            # by default the first and the last stage have a layer less; the plan has none
-            "pipeline_parallel_first_stage_less_layers": 0, "pipeline_parallel_last_stage_less_layers": 0,
-        }  # fmt: skip
-    if layout.chunks > 1:
-        settings["pipeline_parallel_layers_per_stage"] = per_piece(job, layout)
-    if job.shape.experts:
-        settings |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.etp}
-    return settings
+    stages, experts = layout.pp > 1, job.shape.experts is not None
+    return settings.fill(settings.table("torchtitan.yaml"), {
+        "job": job, "layout": layout, "description": f"{model.name}: {layout}", "name": name_of(model),
+        "flavor": flavor(model) or model.name, "converters": ["float8"] if job.rate > 1 else [],
+        "local_batch": layout.micro_batch * (layout.accumulation if stages else 1),
+        "replicas": layout.replicas // layout.shards,
+        "shards": layout.shards // layout.cp if layout.sharding == "zero3" else 1,
+        "schedule": ("Interleaved1F1B" if layout.chunks > 1 else "1F1B") if stages else None,
+        "micro_batch": layout.micro_batch if stages else None, "fewer": 0 if stages else None,
+        "piece": per_piece(job, layout) if layout.chunks > 1 else None,
+        "ep": layout.ep if experts else None, "etp": layout.etp if experts else None,
+        "option": "op" if layout.recompute == "selective" else None,
+        "compiled": job.stack.name.endswith("-compiled"),
+    })  # fmt: skip
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
@@ -141,34 +108,25 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
 
     ``hf_assets_path`` and dataset are those of torchtitan's tests.
     """
-    lines = [
-        f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step",
-        "# lr, steps, dataset and the tokenizer in hf_assets_path are not the plan's: put in your own",
-    ]
+    about = settings.about(job, layout, model)
+    more = "# lr, steps, dataset and the tokenizer in hf_assets_path are not the plan's: put in your own\n"
     if flavor(model) is None:
         shape = model.shape
-        lines.append(
+        more += (
             f"# torchtitan has no flavor of these sizes: add {model.name!r} to models/{name_of(model)}/__init__.py "
             f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.groups} key-value heads, "
-            f"MLP {shape.middle}, {shape.vocabulary} words)"
+            f"MLP {shape.middle}, {shape.vocabulary} words)\n"
         )
-    sections = config(job, layout, model)
     why = python_why_not(job, layout)
     after = f"{PYTHON_FILE} is for its main branch" if why is None else f"{PYTHON_FILE} is not there: {why}"
-    toml = [lines[0], f"# for torchtitan 0.2, up to 0.2.2; {after}", *lines[1:]]
-    for section, values in sections.items():
-        toml += [
-            "",
-            f"[{section}]",
-            *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
-        ]
-    files = {FILE: "\n".join(toml) + "\n"}
+    toml = f"{about}# for torchtitan 0.2, up to 0.2.2; {after}\n{more}"
+    for section, values in config(job, layout, model).items():
+        lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
+        toml += f"\n[{section}]\n{''.join(lines)}"
+    files = {FILE: toml}
     if why is None:
-        version = f"# for torchtitan's main branch at {COMMIT} ({DATE}); its releases up to 0.2.2 read {FILE}"
-        named = flavor(model) or model.name
-        files[PYTHON_FILE] = python_text(
-            job, layout, name_of(model), named, sections["parallelism"], [lines[0], version, *lines[1:]]
-        )
+        version = f"# for torchtitan's main branch at {COMMIT} ({DATE}); its releases up to 0.2.2 read {FILE}\n"
+        files[PYTHON_FILE] = _python(job, layout, model, f"{about}{version}{more}".rstrip("\n"))
     return files
 
 
@@ -205,70 +163,24 @@ def python_why_not(job: Job, layout: Layout) -> str | None:
     return None
 
 
-def python_text(
-    job: Job, layout: Layout, name: str, flavor: str, degrees: dict[str, int | str], comments: list[str]
-) -> str:
-    """The file.
-
-    Args:
-        name, flavor: torchtitan's, of the model. degrees: the toml's section of parallelism. comments: its first lines.
-    """
-    stages = layout.pp > 1
+def _python(job: Job, layout: Layout, model: Model, comments: str) -> str:
+    """The file, which begins with ``comments``."""
+    sections = config(job, layout, model)
     # a pipeline's micro-batches have a number now; experts' tensor parallelism follows from the rest
-    kept = {key: value for key, value in degrees.items()
-            if key not in ("pipeline_parallel_microbatch_size", "expert_tensor_parallel_degree")}  # fmt: skip
-    kept |= {"num_pp_microbatches": layout.accumulation} if stages else {}
-    kept |= {"context_parallel_load_balancer": "ptrr"} if layout.cp > 1 else {}  # flex attention's
-    parallelism = "".join(f"            {key}={_quoted(value)},\n" for key, value in kept.items())
-    compiled = job.stack.name.endswith("-compiled")
-    converted, imported = "", ""
+    degrees = {key: value for key, value in sections["parallelism"].items()
+               if key not in ("pipeline_parallel_microbatch_size", "expert_tensor_parallel_degree")}  # fmt: skip
+    degrees |= {"num_pp_microbatches": layout.accumulation} if layout.pp > 1 else {}
+    degrees |= {"context_parallel_load_balancer": "ptrr"} if layout.cp > 1 else {}  # flex attention's
+    compiled, recomputes, imported, converted = sections["compile"]["enable"], _RECOMPUTES[layout.recompute], "", ""
     if job.rate > 1:
         imported = "from torchtitan.components.quantization import Float8LinearConverter\n"
-        converted = f', converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"], ' \
-                    f"model_compile_enabled={compiled})]"  # fmt: skip
-    chosen = _RECOMPUTES[layout.recompute]
-    if chosen != "None":
-        chosen_class = chosen.partition(".")[0]
-        imported += f"from torchtitan.distributed.activation_checkpoint import {chosen_class}\n"
-    head = "\n".join(comments)
-    return f'''{head}
-from torchtitan.components.data import ConcatThenSplitPackingConfig, GrainDataLoader
-from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-{imported}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.hf_datasets.text_datasets import DATASETS
-from torchtitan.models.common.config_utils import decoder_vocab_size
-from torchtitan.models.{name} import model_registry
-from torchtitan.trainer import Trainer
-
-
-def {FUNCTION}() -> Trainer.Config:
-    model_spec = model_registry("{flavor}"{converted})
-    return Trainer.Config(
-        model_spec=model_spec,
-        hf_assets_path="./tests/assets/tokenizer",
-        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),
-        optimizer=default_adamw(lr=1.5e-4),
-        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=10),
-        training=TrainingConfig(
-            num_tokens_per_microbatch_per_dp_rank={layout.micro_batch} * {job.sequence},
-            num_tokens_per_train_step={layout.batch} * {job.sequence},
-            max_context_length={job.sequence},
-            steps=100,
-            disable_cuda_graphs=True,  # as it is planned
-        ),
-        dataloader=GrainDataLoader.Config(
-            dataset=ConcatThenSplitPackingConfig(dataset=DATASETS["c4_test"]), shuffle=False
-        ),
-        metrics=MetricsProcessor.Config(log_freq=1),
-        parallelism=ParallelismConfig(
-{parallelism}        ),
-        activation_checkpoint={chosen},
-        compile=CompileConfig(enable={compiled}),
-    )
-'''
-
-
-def _quoted(value: int | str) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+        filtered = f'filter_fqns=["lm_head"], model_compile_enabled={compiled}'
+        converted = f", converters=[Float8LinearConverter.Config({filtered})]"
+    if layout.recompute != "none":
+        imported += f"from torchtitan.distributed.activation_checkpoint import {recomputes.partition('.')[0]}\n"
+    return settings.script(
+        "torchtitan_config.py.txt", comments=comments, imported=imported, converted=converted, function=FUNCTION,
+        name=sections["model"]["name"], flavor=sections["model"]["flavor"], micro_batch=layout.micro_batch,
+        batch=layout.batch, sequence=job.sequence, recomputes=recomputes, compiled=compiled,
+        parallelism="".join(f"            {key}={json.dumps(value)},\n" for key, value in degrees.items()),
+    )  # fmt: skip

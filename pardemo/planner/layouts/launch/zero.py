@@ -9,6 +9,7 @@ from typing import Any
 
 from pardemo.peers.accelerate import job_settings
 from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.launch import settings
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import SHARDING, Layout
 
@@ -31,18 +32,10 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
 def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
     """DeepSpeed's configuration with every size as a number."""
     stage = SHARDING.index(layout.sharding)
-    settings: dict[str, Any] = {
-        "train_batch_size": layout.batch, "train_micro_batch_size_per_gpu": layout.micro_batch,
-        "gradient_accumulation_steps": layout.accumulation, "gradient_clipping": 1.0, "bf16": {"enabled": True},
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {
-            "stage": stage, "overlap_comm": stage > 0, "contiguous_gradients": True, "reduce_bucket_size": 500_000_000,
-            **({"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}),
-        },
-    }  # fmt: skip
-    if job.stack.gradient == 4:
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    return settings
+    return settings.fill(settings.table("deepspeed.yaml"), {
+        "layout": layout, "stage": stage, "overlaps": stage > 0, "gathers": True if stage == 3 else None,
+        "data_types": {"grad_accum_dtype": "fp32"} if job.stack.gradient == 4 else None,
+    })  # fmt: skip
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
@@ -67,6 +60,6 @@ def command(job: Job, torchrun: str) -> str:
     options = torchrun.replace("--standalone", "")
     names = {"--nnodes": "--num_machines", "--node_rank": "--machine_rank", "--master_addr": "--main_process_ip",
              "--master_port": "--main_process_port"}  # fmt: skip
-    for theirs, own in names.items():
-        options = options.replace(theirs, own)
+    for theirs, name in names.items():
+        options = options.replace(theirs, name)
     return " ".join(f'accelerate launch --config_file {FILE} {options} "${{SCRIPT:-train.py}}"'.split())

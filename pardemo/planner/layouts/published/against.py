@@ -1,8 +1,8 @@
 """Compares predictions with published runs: errors of time and memory, and the layout that would have been chosen."""
 
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,23 +95,24 @@ def usable(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> list[Comp
     return [
         outcome
         for outcome in outcomes
-        if outcome.error is not None and not outcome.run.wrong and outcome.known_mfu >= least_mfu
+        if outcome.error is not None and not outcome.run.wrong and (outcome.known_mfu or 0.0) >= least_mfu
     ]
 
 
-def errors(values: Sequence[float]) -> dict[str, Any]:
+def errors(values: Iterable[float | None]) -> dict[str, Any]:
     """Number of errors, mean and median of their sizes, their median with its sign (bias), the share within 15 %."""
-    if not values:
+    known = [value for value in values if value is not None]
+    if not known:
         return {"runs": 0}
-    sizes = [abs(value) for value in values]
+    sizes = [abs(value) for value in known]
     return {
-        "runs": len(values), "mean": statistics.fmean(sizes), "median": statistics.median(sizes),
-        "bias": statistics.median(values), "within 15 %": sum(size <= 0.15 for size in sizes) / len(sizes),
+        "runs": len(known), "mean": statistics.fmean(sizes), "median": statistics.median(sizes),
+        "bias": statistics.median(known), "within 15 %": sum(size <= 0.15 for size in sizes) / len(sizes),
     }  # fmt: skip
 
 
 #: What errors are grouped by: a name, and a run's value of it.
-BY: dict[str, Callable[[PublishedRun], Hashable]] = {
+BY: dict[str, Callable[[PublishedRun], Any]] = {
     "source": lambda run: run.publisher,
     "TP": lambda run: run.layout.tp,
     "PP": lambda run: run.layout.pp,
@@ -120,7 +121,7 @@ BY: dict[str, Callable[[PublishedRun], Hashable]] = {
 }
 
 
-def by(outcomes: Sequence[ComparedRun], key: str) -> dict[Hashable, dict[str, Any]]:
+def by(outcomes: Sequence[ComparedRun], key: str) -> dict[Any, dict[str, Any]]:
     """:func:`errors` of time for each value of one of :data:`BY`."""
     groups = defaultdict(list)
     for outcome in outcomes:
@@ -141,7 +142,7 @@ class Choice:
     @property
     def regret(self) -> float:
         """The chosen layout's published time over the best one's, less 1."""
-        return self.chosen.run.seconds / self.best.run.seconds - 1
+        return _seconds(self.chosen) / _seconds(self.best) - 1
 
 
 def expected(job: Job, layout: Layout, seconds: float) -> float:
@@ -158,14 +159,12 @@ def expected(job: Job, layout: Layout, seconds: float) -> float:
 
 def choose(outcomes: Sequence[ComparedRun]) -> ComparedRun:
     """The quickest of those with room (of all, if none has); of those within 1 %, the one with the least memory."""
-    fitting = {id(outcome): outcome for outcome in outcomes if outcome.has_room} or {
-        id(outcome): outcome for outcome in outcomes
-    }
-    seconds = {
-        key: expected(outcome.run.job, outcome.run.layout, outcome.step.seconds) for key, outcome in fitting.items()
-    }
-    quickest = min(seconds.values())
-    near = [outcome for key, outcome in fitting.items() if seconds[key] <= NEAR * quickest]
+    fitting = [
+        (expected(outcome.run.job, outcome.run.layout, outcome.step.seconds), outcome)
+        for outcome in [outcome for outcome in outcomes if outcome.has_room] or outcomes
+    ]
+    quickest = min(seconds for seconds, _ in fitting)
+    near = [outcome for seconds, outcome in fitting if seconds <= NEAR * quickest]
     return min(near, key=lambda outcome: outcome.memory.peak_bytes)
 
 
@@ -183,14 +182,20 @@ def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
 
 def choices(outcomes: Sequence[ComparedRun]) -> list[Choice]:
     """A choice for each of :func:`jobs`."""
-    per_job = []
-    for group in jobs(outcomes):
-        first = group[0].run
-        name = first.job.shape.name
-        job = f"{name}, {first.layout.gpus} × {first.job.machine.gpu.name}, {first.layout.batch} samples"
-        best = min(group, key=lambda outcome: outcome.run.seconds)
-        per_job.append(Choice(job, len(group), choose(group), best, rank_correlation(group)))
-    return per_job
+    return [_choice(group) for group in jobs(outcomes)]
+
+
+def _choice(group: Sequence[ComparedRun]) -> Choice:
+    layout, job = group[0].run.layout, group[0].run.job
+    name = f"{job.shape.name}, {layout.gpus} × {job.machine.gpu.name}, {layout.batch} samples"
+    best = min(group, key=_seconds)
+    return Choice(name, len(group), choose(group), best, rank_correlation(group))
+
+
+def _seconds(outcome: ComparedRun) -> float:
+    """The published time of a run that has one."""
+    assert outcome.run.seconds is not None
+    return outcome.run.seconds
 
 
 def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:
@@ -208,10 +213,7 @@ def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:
 
 def confusion(outcomes: Iterable[ComparedRun]) -> dict[tuple[str, bool], int]:
     """Runs by outcome and by whether they are predicted to fit. What failed may have had other reasons than memory."""
-    counts: dict[tuple[str, bool], int] = defaultdict(int)
-    for outcome in outcomes:
-        counts[outcome.run.outcome, outcome.fits] += 1
-    return dict(counts)
+    return dict(Counter((outcome.run.outcome, outcome.fits) for outcome in outcomes))
 
 
 MOST_LINES = 40  # runs that are shown one by one
@@ -234,46 +236,33 @@ def row(outcome: ComparedRun) -> dict[str, Any]:
 def summary(outcomes: list[ComparedRun]) -> dict[str, Any]:
     """Errors of time by what may cause them, of memory, the choices, and who fits."""
     timed = usable(outcomes, LEAST_MFU)
-    hardly = [outcome for outcome in usable(outcomes) if outcome.known_mfu < LEAST_MFU]
-    chosen = choices(outcomes)
-    regrets = sorted(choice.regret for choice in chosen)
-    memories = [
-        outcome.memory_error for outcome in outcomes if outcome.memory_error is not None and not outcome.run.wrong
-    ]
+    hardly = [outcome.error for outcome in usable(outcomes) if (outcome.known_mfu or 0) < LEAST_MFU]
+    refused = Counter(outcome.run.outcome for outcome in outcomes if outcome.refused)
     report: dict[str, Any] = {
-        "left out": {
-            "contradict themselves": sum(bool(outcome.run.wrong) for outcome in outcomes),
-            BELOW: len(hardly),
-        },
-        "time": errors([outcome.error for outcome in timed]),
-        f"time {BELOW}": errors([outcome.error for outcome in hardly]),
+        "left out": {"contradict themselves": sum(bool(outcome.run.wrong) for outcome in outcomes), BELOW: len(hardly)},
+        "time": errors(outcome.error for outcome in timed), f"time {BELOW}": errors(hardly),
         "time by": {cause: by(timed, cause) for cause in BY},
-        "memory": errors(memories),
-        "cannot be cut so": _refused(outcomes),
+        "memory": errors(outcome.memory_error for outcome in outcomes if not outcome.run.wrong),
+        "cannot be cut so": dict(sorted(refused.items())),
         "outcomes": [
             {"outcome": outcome, "predicted to fit": fits, "runs": count}
             for (outcome, fits), count in sorted(confusion(outcomes).items())
         ],
-    }
+    }  # fmt: skip
+    chosen = sorted(choices(outcomes), key=lambda choice: -choice.regret)
     orders = [choice.correlation for choice in chosen if choice.correlation is not None]
-    if regrets:
+    if regrets := [choice.regret for choice in chosen]:
         report["choice"] = {
-            "jobs": len(regrets), "mean regret": statistics.fmean(regrets), "median regret": statistics.median(regrets),
-            "worst regret": regrets[-1], "rank correlation": statistics.fmean(orders) if orders else None,
-            "worst": [_choice(c) for c in sorted(chosen, key=lambda choice: -choice.regret)[:5] if c.regret > 0],
+            "jobs": len(regrets), "mean regret": statistics.fmean(regrets),
+            "median regret": statistics.median(regrets), "worst regret": regrets[0],
+            "rank correlation": statistics.fmean(orders) if orders else None,
+            "worst": [
+                {"job": choice.job, "regret": choice.regret, "chosen": str(choice.chosen.run.layout),
+                 "best": str(choice.best.run.layout)}
+                for choice in chosen[:5] if choice.regret > 0
+            ],
         }  # fmt: skip
     return report
-
-
-def _refused(outcomes: list[ComparedRun]) -> dict[str, int]:
-    """Runs by outcome whose layout is impossible, whatever it takes of memory."""
-    ended = [outcome.run.outcome for outcome in outcomes if outcome.refused]
-    return {outcome: ended.count(outcome) for outcome in sorted(set(ended))}
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    chosen, best = choice.chosen.run.layout, choice.best.run.layout
-    return {"job": choice.job, "regret": choice.regret, "chosen": str(chosen), "best": str(best)}
 
 
 def as_text(outcomes: list[ComparedRun]) -> str:
@@ -281,18 +270,18 @@ def as_text(outcomes: list[ComparedRun]) -> str:
     from pardemo.tables import text_table
 
     report = summary(outcomes)
-    rows = [("", "runs", "mean error", "median", "middle", "within 15 %")]
-    rows.append(("step time", *_errors(report["time"])))
+    left_out, choice = report["left out"], report.get("choice")
+    errors_of = {"step time": report["time"]}
     for cause, values in report["time by"].items():
-        if len(values) > 1:
-            rows += [(f"  {cause} {value}", *_errors(errors)) for value, errors in values.items()]
-    if report["left out"][BELOW]:
-        rows.append((f"left out: {BELOW}", *_errors(report[f"time {BELOW}"])))
-    rows.append(("memory", *_errors(report["memory"])))
-    lines = [text_table(rows), ""]
-    if count := report["left out"]["contradict themselves"]:
+        errors_of |= {f"  {cause} {value}": errors for value, errors in values.items() if len(values) > 1}
+    if left_out[BELOW]:
+        errors_of[f"left out: {BELOW}"] = report[f"time {BELOW}"]
+    rows: list[tuple[str, ...]] = [("", "runs", "mean error", "median", "middle", "within 15 %")]
+    rows += [(name, *_errors(errors)) for name, errors in (errors_of | {"memory": report["memory"]}).items()]
+    lines = [*_lines(outcomes), text_table(rows), ""]
+    if count := left_out["contradict themselves"]:
         lines.append(f"left out: {count} runs that contradict themselves")
-    if choice := report.get("choice"):
+    if choice:
         lines.append(
             f"the choice, of {choice['jobs']} jobs that were run in several layouts: {choice['mean regret']:.1%} "
             f"longer than the best one (median {choice['median regret']:.1%}, worst {choice['worst regret']:.0%})"
@@ -302,16 +291,15 @@ def as_text(outcomes: list[ComparedRun]) -> str:
         lines += [
             f"  {case['job']}: {case['chosen']} for {case['best']}, {case['regret']:+.0%}" for case in choice["worst"]
         ]
-    lines += [
-        f"{group['runs']} runs that ended {group['outcome']}: "
-        f"predicted {'' if group['predicted to fit'] else 'not '}to fit"
-        for group in report["outcomes"]
-    ]
-    lines += [
-        f"{count} of those that ended {outcome} cannot be cut so: more stages than layers, or stages left with nothing"
-        for outcome, count in report["cannot be cut so"].items()
-    ]
-    return "\n".join([*_lines(outcomes), *lines])
+    for group in report["outcomes"]:
+        verdict = "to fit" if group["predicted to fit"] else "not to fit"
+        lines.append(f"{group['runs']} runs that ended {group['outcome']}: predicted {verdict}")
+    for outcome, count in report["cannot be cut so"].items():
+        lines.append(
+            f"{count} of those that ended {outcome} cannot be cut so: more stages than layers, or stages left with "
+            "nothing"
+        )
+    return "\n".join(lines)
 
 
 def _lines(outcomes: list[ComparedRun]) -> list[str]:
@@ -323,13 +311,13 @@ def _lines(outcomes: list[ComparedRun]) -> list[str]:
     rows = [("run", "layout", "s a step", "predicted", "error", "GB", "predicted", "")]
     for outcome in outcomes:
         run, job = outcome.run, outcome.run.job
-        name = f"{job.shape.name or 'model'}, {run.layout.gpus} × {job.machine.gpu.name}, {job.precision}"
-        seconds = ("", f"{outcome.step.seconds:.3g}", "")
-        if run.seconds is not None and outcome.error is not None:
-            seconds = f"{run.seconds:.3g}", f"{outcome.step.seconds:.3g}", f"{outcome.error:+.0%}"
-        held = f"{run.peak_bytes / 1e9:.0f}" if run.peak_bytes else ""
-        told = outcome.refused or run.wrong or ("" if outcome.fits else "does not fit")
-        rows.append((name, str(run.layout), *seconds, held, f"{outcome.memory.peak_bytes / 1e9:.0f}", told))
+        known = (f"{run.seconds:.3g}", f"{outcome.error:+.0%}") if outcome.error is not None else ("", "")
+        rows.append((
+            f"{job.shape.name or 'model'}, {run.layout.gpus} × {job.machine.gpu.name}, {job.precision}",
+            str(run.layout), known[0], f"{outcome.step.seconds:.3g}", known[1],
+            f"{run.peak_bytes / 1e9:.0f}" if run.peak_bytes else "", f"{outcome.memory.peak_bytes / 1e9:.0f}",
+            outcome.refused or run.wrong or ("" if outcome.fits else "does not fit"),
+        ))  # fmt: skip
     return [text_table(rows), ""]
 
 
@@ -346,14 +334,14 @@ FOLDER = project.root() / "data" / "published_runs"
 Halves = tuple[Sequence[ComparedRun], Sequence[ComparedRun]]
 
 
-def halves(file: str, what: str = "time") -> Halves:
+def halves(file: str, quantity: str = "time") -> Halves:
     """Of a table's runs: those that constants were fitted to, every second one, and those that were kept back.
 
-    ``what``: ``time``, of runs that computed; or ``memory``, of runs whose memory is published.
+    ``quantity``: ``time``, of runs that computed; or ``memory``, of runs whose memory is published.
     """
     outcomes = compare(load(FOLDER / file))
-    if what == "time":
+    if quantity == "time":
         runs = usable(outcomes, LEAST_MFU)
     else:
-        runs = [one for one in outcomes if one.memory_error is not None and not one.run.wrong]
+        runs = [outcome for outcome in outcomes if outcome.memory_error is not None and not outcome.run.wrong]
     return (runs[::2], runs[1::2]) if len(runs) >= FEW else (runs, [])

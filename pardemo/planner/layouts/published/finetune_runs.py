@@ -101,5 +101,5 @@ def _shape(cells: dict[str, str]) -> Shape:
 
 def halves(runs: Sequence[ReportedRun]) -> tuple[list[ReportedRun], list[ReportedRun]]:
     """Qwen's runs: those that the constants of memory were fitted to, every second one, and the others."""
-    own = [run for run in runs if run.source == QWEN]
-    return own[::2], own[1::2]
+    qwens = [run for run in runs if run.source == QWEN]
+    return qwens[::2], qwens[1::2]

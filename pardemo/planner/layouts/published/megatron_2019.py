@@ -15,7 +15,7 @@ from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.shape import gpt
 from pardemo.planner.layouts.stacks import MEGATRON_2022, Stack
 from pardemo.planner.layouts.step import step
 
@@ -34,10 +34,7 @@ def dgx_2h(gpus: int) -> Machine:
 
 def job(of: ScaledModel, program: Stack, gpus: int = HOST_GPUS) -> Job:
     """A model of the study's Table 1 on its machines."""
-    shape = Shape(
-        of.layers, of.hidden, of.heads, of.heads, 4 * of.hidden, of.vocabulary, gated=False, tied=True,
-        positions=of.sequence,
-    )  # fmt: skip
+    shape = gpt(of.layers, of.hidden, of.heads, of.vocabulary, of.sequence)
     return Job(shape, dgx_2h(gpus), program, of.sequence, fused=False)
 
 

@@ -18,8 +18,8 @@ from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import MEGATRON, MEGATRON_2022, Stack
+from pardemo.planner.layouts.shape import Shape, gpt
+from pardemo.planner.layouts.stacks import MEGATRON_2022, OTHERS
 from pardemo.planner.layouts.step import step
 
 
@@ -44,8 +44,8 @@ class PublishedTraining:
 
 
 _GPT = {
-    "175B": Shape(96, 12288, 96, 96, 49152, 51200, gated=False, tied=True, positions=2048, name="GPT 175B"),
-    "530B": Shape(105, 20480, 128, 128, 81920, 51200, gated=False, tied=True, positions=2048, name="GPT 530B"),
+    "175B": gpt(96, 12288, 96, 51200, 2048, "GPT 175B"),
+    "530B": gpt(105, 20480, 128, 51200, 2048, "GPT 530B"),
 }
 #: Table 2: model, stages, samples of a step, GPUs, samples of a micro-batch, TFLOP/s of a GPU.
 _TABLE_2 = (
@@ -58,12 +58,6 @@ _TABLE_2 = (
 #: first version of the paper prints 4 copies in the last row, which do not make 16,384 GPUs.
 _TABLE_4 = (
     (8192, 1, 64, 8192, 32, 430), (16384, 1, 128, 8192, 16, 400), (16384, 16, 8, 131072, 16, 380),
-)  # fmt: skip
-
-#: Meta's program: no constant of it is known, so these are kindred programs' of its time.
-META = Stack(
-    "meta-2024", small=200, gradient=4, hidden=0.8, hides_shards=True, reduce_share=0.6, gathers_context=True,
-    ends_as_layers=False, about="assumed, from kindred programs", can=MEGATRON.can,
 )  # fmt: skip
 
 
@@ -94,7 +88,7 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, stack = of(configurations.find("llama3.1-405b")), META
+    shape, stack = of(configurations.find("llama3.1-405b")), OTHERS["meta-2024"]
     trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
@@ -102,7 +96,6 @@ def llama_3() -> list[PublishedTraining]:
             chunks=shape.layers // 16,
         )  # fmt: skip
         job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), stack, sequence)
-        trainings.append(
-            PublishedTraining(job, layout, tflops, layout.batch * sequence * shape.flops(sequence, causal=False))
-        )
+        flops = layout.batch * sequence * shape.flops(sequence, causal=False)
+        trainings.append(PublishedTraining(job, layout, tflops, flops))
     return trainings

@@ -12,9 +12,11 @@ row has. The sizes of Nemotron 3 Nano are those of its configuration on Hugging 
 import csv
 import functools
 import re
+import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations
@@ -23,31 +25,22 @@ from pardemo.planner.layouts.layout import Layout, recomputation
 from pardemo.planner.layouts.machines import Machine, machine
 from pardemo.planner.layouts.published import runs
 from pardemo.planner.layouts.published.runs import TRUTH, Cells, PublishedRun, rows
-from pardemo.planner.layouts.shape import Experts, Mamba, Shape
-from pardemo.planner.layouts.stacks import FOUNDRY, MEGATRON, MEGATRON_DEEPSPEED, NANOTRON
+from pardemo.planner.layouts.shape import Experts, Mamba, Shape, gpt
+from pardemo.planner.layouts.stacks import FOUNDRY, MEGATRON, NANOTRON, STACKS, Stack
 from pardemo.planner.profile import GpuProfile
 
 RECIPES = Path(__file__).with_name("megatron_bridge_recipes.csv")
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
 #: The recipes' grad_reduce_in_fp32 is false. Their cross_entropy_fusion_impl is TransformerEngine's, which writes the
 #: gradient where the logits are (transformer_engine/pytorch/triton/cross_entropy.py at v2.9).
 PROGRAM = MEGATRON.but(gradient=2, logits=2.0)
 RACK = 64  # GPUs of an NVL72 that a training uses; the rest stand in for those that fail
 #: Gbit/s of network for each GPU: ConnectX-7 of DGX H100 and B200 and of GB200, ConnectX-8 of B300 and GB300.
 ADAPTER = {"H100": 400, "B200": 400, "GB200": 400, "B300": 800, "GB300": 800}
-#: The second one is in parentheses: "different quantization granularities" (the table's footnote for 25.09).
-PRECISIONS = {
-    "BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "": "fp8",
-}  # fmt: skip
-
-
 #: The table's names, and ours: built-in models, and one whose sizes stand here.
-_BUILT_IN = {
-    "LLAMA3_8B": "llama3-8b", "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3.1-405b", "DeepSeekV3": "deepseek-v3",
-    "Kimi_K2": "kimi-k2", "GPT OSS 120B": "gpt-oss-120b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b",
-}  # fmt: skip
 MODELS = {
-    **{theirs: replace(configurations.of(configurations.find(ours)), name=ours) for theirs, ours in _BUILT_IN.items()},
+    **{theirs: replace(configurations.of(configurations.find(ours)), name=ours)
+       for theirs, ours in _TABLES["built_in"].items()},
     "Nemotron_3_Nano": Shape(
         52, 2688, 32, 2, 1856, 131072, gated=False, head=128, experts=Experts(128, 6, 1856, 3712),
         pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", mamba=Mamba(64, 64, 128, 8),
@@ -64,7 +57,9 @@ def megatron_bridge(row: Cells) -> Iterator[PublishedRun]:
 
 
 def _run(row: Cells, place: int) -> PublishedRun:
-    values = Cells({name: _value(row.text(name), place if name != "Model" else 0) for name in COLUMNS_READ})
+    values = Cells(
+        {name: _value(row.text(name), place if name != "Model" else 0) for name in _COLUMNS["Megatron-Bridge's"][1:]}
+    )
     release, named = _heading(row.text("headings"))
     words = (values.text("Model") or named[0]).split(" (")[0]
     model = Cells({"Model": words}).one_of("Model", MODELS)
@@ -72,42 +67,60 @@ def _run(row: Cells, place: int) -> PublishedRun:
         model = replace(model, mtp=1)
     gpu = (values.text("System") or named[1]).removeprefix("DGX-")
     gpus, each = values.whole("#-GPUs"), RACK if gpu.startswith("G") else 8
-    machine = Machine(hardware.gpu(gpu), gpus, min(each, gpus), min(each, gpus) * ADAPTER[gpu] * 1e9 / 8)
-    precision = values.one_of("Precision", PRECISIONS) if values.has("Precision") else ("fp8", _SECOND[gpu])[place]
+    precision = (
+        values.one_of("Precision", _TABLES["precisions"]) if values.has("Precision") else ("fp8", _SECOND[gpu])[place]
+    )
     degrees = {name.lower(): _degree(values, name) for name in ("TP", "PP", "CP", "EP")}
     dp = gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"])
     micro, batch = values.whole("MBS"), values.whole("GBS")
     fsdp = values.text("FSDP") not in ("", "0", "n/a")
-    recipe = recipes().get((release, words, gpu), LATEST)
+    recipe = recipes().get((release, words, gpu), {})  # what is not said is as the program usually does it
     shared = "zero3" if fsdp else "zero1" if dp * degrees["cp"] > 1 else "none"
     layout = Layout(
-        tp=degrees["tp"], pp=degrees["pp"], cp=degrees["cp"], ep=degrees["ep"], dp=dp, micro_batch=micro,
-        accumulation=max(1, batch // dp // micro), chunks=_degree(values, "VP"), sharding=shared,
-        sequence_parallel=degrees["tp"] > 1, offload=recipe.offload if fsdp else 0, **recomputation(recipe.recompute),
+        **degrees,  # type: ignore[arg-type]
+        dp=dp, micro_batch=micro, accumulation=max(1, batch // dp // micro), chunks=_degree(values, "VP"),
+        sharding=shared, sequence_parallel=degrees["tp"] > 1, offload=int(recipe.get("offload", 0)) if fsdp else 0,
+        **recomputation(recipe.get("recompute", "none")),
     )  # fmt: skip
-    sequence, tokens = values.whole("Sequence Length"), values.number("Tokens / sec / GPU")
-    job = Job(
-        model, machine, PROGRAM, sequence, precision=precision, dispatch=recipe.dispatch, graphs=recipe.graphs,
-        dropless="tokendrop" not in row.text("Model"), overlap=recipe.overlap,
-    )  # fmt: skip
-    wrong = "" if layout.batch == batch else f"says {batch} samples a step, but has {layout.batch}"
+    wrong = ""
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
-    seconds = layout.batch * sequence / tokens / gpus
-    return PublishedRun(job, layout, seconds, None, "ok", f"Megatron-Bridge, {release}", wrong)
+    return _published(
+        f"Megatron-Bridge, {release}", model, PROGRAM, gpu, min(each, gpus), ADAPTER[gpu] * min(each, gpus), layout,
+        values.whole("Sequence Length"), tokens=values.number("Tokens / sec / GPU"), batch=batch, wrong=wrong,
+        gpus=gpus, precision=precision, dispatch=recipe.get("dispatch", ""),
+        graphs=recipe["graphs"] == "1" if recipe else None, overlap=recipe.get("overlap") == "1",
+        dropless="tokendrop" not in row.text("Model"),
+    )  # fmt: skip
 
 
-COLUMNS_READ = (
-    "System", "#-GPUs", "Precision", "GBS", "MBS", "Sequence Length", "TP", "PP", "CP", "VP", "EP",
-    "Tokens / sec / GPU", "FSDP", "Model",
-)  # fmt: skip
+def _published(
+    source: str, shape: Shape, program: Stack, gpu: str, host_gpus: int, between: float, layout: Layout, sequence: int,
+    *, tokens: float = 0.0, seconds: float | None = None, peak: float | None = None, batch: int = 0, wrong: str = "",
+    gpus: int = 0, **more: Any,
+) -> PublishedRun:  # fmt: skip
+    """The run of a row.
+
+    Args:
+        between: Gbit/s of a host's adapters. tokens: of a GPU and second, 0 where it ended otherwise; or seconds.
+        batch: samples of a step, as the row says; it is wrong where the layout has others. gpus: the layout's, by
+            default. more: of the job.
+    """
+    cluster = Machine(hardware.gpu(gpu), gpus or layout.gpus, host_gpus, between * 1e9 / 8)
+    job = Job(shape, cluster, program, sequence, **more)
+    seconds = layout.batch * sequence / tokens / cluster.gpus if tokens else seconds
+    if batch and batch != layout.batch and not wrong:
+        wrong = f"says {batch} samples a step, but has {layout.batch}"
+    return PublishedRun(job, layout, seconds, peak, "ok" if seconds else "failed", source, wrong)
+
+
 _SECOND = {"H100": "fp8", "B200": "mxfp8", "GB200": "mxfp8"}
 
 
 def _value(text: str, place: int) -> str:
     """``4 (8)`` is 4, and 8 in the second place; what has no second value is the same in both."""
-    if found := re.fullmatch(r"(\S+) \((\S+)\)", text.strip()):
-        return found[place + 1]
+    if match := re.fullmatch(r"(\S+) \((\S+)\)", text.strip()):
+        return match[place + 1]
     return text
 
 
@@ -125,50 +138,15 @@ def _heading(text: str) -> tuple[str, tuple[str, str]]:
     return release[1], (model, system)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a row leaves open: :class:`~pardemo.planner.layouts.job.Job` says what the fields are."""
-
-    dispatch: str = ""
-    graphs: bool | None = None
-    overlap: bool = False
-    offload: int = 0
-    recompute: str = "none"
-
-
-LATEST = Recipe()  # what is not said is as the program usually does it
-
-
 @functools.cache
-def recipes() -> dict[tuple[str, str, str], Recipe]:
+def recipes() -> dict[tuple[str, str, str], dict[str, str]]:
     """The recipes by release, model and GPU."""
     with RECIPES.open(encoding="utf-8", newline="") as file:
-        return {
-            (row["release"], row["model"], row["gpu"]): Recipe(
-                row["dispatch"],
-                row["graphs"] == "1",
-                row["overlap"] == "1",
-                int(row["offload"]),
-                row["recompute"],
-            )
-            for row in csv.DictReader(file)
-        }
+        return {(row["release"], row["model"], row["gpu"]): row for row in csv.DictReader(file)}
 
 
-#: nanotron's models: its scripts/scaling_benchmarks.py.
-_NANOTRON = {
-    "1.34B": Shape(16, 2048, 32, 32, 8192, 131072, tied=True, name="1.34B"),
-    "3.57B": Shape(28, 3072, 32, 32, 8192, 131072, tied=True, name="3.57B"),
-    "8.86B": Shape(32, 4096, 32, 32, 14336, 131072, name="8.86B"),
-    "80B": Shape(80, 8192, 64, 64, 28672, 131072, name="80B"),
-}
-#: MosaicML's MPT: layers, width, heads; MLPs of four times the width without a gate, 50,368 words, learned positions.
-_MPT = {
-    "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16), "3b": (32, 2560, 20),
-    "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56), "70b": (80, 8192, 64),
-}  # fmt: skip
-EFA_BYTES_PER_S = 3200e9 / 8  # AWS p5: a host's 32 adapters
-ROCE_BYTES_PER_S = 1600e9 / 8  # LLM-Foundry's A100 hosts, in its table's heading
+EFA = 3200  # Gbit/s of AWS p5: a host's 32 adapters
+ROCE = 1600  # LLM-Foundry's A100 hosts, in its table's heading
 
 
 def nanotron(row: Cells) -> Iterator[PublishedRun]:
@@ -178,16 +156,14 @@ def nanotron(row: Cells) -> Iterator[PublishedRun]:
         sharding=row.one_of("zero", {"0": "none", "1": "zero1"}), micro_batch=row.whole("mbs"),
         accumulation=row.whole("grad_acc"), sequence_parallel=True,
     )  # fmt: skip
-    cluster = Machine(hardware.gpu("H100"), row.whole("nodes") * 8, 8, EFA_BYTES_PER_S)
-    job = Job(row.one_of("model", _NANOTRON), cluster, NANOTRON, 4096)
     ended = row.one_of("status", {"ok": "ok", "crashed or oom": "failed"})
-    tokens = row.number("tokens_per_s_per_gpu", 0) if row.has("tokens_per_s_per_gpu") else 0
-    ok = ended == "ok" and tokens > 0
-    seconds = layout.batch * 4096 / tokens / cluster.gpus if ok else None
-    memory = row.number("memory_gb") * 2**30 if row.has("memory_gb") and ok else None
-    stated_batch = row.whole("gbs")
-    wrong = "" if layout.batch == stated_batch else f"says {stated_batch} samples a step, but has {layout.batch}"
-    yield PublishedRun(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
+    tokens = row.number("tokens_per_s_per_gpu", 0) if row.has("tokens_per_s_per_gpu") and ended == "ok" else 0.0
+    shape = Shape(*row.one_of("model", _TABLES["nanotron"]), name=row.text("model"))  # type: ignore[misc]
+    yield _published(
+        "nanotron", shape, NANOTRON, "H100", 8, EFA, layout, 4096, tokens=tokens,
+        peak=row.number("memory_gb") * 2**30 if row.has("memory_gb") and tokens else None, batch=row.whole("gbs"),
+        gpus=row.whole("nodes") * 8,
+    )  # fmt: skip
 
 
 def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
@@ -198,75 +174,45 @@ def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
         tp=row.whole("tensor parallelism"), pp=row.whole("pipeline parallelism"), dp=dp, micro_batch=micro,
         accumulation=row.whole("global batch", micro * dp) // micro // dp, recompute="full",
     )  # fmt: skip
-    shape = Shape(
-        layers, hidden, heads, heads, 4 * hidden, 51200, gated=False, tied=True, positions=sequence,
-        name=f"GPT {layers} × {hidden}",
+    yield _published(
+        "Megatron-DeepSpeed", gpt(layers, hidden, heads, 51200, sequence, f"GPT {layers} × {hidden}"),
+        STACKS["megatron-deepspeed"], "A100-80GB", 8, 4 * 200, layout, sequence, gpus=row.whole("# GPUs"),
+        seconds=row.number("iteration time (ms)") / 1e3, fused=False,
     )  # fmt: skip
-    cluster = Machine(hardware.gpu("A100-80GB"), row.whole("# GPUs"), 8, 4 * 200e9 / 8)
-    job = Job(shape, cluster, MEGATRON_DEEPSPEED, sequence, fused=False)
-    yield PublishedRun(job, layout, row.number("iteration time (ms)") / 1e3, None, "ok", "Megatron-DeepSpeed")
 
 
 def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
     """MosaicML's tables: MPT with FSDP."""
-    layers, hidden, heads = row.one_of("Model", _MPT)
     sequence, gpus = row.whole("SeqLen (T)"), row.whole("# GPUs")
-    shape = Shape(layers, hidden, heads, heads, 4 * hidden, 50368, gated=False, tied=True, positions=sequence,
-                  name=f"MPT {row.text('Model')}")  # fmt: skip
     layout = Layout(
         dp=gpus, sharding=row.one_of("Sharding Strategy", {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}),
         micro_batch=row.whole("MicroBatchSize"), accumulation=row.whole("GradAccum"),
         recompute="full" if row.one_of("Activation Checkpointing", TRUTH) else "none",
     )  # fmt: skip
-    links = {"h100_80gb": ("H100", EFA_BYTES_PER_S), "a100_80gb": ("A100-80GB", ROCE_BYTES_PER_S)}
-    gpu, between = row.one_of("GPU", links)
-    cluster = Machine(hardware.gpu(gpu), gpus, 8, between)
-    job = Job(shape, cluster, FOUNDRY, sequence, precision="fp8" if "FP8" in row.text("section") else "bf16")
-    tokens = layout.batch * sequence
-    yield PublishedRun(job, layout, tokens / row.number("Throughput (T/s/GPU)") / gpus, None, "ok", "LLM-Foundry")
+    gpu, between = row.one_of("GPU", {"h100_80gb": ("H100", EFA), "a100_80gb": ("A100-80GB", ROCE)})
+    yield _published(
+        "LLM-Foundry",
+        gpt(*row.one_of("Model", _TABLES["mpt"]), 50368, sequence, f"MPT {row.text('Model')}"),  # type: ignore[call-arg]
+        FOUNDRY, gpu, 8, between, layout, sequence, tokens=row.number("Throughput (T/s/GPU)"),
+        precision="fp8" if "FP8" in row.text("section") else "bf16",
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A published table: the columns that a row's runs are made of, and how. Others may stand beside them."""
-
-    name: str
-    columns: tuple[str, ...]
-    runs: Callable[[Cells], Iterator[PublishedRun]]
-
-    def share(self, header: list[str]) -> float:
-        """The share of this table's own columns (those that no other file has) that the header has."""
-        own = set(self.columns) - set(runs.NEEDED) - set(runs.OPTIONAL)
-        return len(own & set(header)) / len(own)
+_COLUMNS: dict[str, list[str]] = _TABLES["columns"]
+_READERS: dict[str, Callable[[Cells], Iterator[PublishedRun]]] = {
+    "nanotron's": nanotron, "Megatron-DeepSpeed's": megatron_deepspeed, "LLM-Foundry's": llm_foundry,
+    "Megatron-Bridge's": megatron_bridge,
+}  # fmt: skip
 
 
-_TABLES = (
-    _Table(
-        "nanotron's",
-        ("model", "nodes", "dp", "pp", "tp", "zero", "mbs", "grad_acc", "gbs", "tokens_per_s_per_gpu", "memory_gb",
-         "status"),
-        nanotron,
-    ),
-    _Table(
-        "Megatron-DeepSpeed's",
-        ("# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",
-         "tensor parallelism", "data parallelism", "pipeline parallelism", "iteration time (ms)"),
-        megatron_deepspeed,
-    ),
-    _Table(
-        "LLM-Foundry's",
-        ("section", "Model", "SeqLen (T)", "# GPUs", "GPU", "MicroBatchSize", "GradAccum", "Throughput (T/s/GPU)",
-         "Sharding Strategy", "Activation Checkpointing"),
-        llm_foundry,
-    ),
-    _Table("Megatron-Bridge's", ("headings", *COLUMNS_READ), megatron_bridge),
-)  # fmt: skip
-
-
-def _table(header: list[str]) -> _Table | None:
-    """The table that a header is meant to be: at least half of the table's own columns are there. None without one."""
-    nearest = max(_TABLES, key=lambda table: table.share(header))
-    return nearest if nearest.share(header) >= 0.5 else None
+def _table(header: list[str]) -> str | None:
+    """The table that a header is meant to be: it has at least half of the columns that are the table's alone."""
+    shares = {}
+    for name, columns in _COLUMNS.items():
+        alone = set(columns) - set(runs.NEEDED) - set(runs.OPTIONAL)
+        shares[name] = len(alone & set(header)) / len(alone)
+    nearest = max(shares, key=shares.__getitem__)
+    return nearest if shares[nearest] >= 0.5 else None
 
 
 def knows(path: Path) -> bool:
@@ -285,30 +231,29 @@ def read(path: Path, left_out: list[str] | None = None) -> list[PublishedRun]:
         ValueError: its columns are those of none; one is missing; a cell is wrong, whose line and column are named.
     """
     header, lines = rows(path)
-    table = _table(header)
-    if table is None:
+    name = _table(header)
+    if name is None:
         raise ValueError(f"{path.name}: its columns are those of none of the published tables")
-    if missing := [name for name in table.columns if name not in header]:
-        raise ValueError(f"{path.name} is {table.name} table but has no column {', '.join(missing)}")
-    return runs.each(path, lines, lambda row: table.runs(Cells(row)), left_out)
+    if missing := [column for column in _COLUMNS[name] if column not in header]:
+        raise ValueError(f"{path.name} is {name} table but has no column {', '.join(missing)}")
+    return runs.each(path, lines, lambda row: _READERS[name](Cells(row)), left_out)
 
 
-def load(path: Path, own: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
+def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
     """The runs of a file: a published table's, or anybody's in the columns of :mod:`.runs`.
 
-    ``own`` takes the place of the GPU that has its name; ``left_out`` as in :func:`.runs.read`.
+    ``measured`` takes the place of the GPU that has its name, between hosts only where that was measured as well;
+    ``left_out`` as in :func:`.runs.read`.
 
     Raises:
         ValueError: it is neither; what is missing is named.
     """
     if not knows(path):
-        return runs.read(path, own, left_out)
-    found = read(path, left_out)
-    return [_on(run, own) if own and run.job.machine.gpu.name == own.gpu.name else run for run in found]
-
-
-def _on(run: PublishedRun, own: GpuProfile) -> PublishedRun:
-    """The run on a machine that was measured; between hosts it is the table's, unless that was measured as well."""
-    published = run.job.machine
-    measured = machine(own, published.gpus, published.host_gpus, None if own.between else published.between)
-    return replace(run, job=replace(run.job, machine=measured))
+        return runs.read(path, measured, left_out)
+    published = read(path, left_out)
+    for place, run in enumerate(published):
+        there = run.job.machine
+        if measured and there.gpu.name == measured.gpu.name:
+            cluster = machine(measured, there.gpus, there.host_gpus, None if measured.between else there.between)
+            published[place] = replace(run, job=replace(run.job, machine=cluster))
+    return published

@@ -125,11 +125,11 @@ class PublishedRun:
         return self.source.split(",")[0]
 
 
-def read(path: Path, own: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
+def read(path: Path, measured: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
     """The rows of a file of the columns above.
 
     Args:
-        own: takes the place of the GPU that has its name.
+        measured: takes the place of the GPU that has its name.
         left_out: gets a line for each row that is impossible, whose other rows are then read all the same.
 
     Raises:
@@ -137,16 +137,17 @@ def read(path: Path, own: GpuProfile | None = None, left_out: list[str] | None =
             every row is.
     """
     header, lines = rows(path)
-    if missing := [name for name in NEEDED if name not in header]:
+    there = set(header)
+    if missing := [name for name in NEEDED if name not in there]:
         columns = ", ".join(f"{name} ({NEEDED[name]})" for name in missing)
         raise ValueError(f"{path.name} has no column {columns}; docs/plan.md lists all")
-    if "model" not in header and not {"layers", "hidden", "heads", "vocabulary"} <= set(header):
+    if "model" not in there and not {"layers", "hidden", "heads", "vocabulary"} <= there:
         raise ValueError(f"{path.name} says no model: a column model, or layers, hidden, heads, middle and vocabulary")
-    if not {"seconds", "tokens_per_s"} & set(header):
+    if not {"seconds", "tokens_per_s"} & there:
         raise ValueError(f"{path.name} says no speed: a column seconds (of a step) or tokens_per_s (of one GPU)")
-    if unknown := [name for name in header if name and name not in NEEDED and name not in OPTIONAL]:
+    if unknown := [name for name in header if name and name not in NEEDED | OPTIONAL]:
         raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/plan.md lists all")
-    return each(path, lines, lambda row: [run(row, own, path.parent)], left_out)
+    return each(path, lines, lambda row: [run(row, measured, path.parent)], left_out)
 
 
 def each(
@@ -156,21 +157,21 @@ def each(
     left_out: list[str] | None,
 ) -> list[PublishedRun]:
     """The runs of all rows; what ``left_out`` is, and what is raised: :func:`read`."""
-    found: list[PublishedRun] = []
-    told = [] if left_out is None else left_out
+    published: list[PublishedRun] = []
+    problems = [] if left_out is None else left_out
     for number, row in lines:
         try:
-            found += runs_of(row)
+            published += runs_of(row)
         except ValueError as error:
-            told.append(f"{path.name}, line {number}: {error}")
+            problems.append(f"{path.name}, line {number}: {error}")
             if left_out is None:
-                raise ValueError(told[-1]) from None
-    if not found:
-        raise ValueError(told[-1] if told else f"{path.name} has no rows")
-    return found
+                raise ValueError(problems[-1]) from None
+    if not published:
+        raise ValueError(problems[-1] if problems else f"{path.name} has no rows")
+    return published
 
 
-def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Path()) -> PublishedRun:
+def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path = Path()) -> PublishedRun:
     """The run of one row; paths in it start from ``folder``.
 
     Raises:
@@ -178,17 +179,18 @@ def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Pa
     """
     value = Cells(row, OPTIONAL)
     gpus = value.whole("gpus")
-    gpu = _gpu(value.text("gpu"), gpus, own, folder)
+    gpu = _gpu(value.text("gpu"), gpus, measured, folder)
     of_a_host = value.whole("host_gpus") if value.has("host_gpus") else gpu.host_gpus or hardware.host_gpus(gpu.gpu)
     between = None if gpu.between and not value.has("between") else value.number("between") * 1e9 / 8
     machine = machines.machine(gpu, gpus, min(gpus, of_a_host), between)
-    tp, cp, pp = value.whole("tp"), value.whole("cp"), value.whole("pp")
+    counts = {
+        name: value.whole(name) for name in ("tp", "cp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
+    } | {name: value.whole(name, 0) for name in ("shard_group", "offload")}  # fmt: skip
+    others = counts["tp"] * counts["cp"] * counts["pp"]
     layout = Layout(
-        tp=tp, cp=cp, pp=pp, ep=value.whole("ep"),
-        dp=value.whole("dp") if value.has("dp") else max(1, gpus // (tp * cp * pp)), sharding=value.text("sharding"),
-        shard_group=value.whole("shard_group", 0), sequence_parallel=value.one_of("sequence_parallel", TRUTH),
-        micro_batch=value.whole("micro_batch"), accumulation=value.whole("accumulation"), chunks=value.whole("chunks"),
-        **recomputation(value.text("recompute")), etp=value.whole("etp"), offload=value.whole("offload", 0),
+        **counts,  # type: ignore[arg-type]
+        dp=value.whole("dp") if value.has("dp") else max(1, gpus // others), sharding=value.text("sharding"),
+        sequence_parallel=value.one_of("sequence_parallel", TRUTH), **recomputation(value.text("recompute")),
     )  # fmt: skip
     shape, sequence = _shape(value), value.whole("sequence")
     if mtp := value.whole("mtp", 0):
@@ -217,10 +219,10 @@ def _seconds(value: Cells, layout: Layout, sequence: int, outcome: str) -> float
     return seconds or None
 
 
-def _gpu(name: str, gpus: int, own: GpuProfile | None, folder: Path) -> GpuProfile:
+def _gpu(name: str, gpus: int, measured: GpuProfile | None, folder: Path) -> GpuProfile:
     """A GPU's name, the own profile's, or a profile's file, seen from the folder of the runs."""
-    if own is not None and name == own.gpu.name:
-        return own
+    if measured is not None and name == measured.gpu.name:
+        return measured
     return profile.find(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
 
 

@@ -1,0 +1,242 @@
+"""A fine-tune's plan as ``pardemo plan`` makes it of its options, and as text and JSON."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pardemo.finetune import recipe
+from pardemo.planner import profile, table
+from pardemo.planner.command import progress
+from pardemo.planner.estimate import BUILT_SHARDED
+from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.layouts import command as layout_command
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import usual_target
+from pardemo.planner.layouts.intervals import of_fine_tune
+from pardemo.planner.layouts.published.finetune_runs import TIGHT
+from pardemo.planner.table import ENGINES, Hardware, Plan, PlanRow, Request, title
+from pardemo.tables import text_table
+
+HEAD = (
+    "", "engine", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
+    "money", "GB sent/step",
+)  # fmt: skip
+#: Where the recipes that come with pardemo expect the built-in models that ``pardemo finetune`` trains.
+FOLDERS = {"baichuan2-7b": "models/Baichuan2-7B-Chat", "baichuan2-13b": "models/Baichuan2-13B-Chat"}
+#: Of ``zero_optimization``, what each row says for itself.
+_OF_A_ROW = ("stage", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save")
+
+
+def command(arguments: argparse.Namespace, shown: int | None) -> int:
+    """Makes the plan, writes what is asked for, and prints ``shown`` rows of the table."""
+    request, base = request_of(arguments)
+    if arguments.write:
+        from pardemo.planner import files
+
+        files.check(request, base)
+    snapshot_file = layout_command.snapshot_file(arguments)
+    plan = table.plan(request)
+    best = plan.best
+    if best is None:
+        least = min(plan.rows, key=lambda row: row.peak_bytes)
+        raise ValueError(
+            f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice; the least is "
+            f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; " + table.smallest_cluster(request)
+        )
+    answers: dict[str, int | None] = {}
+    if arguments.backwards:
+        answers = {
+            "longest_sequence": table.longest_sequence(request, best),
+            "largest_micro_batch": table.largest_batch(request, best),
+            "fewest_gpus": table.fewest_gpus(request),
+        }
+    written = files.write(arguments.write, request, best, base) if arguments.write else []
+    dry = None
+    if arguments.dry_run or snapshot_file:  # a snapshot has the tensors that an engine really makes
+        from pardemo.planner import checked
+
+        progress(f"the dry run of {best.engine}, which takes seconds to a minute")
+        dry = checked.beside(request, best)
+        if snapshot_file:
+            from pardemo.meters import snapshot
+
+            snapshot.write(snapshot_file, checked.of_row(request, replace(best, memory=dry.run)))
+    not_planned = _not_planned(arguments)
+    if arguments.json:
+        more = {"written": written, "snapshot": arguments.snapshot, "not_planned": not_planned}
+        print(json.dumps(as_json(plan) | answers | ({"dry_run": dry.as_json()} if dry else {}) | more, indent=1))
+        return 0
+    print(as_text(plan, shown))
+    for left_out in not_planned:
+        print(f"not planned: {left_out}")
+    for name, value in answers.items():
+        print(f"{name.replace('_', ' ')}: {'none' if value is None else f'{value:,}'}")
+    if dry is not None:
+        print(dry.as_text())
+    if written:
+        print(f"written to {arguments.write}: {', '.join(written)}")
+    layout_command.print_snapshot(arguments)
+    return 0
+
+
+def _not_planned(arguments: argparse.Namespace) -> list[str]:
+    """What the model's configuration says and the plan leaves out; weights in few bits it has by ``--base``."""
+    left_out = configurations.not_planned(arguments.model) if arguments.model else []
+    if arguments.base:
+        return [text for text in left_out if "quantization_config" not in text]
+    return [f"{text}; --base nf4 plans them so" if "quantization_config" in text else text for text in left_out]
+
+
+def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
+    """The request that the options describe, and its recipe; Transformers is loaded where files or engines need it."""
+    base = recipe.load(arguments.recipe)
+    train = base.train
+    gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
+    gpu_profile = profile.find(arguments.gpu, gpus)
+    hosts = gpu_profile.hosts(gpus) if arguments.hosts is None else arguments.hosts
+    between = gpu_profile.link(arguments.link, gpus // hosts)
+    cluster = Hardware(gpu_profile.gpu, gpus, hosts, between, arguments.price)
+    base = _on_model(base, arguments.model)
+    name = arguments.model or _model_of(base.model.path)
+    if arguments.write or arguments.snapshot or arguments.dry_run:
+        from pardemo.planner import models
+
+        config: Any = models.find(name)
+    else:
+        config = configurations.find(name)
+    if config.model_type == "baichuan":
+        config.loss_head = base.model.loss_head
+    zero = (base.deepspeed or {}).get("zero_optimization", {})
+    job = RankJob(
+        config, batch=train.per_device_train_batch_size, sequence=arguments.sequence or base.data.cutoff_len,
+        adapter=None if arguments.full else _adapter(arguments, base, config),
+        checkpointing=train.activation_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm,
+        zero={key: value for key, value in zero.items() if key not in _OF_A_ROW},
+        precision="fp16" if train.fp16 or not cluster.gpu.bf16 else "bf16",
+        base=arguments.base or "bf16", optimizer=arguments.optimizer or "adamw", fused_loss=arguments.fused_loss,
+        embeddings=arguments.embeddings,
+    )  # fmt: skip
+    per_step = arguments.per_step or base.step_samples
+    # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
+    at_once = [
+        f"train.per_device_train_batch_size={per_step}", "train.gradient_accumulation_steps=1", "world.ranks=1",
+        "deepspeed=null",
+    ]  # fmt: skip
+    if arguments.epochs is not None:
+        at_once += [f"train.num_train_epochs={arguments.epochs:g}", "train.max_steps=null"]
+    steps = recipe.steps(recipe.override(base, at_once), arguments.samples).total
+    epochs = arguments.epochs or (0.0 if train.max_steps else float(train.num_train_epochs or 0))
+    return Request(
+        job, cluster, per_step, steps, arguments.tp, arguments.pp,
+        engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or ENGINES,
+        checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
+        batches=() if arguments.batch is None else (arguments.batch,), rows=arguments.samples, epochs=epochs,
+    ), base  # fmt: skip
+
+
+def _adapter(arguments: argparse.Namespace, base: recipe.Recipe, config: Any) -> Adapter:
+    """The recipe's LoRA, on the modules that are named, else on those that are usual for the model."""
+    if arguments.target:
+        target = tuple(arguments.target.split(","))
+    elif config.model_type == "baichuan":  # the recipes' own model
+        target = tuple(base.lora.target_modules)
+    elif (usual := usual_target(config.model_type)) is not None:
+        target = usual
+    elif isinstance(config, SimpleNamespace):  # sizes alone, which Transformers makes no model of
+        raise ValueError(f"{config.model_type}: name LoRA's modules, as --target q_proj,v_proj, or q_b_proj,kv_b_proj")
+    else:
+        from pardemo.planner import models
+
+        target = models.lora_target(config)
+    return Adapter(arguments.rank or base.lora.r, target, base.lora.lora_alpha, base.lora.lora_dropout)
+
+
+def _on_model(base: recipe.Recipe, model: str | None) -> recipe.Recipe:
+    """The recipe with the model that is asked for; a built-in one is where the recipes expect it."""
+    if model is None or model.lower() == _model_of(base.model.path):
+        return base
+    path = FOLDERS.get(model.lower(), model)
+    if path == model and Path(model).expanduser().exists():
+        path = str(Path(model).expanduser().resolve())
+    return recipe.override(base, [f"model.path={path}"])
+
+
+def _model_of(path: str) -> str:
+    """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
+    folder = recipe.locate(path)
+    built_in = next((name for name in configurations.MODELS if folder.name.lower().startswith(name)), None)
+    return str(folder) if built_in is None or folder.is_dir() else built_in
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """All rows, the recommended one, and why."""
+    request, cluster = plan.request, plan.request.cluster
+    return {
+        "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "host_gpus": cluster.host_gpus,
+        "link_bytes_per_s": cluster.between, "steps": request.steps,
+        "epochs": request.epochs or None, "samples": request.rows or None,
+        "rows": [row_json(row) for row in plan.rows],
+        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.why(plan),
+    }  # fmt: skip
+
+
+def row_json(row: PlanRow) -> dict[str, Any]:
+    """A row for JSON, with between what its time and memory lie in four of five cases."""
+    seconds, held = of_fine_tune("seconds", row.time.seconds), of_fine_tune("bytes", row.peak_bytes)
+    return {
+        "seconds": row.time.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
+        "peak_bytes_low": held.low, "peak_bytes_high": held.high, "interval": seconds.why,
+        "engine": row.engine, "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing,
+        "micro_batch": row.batch,
+        "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
+        "step_s": row.time.seconds, "tokens_per_s_per_gpu": row.tokens_per_s, "hours": row.hours, "money": row.money,
+        "sent_bytes_per_step": round(row.sent_bytes), "limit": row.time.limit,
+        "lines": {name: round(value) for name, value in row.memory.lines.items()},
+        "building_bytes": None if row.memory.building_bytes is None else round(row.memory.building_bytes),
+    }  # fmt: skip
+
+
+def as_text(plan: Plan, most: int | None = None) -> str:
+    """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
+    best, request = plan.best, plan.request
+    if best is None:
+        raise ValueError("a plan in which nothing fits has no table")
+    cluster, shown = request.cluster, plan.rows[:most]
+    output = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
+    if len(shown) < len(plan.rows):
+        output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.epochs(request)}"
+    seconds = of_fine_tune("seconds", best.time.seconds)
+    output += [
+        "",
+        f"{cluster}, {steps}, {request.job.precision}{table.beside(plan)}",
+        f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}",
+        f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
+    ]
+    if best.peak_bytes > TIGHT * cluster.room:
+        output.append(
+            f"  tight: {best.peak_bytes / 1e9:.1f} of {cluster.room / 1e9:.1f} GB; of reported runs as full as that, "
+            "more ended out of memory than ran"
+        )
+    lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
+    output.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
+    for engine, how in BUILT_SHARDED.items():  # which has the model whole before it cuts it
+        built = next((row.memory.building_bytes for row in plan.rows if row.engine == engine), None)
+        if built is not None:
+            fits = "fits" if built <= cluster.room else f"does not fit: {how}"
+            output.append(f"  {title(engine)}: built whole on the GPU before it is cut {built / 1e9:.1f} GB, {fits}")
+    if request.job.adapter is None and cluster.gpus > 1:
+        output.append("  as Transformers' Trainer runs it; --search plans the job as Megatron-core does (TP, PP, CP)")
+    return "\n".join(output)
+
+
+def _cells(row: PlanRow, recommended: bool) -> tuple[str, ...]:
+    return (
+        "→" if recommended else "", title(row.engine), row.offload, "on" if row.checkpointing else "off",
+        f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
+        f"{row.time.seconds:.2f}", f"{row.tokens_per_s:,.0f}", f"{row.hours:.1f}",
+        "" if row.money is None else f"{row.money:,.2f}", f"{row.sent_bytes / 1e9:.3f}",
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""Fills the tables of settings beside this module, the scripts, and the reasons why not, with what a plan says."""
+
+import string
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.layout import Layout
+
+
+class _Script(string.Template):
+    delimiter = "%%"  # which no shell script and no Python file has
+
+
+def script(file: str, /, **values: object) -> str:
+    """The text of a file of this folder, with a value in the place of each ``%%{name}``."""
+    return _Script(Path(__file__).with_name(file).read_text(encoding="utf-8")).substitute(values)
+
+
+@cache
+def table(file: str) -> Any:
+    """What a YAML file of this folder says."""
+    import yaml  # of what writes alone: a browser plans without it
+
+    return yaml.safe_load(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+
+
+def fill(settings: Any, values: Mapping[str, Any]) -> Any:
+    """The settings, with a value in the place of each ``=name``; keys whose name stands for None are left out."""
+    if isinstance(settings, str) and settings.startswith("="):
+        return look_up(settings[1:], values)
+    if isinstance(settings, list):
+        return [fill(each, values) for each in settings]
+    if not isinstance(settings, dict):
+        return settings
+    filled = ((key, value, fill(value, values)) for key, value in settings.items())
+    return {key: value for key, given, value in filled if value is not None or given is None}
+
+
+def look_up(name: str, values: Mapping[str, Any]) -> Any:
+    """The value of ``layout.tp``, by attributes and keys; None where what comes before a dot is None or lacks it."""
+    root, *rest = name.split(".")
+    value = values[root]
+    for part in rest:
+        value = value.get(part) if isinstance(value, dict) else value and getattr(value, part)
+    return value
+
+
+def refusal(*rules: tuple[object, str], **values: object) -> str | None:
+    """The reason of the first rule that holds, with values in the place of ``{layout.tp}``; None where none does."""
+    return next((reason.format(**values) for holds, reason in rules if holds), None)
+
+
+def about(job: Job, layout: Layout, model: Model, hosts: str = "") -> str:
+    """The first line of a file, a comment: what is run."""
+    samples = f"{layout.batch} samples of {job.sequence} tokens a step"
+    return f"# {model.name}: {layout}, {layout.gpus} GPUs{hosts}, {samples}\n"

@@ -1,0 +1,108 @@
+"""What ``pardemo measure --out`` leaves beside its page: JSON, tables, a trace for Perfetto, snapshots of memory."""
+
+import functools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+from pardemo.meters import snapshot
+from pardemo.script.hangs import journal
+from pardemo.script.report import sections
+from pardemo.script.step.summary import WARM, Seen, Summary
+
+COLUMNS = ("kind", "ranks", "calls", "bytes", "expected_bytes", "dtype", "phase", "line", "module", "why")
+
+
+def folder(path: str) -> Path:
+    """The folder for what a measurement leaves, made where there is none.
+
+    Raises:
+        ValueError: it cannot be one, or nothing can be written there; said before anything runs.
+    """
+    made = Path(path)
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=made):
+            pass
+    except FileExistsError:
+        raise ValueError(f"--out is a folder, and {path} is a file") from None
+    except OSError as error:
+        raise ValueError(f"--out: nothing can be written to {path}: {error.strerror}") from None
+    return made
+
+
+def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) -> None:
+    """A page, a JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
+    texts = {
+        "page.html": sections.page(measured, seen, script),
+        "summary.json": json.dumps(measured.as_json(), indent=1),
+        "trace.json": json.dumps({"traceEvents": events(seen)}),
+    }
+    for name, content in texts.items():
+        project.write_atomically(folder / name, functools.partial(Path.write_text, data=content, encoding="utf-8"))
+
+    for left in folder.glob("memory_rank*.pickle"):  # of an earlier run, which may have had more ranks
+        left.unlink()
+    for trace in seen:
+        snapshot.write(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
+    rows = [row | {"ranks": " ".join(map(str, row["ranks"]))} for row in measured.as_json()["collectives"]]
+    journal.write_table(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+
+
+def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """The measured steps as trace events: a process for each rank, its steps and its collectives as rows.
+
+    Calls of one collective on several ranks are joined by a flow, from the rank that came last to the others: what
+    they waited for.
+    """
+    zero_s = min(trace.cuts[WARM - 1].at_s for trace in seen)
+    made: list[dict[str, Any]] = []
+    together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int, int]]] = {}
+    for trace in seen:
+
+        def add(name: str, row: int, begin_s: float, end_s: float, rank: int = trace.rank, **told: Any) -> None:
+            span = {"ts": (begin_s - zero_s) * 1e6, "dur": max((end_s - begin_s) * 1e6, 0.1)}
+            made.append({"ph": "X", "name": name, "pid": rank, "tid": row, "args": told} | span)
+
+        def names(kind: str, name: str, tid: int = 0, rank: int = trace.rank) -> None:
+            made.append({"ph": "M", "name": kind, "pid": rank, "tid": tid, "args": {"name": name}})
+
+        names("process_name", f"rank {trace.rank}")
+        calls = [call for call in trace.calls if WARM <= call.step < len(trace.cuts)]
+        rows = _rows([(call.begin_s, call.end_s or call.begin_s) for call in calls])
+        for tid in range(max(rows, default=1) + 1):
+            also = f"collectives at the same time, {tid}"
+            names("thread_name", ("steps", "collectives")[tid] if tid < 2 else also, tid)
+        for step in range(WARM, len(trace.cuts)):
+            add(f"step {step - WARM}", 0, trace.cuts[step - 1].at_s, trace.cuts[step].at_s)
+        for call, row in zip(calls, rows, strict=True):
+            place = call.place
+            add(
+                f"{call.kind} {place.module or place.line}".strip(), row, call.begin_s, call.end_s or call.begin_s,
+                bytes=call.nbytes, sent=call.sent, ranks=list(call.ranks), dtype=call.dtype, line=place.line,
+                module=place.module, phase=place.phase,
+            )  # fmt: skip
+            together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, trace.rank, row))
+    for flow, of_ranks in enumerate(together.values()):
+        last_s, last, of_last = max(of_ranks)
+        for begin_s, rank, row in of_ranks:
+            if rank != last and begin_s < last_s:
+                at = {"name": "waits for", "cat": "flow", "id": f"{flow}.{rank}", "ts": (last_s - zero_s) * 1e6}
+                made.append(at | {"ph": "s", "pid": last, "tid": of_last})
+                made.append(at | {"ph": "f", "bp": "e", "pid": rank, "tid": row})
+    return made
+
+
+def _rows(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Of each span a row, from 1 on, in which none before it is still there: viewers draw no bars over each other."""
+    ends: list[float] = []
+    rows = [0] * len(spans)
+    for place in sorted(range(len(spans)), key=spans.__getitem__):
+        begin, end = spans[place]
+        free = next((row for row, until in enumerate(ends) if until <= begin), len(ends))
+        ends[free:] = [end, *ends[free + 1 :]]
+        rows[place] = free + 1
+    return rows

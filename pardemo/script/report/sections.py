@@ -1,0 +1,302 @@
+"""The report of a measurement: what runs, its bytes, memory and time, and what a reader would change."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pardemo.draw import palette
+from pardemo.script.report import blocks, drawings
+from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, Table
+from pardemo.script.step import parallelisms
+from pardemo.script.step.findings import BY_HAND
+from pardemo.script.step.memory import memory_timeline
+from pardemo.script.step.parallelisms import GroupKind, Parallelism
+from pardemo.script.step.summary import Row, Seen, Summary, Times
+from pardemo.script.words import count_text, first_of
+from pardemo.tables import amount
+from pardemo.world.errors import ranks_text
+
+#: Rows of collectives on a screen; ranks whose memory is drawn beside the fullest one's; ranks of a table of groups.
+ROWS, OTHERS, IN_A_TABLE = 12, 7, 32
+#: What stands in a bar of a screen for the seconds of :data:`drawings.SPENT`.
+MARKS = "█▓░·"
+FILES = {
+    "summary.json": "all of this",
+    "collectives.csv": "the calls, a row for each kind, group and line",
+    "calls.csv": "each call of each rank, in order, with its shape, its line, and when it began and was over",
+    "trace.json": "for Perfetto or chrome://tracing: steps and collectives of all ranks, and who waits for whom",
+    "memory_rank0.pickle": "and one for each other rank, for torch's memory viewer",
+}
+
+
+def screen(measured: Summary, name: str) -> str:
+    """The report for a terminal: the findings last, where a reader looks. ``name``: the script's."""
+    findings, *rest = sections(measured)
+    return blocks.screen(head(measured, name), [*rest, findings])
+
+
+def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
+    """The report for a browser, with drawings of what each rank saw. ``name``: the script's."""
+    files: list[Line] = [[Marked("code", name), f" {what}"] for name, what in FILES.items()]
+    beside = Section("files", "Beside this page", "", [Lines(files)])
+    return blocks.page(f"{name}, measured", f"{head(measured, name)}.", [*sections(measured, seen), beside])
+
+
+def sections(measured: Summary, seen: Sequence[Seen] = ()) -> list[Section]:
+    """The parts of the report. ``seen``: what each rank saw, of which drawings of a step are made."""
+    notes = Section("notes", "What ran in another way", "", [Lines(measured.notes)])
+    return [
+        _findings(measured), _running(measured), _bytes(measured), _memory(measured, seen), full_size(measured),
+        _time(measured, seen), _paced(measured), notes,
+    ]  # fmt: skip
+
+
+def head(measured: Summary, name: str) -> str:
+    """What ran, on how many ranks, and what was measured of it."""
+    m = measured.micro_batches
+    of = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
+    if measured.closures > 1:
+        of += f", for which the optimizer calls its closure {measured.closures} times"
+    ended = "" if measured.ended == "enough" else "; the script ended by itself"
+    hosts = f" on {measured.hosts} nodes" if measured.hosts > 1 else ""
+    ranks = f"{count_text(measured.ranks, 'rank')}{hosts} ({measured.backend or 'no group'})"
+    steps = f"{count_text(measured.steps, 'step')} after three that warm up"
+    return f"{name} on {ranks}: the median of {steps}, {of}{ended}"
+
+
+def _findings(measured: Summary) -> Section:
+    """Those about most bytes first."""
+    lines: list[Line] = [
+        [Marked("code", one.line or "–"), f": {one.what}", Marked("b", f"{amount(one.bytes)} a step" * bool(one.bytes))]
+        for one in sorted(measured.findings, key=lambda finding: -finding.bytes)
+    ]
+    return Section("findings", "Findings", "" if lines else "none", [Lines(lines)])
+
+
+def _running(measured: Summary) -> Section:
+    below: list[Block] = [Lines([*_model(measured), *parallelisms_text(measured)])]
+    kinds = parallelisms.groups_by_kind(measured.parallelism)
+    if sum(len(kind.groups) for kind in kinds) > 1:  # then a table says more than a line
+        below += groups(kinds, measured.ranks, measured.hosts)
+        below.append(blocks.note("Ranks with one letter are one group: they exchange what that parallelism sends."))
+    return Section("running", "What is running", "", below)
+
+
+def groups(kinds: Sequence[GroupKind], ranks: int, hosts: int = 1) -> list[Table]:
+    """A column for each rank, a row for its node, where there are several, and one for each kind of group."""
+    letters = [letter for kind in kinds for letter in kind.letters]
+    tables = []
+    for begin in range(0, ranks, IN_A_TABLE):
+        here = range(begin, min(begin + IN_A_TABLE, ranks))
+        rows: list[Sequence[Line]] = [("node", *(str(rank * hosts // ranks) for rank in here))] if hosts > 1 else []
+        for kind in kinds:
+            cells: list[Line] = []
+            for letter in map(kind.letter_of, here):
+                colour = palette.rank_colour(letters.index(letter)) if letter else ""
+                style = f' style="background: {colour}; color: {palette.ink_on(colour)}"' if letter else ""
+                cells.append([Marked("mark", letter, style)] if letter else "·")
+            rows.append((kind.name, *cells))
+        tables.append(Table(("rank", *map(str, here)), rows))
+    return tables
+
+
+def _model(measured: Summary) -> list[str]:
+    """The model in a line, and a line each for what is frozen, tied, recomputed, computed in another dtype."""
+    of = measured.model
+    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in of["dtypes"].items())
+    lines = [f"{', '.join(of['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
+    if of["frozen"]:
+        lines.append(f"frozen: {of['frozen']:,} of {of['parameters']:,}")
+    if of["tied"]:
+        lines.append(f"tied: {'; '.join(of['tied'][:3])}")
+    if of["recomputed"]:
+        lines.append(f"recomputed in the backward pass: {first_of(of['recomputed'], 4)}")
+    if of["computed_in"]:
+        lines.append(f"autocast computes in {', '.join(of['computed_in'])}")
+    return lines
+
+
+def parallelisms_text(measured: Summary) -> list[str]:
+    """A line for each parallelism: over which ranks, of what, and how large; groups that have the same share one."""
+    of_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
+    for parallelism in measured.parallelism:
+        of_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
+    alike: dict[tuple[str, tuple[str, ...], int], list[tuple[int, ...]]] = {}
+    for (kind, ranks), some in of_group.items():  # stages of a pipeline: one group has several
+        wraps = tuple(dict.fromkeys(name for one in some for name in one.wraps))
+        size = sum(sum(one.unit_bytes.values()) for one in some)
+        alike.setdefault((kind, wraps, size), []).append(ranks)
+    lines = []
+    for (kind, wraps, size), some_ranks in alike.items():
+        over = ranks_text(list(some_ranks[0]))
+        if len(some_ranks) > 1:
+            sizes = sorted({len(ranks) for ranks in some_ranks})
+            over = f"{len(some_ranks)} groups of {' or '.join(map(str, sizes))} ranks"
+        lines.append(f"{kind} over {over}: {first_of(wraps, 4)}" + (f"; {amount(size)}" if size else ""))
+    return lines or [_by_hand(measured) or "no parallelism recognised"]
+
+
+def _by_hand(measured: Summary) -> str:
+    """Data parallel that the script does itself, told by its bytes; empty where there is none."""
+    for row in measured.collectives:
+        if row.why in BY_HAND:
+            where = f" at {row.line}" if row.line else ""
+            return f"{BY_HAND[row.why]} over {ranks_text(list(row.ranks))}, by the script itself{where}"
+    return ""
+
+
+def _bytes(measured: Summary) -> Section:
+    """What rank 0 sends by algorithms that send least; beside it the kernel's count, where there is one."""
+    lead = f"rank 0 sends {amount(measured.sent_bytes[0])} by algorithms that send the least"
+    if measured.wire_bytes is not None:
+        lead += f"; the kernel counted {amount(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "
+        lead += amount(measured.gloo_bytes[0])
+    columns = ("collective", "ranks", "calls", "sent", "formula", "line", "module", "what")
+    return Section("bytes", "Bytes a step", lead, [Table(columns, _collectives(measured), most=ROWS)])
+
+
+def _merge_numbered(rows: list[Row]) -> list[Row]:
+    """Rows of modules whose names differ in a number alone, as one: ``layers.*``."""
+    together: dict[tuple, list[Row]] = {}
+    for row in rows:
+        form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
+        together.setdefault((row.kind, row.ranks, row.line, row.place.phase, row.dtype, *form), []).append(row)
+    made = []
+    for (*_, module, why), some in together.items():
+        one = some[0]
+        if len(some) > 1:
+            expected = [row.expected_bytes for row in some if row.expected_bytes is not None]
+            one = replace(
+                one, calls=sum(row.calls for row in some), bytes=sum(row.bytes for row in some),
+                expected_bytes=sum(expected) if expected else None, place=one.place._replace(module=module), why=why,
+            )  # fmt: skip
+        made.append(one)
+    return sorted(made, key=lambda row: -row.bytes)
+
+
+def _collectives(measured: Summary) -> list[Sequence[Line]]:
+    """Groups that do the same share a row."""
+    together: dict[tuple[str, ...], list[str]] = {}
+    for row in _merge_numbered(measured.collectives):
+        ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
+        expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
+        most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
+        what = "; ".join(filter(None, [row.why, most]))
+        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, what
+        together.setdefault(rest, []).append(ranks)
+    return [
+        (kind, first_of(some, 4, " | "), calls, sent, expected, [Marked("code", line)], module, what)
+        for (kind, calls, sent, expected, line, module, what), some in together.items()
+    ]
+
+
+def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
+    memory = measured.memory
+    kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in memory["kinds"].items() if n)
+    lead = f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}: {kinds}"
+    rows: list[Sequence[Line]] = [
+        (
+            amount(one["bytes"]), one["kind"], f"{' × '.join(map(str, one['shape']))} {one['dtype']}",
+            [Marked("code", one["line"])], one["module"],
+        )
+        for one in memory["largest"]
+    ]  # fmt: skip
+    largest = Table(("largest", "kind", "shape", "line", "module"), rows)
+    if not seen:
+        return Section("memory", "Memory", lead, [largest])
+    fullest, *others = sorted(seen, key=lambda trace: trace.rank != memory["rank"])
+    below: list[Block] = [blocks.note("The second step, allocation by allocation:"), _course(fullest), largest]
+    if others:
+        peaks = "; ".join(f"rank {one.rank} {amount(one.memory.peak_bytes)}" for one in others)
+        charts = [_course(one, f"Rank {one.rank}") for one in others[:OTHERS]]
+        below.append(blocks.Folded("The other ranks", [blocks.paragraphs(f"Their peaks: {peaks}."), *charts]))
+    return Section("memory", "Memory", lead, below)
+
+
+def _course(trace: Seen, title: str = "") -> Block:
+    """The picture of a rank's memory, and its key with what each kind has at the peak."""
+    of = memory_timeline(trace.memory.blocks)
+    if not of.columns:
+        return blocks.paragraphs("Nothing was allocated.")
+    at_peak = of.columns[of.peak_column]
+    held = {
+        f"{kind} {amount(at_peak.get(kind, 0))}": colour
+        for kind, colour in drawings.HELD.items()
+        if any(column.get(kind) for column in of.columns)
+    }
+    ran = {phase for phase, _, _ in of.phases}
+    phases = {drawings.phase_name(phase): colour for phase, colour in drawings.PHASES.items() if phase in ran}
+    return Chart(drawings.memory(of, trace.memory.line), {"at the peak": held, "below": phases}, title)
+
+
+def full_size(measured: Summary) -> Section:
+    """The planned bytes by kind beside the measured ones, what was taken over and assumed; empty without a question."""
+    full, heading = measured.memory.get("full_size"), "At full size"
+    if full is None:
+        return Section("full-size", heading)
+    what = f"with {full['model']} on {full['gpus']:,} GPU{'s' * (full['gpus'] != 1)}"
+    if full["peak_bytes"] is None:
+        return Section("full-size", heading, f"{what}: no plan, since {full['why_not']}")
+    lead = f"{what}, {full['layout']}: {amount(full['peak_bytes'])} a GPU, planned and not measured"
+    table = Table(("kind", "here, at the peak", "here, at most", "planned"), _full_size_rows(full))
+    assumed = f"assumed: {'; '.join(full['assumed'])}"
+    told = blocks.paragraphs("; ".join(full["taken_over"]), assumed, [Marked("code", full["command"])])
+    return Section("full-size", heading, lead, [table, told])
+
+
+def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """By kind what was held here and what is planned."""
+    made = []
+    for kind in dict.fromkeys((*full["measured"], *full["kinds"])):
+        here, planned = full["measured"].get(kind), full["kinds"].get(kind)
+        if planned or (here and here["most"]):
+            cells = ("", "") if here is None else (amount(here["peak"]), amount(here["most"]))
+            made.append((kind, *cells, "" if planned is None else amount(planned)))
+    return made
+
+
+def _time(measured: Summary, seen: Sequence[Seen]) -> Section:
+    whose = "the threads that give the GPUs their work" if "nccl" in measured.backend else "this machine's processes"
+    below = [*_times(measured.time, 1), blocks.note("Other: reading files, sleeping, other work on the core.")]
+    if seen:
+        key = {
+            "no collective under way": drawings.SPENT["compute_s"],
+            "a collective under way": drawings.SPENT["exposed_s"],
+            "a collective that waits for its last rank": drawings.SPENT["idle_s"],
+        }
+        below.append(Chart(drawings.timeline(seen), {"": key}, "One step on each rank"))
+    return Section("time", "Time", f"milliseconds of {whose}, in the median step", below)
+
+
+def _paced(measured: Summary) -> Section:
+    """The step as it would be on other devices, or by arithmetic beside layers that waited; empty without one."""
+    paced = measured.paced
+    if paced is None:
+        return Section("paced", "")
+    ran = max(rank_times.step_s for rank_times in measured.time)
+    reckoned, alone, ran_ms = (f"{1e3 * seconds:,.2f}" for seconds in (paced.step_s, paced.alone_s, ran))
+    if paced.layer_s:
+        lead = (
+            f"each takes {1e3 * paced.layer_s:g} ms forward and twice that backward; by arithmetic, with all else at "
+            f"no cost and these links, a step is {reckoned} ms, and {alone} without communication; it took {ran_ms}"
+        )
+        return Section("paced", "Layers that wait", lead, _times(paced.time, 2, "nothing"))
+    lead = (
+        "reckoned, not run: this step's operations at the planner's rates, its collectives as nccl sends them, "
+        f"{paced.links}: {reckoned} ms, and {alone} without communication"
+    )
+    assumed = Lines([f"assumed: {line}" for line in paced.assumed])
+    return Section("paced", f"On {paced.on}", lead, [*_times(paced.time, 2, "launches"), assumed])
+
+
+def _times(times: Sequence[Times], digits: int, other: str = "other") -> list[Block]:
+    """Seconds by rank: their figures, and bars. ``other``: what the rest of a step is called."""
+    names = ("computes", "waits for bytes", "waits for ranks", other)
+    rows = [(str(one.rank), *(f"{1e3 * seconds:.{digits}f}" for seconds in one.figures)) for one in times]
+    parts = [(part, colour, mark) for (part, colour), mark in zip(drawings.SPENT.items(), MARKS, strict=True)]
+    longest = max(sum(getattr(one, part) for part, _, _ in parts) for one in times) or 1.0
+    bars = [[blocks.Bar(getattr(one, part) / longest, colour, mark) for part, colour, mark in parts] for one in times]
+    columns = ("rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", other)
+    key = dict(zip(names, drawings.SPENT.values(), strict=True))
+    return [Table(columns, rows, bars, f"█ computes ▓ bytes ░ ranks · {other}"), Chart("", {"": key})]
