@@ -10,7 +10,7 @@ from pardemo import compat, project
 
 ROOT = project.PACKAGE.parent
 #: Names with a leading underscore that Python documents.
-DOCUMENTED = {"os._exit", "sys._getframe", "argparse._SubParsersAction"}
+DOCUMENTED = {"os._exit", "sys._getframe", "argparse._SubParsersAction", "fullest.memory._asdict"}
 
 
 @pytest.mark.parametrize("name", compat.NAMES)

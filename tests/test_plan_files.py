@@ -119,7 +119,7 @@ def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written,
     [(["--tp", "2"], "Megatron-LM would run --tp 2"), (["--model", "FILE"], "needs the model's folder, not a file")],
 )
 def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(table, "jobs", lambda request: pytest.fail("a dry run"))
+    monkeypatch.setattr("pardemo.planner.memory.run", lambda job: pytest.fail("a dry run"))
     measured_peak.example_config("baichuan2").save_pretrained(tmp_path)
     arguments = [str(tmp_path / "config.json") if word == "FILE" else word for word in arguments]
     assert main(["plan", *arguments, "--write", str(tmp_path / "out")]) == 2

@@ -10,12 +10,11 @@ import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 
-from pardemo import extras
+from pardemo import compat, extras
 from pardemo.world.imports import compile_at_first_call
 
 with warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name__):
@@ -44,7 +43,7 @@ def megatron(tp: int = 1, pp: int = 1, ep: int = 1) -> Iterator[None]:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # its overlap on GPUs relies on it; else it warns
     with contextlib.ExitStack() as stack:
         if device().type == "cpu":
-            stack.enter_context(mock.patch.object(torch.cuda, "current_device", device))
+            stack.enter_context(compat.replaced(torch.cuda, "current_device", device))
         initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
         options = {"expert_model_parallel_size": ep, "create_gloo_process_groups": False}
         parallel_state.initialize_model_parallel(tp, pp, **options)

@@ -8,14 +8,13 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from pardemo import extras
+from pardemo import compat, extras
 from pardemo.world.imports import compile_at_first_call
 
 with warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name__):
@@ -59,7 +58,7 @@ def expert_groups(ep: int) -> Iterator[None]:
         ]
     with contextlib.ExitStack() as stack:
         for owner, name, value in replaced:
-            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+            stack.enter_context(compat.replaced(owner, name, value))
         dispatcher = token_dispatcher.MoEAlltoAllTokenDispatcher
         stack.callback(setattr, dispatcher, "cuda_dtoh_stream", None)
         stack.enter_context(megatron.megatron(ep=ep))

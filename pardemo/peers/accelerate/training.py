@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -129,7 +128,7 @@ def before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None
     """Calls ``note()`` between the backward pass and the update, wherever the form does that."""
     if wrapped(model) == "DeepSpeedEngine":
         update: Any = model.step
-        with mock.patch.object(model, "step", lambda *args, **kwargs: (note(), update(*args, **kwargs))[1]):
+        with compat.replaced(model, "step", lambda *args, **kwargs: (note(), update(*args, **kwargs))[1]):
             yield
     else:
         with register_optimizer_step_pre_hook(lambda *_: note() and None):  # type: ignore[arg-type]
