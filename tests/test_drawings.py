@@ -34,7 +34,7 @@ DRAWINGS = {
     "data_parallel_step of 4": drawings.data_parallel_step,
     "ddp_buckets": drawings.ddp_buckets,
     "all_reduce_by_nodes of 4": drawings.all_reduce_by_nodes,
-    **{f"heads, {n} groups": partial(drawings.attention_heads, n) for n in (4, 2, 1)},
+    "attention_heads": drawings.attention_heads,
     "fused_qkv": drawings.fused_qkv,
     "shared_heads": drawings.shared_heads,
     "block_cut": drawings.block_cut,

@@ -161,15 +161,11 @@ def test_a_pair_computes_as_long_as_its_two_one_after_the_other_and_waits_for_no
     assert ends[1] < ends[0]
 
 
-@pytest.mark.parametrize(("groups", "boxes"), [(4, 12), (2, 8), (1, 4)])
-def test_each_rank_has_its_query_heads_and_their_keys_and_values(groups, boxes):
-    svg = svgs.drawing(drawings.attention_heads(groups))
+def test_each_rank_has_its_query_heads_and_their_keys_and_values():
+    svg = svgs.drawing(drawings.attention_heads())
     numbers = [svg.box_of(text).fill for text in svg.texts if text.text in "0123"]
     whose = [colour for colour in numbers if colour in palette.RANKS]
-    assert sorted(whose) == sorted(palette.RANKS[:2] * (boxes // 2)), (
-        "query, key and value heads that only one rank has"
-    )
-    assert numbers.count(palette.WHOLE) == (4 if groups == 1 else 0), "key and value, on both"
+    assert sorted(whose) == sorted(palette.RANKS[:2] * 6), "query, key and value heads that only one rank has"
     assert len(svg.heads) == 2 * 4 + 2
 
 
@@ -569,7 +565,6 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
         (lambda: drawings.unequal_shards([4]), r"of 2 to 4 ranks can be drawn, at least one on each, not \[4\]"),
         (lambda: drawings.unequal_shards([4, 0]), r"the samples of 2 to 4 ranks can be drawn, at least one on each"),
         (lambda: drawings.sent_instead(1000, 10, 4, 8), "1000 × 10 numbers by 4 directions cannot be drawn"),
-        (lambda: drawings.attention_heads(3), "four query heads share 1, 2 or 4 heads of key and value, not 3"),
         (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "one of gpipe, one_f_one_b, interleaved, zb_h1, zb_v, not"),
         (lambda: drawings.pipeline_schedule("gpipe", 2, 2, 2), "gpipe has one chunk on each rank, not 2"),
         (lambda: drawings.pipeline_schedule("gpipe", 4, 20), "6 stages, 10 micro-batches and 37 steps can be drawn"),
