@@ -40,7 +40,6 @@ DRAWINGS = without_arguments(drawings.Drawing) | {
     "mlp_cut, backward": partial(drawings.mlp_cut, backward=True),
     "mlp_cut, gated": partial(drawings.mlp_cut, gated=True),
     "wires of 4": partial(drawings.parameter_server_and_ring, loads=False),
-    **{f"heads, {n} groups": partial(drawings.attention_heads, n) for n in (4, 2, 1)},
     "who_goes_where": partial(
         drawings.who_goes_where, ["n", "\n", "x"], [[0.75, 0.25] + [0.0] * 14, [0.0] * 15 + [1.0], [0.0625] * 16]
     ),

@@ -136,15 +136,11 @@ def test_a_tied_weights_gradient_is_the_sum_of_the_two_parts_that_are_drawn():
     assert svg.heads.count(TALK) == 1 + 2, "the activation, and the all-reduce both ways"
 
 
-@pytest.mark.parametrize(("groups", "boxes"), [(4, 12), (2, 8), (1, 4)])
-def test_each_rank_has_its_query_heads_and_their_keys_and_values(groups, boxes):
-    svg = svgs.drawing(drawings.attention_heads(groups))
+def test_each_rank_has_its_query_heads_and_their_keys_and_values():
+    svg = svgs.drawing(drawings.attention_heads())
     numbers = [svg.box_of(text).fill for text in svg.texts if text.text in "0123"]
     whose = [colour for colour in numbers if colour in palette.RANKS]
-    assert sorted(whose) == sorted(palette.RANKS[:2] * (boxes // 2)), (
-        "query, key and value heads that only one rank has"
-    )
-    assert numbers.count(palette.WHOLE) == (4 if groups == 1 else 0), "key and value, on both"
+    assert sorted(whose) == sorted(palette.RANKS[:2] * 6), "query, key and value heads that only one rank has"
     assert len(svg.heads) == 2 * 4 + 2
 
 

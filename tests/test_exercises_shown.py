@@ -186,7 +186,7 @@ def test_code_and_answers_are_text_and_no_markup():
 
 @pytest.mark.parametrize(
     "function",
-    [None, ..., stub, lambda *a: ..., lambda: None, *(asked("03_megatron_mlp").values())],
+    [None, ..., stub, lambda *a: ..., lambda: None, *(asked("02_megatron_mlp").values())],
 )
 def test_what_nobody_has_touched_is_a_stub(function):
     assert is_stub(function)

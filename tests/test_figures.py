@@ -404,15 +404,6 @@ def test_two_bubbles_has_points_for_timetables_and_lines_for_formulas(drawn):
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--", "None", "None"]
 
 
-def test_sums_and_gradients_meet_where_they_are_as_many_bytes(drawn):
-    told = figures.sent_between_nodes({0: 0, 8: 4e6, 16: 8e6}, 6e6, 8)
-    assert says(told, "activations", "4", "8", "6", "12")
-    (ax,) = drawn["megatron_mlp_between_nodes"].axes
-    sums, gradients, example, equal = (list(zip(*line.get_data(), strict=True)) for line in ax.lines)
-    assert (sums[-1], gradients[-1]) == ((16, 8), (16, 6))
-    assert (example, equal) == ([(8, 4)], [(12, 6)])
-
-
 def test_without_f_each_point_is_a_number_over_the_right_one(drawn):
     z, right, wrong = torch.arange(3.0), torch.tensor([1.0, -2, 3]), torch.tensor([0.5, 1, 1])
     assert figures.without_f({"Z": (z, z), "dX": (right, wrong)}, "rank 0")

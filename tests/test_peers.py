@@ -32,12 +32,6 @@ def test_a_block_beside_the_plain_one(world, run):
         assert rank.parameter_bytes == 4 * ((12 * 64**2 + 7 * 64) // n + 6 * 64)
 
 
-def test_fewer_key_and_value_heads_than_ranks_cost_a_sum_of_weights_or_gathered_activations(world):
-    n = world.size
-    for sent in world.run(blocks.grouped_bytes, 2, 256, 64, 8, n // 2):
-        assert sent["Megatron-core"] > 1.2 * sent["pardemo"]
-
-
 def calls_in_sequence():
     from pardemo.peers import megatron
 

@@ -181,6 +181,7 @@ MODEL = {"seed": 5, "heads": 2, "width": 32, "layers": 2, "inner": 32, "bias": 1
 LAYOUT = {"ranks": 2, "engine": "tensor_parallel", "tp": 2}
 #: The right script, but that the gradients of one layer's keys, the second third of the rows, are doubled.
 WRONG = """
+import sys
 
 sys.path.insert(0, {right!r})
 import tensor_parallel

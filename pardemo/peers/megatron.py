@@ -105,14 +105,6 @@ class Block(nn.Module):
         return self.layer(x, attention_mask=later)[0]
 
 
-def fresh_block(hidden: int, heads: int, kv_heads: int) -> Block:
-    """A block with weights of its own: with fewer key/value heads than ranks it cuts them in another way than ours."""
-    block = Block.__new__(Block)
-    nn.Module.__init__(block)
-    block.layer = _layer(hidden, heads, kv_heads)
-    return block
-
-
 def _layer(hidden: int, heads: int, kv_heads: int) -> TransformerLayer:
     specification = get_gpt_layer_local_spec()
     return TransformerLayer(config(hidden, heads, kv_heads), specification.submodules, layer_number=1)

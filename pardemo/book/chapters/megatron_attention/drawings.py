@@ -6,23 +6,11 @@ from pardemo.draw.parts import SUBSCRIPTS, half_of, legend
 
 _TALK = DONE["communication"]
 _HEADS, _RANKS = 4, 2
-_SHARED = {
-    4: "each query head has a head of keys and values of its own",
-    2: "two query heads share a head of keys and values",
-    1: "one head of keys and values for all: both ranks keep it",
-}
 
 
-@drawing(536)
-def attention_heads(canvas: Canvas, query_groups: int = 4) -> str:
-    """Attention with four heads on two ranks: each computes whole heads, without the other.
-
-    Args:
-        query_groups: heads of key and value. 4: one for each query head; 2: one for two of them; 1: one for all. Others
-            raise a ValueError.
-    """
-    if query_groups not in _SHARED:
-        raise ValueError(f"four query heads share 1, 2 or 4 heads of key and value, not {query_groups}")
+@drawing(506)
+def attention_heads(canvas: Canvas) -> str:
+    """Attention with four heads on two ranks: each computes whole heads, without the other."""
     f, g, line = 100, 532, 202
     canvas.box(10, line - 42, 50, 84, WHOLE, "X", size=24)
     canvas.arrow([(62, line), (f - 22, line)])
@@ -30,15 +18,11 @@ def attention_heads(canvas: Canvas, query_groups: int = 4) -> str:
         middle, way = line + (94 if rank else -86), 24 if rank else -24
         canvas.text(320, 20 if rank == 0 else 382, f"rank {rank}", size=22, bold=True)
         canvas.arrow([(f, line + way), (f, middle), (134, middle)])
-        shared = sorted({head * query_groups // _HEADS for head in heads_of(rank)})
         for row, letter in enumerate("qkv"):
             y = middle - 68 + 48 * row
             canvas.text(162, y + 20, f"W_{letter}")
-            heads = heads_of(rank) if letter == "q" else shared
-            fill = WHOLE if letter != "q" and query_groups < _RANKS else RANKS[rank]
-            wide = 72 / len(heads)
-            for place, head in enumerate(heads):
-                canvas.box(184 + place * wide, y, wide, 40, fill, str(head), size=20)
+            for place, head in enumerate(heads_of(rank)):
+                canvas.box(184 + place * 36, y, 36, 40, RANKS[rank], str(head), size=20)
         canvas.box(138, middle - 73, 122, 146, thick=1)
         canvas.arrow([(262, middle), (284, middle)])
         for place, head in enumerate(heads_of(rank)):
@@ -55,11 +39,9 @@ def attention_heads(canvas: Canvas, query_groups: int = 4) -> str:
     canvas.lines(446, 418, ("W_o:", "rows cut"))
     canvas.text(10, 482, "f: backward an all-reduce", "start", fill=_TALK, bold=True)
     canvas.text(630, 482, "g: forward an all-reduce", "end", fill=_TALK, bold=True)
-    canvas.text(320, 518, _SHARED[query_groups])
     return (
         "Attention with four heads on two ranks. X goes through f to both; each has the columns of query, key and "
-        f"value for two heads, computes these heads whole and multiplies by its rows of W_o; g adds the results. Here "
-        f"{_SHARED[query_groups]}."
+        "value for two heads, computes these heads whole and multiplies by its rows of W_o; g adds the results."
     )
 
 
@@ -163,7 +145,7 @@ def shared_heads(canvas: Canvas) -> None:
     """Eight query heads and two key and value heads on four ranks. Each rank has two query heads; ranks 0 and 1 hold
     the same key and value head, ranks 2 and 3 the other, and each pair adds the gradients of its replicas."""
     canvas.text(320, 62, "each rank its own query heads")
-    canvas.text(320, 154, "and a replica of the head of keys and values that they ask")
+    canvas.text(320, 154, "and a replica of the head of keys and values that they use")
     wide = 66
     for rank in range(4):
         x = 10 + 160 * rank

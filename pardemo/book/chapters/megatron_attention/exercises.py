@@ -36,7 +36,7 @@ def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tenso
 def check_shared_heads(function: Callable[[torch.Tensor, int], torch.Tensor]) -> str:
     """``function(gradient, kv_heads)`` is the sum over the ranks that hold the same head of keys and values."""
     on_ranks(4, _try_shared, function, fresh_seed())
-    return "Every replica of a head has the gradient of all query heads that ask it."
+    return "Every replica of a head has the gradient of all query heads that use it."
 
 
 def _try_shared(function: Callable, seed: int) -> str:
@@ -73,7 +73,7 @@ def my_rows(weight, heads, rank, ranks):
 
 @exercise("shared_heads")
 def my_shared_sum(gradient, kv_heads):
-    """Which ranks ask the same head of keys and values? They need a group of their own, and a group is made by all
+    """Which ranks use the same head of keys and values? They need a group of their own, and a group is made by all
     ranks together, also by those that are not in it."""
     ranks = dist.get_world_size()
     replicas = ranks // kv_heads

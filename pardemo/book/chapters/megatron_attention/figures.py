@@ -1,4 +1,4 @@
-"""Pictures of *Megatron's attention*: cuts of a fused projection, replicas that drift apart, bytes and seconds."""
+"""Pictures of *Megatron's attention*: cuts of a fused projection, replicas that drift apart, bytes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,10 +33,11 @@ def changed_features(panels: Mapping[str, Sequence[float]], per_head: int) -> Pi
 
 def wrong_by_cut(errors: Mapping[str, float]) -> Picture:
     """How far off the attention is for each way to cut and read a fused projection, in per cent."""
+    lines = {name.replace(", ", ",\n"): error for name, error in errors.items()}
     return bar_chart(
         "megatron_attention_qkv",
         f"Relative error of the attention by cut of its fused projection. {words(errors, '{:.1e}')}.",
-        {"relative error of the attention, per cent": {"series": {"error": errors}}}, across=True, per=0.01,
+        {"relative error of the attention, per cent": {"series": {"error": lines}}}, across=True, per=0.01,
         fills={"error": "fails"}, room=1.3, size=(5.6, 3.4),
         text=lambda value: f"{value:.0f} % wrong" if value > 1 else f"right, to {value / 100:.0e}",
     )  # fmt: skip
@@ -121,19 +122,3 @@ def masks(masks_by_rank: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture
     return save(
         fig, "megatron_attention_masks", "Places that dropout sets to 0: the same on both ranks, or other ones on each."
     )
-
-
-def seconds_of_block(seconds: Mapping[str, tuple[float, float]]) -> Picture:
-    """Milliseconds of a block's step by the number of ranks, from data sheets: computing, then waiting.
-
-    Args:
-        seconds: ranks and their links -> (seconds of computing, seconds of waiting for all-reduces).
-    """
-    fills = {"computes": "compute", "waits for all-reduces": "communication"}
-    series = {name: {ranks: parts[at] for ranks, parts in seconds.items()} for at, name in enumerate(fills)}
-    texts = [f"{1e3 * (own + wait):.1f} ms,\n{wait / (own + wait):.0%} waits" for own, wait in seconds.values()]
-    told = words({name: sum(parts) for name, parts in seconds.items()}, "{:.1f} ms", per=1e-3)
-    return bar_chart(
-        "megatron_attention_block_seconds", f"A block's step computed from data sheets. {told}.",
-        {"milliseconds": {"series": series}}, stacked=True, fills=fills, per=1e-3, text=texts, room=1.3,
-    )  # fmt: skip

@@ -68,18 +68,6 @@ def dtensor(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     return _comparison(layer, x, expected, results, gpt.largest_error(peer.gradients(layer), gpt.gradients(block)))
 
 
-def grouped_bytes(batch: int, sequence: int, hidden: int, heads: int, kv_heads: int) -> dict[str, int]:
-    """Bytes that a rank sends for a block with ``kv_heads`` heads of keys and values, fewer than ranks. Collective."""
-    from pardemo.peers import megatron as peer
-
-    block = gpt.seeded(lambda: gpt.Block(hidden, heads, kv_heads)).to(device())
-    x = gpt.numbers(batch, sequence, hidden, seed=1).to(device())
-    sent_bytes = {"pardemo": _sent(gpt.parallel_block(block), x)[0]}
-    with peer.megatron(tp=dist.get_world_size()):
-        sent_bytes["Megatron-core"] = _sent(peer.fresh_block(hidden, heads, kv_heads), _turned(x))[0]
-    return sent_bytes
-
-
 def _plain(batch: int, sequence: int, hidden: int, heads: int) -> tuple[gpt.Block, torch.Tensor]:
     """The same weights and tokens on every rank, although the ranks' generators are seeded differently."""
     block = gpt.seeded(lambda: gpt.Block(hidden, heads)).to(device())

@@ -4,7 +4,7 @@ import math
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, tensor_parallel
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts.configurations import find, of
 
 
@@ -34,10 +34,10 @@ def _largest_group():
 
 @problem("ms")
 def _three_fs():
-    """Eight A100s share Llama 3 8B (32 blocks, h = 4096), and NVLink carries 300 GB/s each way. Somebody gives W_q, W_k
+    """Eight A100s share Llama 3 8B (32 blocks, h = 4096), and NVLink reaches 240 GB/s each way. Somebody gives W_q, W_k
     and W_v an f each. Nothing hides; leave latency out. How many milliseconds longer does this make a micro-batch of
     8,192 tokens in bf16?"""
-    shape, rate = of(find("llama3-8b")), hardware.gpu("A100-80GB").link_bytes_per_s
+    shape, rate = of(find("llama3-8b")), rates.inside(hardware.gpu("A100-80GB"))
     phi = tensor_parallel.phi(1, 8192, shape.hidden, 8, element_bytes=2)
     more = 2 * tensor_parallel.ALL_REDUCE * shape.layers * phi
     return 1e3 * more / rate, f"""φ is 7/8 of 2 · 8,192 · 4,096 bytes, {phi / 1e6:.1f} MB. Three f's all-reduce three
@@ -47,13 +47,13 @@ def _three_fs():
 
 @problem("%")
 def _blocks_on_pcie():
-    """Four RTX 4090s share a GPT block with h = 4096. Each reaches 82.5 TFLOP/s, and they talk over PCIe, with 32 GB/s
-    each way. A micro-batch has one sample of 4,096 tokens in bf16. Nothing hides; leave latency out. By how many per
-    cent do the all-reduces make the block longer, forward and backward?"""
+    """Four RTX 4090s share a GPT block with h = 4096. Each reaches 132 TFLOP/s, and PCIe 25.6 GB/s each way. A
+    micro-batch has one sample of 4,096 tokens in bf16. Nothing hides; leave latency out. By how many per cent do the
+    all-reduces make the block longer, forward and backward?"""
     gpu, tokens, hidden = hardware.gpu("4090"), 4096, 4096
-    computes = 3 * tensor_parallel.flops_forward(1, tokens, hidden) / 4 / (gpu.flops / 2)
+    computes = 3 * tensor_parallel.flops_forward(1, tokens, hidden) / 4 / rates.matrix(gpu)
     sent = tensor_parallel.block() * tensor_parallel.phi(1, tokens, hidden, 4, element_bytes=2)
-    waits = sent / gpu.link_bytes_per_s
+    waits = sent / rates.inside(gpu)
     return 100 * waits / computes, f"""Forward, a block takes 24bsh² + 4bs²h operations, and backward twice that. A
         quarter of them all takes a GPU {1e3 * computes:.1f} ms. It sends 8φ = {sent / 1e6:.0f} MB, which takes
         {1e3 * waits:.2f} ms on so slow a link. So the all-reduces make the block {100 * waits / computes:.0f} %

@@ -1,4 +1,4 @@
-"""Pictures of *Megatron's MLP*: sums of GeLUs, a missing f, bytes by order of cuts, overlap, nodes, libraries."""
+"""Pictures of *Megatron's MLP*: sums of GeLUs, a missing f, bytes by order of cuts, overlap, waiting, libraries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 import torch
 
 from pardemo import tables
-from pardemo.draw.charts import bar_chart, by_kind, curves, key, lanes, words
+from pardemo.draw.charts import bar_chart, by_kind, key, lanes, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.meters.timeline import Span
 
 SAME = 1e-5  # a relative error below it is rounding: fp32 adds hundreds of numbers in another order
-SHORT = {"X's gradient": "dX", "W₁'s gradient": "dW₁", "all-reduce": "all-reduce"}
 PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.15"}
 
 
@@ -70,7 +69,7 @@ def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) ->
         for span in spans:
             middle = 1e3 * ((span.begin_s + span.end_s) / 2 - begin)
             row = int(span.kind == "communication")
-            ax.text(middle, row, SHORT[span.name], ha="center", va="center", color="black", bbox=PLATE)
+            ax.text(middle, row, span.name, ha="center", va="center", color="black", bbox=PLATE)
         ax.set_title(f"{way}: {lengths[-1]:.0f} ms")
         ax.axvline(lengths[0], color="black", linestyle=":")
     if lengths[1] < lengths[0]:
@@ -104,37 +103,6 @@ def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
     )  # fmt: skip
 
 
-def sent_between_nodes(activations: Mapping[int, float], gradients: float, tokens: int) -> Picture:
-    """Bytes from one node to the other in a step: those of activations grow with the tokens, gradients do not.
-
-    Args:
-        activations: tokens -> bytes, proportional. gradients: bytes. tokens: the number to mark, a key of
-            ``activations``.
-    """
-    fig, ax = new(size=(5.8, 3.3))
-    lines = {"16 ranks: activations": activations}
-    lines["2 replicas of 8: gradients"] = dict.fromkeys((0, max(activations)), gradients)
-    curves(ax, lines, per=1e6, colours=("communication", "gradients"), linewidth=2)
-    equal = gradients / (activations[tokens] / tokens)
-    for at, nbytes, label in (
-        (tokens, activations[tokens], f"{tokens:,} tokens: {activations[tokens] / 1e6:,.0f} MB"),
-        (equal, gradients, f"as much at {equal:,.0f} tokens"),
-    ):
-        ax.plot([at], [nbytes / 1e6], "o", color="black", zorder=3)
-        ax.annotate(label, (at, nbytes / 1e6), (9, -10), textcoords="offset points", va="center")
-    ax.annotate(f"{gradients / 1e6:,.0f} MB", (0, gradients / 1e6), (5, 4), textcoords="offset points")
-    ax.set(xlabel="tokens in a step", ylabel="MB between the nodes", xlim=(0, max(activations)), ylim=(0, None))
-    ax.set_xticks([at for at in activations if at % 8192 == 0] or list(activations))
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.legend(loc="upper left")
-    return save(
-        fig,
-        "megatron_mlp_between_nodes",
-        f"MB from node to node in a step: activations {activations[tokens] / 1e6:.0f} with "
-        f"{tokens:,} tokens, gradients {gradients / 1e6:.0f} with any number; as many at {equal:,.0f} tokens.",
-    )
-
-
 def libraries(
     errors: Mapping[tuple[str, int], float],
     sent: Mapping[tuple[str, int], float],
@@ -145,7 +113,7 @@ def libraries(
     """A table of libraries: is it the plain MLP's result, what does a rank send, and how much does it compute?
 
     Args:
-        errors, sent, shares: (library, t) -> relative error, φ, share of the operations; a library may have no share.
+        errors, sent, shares: (library, t) -> relative error, φ, share of the operations.
         calls: (library, t, way) -> all-reduces. ranks: the t to show.
     """
     return tables.show(
@@ -157,7 +125,7 @@ def libraries(
                 "all-reduces": ", ".join(
                     f"{n} {way}" for (of, size, way), n in calls.items() if (of, size) == (name, t)
                 ),
-                "arithmetic of a rank": f"{shares[name, t]:.0%}" if (name, t) in shares else "not counted",
+                "arithmetic of a rank": f"{shares[name, t]:.0%}" if name != "DTensor" else "not counted",
             }
             for (name, t), error in errors.items()
             if t == ranks

@@ -1,14 +1,14 @@
 """One MLP on a group of ranks, ours and the libraries', compared with the plain one: error, bytes sent, FLOPs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from pardemo.collectives import ring_all_gather, ring_reduce_scatter
 from pardemo.meters import CallMeter, WireMeter
+from pardemo.meters.timeline import Span, begun_before_end
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -28,8 +28,11 @@ class Comparison(NamedTuple):
     share_of_flops: float
 
 
-def ours(batch: int, sequence: int, hidden: int) -> Comparison:
-    """:class:`pardemo.tensor_parallel.ParallelMLP` on all ranks, from the same weights as the plain one. Collective."""
+def compare(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
+    """The MLP of ``library``, pardemo (:class:`pardemo.tensor_parallel.ParallelMLP`), Megatron-core or DTensor, on all
+    ranks, from the same weights as the plain one. Collective."""
+    if library != "pardemo":
+        return _theirs({"Megatron-core": "megatron", "DTensor": "dtensor"}[library], batch, sequence, hidden)
     mlp, x = _plain(batch, sequence, hidden)
     expected, gradient = _both_ways(mlp, x)
     parts = gpt.parallel_mlp(mlp)
@@ -38,16 +41,6 @@ def ours(batch: int, sequence: int, hidden: int) -> Comparison:
     weights_error = gpt.largest_error(gpt.gradients(parts), truth)
     error = max(gpt.relative_error(output, expected), gpt.relative_error(input_gradient, gradient), weights_error)
     return Comparison(error, *_sent(parts, x), _share_of_flops(parts, x, mlp, x))
-
-
-def megatron(batch: int, sequence: int, hidden: int) -> Comparison:
-    """The same by Megatron-core's layers."""
-    return _theirs("megatron", batch, sequence, hidden)
-
-
-def dtensor(batch: int, sequence: int, hidden: int) -> Comparison:
-    """The same by torch's ColwiseParallel and RowwiseParallel."""
-    return _theirs("dtensor", batch, sequence, hidden)
 
 
 def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
@@ -73,23 +66,34 @@ def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
         return Comparison(error, *_sent(layer, turn(x)), _share_of_flops(layer, turn(x), mlp, x))
 
 
-def halves(numel: int) -> dict[str, int]:
-    """Bytes that this rank sends in each half of a ring all-reduce of ``numel`` fp32 numbers, and in the backend's own
-    reduce-scatter. Collective."""
-    whole = torch.ones(numel, device=device())
-    shard = torch.ones(numel // dist.get_world_size(), device=device())
-    actions: dict[str, Callable[[], object]] = {
-        "reduce-scatter": lambda: ring_reduce_scatter(whole),
-        "all-gather": lambda: ring_all_gather(shard),
-        "the backend's reduce-scatter": lambda: dist.reduce_scatter_single(torch.empty_like(shard), whole),
-    }
-    sent_bytes = {}
-    for name, action in actions.items():
-        action()  # opens the connections
-        with WireMeter() as wire:
-            action()
-        sent_bytes[name] = wire.sent_bytes
-    return sent_bytes
+def worst(of_ranks: Sequence[Comparison]) -> tuple[float, int, dict[str, int], float]:
+    """Of all ranks: the largest error, the most bytes, the all-reduces of one, the largest share of the FLOPs."""
+    errors, sent, calls, shares = zip(*of_ranks, strict=True)
+    return max(errors), max(sent), calls[0], max(shares)
+
+
+def overlapped(
+    passes: Sequence[Mapping[bool, Sequence[Sequence[Span]]]],
+) -> tuple[dict[bool, int], dict[bool, Sequence[Span]], float]:
+    """Of backward passes without and with overlap: how it went.
+
+    Args:
+        passes: by rank, whether with overlap -> the noted times of each pass.
+
+    Returns:
+        Whether with overlap -> passes in which both multiplications began before the all-reduce had ended; and rank 0's
+        quickest pass, the first one left out. The seconds that overlap saves of it.
+    """
+    early, best = {}, {}
+    for overlap in (False, True):
+        begun = [begun_before_end(spans, "compute", "communication") for of in passes for spans in of[overlap]]
+        early[overlap] = begun.count(2)
+        best[overlap] = min(passes[0][overlap][1:], key=_length_s)
+    return early, best, _length_s(best[False]) - _length_s(best[True])
+
+
+def _length_s(spans: Sequence[Span]) -> float:
+    return max(span.end_s for span in spans) - min(span.begin_s for span in spans)
 
 
 def _plain(batch: int, sequence: int, hidden: int) -> tuple[gpt.MLP, torch.Tensor]:

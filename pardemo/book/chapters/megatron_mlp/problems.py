@@ -4,7 +4,7 @@ import math
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory, tensor_parallel
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts.configurations import find, of
 
 
@@ -34,14 +34,14 @@ def _eighty_of_them():
 
 @problem("%")
 def _forward_pass_with_g():
-    """Eight A100s share an MLP with h = 4096 (W₁ is [h, 4h]) and 4,096 tokens in bf16. Each of them reaches 156
-    TFLOP/s, and its NVLink carries 300 GB/s each way. Leave latency out. By how many per cent does g's all-reduce make
-    the forward pass longer?"""
+    """Eight A100s share an MLP with h = 4096 (W₁ is [h, 4h]) and 4,096 tokens in bf16. Each of them reaches F = 271.2
+    TFLOP/s, and NVLink B = 240 GB/s each way. Leave latency out. By how many per cent does g's all-reduce make the
+    forward pass longer?"""
     gpu = hardware.gpu("A100-80GB")
     matrices = tensor_parallel.flops_forward(1, 4096, 4096) - tensor_parallel.flops_core(1, 4096, 4096)
-    computes = 2 / 3 * matrices / 8 / (gpu.flops / 2)  # a block's 24·b·s·h² are 16 in the MLP and 8 in attention
+    computes = 2 / 3 * matrices / 8 / rates.matrix(gpu)  # a block's 24·b·s·h² are 16 in the MLP and 8 in attention
     sent = 2 * tensor_parallel.phi(1, 4096, 4096, 8, element_bytes=2)
-    waits = sent / gpu.link_bytes_per_s
+    waits = sent / rates.inside(gpu)
     return 100 * waits / computes, f"""Two matrices of h · 4h weights and 4,096 tokens make 16·b·s·h² operations, of
         which a rank does an eighth in {1e3 * computes:.3f} ms. g sends 2φ = {sent / 1e6:.1f} MB, which takes
         {1e3 * waits:.3f} ms. The next layer needs the sum at once, so the pass takes {100 * waits / computes:.1f} %
@@ -50,11 +50,11 @@ def _forward_pass_with_g():
 
 @problem("tokens")
 def _tokens_beside_latency():
-    """Eight H100s share an MLP with h = 8192 in bf16. NVLink carries 450 GB/s each way, and α is 2 µs. At how many
+    """Eight H100s share an MLP with h = 8192 in bf16. NVLink reaches 360 GB/s each way, and α is 2 µs. At how many
     tokens does g's ring all-reduce spend as long on α as on bytes?"""
     starting = 2e-6 * communication.all_reduce_steps("ring", 8)
     each = 2 * tensor_parallel.phi(1, 1, 8192, 8, element_bytes=2)
-    seconds = each / hardware.gpu("H100").link_bytes_per_s
+    seconds = each / rates.inside(hardware.gpu("H100"))
     tokens = round(starting / seconds)
     return tokens, f"""A ring over 8 ranks has 2(t−1) = {communication.all_reduce_steps('ring', 8)} messages one after
         the other, {1e6 * starting:g} µs together. For each token a rank sends 2φ = {each:,.0f} bytes, in
@@ -64,12 +64,12 @@ def _tokens_beside_latency():
 
 @problem("features")
 def _width_that_hides():
-    """Eight H100s share an MLP in bf16, with W₁ [h, 4h]. Each reaches F = 494.5 TFLOP/s, and NVLink carries B = 450
-    GB/s each way. Leave latency out. From which h on does f's all-reduce hide whole behind the gradient of W₁?"""
+    """Eight H100s share an MLP in bf16, with W₁ [h, 4h]. Each reaches F = 635.6 TFLOP/s, and NVLink B = 360 GB/s each
+    way. Leave latency out. From which h on does f's all-reduce hide whole behind the gradient of W₁?"""
     gpu = hardware.gpu("H100")
     sent = 2 * tensor_parallel.phi(1, 1, 1, 8, element_bytes=2)  # bytes for each token, times h
     flops = (tensor_parallel.flops_forward(1, 1, 1) - tensor_parallel.flops_core(1, 1, 1)) / 3 / 8  # times h²
-    width = math.ceil(sent / gpu.link_bytes_per_s / (flops / (gpu.flops / 2)))
+    width = math.ceil(sent / rates.inside(gpu) / (flops / rates.matrix(gpu)))
     return width, f"""For each token f's all-reduce sends 2φ = {sent:g}·h bytes, and the gradient of W₁, which has 4h²
         weights, takes a rank 8h²/8 operations. Both grow with the tokens, so these cancel, and only the multiplication
         grows with h². It is long enough where h/F is {sent:g}/B or more: from h = {width:,} on."""  # fmt: skip

@@ -71,7 +71,7 @@ def activation_memory(
     """Activations that a block keeps: a panel for each way to treat the attention's core, a bar for each cut.
 
     Args:
-        measured, predicted: (way, cut) -> bytes / sbh. ways: those to show; the first has a scale of its own.
+        measured, predicted: (way, cut) -> bytes / sbh. ways: those to show, all on one scale.
     """
     panels = {}
     for way in ways:
@@ -80,31 +80,9 @@ def activation_memory(
             for of in (measured, predicted)
         )
         panels[way] = {"series": {"activations": cuts}, "outline": theory}
-    others = [max(panels[way]["outline"].values()) for way in ways[1:]]
-    for way, own in zip(ways[1:], others, strict=True):
-        panels[way]["room"] = 1.15 * max(others) / own
     return bar_chart(
         "sequence_parallel_memory", "Bytes that a block keeps per number of its input: {}; outlines are predicted.",
-        panels, text="{:.3g}", unit="kept by a block, bytes / sbh", size=(6.4, 3.8),
-    )  # fmt: skip
-
-
-def remedies(steps: Mapping[str, Sequence[float]]) -> Picture:
-    """GB on each GPU after one remedy and the next.
-
-    Args:
-        steps: name -> GB of the blocks' states, of the vocabulary's, of logits with their gradient, of activations.
-    """
-    fills = {
-        "blocks: weights, Adam": "parameters",
-        "embedding, output head": ("parameters", "///"),
-        "logits, their gradient": "logits",
-        "activations": "activations",
-    }
-    series = {kind: {name: of[at] for name, of in steps.items()} for at, kind in enumerate(fills)}
-    return bar_chart(
-        "sequence_parallel_remedies", "GB on each of eight GPUs after one remedy and the next: {}.",
-        {"GB on each of eight GPUs": {"series": series}}, across=True, stacked=True, fills=fills, text="{:.1f}",
+        panels, shared=True, text="{:.3g}", unit="kept by a block, bytes / sbh", size=(6.4, 3.8),
     )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo.meters import MemoryMeter, WireMeter
 from pardemo.small_models import gpt
@@ -68,6 +70,29 @@ def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int
     pairs = (out, _own(expected, tokens)), (mine.grad, _own(x.grad, tokens))
     error = max(weights, *(gpt.relative_error(_local(result), right) for result, right in pairs))
     return LayerComparison(error, wire.sent_bytes, memory.live["activations"])
+
+
+def selective_percent(sequence: int, hidden: int, heads: int) -> float:
+    """By how many per cent a block's step has more operations if attention's core is computed again.
+
+    Counted on the meta device, which computes nothing, so that the block may be as large as a real one.
+    """
+    with torch.device("meta"):
+        block, x = gpt.Block(hidden, heads), torch.empty(1, sequence, hidden, requires_grad=True)
+
+    def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+    def operations(again: bool) -> int:
+        with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(False):
+            thirds = block.attention.qkv(block.norm_1(x)).chunk(3, -1)
+            heads_of = [third.unflatten(-1, (heads, -1)).transpose(1, 2) for third in thirds]
+            y = checkpoint(core, *heads_of, use_reentrant=False) if again else core(*heads_of)
+            y = x + block.attention.out(y.transpose(1, 2).flatten(2))
+            (y + block.mlp(block.norm_2(y))).sum().backward()
+        return counter.get_total_flops()
+
+    return 100 * (operations(True) / operations(False) - 1)
 
 
 def _own(whole: torch.Tensor, tokens: int) -> torch.Tensor:

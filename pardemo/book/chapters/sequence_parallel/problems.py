@@ -4,7 +4,7 @@ import math
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, tensor_parallel
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts.configurations import find, of
 
 
@@ -41,14 +41,14 @@ def _cut_along_the_sequence():
 
 @problem("%")
 def _gathered_again():
-    """Eight H100s share blocks with h = 8192 in bf16. Each reaches 494.5 TFLOP/s, and NVLink carries 450 GB/s each way.
-    A block's weights take 24·h² operations forward for each token; leave scores and latency out. If nothing hides, by
-    how many per cent does it make a block longer, forward and backward, to gather the inputs again?"""
+    """Eight H100s share blocks with h = 8192 in bf16. Each reaches 635.6 TFLOP/s, and NVLink 360 GB/s each way. A
+    block's weights take 24·h² operations forward for each token; leave scores and latency out. If nothing hides, by how
+    many per cent does it make a block longer, forward and backward, to gather the inputs again?"""
     gpu, hidden = hardware.gpu("H100"), 8192
     matrices = tensor_parallel.flops_forward(1, 1, hidden) - tensor_parallel.flops_core(1, 1, hidden)
-    computes = 3 * matrices / 8 / (gpu.flops / 2)
+    computes = 3 * matrices / 8 / rates.matrix(gpu)
     sent = 2 * tensor_parallel.phi(1, 1, hidden, 8, element_bytes=2)
-    travels = sent / gpu.link_bytes_per_s
+    travels = sent / rates.inside(gpu)
     return 100 * travels / computes, f"""For each token a block takes 3 · 24·h² operations, forward and backward, and an
         eighth of them takes a GPU {1e6 * computes:.3f} µs. The second gather saves two whole tensors in each block. Its
         2φ are {sent:,.0f} bytes, which take {1e9 * travels:.1f} ns, so the block gets {100 * travels / computes:.1f} %
