@@ -20,6 +20,7 @@ from pardemo.context_parallel import (
     ulysses_attention,
 )
 from pardemo.context_parallel.blocks import attend, attend_backward, merge
+from pardemo.formulas import context_parallel as formulas
 from pardemo.small_models import gpt
 
 B, H, D = 2, 4, 8
@@ -302,3 +303,10 @@ def test_deepspeeds_tiles_have_the_loss_and_the_gradients_of_all_tokens():
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert off((x.grad, head.grad), [each.double() for each in right]) < TOLERANCE
+
+
+def test_causal_attention_catches_up_with_a_layer_s_matrices_at_twelve_times_its_width():
+    width = 64
+    tokens = 12 * width
+    of_matrices = 24 * tokens * width**2  # forward: four of [h, h], two of [h, 4h]
+    assert formulas.attention_flops(1, tokens, width, 1, passes=1) == of_matrices

@@ -41,6 +41,7 @@ LETTERS = {
     "B": "bandwidth (带宽) of a link, bytes a second, each way",
     "α": "latency (延迟): seconds that a message takes however short it is",
     "A": "bytes of one activation [b·s, h], as it travels between two stages or is all-reduced",
+    "U": "bytes of one activation of a rank's own tokens, where N ranks share a sequence: A/N",
     "φ": "(t−1)/t · A: what a rank sends in half a ring all-reduce of an activation",
     "τ": "seconds of a stage for one micro-batch: τF forward, τI for its input's gradient, τW for its weights'",
     "X": "a layer's input [b·s, h]",

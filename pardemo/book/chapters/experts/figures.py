@@ -84,14 +84,12 @@ def _smooth(values: np.ndarray, steps: int = 8) -> np.ndarray:
     return sums / counts
 
 
-def rows_between_nodes(
-    sent: Mapping[str, float], predicted: Mapping[str, float], seconds: Mapping[str, float]
-) -> Picture:
-    """MB that all nodes send each other, and seconds of an exchange there and back, for each way to send rows."""
+def rows_between_nodes(sent: Mapping[str, float], predicted: Mapping[str, float]) -> Picture:
+    """MB that all nodes send each other, for each way to send rows."""
     return bar_chart(
-        "experts_nodes", "{}; outlines are predicted.",
-        {"between nodes, MB": {"series": {"communication": sent}, "outline": predicted, "text": "{:.1f}"},
-         "there and back, s": {"series": {"wait": seconds}, "text": "{:.2f}"}}, room=1.2, ncols=3,
+        "experts_nodes", "MB between nodes: {}; outlines are predicted.",
+        {"between nodes, there and back, MB": {"series": {"communication": sent}, "outline": predicted}},
+        text="{:.1f}", room=1.2, size=(5.0, 3.0),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import itertools
 from pardemo.book.page.problems import problem
 from pardemo.formulas import expert_parallel as formulas
 from pardemo.formulas import memory
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts.configurations import find, of
 
 
@@ -43,36 +43,35 @@ def _room_for_most():
 
 @problem("times")
 def _four_nodes_or_one():
-    """GPT-OSS 120B has E = 128 and k = 4. On H100s you may take e = 8, inside a node with 450 GB/s for each GPU, or e =
-    32 on four nodes. Then a token is sent once to each other node that has any of its experts, over a card of 400
-    Gbit/s for each GPU. All choices are equally likely; count these links alone. How many times as long does an
-    exchange take with e = 32?"""
+    """GPT-OSS 120B has E = 128 and k = 4. On H100s you may take e = 8, inside a node, where 360 GB/s are reached, or
+    e = 32 on four nodes. Then a token is sent once to each other node that has any of its experts, over a card of 400
+    Gbit/s for each GPU, of which 24 GB/s are reached. All choices are equally likely; count these links alone. How many
+    times as long does an exchange take with e = 32?"""
     experts = of(find("gpt-oss-120b")).experts
     rows = formulas.one_way_bytes(1, 1, experts.chosen, 8, 1)
     met = formulas.other_nodes(experts.count, experts.chosen, 4)
-    slower = hardware.gpu("H100").link_bytes_per_s / hardware.link("infiniband-400g")
+    slower = rates.inside(hardware.gpu("H100")) / rates.between(hardware.link("infiniband-400g"))
     ratio = slower * met / rows
-    return ratio, f"""With e = 8 each token leaves its rank as ⅞ · 4 = {rows:g} rows, at 450 GB/s. With e = 32 another
+    return ratio, f"""With e = 8 each token leaves its rank as ⅞ · 4 = {rows:g} rows, at 360 GB/s. With e = 32 another
         node has none of its experts in C(96, 4)/C(128, 4) = {1 - met / 3:.3f} of all cases, so the token goes to 3 ·
-        {met / 3:.3f} = {met:.2f} nodes, at 50 GB/s. Fewer rows travel, but their link is {slower:g} times as slow, and
+        {met / 3:.3f} = {met:.2f} nodes, at 24 GB/s. Fewer rows travel, but their link is {slower:g} times as slow, and
         the exchange takes {ratio:.2f} times as long."""  # fmt: skip
 
 
 @problem()
 def _wide_enough():
-    """A layer's experts lie on eight nodes of H100s (494.5 TFLOP/s each), and each GPU has a card of 400 Gbit/s. Loads
-    are even, and a token travels in bf16 as k rows, one to each expert. Count the cards alone. From which inner width
-    of an expert on do the experts' matrix multiplications in a forward pass take at least as long as the two
-    exchanges?"""
-    rate, card = hardware.gpu("H100").flops / 2, hardware.link("infiniband-400g")
-    share, sent = formulas.one_way_bytes(1, 1, 1, 8, 1), 2 * formulas.one_way_bytes(1, 1, 1, 8, 2)
+    """A layer's experts lie on two nodes of H100s (636 TFLOP/s each), and each GPU has a card of 400 Gbit/s, of which
+    24 GB/s are reached. Loads are even, and a token travels in bf16 as k rows, one to each expert. Count the cards
+    alone. From which inner width of an expert on do the experts' matrix multiplications in a forward pass take at least
+    as long as the two exchanges?"""
+    rate, card = rates.matrix(hardware.gpu("H100")), rates.between(hardware.link("infiniband-400g"))
+    share, sent = formulas.one_way_bytes(1, 1, 1, 2, 1), 2 * formulas.one_way_bytes(1, 1, 1, 2, 2)
     flops = formulas.token_flops(1, 1, 0, 1)
     width = sent / card / (flops / rate)
     return width, f"""Of the rows {share:g} leave the node. So for each row a GPU sends, there and back, 2 · {share:g} ·
         2h = {sent:g}·h bytes, and it computes {flops}·h·width operations. T, k and h are the same in both, so more
-        tokens do not help: the width has to be {sent:g}/{flops} · 494.5·10¹²/(50·10⁹) = {width:,.0f}. DeepSeek-V3's
-        experts have 2,048, which is one reason why it sends a token once to each node, and to four nodes at
-        most."""  # fmt: skip
+        tokens do not help: the width has to be {sent:g}/{flops} · {rate / 1e12:.0f}·10¹²/(24·10⁹) = {width:,.0f}.
+        DeepSeek-V3's experts have 2,048, which is one reason why it sends a token once to each node."""  # fmt: skip
 
 
 @problem("stages")

@@ -1,9 +1,15 @@
-"""What only this chapter measures: tensors of a trained model, a task with rare words, DeepSpeed's ZeRO++."""
+"""What only this chapter measures: tensors of a trained model, a task with rare words, DeepSpeed's ZeRO++; and what
+NVIDIA has published."""
+
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from pardemo import project
 from pardemo.meters import WireMeter
+from pardemo.planner.layouts.published import published
+from pardemo.planner.layouts.step import step as planned_step
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -67,3 +73,25 @@ def deepspeed_step(**options: object) -> tuple[str, int]:
             engine.step()
     peer.close(engine)
     return "", wire.sent_bytes
+
+
+def speeds_by_precision() -> dict[str, dict[str, tuple[float | None, float]]]:
+    """Model -> precision -> tokens a second of a GB300: published by NVIDIA (None where nothing is), and planned.
+
+    The layout is that of the run with the fewest bits; a run with another one is left out.
+    """
+    file = project.root() / "data" / "published_runs" / "megatron_bridge.csv"
+    runs = [run for run in published.read(file) if run.job.machine.gpu.name == "GB300"]
+    speeds: dict[str, dict[str, tuple[float | None, float]]] = {}
+    for model, release, title in (("deepseek-v3", "25.11", "DeepSeek-V3"), ("llama3-70b", "26.02", "Llama 3 70B")):
+        rows = [run for run in runs if run.job.shape.name == model and run.source.endswith(release)]
+        by_precision = {run.job.precision: run for run in rows}
+        last = by_precision.get("nvfp4", by_precision["mxfp8"])
+        tokens = last.layout.batch * last.job.sequence / last.job.machine.gpus
+        speeds[title] = {}
+        for precision in ("bf16", *(name for name in ("mxfp8", "nvfp4") if name in by_precision)):
+            run = by_precision.get(precision)
+            same = run is not None and run.layout == last.layout
+            planned = tokens / planned_step(replace(last.job, precision=precision), last.layout).seconds
+            speeds[title][precision] = tokens / run.seconds if same else None, planned
+    return speeds

@@ -113,11 +113,19 @@ def loss_in_chunks(measured: Mapping[str, Mapping[int, float]], predicted: Mappi
     )  # fmt: skip
 
 
-def remedies_for_length(steps: Mapping[str, Mapping[str, float]], room_bytes: float) -> Picture:
-    """GB on one GPU after one remedy and the next, by what takes them."""
-    fills = {"logits, their gradient": "logits", "checkpoints": "activations",
-             "one layer, computed again": ("activations", "///")}  # fmt: skip
-    series = {kind: {name: step[kind] for name, step in steps.items()} for kind in fills}
+def remedies_for_length(steps: Mapping[str, tuple[float, float, float]], room_bytes: float) -> Picture:
+    """GB on one GPU after one remedy and the next, by what takes them.
+
+    Args:
+        steps: remedy -> bytes of the logits at the loss's peak, of checkpoints, of one layer computed again. The loss
+            is over when a layer is computed again, so of these two only the larger one counts.
+    """
+    series: dict[str, dict[str, float]] = {"logits, their gradient": {}, "checkpoints": {}, "one layer, again": {}}
+    for name, (logits, checkpoints, layer) in steps.items():
+        counted = logits * (logits > layer), checkpoints, layer * (layer >= logits)
+        for of, nbytes in zip(series.values(), counted, strict=True):
+            of[name] = nbytes
+    fills = dict(zip(series, ("logits", "activations", ("activations", "///")), strict=True))
     return bar_chart(
         "long_sequences_remedies", "GB on one GPU after one remedy and the next: {}.",
         {"GB on the GPU": {"series": series}}, across=True, stacked=True, per=1e9, fills=fills, text="{:,.0f}",

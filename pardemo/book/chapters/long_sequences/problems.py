@@ -2,7 +2,7 @@
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import context_parallel
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 
 _WIDTH, _KV_WIDTH = 4096, 1024  # of Llama 3 8B: 32 heads of queries and 8 of keys, 128 wide
 
@@ -31,11 +31,11 @@ def _ulysses_of_it():
 
 @problem("tokens")
 def _tokens_that_hide():
-    """An H100 multiplies at half of its data sheet's 989 TFLOP/s, and has a network card of 50 GB/s. The model has 32
-    heads of queries and 8 of keys. From how many tokens on each GPU on can a causal ring hide its forward messages?"""
-    rate = 0.5 * hardware.gpu("H100").flops
-    tokens = context_parallel.tokens_that_hide_a_ring(_KV_WIDTH / _WIDTH, rate, 50e9)
-    return tokens, f"""From 2·kv/a · F/B tokens on. Here kv/a = {_KV_WIDTH / _WIDTH:g} and F/B = {rate / 50e9:,.0f},
+    """An A100 reaches 271 TFLOP/s in a step, and over a card of 200 Gbit/s 12 GB/s. The model has 32 heads of queries
+    and 8 of keys. From how many tokens on each GPU on can a causal ring hide its forward messages?"""
+    rate, card = rates.matrix(hardware.gpu("A100-80GB")), rates.between(hardware.link("infiniband-200g"))
+    tokens = context_parallel.tokens_that_hide_a_ring(_KV_WIDTH / _WIDTH, rate, card)
+    return tokens, f"""From 2·kv/a · F/B tokens on. Here kv/a = {_KV_WIDTH / _WIDTH:g} and F/B = {rate / card:,.0f},
         which gives {tokens:,.0f} tokens on each GPU. With as many heads of keys as of queries it would be four times as
         many."""  # fmt: skip
 

@@ -120,18 +120,6 @@ def deepspeed_step(stage: int, optimizer: str, width: int, layers: int) -> Engin
     return EngineStep(error if optimizer == "Muon" else None, wire.sent_bytes / 2 / numbers, kept)
 
 
-def megatron_refuses() -> str:
-    """What Megatron-core's Muon says here: the library that its Newton-Schulz iteration comes from is not installed."""
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.optimizer.muon import get_megatron_muon_optimizer
-
-    try:
-        get_megatron_muon_optimizer(OptimizerConfig(optimizer="muon"), [])
-    except AssertionError as error:
-        return str(error)
-    return ""
-
-
 def megatron_layer_wise(width: int, layers: int) -> MuonStep:
     """Megatron-core's layer-wise distributed optimizer around torch's Muon: each rank updates its own matrices, and
     all gather the new weights. Collective."""
