@@ -61,7 +61,7 @@ class Line:
 
 
 class Closing:
-    """A chapter's claims at its end: the counts, what is not as predicted with its sentence, and all of it folded."""
+    """A chapter's claims at its end: the counts, the sentences of those not as predicted, and all of it folded."""
 
     def __init__(self, rows: Sequence[dict[str, Any]]):
         self._rows = list(rows)
@@ -72,9 +72,15 @@ class Closing:
         return "\n".join([summary(self._rows), *odd])
 
     def _repr_html_(self) -> str:
-        odd = "".join(Line(rows)._repr_html_() for rows in self._claims if worst(rows) != "holds")
+        odd = "".join(_sentence(rows) for rows in self._claims if worst(rows) != "holds")
         table = f"<details><summary>all of them</summary>{_table(self._rows)}</details>" if self._rows else ""
         return f'<div class="claims"><p><b>{html.escape(summary(self._rows))}</b></p>{odd}{table}</div>'
+
+
+def _sentence(rows: Sequence[dict[str, Any]]) -> str:
+    """A claim by its sign and its sentence: figures and reason stand where it was measured."""
+    sign, colour = SIGNS[worst(rows)]
+    return f'<div><span style="color:{colour};font-weight:bold">{sign}</span> {html.escape(_said(rows))}</div>'
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

@@ -2,17 +2,11 @@
 
 from itertools import product
 
-from pardemo.draw.canvas import Canvas, Drawing, drawing
+from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, rank_colour
 from pardemo.draw.parts import check_range
-from pardemo.draw.rule import rule
 
 _TENSOR, _DATA = KEPT["activations"], KEPT["gradients"]  # the colours of what travels; a pipeline hands on activations
-
-
-def layout_choice() -> Drawing:
-    """The whole rule, no line of it marked."""
-    return rule()
 
 
 @drawing()

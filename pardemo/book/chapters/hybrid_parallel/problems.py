@@ -1,14 +1,9 @@
 """The problems of this chapter, and the way to each answer."""
 
-import math
-
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, pipeline, tensor_parallel
-from pardemo.planner import hardware
-from pardemo.planner.layouts import procedure
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts.configurations import find, of
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.procedure import job_of
 
 
 @problem("times")
@@ -26,17 +21,17 @@ def _tensor_over_pipeline():
 @problem("s")
 def _gradients_of_replicas():
     """256 H100s train Llama 3 70B (70.6 billion parameters, cut evenly) with t = 8 and p = 4. Gradients are bf16, and
-    each GPU has a network card of 400 Gbit/s of its own. Nothing hides; leave latency out. How long does the all-reduce
-    of the replicas' gradients take?"""
+    each GPU has a network card of 400 Gbit/s of its own, of which rings over many nodes reach 0.48. Nothing hides;
+    leave latency out. How long does the all-reduce of the replicas' gradients take?"""
     params, ranks = of(find("llama3-70b")).params, 256
     t, p = 8, 4
     d = ranks // (t * p)
     gradients = 2 * params / (t * p)
     sent = communication.ring_all_reduce(gradients, d).sent
-    seconds = sent / hardware.link("infiniband-400g")
+    seconds = sent / rates.between(hardware.link("infiniband-400g"))
     return seconds, f"""d is {ranks}/(t·p) = {d}, and a GPU has {params / (t * p) / 1e9:.2f} billion parameters, whose
-        gradients are {gradients / 1e9:.2f} GB. It sends 2(d−1)/d of them, {sent / 1e9:.2f} GB, which takes
-        {seconds:.3f} s once a step."""  # fmt: skip
+        gradients are {gradients / 1e9:.2f} GB. It sends 2(d−1)/d of them, {sent / 1e9:.2f} GB, at
+        0.48 · 50 = 24 GB/s: {seconds:.3f} s once a step."""  # fmt: skip
 
 
 @problem("days")
@@ -53,33 +48,27 @@ def _days_of_training():
         which are {days:.1f} days."""  # fmt: skip
 
 
-@problem("micro-batches")
-def _fewer_tensor_ranks():
-    """64 H100s train a model with h = 8192 and d = 2. Each has F = 494.5 TFLOP/s and B = 450 GB/s on NVLink. You may
-    take t = 8 and p = 4, or t = 4 and p = 8. By the rule tensor parallelism adds (t − 1)·F/(4.5·h·B), and the bubble (p
-    − 1)/m. Leave messages between stages out. From how many micro-batches on do eight stages add less?"""
-    job = job_of("llama3-70b", "H100", 64, 400)
-    wide, narrow = (procedure.adds(job, Layout(tp=t, pp=p, dp=2))["tensor parallel"] for t, p in ((8, 4), (4, 8)))
-    more = pipeline.bubble_of_ideal(8, 1) - pipeline.bubble_of_ideal(4, 1)
-    needed = math.floor(more / (wide - narrow)) + 1
-    return needed, f"""Tensor parallelism adds {100 * wide:.1f} % with t = 8 and {100 * narrow:.1f} % with t = 4,
-        {100 * (wide - narrow):.1f} points less. The bubble grows from 3/m to 7/m, which is {more:g}/m more. The cut
-        into more stages adds less where {more:g}/m is below {wide - narrow:.4f}, so from m = {needed}
-        on."""  # fmt: skip
+@problem("tokens")
+def _tensor_over_data():
+    """A model's layers have 12 · h² weights, h = 5,120. It is trained with t = 4 and d = 4, activations and gradients
+    both in bf16, nothing recomputed. From how many tokens of a replica in a step on does a rank send more to its tensor
+    group than to its data group?"""
+    width, t, d = 5120, 4, 4
+    layer = 12 * width**2
+    a_token = tensor_parallel.block() * tensor_parallel.phi(1, 1, width, t, element_bytes=2)
+    tokens = communication.ring_all_reduce(2 * layer / t, d).sent / a_token
+    return tokens, f"""For a token a rank sends 8φ in each layer, 8 · ¾ · h numbers. Of a layer's gradients it has
+        12 · h²/4 and sends 2(d−1)/d = 1.5 of them, 4.5 · h². Both are equal at 4.5 · h/6 = {tokens:,.0f} tokens. With
+        many replicas it would be 3h/(t−1) = {3 * width / (t - 1):,.0f}."""  # fmt: skip
 
 
 @problem("%")
-def _hsdp_between_nodes():
-    """Eight nodes of eight H100s (F = 494.5 TFLOP/s, NVLink 450 GB/s) train Llama 3 8B in 8 micro-batches of 8,192
-    tokens on each GPU. A node has one card of 50 GB/s, and the rule takes half of that for B. How many per cent of the
-    multiplications' time does HSDP add by the rule, if ZeRO-3 adds x = F/(B·T) − 1 and HSDP ⅔·x/m?"""
-    job, m = job_of("llama3-8b", "H100", 64, 50, sequence=8192), 8
-    everywhere, inside = (
-        procedure.adds(job, Layout(dp=64, sharding="zero3", shard_group=group, accumulation=m))["data parallel"]
-        for group in (0, 8)
-    )
-    ratio = procedure.rate(job) / procedure.link(job, 64)
-    return 100 * inside, f"""Between nodes F/B is {ratio:,.0f} tokens, so with 8,192 tokens x is {everywhere:.2f}:
-        ZeRO-3 over all GPUs would add {100 * everywhere:.0f} %. Inside a node F/B is only
-        {procedure.rate(job) / procedure.link(job, 8):,.0f} tokens, and HSDP's gathers hide. What it sends between nodes
-        it sends once a step: ⅔ · {everywhere:.2f} / {m} is {100 * inside:.1f} %."""  # fmt: skip
+def _from_hfu():
+    """Somebody reports 55 % of the peak for a model of 13 billion parameters with l = 40, h = 5,120 and s = 4,096. All
+    layers were recomputed, and the report counts them. What is the MFU?"""
+    needed = 6 * 13e9 + 12 * 40 * 5120 * 4096
+    counted = 8 * 13e9 + 16 * 40 * 5120 * 4096
+    mfu = 55 * needed / counted
+    return mfu, f"""A token needs 6Ψ + 12·l·h·s = {needed / 1e9:.0f} billion operations. With a second forward pass
+        it is 8Ψ + 16·l·h·s = {counted / 1e9:.0f} billion, 4/3 of them.
+        So the MFU is 55 · 3/4 = {mfu:.2f} %."""  # fmt: skip

@@ -3,7 +3,7 @@
 from pardemo.book.chapters.scorecard import thresholds
 from pardemo.book.page.problems import problem
 from pardemo.formulas import pipeline
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import of
 
@@ -24,23 +24,23 @@ def _on_one_node():
 
 @problem("tokens")
 def _slower_gpu():
-    """F is half of an A800's 312 TFLOP/s, and B inside a node of A800s is 200 GB/s. From how many tokens of a
+    """An A800 reaches F = 271 TFLOP/s, and B = 160 GB/s inside a node. From how many tokens of a
     micro-batch on do ZeRO-3's gathers hide inside the node?"""
     tokens = thresholds.gathered(_A800, 8)
     of_h100 = thresholds.gathered(_H100, 8)
-    return tokens, f"""T = F/B = {thresholds.rate(_A800) / 1e12:g} · 10¹²/({_A800.link_bytes_per_s / 1e9:g} · 10⁹) =
-        {tokens:g} tokens. An H100 needs {of_h100:,.0f}: it computes
-        {thresholds.rate(_H100) / thresholds.rate(_A800):.2f} times as fast, and its NVLink is only
+    return tokens, f"""T = F/B = {thresholds.rate(_A800) / 1e12:.0f} · 10¹²/({rates.inside(_A800) / 1e9:g} · 10⁹) =
+        {tokens:,.0f} tokens. An H100 needs {of_h100:,.0f}: it computes
+        {thresholds.rate(_H100) / thresholds.rate(_A800):.2f} times as fast, and its NVLink is
         {_H100.link_bytes_per_s / _A800.link_bytes_per_s:g} times as quick."""  # fmt: skip
 
 
 @problem("%")
 def _baichuan_cut():
-    """Baichuan2-13B has h = 5,120. You cut its layers over t = 8 A800s of a node (F = 156 TFLOP/s, B = 200 GB/s), and
+    """Baichuan2-13B has h = 5,120. You cut its layers over t = 8 A800s of a node (F = 271 TFLOP/s, B = 160 GB/s), and
     no all-reduce hides. By the table's formula, how much does that add to the time of the matrix multiplications?"""
     adds = 100 * thresholds.tensor(_A800, _BAICHUAN.hidden)
-    return adds, f"""(t − 1) · F/(4.5 · h · B) is 7 · {thresholds.rate(_A800) / 1e12:g} · 10¹²/(4.5 ·
-        {_BAICHUAN.hidden:,} · {_A800.link_bytes_per_s / 1e9:g} · 10⁹), {adds:.1f} %. To add 10 % or less the model
+    return adds, f"""(t − 1) · F/(4.5 · h · B) is 7 · {thresholds.rate(_A800) / 1e12:.0f} · 10¹²/(4.5 ·
+        {_BAICHUAN.hidden:,} · {rates.inside(_A800) / 1e9:g} · 10⁹), {adds:.1f} %. To add 10 % or less the model
         would need h = {thresholds.wide(_A800):,.0f}. So Baichuan2-13B is too narrow for t = 8: shards are cheaper while
         they fit."""  # fmt: skip
 
@@ -59,8 +59,8 @@ def _micro_batches():
 
 @problem("tokens")
 def _shards_or_cut():
-    """H100s (F = 494.5 TFLOP/s) on several nodes train a model with h = 8,192. Inside a node B is 450 GB/s, and tensor
-    parallelism over its t = 8 GPUs hides nothing; between nodes B is 200 GB/s, and ZeRO-3 hides what it can. At how
+    """H100s (F = 636 TFLOP/s) on several nodes train a model with h = 8,192. Inside a node B is 360 GB/s, and tensor
+    parallelism over its t = 8 GPUs hides nothing; between nodes B is 192 GB/s, and ZeRO-3 hides what it can. At how
     many tokens of a micro-batch on a GPU do both add the same time?"""
     adds = thresholds.tensor(_H100, 8192)
     hides = thresholds.gathered(_H100, 16)

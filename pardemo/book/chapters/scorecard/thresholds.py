@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from pardemo.book.chapters import CHAPTERS, notebook_of
-from pardemo.formulas import memory, pipeline
+from pardemo.formulas import failures, memory, pipeline
 from pardemo.planner import hardware, rates
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.configurations import find, of
@@ -15,13 +15,14 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import adds
 from pardemo.planner.layouts.procedure import link as rate_of_ring
+from pardemo.planner.layouts.published.against import RESERVE
 from pardemo.planner.layouts.stacks import stack
 
 _GPU_NAMES = ("H100", "B200")
 _NODE = 8  # GPUs of a node
 _NETWORK = hardware.link("infiniband-8x400g")  # of a node: NVIDIA's DGX H100 and DGX B200 datasheets
-_PCIE = 64e9  # bytes/s each way, PCIe 5.0 x16, as both have it
-_FREE = 0.08  # of the memory, as the rule leaves it
+RESERVED = 1 - RESERVE  # of the memory
+_BETWEEN_S = 54 * 24 * 3600 / 419  # between two failures of 16,384 GPUs: 2407.21783, 3.3.4
 _ALPHA = 5e-6  # seconds of a message between nodes
 _SHARE = 0.1  # what a technique may add to the matrix multiplications' time
 _TENSOR, _STAGES, _CHUNKS, _WIDTH, _VOCABULARY = 8, 8, 4, 8192, 128_256
@@ -86,12 +87,24 @@ def thresholds() -> Table:
                 lambda g: states(g, _NODE, 1) / 1e9, "billion", "zero_memory"),
             row("ZeRO-3 on one node holds them up to", "Ψ = 0.92 · memory / (16/8)",
                 lambda g: states(g, _NODE, 3) / 1e9, "billion", "zero_memory"),
+            row("LoRA on one GPU holds a frozen model up to", "Ψ = 0.92 · memory / 2",
+                lambda g: RESERVED * g.memory_bytes / 2e9, "billion", "baichuan2_finetune"),
             row("ZeRO-3's gathers hide inside a node from", "T = F / B", lambda g: gathered(g, _NODE), "tokens",
                 "zero_communication"),
             row("ZeRO-3's gathers hide between nodes from", "T = F / B", lambda g: gathered(g, 2 * _NODE), "tokens",
                 "zero_communication"),
+            row("… with gradients in fp32, in the backward pass, from", "T = 3/2 · F / B",
+                lambda g: 1.5 * gathered(g, 2 * _NODE), "tokens", "zero_communication"),
+            row("… of a model whose tokens use 3.3 of 30.5 billion parameters, from", "T = 30.5/3.3 · F / B",
+                lambda g: 30.5 / 3.3 * gathered(g, 2 * _NODE), "tokens", "experts"),
+            row("A ring hides keys and values (kv/a = 1/8) between nodes from", "tokens of a rank = 2 · kv/a · F/B",
+                lambda g: 2 / 8 * gathered(g, 2 * _NODE), "tokens", "long_sequences"),
             row("A matrix multiplication is not slowed by its weights from", "T = F / memory's bandwidth",
                 lambda g: rate(g) / g.memory_bytes_per_s, "tokens", "your_machine"),
+            row("FP8 gains more than a pass that rounds to it costs from", "T and h = 3 · F / memory's bandwidth",
+                lambda g: 3 * rate(g) / g.memory_bytes_per_s, "", "fewer_bits"),
+            row(f"Muon's multiplications add at most 1 % at h = {_WIDTH:,} from", "tokens of a whole step = 500 · h",
+                lambda g: 500 * _WIDTH / 1e6, "million", "optimizers"),
             row(f"Tensor parallelism over {_TENSOR} GPUs adds at h = {_WIDTH:,}", "(t − 1) · F / (4.5 · h · B)",
                 lambda g: 100 * tensor(g), "%", "megatron_attention"),
             row(f"… and at most {share} from", "h = (t − 1) · F / (0.45 · B)", wide, "features",
@@ -102,13 +115,15 @@ def thresholds() -> Table:
                 lambda g: pipeline.micro_batches_for(_STAGES, _SHARE, _CHUNKS), "micro-batches", "pipeline_parallel"),
             row("An all-reduce between 16 nodes waits for latency up to", "S = H · α · B, α = 5 µs",
                 lambda g: 16 * _ALPHA * rate_of_ring(_job(g, 16 * _NODE, 1), 16 * _NODE) / 1e6, "MB", "data_parallel"),
-            row(f"At h = {_WIDTH:,} attention's scores cost as much as the linear layers from", "s = 6 · h",
-                lambda g: 6 * _WIDTH, "tokens", "sequence_parallel"),
+            row(f"At h = {_WIDTH:,} causal attention costs as much as the linear layers from", "s = 12 · h",
+                lambda g: 12 * _WIDTH, "tokens", "sequence_parallel"),
             row(f"Logits of {_VOCABULARY:,} entries take {share} of the memory from", "T = 0.1 · memory / (8 · V)",
                 lambda g: _SHARE * g.memory_bytes / 8 / _VOCABULARY, "tokens", "vocabulary"),
-            row("To offload a block's activations beats to recompute them from", "h + s/6 = 17/24 · F / B of PCIe",
+            row("To offload a block's activations beats to recompute them from", "h + s/12 = 17/24 · F / B of PCIe",
                 lambda g: offloaded(g) / 2, "", "zero_r"),
-            row("… and costs no time from", "h + s/6 = 17/12 · F / B of PCIe", offloaded, "", "zero_r"),
+            row("… and costs no time from", "h + s/12 = 17/12 · F / B of PCIe", offloaded, "", "zero_r"),
+            row("1,024 GPUs whose saves take a minute save every", "w = √(2 · δ · μ), by Llama 3's failures",
+                lambda g: failures.young_interval(60, _BETWEEN_S * 16_384 / 1024) / 60, "minutes", "host_fails"),
         ]
     )  # fmt: skip
 
@@ -120,7 +135,7 @@ def rate(gpu: Gpu) -> float:
 
 def states(gpu: Gpu, ranks: int, stage: int) -> float:
     """Ψ: the largest model whose states a GPU holds beside nothing else, with what has to be free."""
-    return memory.largest_model((1 - _FREE) * gpu.memory_bytes, ranks, stage)
+    return memory.largest_model(RESERVED * gpu.memory_bytes, ranks, stage)
 
 
 def gathered(gpu: Gpu, ranks: int) -> float:
@@ -139,14 +154,17 @@ def wide(gpu: Gpu) -> float:
 
 
 def offloaded(gpu: Gpu) -> float:
-    """h + s/6: from where on the 34·b·s·h bytes of a block's activations travel while its forward pass computes."""
-    return 17 / 12 * rate(gpu) / _PCIE
+    """h + s/12: from where on the 34·b·s·h bytes of a block's activations travel while its forward pass computes.
+
+    Its forward pass takes 24·h² operations a token, and 2·s·h for causal attention.
+    """
+    return 17 / 12 * rate(gpu) / hardware.host_bytes_per_s(gpu)
 
 
 def answers_of_the_rule() -> dict[str, bool]:
-    """Whether the rule of the planner changes its answer at each threshold: it hides there, and not a token earlier.
+    """Whether the rule's answers change at those of the thresholds that it has, and not a token earlier.
 
-    The rule times layouts of a model; the thresholds are closed formulas. GPU and network -> whether both agree.
+    GPU and line of the table -> whether both agree.
     """
     agreed = {}
     for name in _GPU_NAMES:

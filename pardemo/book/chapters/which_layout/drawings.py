@@ -2,8 +2,9 @@
 
 from itertools import accumulate
 
-from pardemo.draw.canvas import Canvas, drawing
+from pardemo.draw.canvas import Canvas, Drawing, drawing
 from pardemo.draw.palette import COMPUTED, DONE, KEPT, OTHER
+from pardemo.draw.rule import rule
 
 _TALK, _IDLE = DONE["communication"], DONE["idle"]
 #: Boxes of each row: width, colour, text.
@@ -19,6 +20,11 @@ _LAYER = (
     (78, COMPUTED, "GEMMs"), (100, COMPUTED, "attention"), (98, _TALK, "all-reduce"), (84, COMPUTED, "memory"),
     (78, COMPUTED, "GEMMs"), (98, _TALK, "all-reduce"), (84, COMPUTED, "memory"),
 )  # fmt: skip
+
+
+def layout_choice() -> Drawing:
+    """The whole rule, no line of it marked."""
+    return rule()
 
 
 @drawing(404)

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo.draw import palette
-from pardemo.draw.charts import MARKS, WAYS, bar_chart, curves, key, log, words
+from pardemo.draw.charts import MARKS, WAYS, bar_chart, bars, curves, key, log, words
+from pardemo.draw.rule import added, what_each_adds
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.planner.layouts.charts import LINES
-from pardemo.planner.layouts.procedure import Compared
+from pardemo.planner.layouts.procedure import Candidate, Compared, taken_of
 
 
 def memory_of_layouts(
@@ -38,32 +39,6 @@ def errors_by(groups: Mapping[str, Mapping[Any, Mapping[str, Any]]], least: int 
         text=[f"{100 * error['mean']:.0f} %, {error['runs']} runs" for error in rows.values()],
         fills={"mean": "compute"}, across=True, per=0.01, room=1.3, size=(6.4, 0.27 * len(rows) + 0.9),
     )  # fmt: skip
-
-
-def waits_of_messages(extra: Mapping[int, Sequence[float]], lines: Mapping[int, float]) -> Picture:
-    """Seconds of a micro-batch that the prediction misses, one point for each published pipeline, by its stages.
-
-    Args:
-        extra: stages -> known less predicted seconds, by micro-batches.
-        lines: stages -> what a wait for each message would make.
-    """
-    fig, ax = new(size=(6.4, 4.0))
-    generator = np.random.default_rng(0)
-    for place, (pp, values) in enumerate(extra.items()):
-        at = place + generator.uniform(-0.28, 0.28, len(values))
-        first = place == 0
-        style = {"color": COLOURS["communication"], "linewidths": 0, "alpha": 0.7}
-        ax.scatter(at, values, s=22, label="published run" if first else None, **style)
-        label = "lines: no wait, or one for each message" if first else None
-        ends = (place - 0.42, place + 0.42)
-        ax.hlines((0, lines[pp]), *ends, color=palette.PREDICTED, linewidth=1.6, label=label, zorder=3)
-    ax.set_xticks(range(len(extra)), list(extra))
-    most = max(max(values) for values in extra.values())
-    ax.set(xlabel="stages of the pipeline", ylabel="seconds missed, by micro-batches", ylim=(-0.25, 1.05 * most))
-    ax.grid(axis="x", visible=False)
-    key(fig)
-    told = "; ".join(f"{pp} stages: 0 or about {level:.2f}" for pp, level in lines.items())
-    return save(fig, "which_layout_messages", f"Seconds a micro-batch that are not predicted, in two groups: {told}.")
 
 
 def _predicted_and_published(ax: Any, lines: Mapping[str, Mapping], points: Mapping[str, Mapping]) -> None:
@@ -116,6 +91,19 @@ def seconds_by_link(lines: Mapping[str, Mapping[float, float]], crossing: float)
     return save(fig, "which_layout_links", f"Seconds of a step by GB/s of a node: {words(lines, '{:.0f}')}.")
 
 
+def falls(planned: Mapping[str, float], published: Mapping[str, float]) -> Picture:
+    """Share of a GPU's tokens a second that is lost when a layout is spread over twice as many GPUs.
+
+    Args:
+        planned, published: what is doubled -> the share lost.
+    """
+    return bar_chart(
+        "which_layout_falls", f"Tokens a second lost, per cent, by the planner: {words(planned, '{:.0f}', per=0.01)}.",
+        {"tokens/s of a GPU lost, %": {"series": {"by the planner": planned}}}, across=True, per=0.01, room=1.2,
+        fills={"by the planner": "communication"}, text="{:.0f} %", points=("published", published),
+    )  # fmt: skip
+
+
 def rule_and_search(rows: Sequence[Compared]) -> Picture:
     """How many times as long as the search's best a step takes with the rule's layout; the longest on top."""
     fitting = sorted((row for row in rows if row.chosen is not None), key=lambda row: -row.ratio)
@@ -127,3 +115,69 @@ def rule_and_search(rows: Sequence[Compared]) -> Picture:
         text=[row.chosen.kind + recomputed[row.name] for row in fitting], fills={"ratio": "compute"}, across=True,
         per=0.01, room=max(4.3, 10 / max(100 * (fitting[0].ratio - 1), 1)), size=(7.2, 0.26 * len(fitting) + 1.0),
     )  # fmt: skip
+
+
+def kinds_of_layouts(fitting: Sequence[Candidate], job: str) -> Picture:
+    """What the best layout of each kind adds to the time of the multiplications.
+
+    A kind is what the replicas share, where no layer is cut; else which cuts there are.
+
+    Args:
+        fitting: what fits, the one that adds least first. job: in words.
+    """
+    kinds: dict[tuple, Candidate] = {}
+    for candidate in fitting:
+        layout = candidate.layout
+        uncut = layout.tp == layout.pp == 1
+        kinds.setdefault((layout.sharding, layout.shard_group) if uncut else (layout.tp > 1, layout.pp > 1), candidate)
+    taken = taken_of(fitting)
+    shown = {_kind(one): one.adds for one in kinds.values()} | {_kind(taken): taken.adds}
+    by_total = dict(sorted(shown.items(), key=lambda item: sum(item[1].values())))
+    return what_each_adds(by_total, "which_layout_kinds", _kind(taken), job)
+
+
+def _kind(candidate: Candidate) -> str:
+    return candidate.kind + (", recomputed" if candidate.layout.recompute == "full" else "")
+
+
+#: Dimension -> the field of a layout, and its colour in the drawing of the cube; there the pipeline has the page's own.
+_DIMENSIONS = {
+    "tensor, t": ("tp", COLOURS["activations"]),
+    "stages, p": ("pp", palette.OTHER),
+    "replicas, d": ("dp", COLOURS["gradients"]),
+}
+
+
+def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
+    """For each job what the rule's layout adds, and how its GPUs are split.
+
+    Args:
+        chosen: job -> what the rule takes.
+    """
+    fig, (left, right) = new(1, 2, size=(6.8, 0.52 * len(chosen) + 2.0), sharey=True, width_ratios=(1, 2))
+    jobs = {",\n".join(name.rsplit(", ", 1)): one for name, one in chosen.items()}
+    of_parts = added({job: one.adds for job, one in jobs.items()})
+    bars(left, **of_parts, across=True, stacked=True, text="{:.0f} %", room=1.6)
+    left.set(xlabel="added, %")
+    sizes = {name: [getattr(one.layout, field) for one in jobs.values()] for name, (field, _) in _DIMENSIONS.items()}
+    wide = {name: dict(zip(jobs, np.log2(of), strict=True)) for name, of in sizes.items()}
+    shared = [
+        (one.kind.rsplit(", ", 1)[-1] if one.layout.dp > 1 else "one replica")
+        + ("\nrecomputed" if one.layout.recompute == "full" else "") for one in jobs.values()
+    ]  # fmt: skip
+    fills = {name: colour for name, (_, colour) in _DIMENSIONS.items()}
+    bars(right, wide, across=True, stacked=True, text=shared, fills=fills, room=1.6)
+    for place, job in enumerate(jobs):
+        end = 0.0
+        for name, of in sizes.items():
+            if of[place] > 1:
+                text = f"{name[-1]} {of[place]}" if of[place] > 2 else "2"  # its box is too narrow for the letter
+                ink = palette.ink_on(fills[name])
+                right.text(end + wide[name][job] / 2, place, text, ha="center", va="center", color=ink)
+            end += wide[name][job]
+    ticks = range(0, int(right.get_xlim()[1] / 1.6) + 1, 3)
+    right.set_xticks(list(ticks), [f"{2**tick:,}" for tick in ticks])
+    right.set(xlabel="GPUs")
+    key(fig, ncols=3)
+    told = "; ".join(f"{name}: {one.layout}, adds {one.added:.0%}" for name, one in chosen.items())
+    return save(fig, "which_layout_chosen", f"Layouts that the rule takes. {told}.")

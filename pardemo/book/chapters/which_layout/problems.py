@@ -4,7 +4,7 @@ from math import log2
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, pipeline
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.machines import Machine
@@ -12,7 +12,7 @@ from pardemo.planner.layouts.machines import Machine
 _LLAMA_70B, _LLAMA_405B = (of(configurations.find(name)) for name in ("llama3-70b", "llama3.1-405b"))
 _NODE = Machine(hardware.gpu("H100"), gpus=8)
 _TOKENS = 8192
-_GATHERS = 0.48  # of the data sheet's bandwidth, what gathers between nodes reach
+_GATHERS = rates.between(1)  # of the data sheet's bandwidth, what gathers between nodes reach
 
 
 def _multiplications() -> float:
@@ -24,8 +24,7 @@ def _multiplications() -> float:
 @problem("ms")
 def _layer():
     """A layer of Llama 3 70B has 0.8556 billion weights, cut over t = 8 ranks of an H100 node. How long do its matrix
-    multiplications take on a rank, forward and backward, for a micro-batch of 8,192 tokens at 636 TFLOP/s (80 % of
-    795)?"""
+    multiplications take on a rank, forward and backward, for a micro-batch of 8,192 tokens at F = 636 TFLOP/s?"""
     milliseconds = 1e3 * _multiplications()
     return milliseconds, f"""A weight takes 6 operations for each token, 2 forward and 4 backward. A rank has an eighth
         of the weights, so it does 6 · 8,192 · 0.8556/8 billion of them,
