@@ -25,7 +25,6 @@ from pardemo.book.chapters.optimizers import drawings as of_optimizers
 from pardemo.book.chapters.overlap import drawings as beside
 from pardemo.book.chapters.sequence_parallel import drawings as sequence
 from pardemo.book.chapters.vocabulary import drawings as vocabulary
-from pardemo.book.chapters.zero_communication import drawings as hops
 from pardemo.context_parallel import positions
 from pardemo.draw import palette
 from pardemo.formulas import communication, failures, memory, optimizers, overlap
@@ -524,39 +523,6 @@ def test_an_f_stands_where_the_backward_pass_sums(world_of, number, apart):
     assert f"backward {2 * sums}φ" in svg.words(), title
 
 
-def test_two_hops_bring_each_part_to_its_rank_as_the_chapters_cell_does(world_of):
-    """Part p of rank r's gradients is the number 10·r + p, and an all-to-all adds what arrives."""
-
-    def in_two_hops():
-        rank, places = dist.get_rank(), hops.PLACES
-        beside, across = (
-            [dist.new_group([r for r in range(4) if which(r) == n]) for n in range(2)][which(rank)]
-            for which in (lambda r: r // places, lambda r: r % places)
-        )
-
-        def sum_of_my_part(parts, group):
-            found = torch.empty_like(parts)
-            dist.all_to_all_single(found, parts, group=group)
-            return found.view(group.size(), -1).sum(0)
-
-        by_place = (10.0 * rank + torch.arange(4.0)).view(2, places).T.reshape(-1)
-        of_my_host = sum_of_my_part(by_place, beside)
-        return of_my_host.tolist(), sum_of_my_part(of_my_host, across).tolist()
-
-    for rank, (first, last) in enumerate(world_of(4).run(in_two_hops)):
-        of_host = [2 * (rank // 2), 2 * (rank // 2) + 1]
-        assert first == [sum(10 * r + part for r in of_host) for part in hops.held(rank, 1)]
-        assert last == [sum(10 * r + part for r in range(4)) for part in hops.held(rank, 2)]
-    svg = svgs.drawing(drawings.two_hops())
-    numbers = [text for text in svg.texts if text.text in "0123"]
-    assert [svg.box_of(text).fill for text in numbers] == [palette.RANKS[int(text.text)] for text in numbers]
-    held = [part for rank in range(4) for hop in range(3) for part in hops.held(rank, hop)]
-    assert [int(text.text) for text in numbers] == held
-    assert svg.heads == [TALK] * 8
-    frames = [box for box in svg.boxes if box.right - box.x > 600]
-    inside = [all(frame.y < y < frame.bottom for _, y in line.points) for line in svg.lines for frame in frames]
-    crossing = len(svg.lines) - sum(inside)
-    assert crossing == 4, "only the second hop leaves a host"
 
 
 def test_areas_of_states_are_bytes():

@@ -33,6 +33,7 @@ from pardemo.book.chapters.vocabulary.exercises import my_loss
 from pardemo.book.chapters.which_layout.exercises import my_headroom, my_reason
 from pardemo.book.chapters.your_machine.exercises import my_neighbour
 from pardemo.book.chapters.zero_memory.exercises import my_stage
+from pardemo.book.chapters.zero_r.exercises import my_order
 from pardemo.book.page import exercises, solutions
 from pardemo.book.page.exercises import Formula, judge
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -285,10 +286,16 @@ def local_loss(logits, targets):
 def untidy_order(arena):
     addresses = []
     for turn in range(12):
-        temporary = arena.take(40)
-        addresses.append(arena.take(3 + 3 * turn))
+        temporary = arena.take(30 if turn % 2 else 40)
+        addresses.append(arena.take(3))
         arena.give_back(temporary)
     return addresses
+
+
+def temporaries_first(arena):
+    for turn in range(12):
+        arena.give_back(arena.take(30 if turn % 2 else 40))
+    return [arena.take(3) for _ in range(12)]
 
 
 def clipped(mean, max_norm):
@@ -618,8 +625,10 @@ WRONG = {
     ],
     "zero_r.order": [
         (untidy_order, "Out of memory: "),
-        (lambda arena: [arena.take(3) for _ in range(12)], "temporaries of 40 are to be taken"),
-        (lambda arena: [0] * 12 if [arena.give_back(arena.take(40)) for _ in range(12)] else 0, "overlap, or"),
+        (lambda arena: [arena.take(3) for _ in range(12)], "Temporaries of 40 and 30 by turns"),
+        (lambda arena: [arena.give_back(arena.take(40)) for _ in range(12)], "Temporaries of 40 and 30 by turns"),
+        (temporaries_first, "Temporary 2 comes before the checkpoint"),
+        (lambda arena: [my_order(arena)[0]] * 12, "overlap, or"),
     ],
     "optimizers.by_columns": [
         (lambda part: part.T, "it should return a tensor of shape (24, 32), not (32, 24)"),

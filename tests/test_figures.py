@@ -12,6 +12,7 @@ from matplotlib import font_manager
 from PIL import Image
 
 from pardemo import project
+from pardemo.book.chapters.zero_communication import measurements as zero_traffic
 from pardemo.draw import pictures, style
 from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
 from pardemo.meters import Span
@@ -435,15 +436,17 @@ def test_layouts_are_shown_with_what_they_add_and_how_they_split_the_gpus(out):
     assert text.endswith("The rule takes ZeRO-2.")
 
 
-def test_pictures_of_eight_bits_and_of_hpz_tell_their_numbers_in_words(out):
-    found = {"one scale for all": [0.08, 0.09], "a scale for each block": [0.006, 0.05]}
-    assert says(figures.rounding_by_block(found).alt, "scale", "8", "9", "0.6", "5")
-    rings = {"ZeRO-3": 2.25, "hpZ": 1.5}
-    told = figures.hpz_on_nodes({"our cells": rings, "DeepSpeed": {"ZeRO-3": 3.0, "hpZ": 2.25}}, rings).alt
-    assert says(told, "hpZ", "1.50", "DeepSpeed", "ZeRO-3", "3.00", "DeepSpeed", "hpZ", "2.25")
+def test_pictures_of_traffic_tell_their_numbers_in_words(out):
+    added = {T: zero_traffic.added(T, 16) for T in (1655, 3310)}
+    assert added[1655]["ZeRO-3"] == pytest.approx(1, rel=0.01)  # r = 2
+    assert added[3310] == pytest.approx({"ZeRO-1": 1 / 48, "ZeRO-2": 1 / 48, "ZeRO-3": 0}, abs=1e-3)  # r = 1
+    assert says(figures.added_by_tokens(added, 16).alt, "ZeRO-3", "100", "ZeRO-2")
+    steps = {"fast": {"ZeRO-1": 9.0, "HSDP": 8.6}, "slow": {"ZeRO-1": 17.2, "HSDP": 15.2}}
+    told = figures.memory_and_steps({"ZeRO-1": 60.8e9, "HSDP": 27.8e9}, steps, 8.6).alt
+    assert says(told, "60.8", "27.8", "8.6", "fast", "slow", "ZeRO-1", "17.2", "15.2")
     assert {file.stem for file in (out / "figures").iterdir()} == {
-        "zero_communication_scales",
-        "zero_communication_hpz",
+        "zero_communication_added",
+        "zero_communication_which",
     }
 
 

@@ -1,10 +1,8 @@
-"""Pictures of *ZeRO's traffic*: what ZeRO sends, over one link and between nodes, and what rounding to 8 bits costs."""
+"""Pictures of *ZeRO's traffic*: what ZeRO sends, over one link and between nodes, and what of it hides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
-
-from pardemo.draw.charts import DASHES, MARKS, WAYS, bar_chart, bars, curves, key, line_chart, log, words
+from pardemo.draw.charts import DASHES, MARKS, WAYS, bar_chart, bars, curves, line_chart, log, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 
@@ -33,7 +31,7 @@ def tokens_to_hide(flops: float, rates: Mapping[str, float]) -> Picture:
         ax.annotate(f"{tokens[name]:,.0f}", (tokens[name], traffic), place, ha="right" if above else "left", **style)
     log(ax, x=[1000, 10_000, 100_000], y=[10, 100, 1000])
     ax.set(xlabel="tokens of a micro-batch on a GPU, T", ylabel="ms for 10⁹ parameters", xlim=ends)
-    ax.legend(loc="lower right", bbox_to_anchor=(1, 0.32))
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 0.52))
     alt = f"Tokens with which matrix multiplications take as long as ZeRO-3's traffic: {words(tokens, '{:,.0f}')}."
     return save(fig, "zero_communication_tokens", alt)
 
@@ -58,81 +56,6 @@ def sent_by_micro_batches(
     return save(fig, "zero_communication_accumulated", alt)
 
 
-#: What the predicted seconds of a step are made of: its name, its label, and how it is filled.
-_PARTS = (
-    ("between", "predicted: between nodes", ("white", "")),
-    ("inside", "inside nodes", ("white", "////")),
-    ("messages", "messages", ("white", "...")),
-    ("work", "multiplications, rounding", ("compute", "")),
-)
-
-
-def ways_between_nodes(
-    card: Mapping[str, float],
-    counted: Mapping[str, float],
-    parts: Mapping[str, Mapping[str, float]],
-    took: Mapping[str, float],
-) -> Picture:
-    """What a node's network card sent in a step with each way to shard, in S, and its seconds; outlines are predicted.
-
-    Args:
-        card: way -> S, predicted; ``counted``: measured. parts: way -> a part of its seconds, as it is predicted.
-        took: way -> seconds, measured.
-    """
-    fig, (ax, below) = new(2, 1, size=(5.8, 2.4 + 0.92 * len(took)), height_ratios=(1, 1.7))
-    counted = {name: counted[name] for name in took}
-    sent = bars(ax, {"measured": counted}, card, fills={"measured": "communication"}, across=True, text="{:.2f} S")
-    ax.set(xlabel="a node's network card sends, S")
-    series = {label: {name: parts[name][part] for name in took} for part, label, _ in _PARTS}
-    style = {"across": True, "text": "{:.2f} s", "wide": 0.34, "room": 1.2}
-    places = np.arange(len(took))
-    seconds = bars(below, {"_took": took}, fills={"_took": "communication"}, at=places - 0.2, **style)
-    most = below.get_xlim()[1]
-    bars(below, series, fills={label: look for _, label, look in _PARTS}, stacked=True, at=places + 0.17, **style)
-    below.set(xlabel="seconds: measured, and predicted part by part", xlim=(0, max(most, below.get_xlim()[1])))
-    below.set_yticks(places, list(took))
-    below.set_ylim(len(took) - 0.4, -0.6)
-    key(fig)
-    alt = f"A step on two nodes, over a network card: {sent}; in seconds: {seconds}."
-    return save(fig, f"zero_communication_ways_{len(took)}", alt)
-
-
-def hpz_on_nodes(measured: Mapping[str, Mapping[str, float]], rings: Mapping[str, float]) -> Picture:
-    """What a node's network card sent in a micro-batch with and without hpZ, in S; outlines: on rings, as nccl sends.
-
-    Args:
-        measured: whose engine -> way -> S. rings: way -> S, predicted.
-    """
-    rows = {f"{whose}: {way}": (value, rings[way]) for whose, of in measured.items() for way, value in of.items()}
-    sent, rule = ({name: of[at] for name, of in rows.items()} for at in (0, 1))
-    return bar_chart(
-        "zero_communication_hpz", "A node's network card sends in a micro-batch: {}.",
-        {"a node's network card sends, S": {"series": {"measured": sent}, "outline": rule}}, across=True,
-        fills={"measured": "communication"}, text="{:.2f} S", outlined="on rings, as nccl sends", size=(5.8, 2.9),
-        at=[place + 0.35 * (place // len(rings)) for place in range(len(rows))],
-    )  # fmt: skip
-
-
-def rounding_by_block(errors_by_scale: Mapping[str, Sequence[float]]) -> Picture:
-    """How far off each block of numbers is after rounding to 8 bits, in per cent, for each choice of scales."""
-    fig, ax = new(size=(5.8, 3.0))
-    curves(ax, errors_by_scale, per=0.01, drawstyle="steps-mid")
-    ax.set(xlabel="block of 256 numbers", ylabel="error, per cent")
-    ax.set_ylim(0, 145 * max(map(max, errors_by_scale.values())))
-    ax.legend(loc="upper right")
-    told = "; ".join(f"{name}: {100 * min(of):.2g} to {100 * max(of):.2g}" for name, of in errors_by_scale.items())
-    return save(fig, "zero_communication_scales", f"Error of blocks in 8 bits, in per cent. {told}.")
-
-
-def errors_by_ranks(errors: Mapping[str, Mapping[int, float]]) -> Picture:
-    """Relative error of a sum of N tensors that travel in 8 bits, in per cent, for each way to add them."""
-    return line_chart(
-        "zero_communication_sums", f"Error of a sum in 8 bits, in per cent, by N. {words(errors, '{:.2f}', per=0.01)}.",
-        errors, per=0.01, marks="os^D", x="ranks N", y="error of the sum, per cent", legend="upper left",
-        log_x=list(next(iter(errors.values()))), size=(5.8, 3.4),
-    )  # fmt: skip
-
-
 def sent_by_engine(measured: Mapping[str, float], paper: Mapping[str, float], micro_batches: int = 1) -> Picture:
     """What the calls of each engine send on rings in an optimizer step, in Ψ; outlines are the paper's."""
     rule = "the paper" if micro_batches == 1 else "the rules of section 3"  # the paper has one backward pass a step
@@ -145,36 +68,59 @@ def sent_by_engine(measured: Mapping[str, float], paper: Mapping[str, float], mi
     )  # fmt: skip
 
 
-def memory_and_wire(
-    memory: Mapping[str, float],
-    seconds: Mapping[str, Mapping[str, float]],
-    compute_s: float,
-    step_s: Mapping[str, float],
-    micro_batches: int,
-) -> Picture:
-    """GB of states on a GPU with each way to shard, seconds between nodes of one micro-batch, and a step of several.
+def added_by_tokens(added: Mapping[int, Mapping[str, float]], micro_batches: int) -> Picture:
+    """What each way to shard adds to the computation, in per cent, over the tokens of a micro-batch.
 
     Args:
-        memory: way -> bytes. seconds: name of a network -> way -> seconds of a micro-batch's traffic between nodes.
-        compute_s: seconds of its matrix multiplications.
-        step_s: way -> seconds of ``micro_batches`` on the last network.
+        added: tokens -> way -> share of the computation.
     """
-    fig, (ax, below, last) = new(3, 1, size=(5.8, 9.2), height_ratios=(1, 1.7, 1))
-    told = [
-        bars(ax, {"states": memory}, fills={"states": "optimizer states"}, per=1e9, across=True, text="{:.1f}"),
-        bars(below, seconds, fills=dict(zip(seconds, (("communication", "///"), ("communication", "")), strict=True)),
-             across=True, text="{:.2g}"),
-        bars(last, {"step": step_s}, fills={"step": ("communication", "")}, across=True, text="{:.0f}"),
-    ]  # fmt: skip
-    line = {"color": COLOURS["compute"], "linewidth": 3, "zorder": 2.5}
-    below.axvline(compute_s, label=f"computation, {compute_s:.2g} s a micro-batch", **line)
-    last.axvline(micro_batches * compute_s, **line)
-    ax.set_xlabel("model states on each GPU, GB")
-    below.set_xlabel("seconds between nodes, one micro-batch")
-    last.set_xlabel(f"seconds of {micro_batches} micro-batches, {list(seconds)[-1]}")
-    fig.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=1)
-    return save(
-        fig, "zero_communication_which",
-        f"GB of states on a GPU: {told[0]}. Seconds between nodes: {told[1]}; computation {compute_s:.2g}. "
-        f"Seconds of a step of {micro_batches} micro-batches: {told[2]}.",
+    ways = list(next(iter(added.values())))
+    lines = {way: {tokens: of[way] for tokens, of in added.items()} for way in ways}
+    return line_chart(
+        "zero_communication_added", f"Added to the computation, in per cent, by T. {words(lines, '{:.3g}', per=0.01)}.",
+        lines, per=0.01, marks="os^", x="tokens of a micro-batch on a GPU, T", y=f"added, % (m = {micro_batches})",
+        log_x=list(added)[::2], legend="upper right", size=(5.8, 3.4),
     )  # fmt: skip
+
+
+def ways_between_nodes(
+    card: Mapping[str, float], counted: Mapping[str, float], travel_s: Mapping[str, float], took: Mapping[str, float]
+) -> Picture:
+    """What a node's network card sent in a step with each way to shard, in S, and its seconds; outlines: by the bytes.
+
+    Args:
+        card: way -> S, predicted; ``counted``: measured. travel_s: way -> seconds of those bytes over the card's rate.
+        took: way -> seconds, measured.
+    """
+    return bar_chart(
+        "zero_communication_ways", "A step on two nodes: {}.",
+        {
+            "a node's network card sends, S": {"series": {"measured": counted}, "outline": card, "text": "{:.2f} S"},
+            "a step takes, s": {"series": {"measured": took}, "outline": travel_s, "text": "{:.2f} s"},
+        },
+        across=True, fills={"measured": "communication"}, outlined="the bytes, predicted, and their time",
+    )  # fmt: skip
+
+
+def memory_and_steps(
+    memory: Mapping[str, float], step_s: Mapping[str, Mapping[str, float]], compute_s: float
+) -> Picture:
+    """GB of states on a GPU with each way to shard, and seconds of a step over each network.
+
+    Args:
+        memory: way -> bytes. step_s: network -> way -> seconds. compute_s: of a step's matrix multiplications.
+    """
+    fig, axes = new(1 + len(step_s), 1, size=(5.8, 2.6 * (1 + len(step_s))))
+    told = [bars(axes[0], {"states": memory}, fills={"states": "optimizer states"}, per=1e9, across=True,
+                 text="{:.1f}")]  # fmt: skip
+    axes[0].set_xlabel("model states on each GPU, GB")
+    for ax, (network, seconds) in zip(axes[1:], step_s.items(), strict=True):
+        style = {"across": True, "text": "{:.3g}"}
+        told.append(bars(ax, {"step": seconds}, fills={"step": ("communication", "")}, **style))
+        label = f"computation, {compute_s:.2g} s"
+        ax.axvline(compute_s, color=COLOURS["compute"], linewidth=3, zorder=2.5, label=label)
+        ax.set_xlabel(f"seconds of a step, {network}")
+    fig.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=1)
+    steps = "; ".join(f"{network}: {of}" for network, of in zip(step_s, told[1:], strict=True))
+    alt = f"GB of states on a GPU: {told[0]}. Seconds of a step, {compute_s:.2g} of them computation: {steps}."
+    return save(fig, "zero_communication_which", alt)

@@ -12,12 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 from pardemo.cluster import Cluster
 from pardemo.meters import WireMeter
 from pardemo.meters.links import LinkMeter
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.procedure import adds, job_of
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
 BATCH = 8
 #: What FSDP2 can keep whole, from the least memory to the most.
 KEEPS = ("nothing", "weights to backward", "weights", "gradients", "both")
+
+
+#: What the planner calls each way to shard.
+SHARDINGS = {"ZeRO-1": "zero1", "ZeRO-2": "zero2", "ZeRO-3": "zero3"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +36,19 @@ class Sent:
 
     calls: float
     wire: float
+
+
+def added(tokens: int, micro_batches: int) -> dict[str, float]:
+    """What the book's rule adds to the computation for each way to shard, as a share of it.
+
+    A dense model on four nodes of eight H100s, each node with 400 GB/s of network cards; its size cancels.
+
+    Args:
+        tokens: of a micro-batch on one GPU.
+    """
+    job = job_of("llama3-8b", "H100", 32, 400, sequence=tokens)
+    layout = Layout(dp=32, accumulation=micro_batches)
+    return {way: adds(job, layout.but(sharding=name))["data parallel"] for way, name in SHARDINGS.items()}
 
 
 def stack(width: int, layers: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:

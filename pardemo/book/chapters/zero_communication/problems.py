@@ -4,13 +4,13 @@ import itertools
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts.configurations import find, of
 
 
 def _plain_network() -> float:
-    """F/B of A100s at half of their rate, with one card of 100 Gbit/s a node: tokens."""
-    return hardware.gpu("A100-80GB").flops / 2 / hardware.link("ethernet-100g")
+    """F/B of A100s, with one card of 100 Gbit/s a node: tokens."""
+    return rates.matrix(hardware.gpu("A100-80GB")) / rates.between(hardware.link("ethernet-100g"))
 
 
 @problem("GB")
@@ -26,24 +26,25 @@ def _more_for_zero_3():
 
 @problem("tokens")
 def _tokens_that_hide():
-    """Each node has eight A100s, which reach half of 312 TFLOP/s, and one network card of 100 Gbit/s. How many tokens
-    must a GPU have in each micro-batch, so that ZeRO-3's traffic hides?"""
-    tokens = _plain_network()
-    return tokens, f"""The traffic hides where T ≥ F/B. A ring enters a node once, so B is what the node's only card
-        carries, {hardware.link('ethernet-100g') / 1e9:g} GB/s. F is {hardware.gpu('A100-80GB').flops / 2e12:g} TFLOP/s,
-        and F/B is {tokens:,.0f} tokens."""  # fmt: skip
+    """Each node has eight A100s, which reach 271 TFLOP/s in a step, and one network card, on which gathers reach
+    6 GB/s. How many tokens must a GPU have in each micro-batch, so that ZeRO-3's traffic hides, if gradients travel in
+    fp32?"""
+    tokens = 1.5 * _plain_network()
+    return tokens, f"""F/B is {_plain_network():,.0f} tokens. In the forward pass 2Ψ bytes travel beside 2ΨT operations,
+        so T ≥ F/B is enough. In the backward pass parameters in bf16 and gradients in fp32 are 6Ψ bytes beside 4ΨT
+        operations: T ≥ 3/2 · F/B, {tokens:,.0f} tokens. Both have to hide."""  # fmt: skip
 
 
 @problem("micro-batches")
 def _micro_batches_for_zero_2():
-    """Nodes of eight A100s that reach 156 TFLOP/s each, with one network card of 100 Gbit/s a node. Memory allows
-    micro-batches of 8,192 tokens on a GPU. How many micro-batches must a step have, so that all of ZeRO-2's traffic
-    fits beside the backward passes?"""
-    ratio, tokens = _plain_network(), 8192
-    needed = next(m for m in itertools.count(1) if (1 + 1 / m) / 2 * ratio <= tokens)
-    return needed, f"""ZeRO-3 would need F/B = {ratio:,.0f} tokens, however many micro-batches there are. ZeRO-2 hides
-        where T ≥ (1 + 1/m)/2 · F/B, since it gathers the parameters once a step. So 1 + 1/m must be at most 2T·B/F =
-        {2 * tokens / ratio:.3f}, and 1/m at most {2 * tokens / ratio - 1:.3f}: m is {needed} or more."""  # fmt: skip
+    """The same nodes, under ZeRO-2 with gradients in bf16. A micro-batch has 24,576 tokens on a GPU. How many
+    micro-batches must a step have, so that ZeRO-2 adds at most 5 % to the computation?"""
+    ratio, tokens = _plain_network(), 24_576
+    r = ratio / tokens
+    needed = next(m for m in itertools.count(1) if max(0.0, r - 2) / 3 + r / (3 * m) <= 0.05)
+    return needed, f"""r = F/(B·T) is {r:.3f}, below 2, so the gradients hide beside the backward passes. The gather
+        comes after the update and waits: r/(3m) of the computation. It is at most 0.05 if m is at least
+        {r / 0.15:.2f}, so it takes {needed}."""  # fmt: skip
 
 
 @problem("times")
@@ -61,14 +62,15 @@ def _over_a_card():
 
 @problem("%")
 def _longer_with_zero_3():
-    """Four nodes of eight H100s (494.5 TFLOP/s each) train Llama 3 8B (8.03 billion parameters) in bf16, with 16
-    micro-batches of 8,192 tokens on each GPU. A node has one network card of 50 GB/s each way. By how many per cent is
-    ZeRO-3's step longer than its computation, if traffic and computation overlap as far as they can?"""
-    params, rate = of(find("llama3-8b")).params, hardware.link("infiniband-400g")
-    computes = 6 * params * 8192 / (hardware.gpu("H100").flops / 2)
+    """Four nodes of eight H100s (636 TFLOP/s each) train Llama 3 8B (8.03 billion parameters) in bf16, with 16
+    micro-batches of 16,384 tokens on each GPU. Gathers reach 24 GB/s on a node's only network card. By how many per
+    cent is ZeRO-3's step longer than its computation, if traffic and computation overlap as far as they can?"""
+    params, rate = of(find("llama3-8b")).params, rates.between(hardware.link("infiniband-400g"))
+    computes = 6 * params * 16_384 / rates.matrix(hardware.gpu("H100"))
     sends = communication.zero_step(params, 32, 3) / rate
     across = 8 * communication.hierarchical_all_reduce(2 * params, 4, 8)[1] / rate
-    return 100 * (sends / computes - 1), f"""A micro-batch computes for 6ΨT/F = {computes:.3f} s. ZeRO-3 sends
-        3(N−1)/N·S over the card meanwhile, in {sends:.3f} s. HSDP would send once a step, for {across:.3f} s, and the
-        last backward pass takes {2 / 3 * computes:.3f} s, so it would hide. ZeRO-3's step is
-        {100 * (sends / computes - 1):.1f} % longer than its computation."""  # fmt: skip
+    hybrid = max(0.0, across - 2 / 3 * computes) / 16 / computes
+    return 100 * (sends / computes - 1), f"""A micro-batch computes for 6ΨT/F = {computes:.3f} s, and 3(N−1)/N·S cross
+        the card in {sends:.3f} s. Each pass has its share of both, a third forward and two thirds backward, so neither
+        hides, and the step is {100 * (sends / computes - 1):.1f} % longer. HSDP sends once a step, for {across:.3f} s
+        beside the last backward pass: it adds {100 * hybrid:.1f} %."""  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pictures of *ZeRO's memory*: what ZeRO-1, 2 and 3 keep, what a step holds moment by moment, smaller states."""
+"""Pictures of *ZeRO's memory*: what ZeRO-1, 2 and 3 keep, what a step holds moment by moment."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from pardemo.book.chapters.zero_memory.drawings import states_by_ranks
 from pardemo.draw import palette
-from pardemo.draw.charts import bars, curves, key, log, patch, words
+from pardemo.draw.charts import bars, key, patch, words
 from pardemo.draw.style import COLOURS, Picture, draw, new, save
 from pardemo.formulas import memory
 from pardemo.project import is_headless
@@ -101,30 +101,6 @@ def _by_phase(count: int, marks: Mapping[str, int]) -> tuple[list[float], dict[s
     return at, {name: phase + 1.0 for phase, name in enumerate(lengths)}
 
 
-def losses_by_states(losses: Mapping[str, Sequence[float]], lost: Mapping[str, str]) -> Picture:
-    """Losses of one training with optimizer states in several formats.
-
-    Args:
-        losses: format -> a loss for each step. lost: format -> what to say of a training that leaves the picture.
-    """
-    fig, ax = new(size=(5.8, 4.2))
-    dark, red, light, _ = palette.WAYS.values()
-    top = 1.25 * max(of[0] for of in losses.values())
-    ends = {way: lost.get(way, f"{sum(values[-10:]) / 10:.2f}") for way, values in losses.items()}
-    smooth = {}
-    for way, values in losses.items():
-        means = [np.mean(values[max(0, k - 4) : k + 1]) for k in range(len(values))]
-        label = f"{way}: {ends[way]}" if way in lost else f"{way}: ends at {ends[way]}"
-        smooth[label] = [2 * top if np.isnan(mean) else min(mean, 2 * top) for mean in means]
-    # light dots show on what they lie on
-    curves(ax, smooth, dashes=("-", "--", (0, (1, 2)), "-.", "-"), linewidth=2,
-           colours=(palette.PREDICTED, dark, light, red, palette.OTHER))  # fmt: skip
-    ax.set(xlabel="step", ylabel="loss, smoothed", ylim=(0, top))
-    ax.legend(title="Adam's states are kept in")
-    told = "; ".join(f"{way} {end}" for way, end in ends.items())
-    return save(fig, "zero_memory_low_bits", f"Loss by what Adam's states are kept in; at the end: {told}.")
-
-
 def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[int, float],
                   in_step: Mapping[int, float], sample_bytes: float, room_bytes: float,
                   params: float = 7.5e9) -> Picture:  # fmt: skip
@@ -159,27 +135,6 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
     key(fig, patch("a sample's activations", "activations"), peaks)
     told = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
     return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {told}.")
-
-
-def saved_by_ranks(small: memory.StateBytes, stages: Sequence[int] = (1, 2, 3)) -> Picture:
-    """Per cent of all model states that smaller states of Adam save, over N: a line for each of ZeRO-1, 2 and 3."""
-    fig, ax = new(size=(5.8, 2.9))
-    ranks, shares = [2**k for k in range(11)], {}
-    for stage in stages:
-        full, less = (
-            np.array([memory.model_states_bytes(10**6, n, stage, states) for n in ranks])
-            for states in (memory.ADAM, small)
-        )
-        shares[f"ZeRO-{stage}"] = dict(zip(ranks, 100 * (1 - less / full), strict=True))
-        if stage != 2:
-            at = (64, shares[f"ZeRO-{stage}"][64])
-            ax.annotate(f"{at[1]:.2g} %", at, (0, 4 if stage == 3 else -12), textcoords="offset points", ha="center")
-    told = curves(ax, shares, text="{:.2g}")
-    log(ax, x=[1, 8, 64, 1024])
-    ax.set(xlabel="N, data-parallel ranks", ylabel="of all model states, saved, %", ylim=(-4, 45))
-    ax.legend(loc="center right")
-    alt = "Per cent of the model states that smaller states of Adam save, on 1 to 1024 ranks"
-    return save(fig, "zero_memory_saved", f"{alt}: {told}.")
 
 
 def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:

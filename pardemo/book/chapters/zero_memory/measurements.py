@@ -16,9 +16,6 @@ from pardemo.small_models import gpt
 from pardemo.world.rank import device
 from pardemo.zero import Zero1, Zero2, Zero3
 
-#: DeepSpeed's switches for a copy of the parameters and Adam's means in bf16.
-ALL_BF16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-
 
 def stack(width: int, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     """Linear layers without biases, the same on every rank."""
@@ -26,12 +23,11 @@ def stack(width: int, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequ
     return gpt.seeded(make).to(device(), dtype)
 
 
-def by_deepspeed(width: int, depth: int, stage: int, bf16: dict[str, bool] | None = None, **zero: Any) -> dict:
+def by_deepspeed(width: int, depth: int, stage: int, **zero: Any) -> dict:
     """Bytes for each parameter by kind, and ``others``; ``zero`` are keys of ``zero_optimization``."""
     x = gpt.numbers(8, width, dtype=torch.bfloat16).to(device())
     before = states.nbytes(states.alive())
-    settings = deepspeed.zero_settings(stage, **zero) | ({"bf16": bf16} if bf16 else {})
-    engine = deepspeed.engine(stack(width, depth), settings)
+    engine = deepspeed.engine(stack(width, depth), deepspeed.zero_settings(stage, **zero))
     for step in range(3):
         engine.backward(engine(x).square().mean())
         if step < 2:
@@ -39,25 +35,6 @@ def by_deepspeed(width: int, depth: int, stage: int, bf16: dict[str, bool] | Non
     bytes_by_kind = states.by_kind(deepspeed.states(engine), before)
     deepspeed.close(engine)
     return {kind: nbytes / (depth * width**2) for kind, nbytes in bytes_by_kind.items()}
-
-
-def step_of_deepspeed(width: int, depth: int, stage: int = 2) -> float:
-    """The most that a rank holds in DeepSpeed's ``step()``, in bytes for each parameter.
-
-    Adam is fused, and a bucket as large as a layer: what is measured is the engine, without temporaries of either.
-    """
-    settings = deepspeed.zero_settings(stage, reduce_bucket_size=width**2)
-    settings["optimizer"]["params"]["fused"] = True
-    engine, x = (
-        deepspeed.engine(stack(width, depth), settings),
-        gpt.numbers(8, width, dtype=torch.bfloat16).to(device()),
-    )
-    for step in range(2):
-        with MemoryTimeline(engine.module, engine.optimizer.optimizer if step else ()) as course:
-            engine.backward(engine(x).square().mean())
-            engine.step()
-    deepspeed.close(engine)
-    return max(sum(state.values()) for state in course.states[course.marks["step"] :]) / (depth * width**2)
 
 
 def by_fsdp(width: int, depth: int) -> dict[str, float]:

@@ -7,7 +7,9 @@ from pardemo.book.chapters.zero_r.arena import Arena, OutOfMemory
 from pardemo.book.page.exercises import Mistake, call, exercise, formula
 from pardemo.formulas import memory
 
-SIZE, CHECKPOINT, TEMPORARY, ROUNDS = 100, 3, 40, 12
+SIZE, CHECKPOINT, ROUNDS = 80, 3, 12
+#: Sizes of the temporaries, in their order: of unequal ones the larger finds no room behind a checkpoint.
+TEMPORARIES = (40, 30) * (ROUNDS // 2)
 
 
 @formula(
@@ -26,7 +28,7 @@ def check_checkpoints(batch: int, sequence: int, hidden: int, layers: int, ranks
 
 
 def check_order(function: Callable[[Arena], list[int]]) -> str:
-    """``function(arena)`` makes twelve checkpoints and twelve temporaries fit in 100 units."""
+    """``function(arena)`` makes twelve checkpoints and twelve temporaries fit in 80 units."""
     arena = _Watched(SIZE)
     try:
         addresses = call(function, arena)
@@ -39,9 +41,11 @@ def check_order(function: Callable[[Arena], list[int]]) -> str:
         ) from None
     if not isinstance(addresses, (list, tuple)) or len(addresses) != ROUNDS:
         raise Mistake(f"It should return {ROUNDS} addresses, not {addresses!r}.")
-    if arena.temporaries < ROUNDS:
-        raise Mistake(f"{ROUNDS} temporaries of {TEMPORARY} are to be taken and given back, not {arena.temporaries}.")
-    if TEMPORARY in arena.taken.values():
+    if tuple(arena.temporaries) != TEMPORARIES:
+        raise Mistake(f"Temporaries of 40 and 30 by turns, {ROUNDS} in all, are to be taken, not {arena.temporaries}.")
+    if arena.problem:
+        raise Mistake(arena.problem)
+    if set(TEMPORARIES) & set(arena.taken.values()):
         raise Mistake("A temporary was not given back.")
     places = sorted(addresses)
     inside = all(any(a <= p and p + CHECKPOINT <= a + s for a, s in arena.taken.items()) for p in places)
@@ -51,19 +55,26 @@ def check_order(function: Callable[[Arena], list[int]]) -> str:
 
 
 class _Watched(Arena):
-    """Counts temporaries, and remembers what went wrong."""
+    """Lists temporaries, and remembers what went wrong."""
 
     def __init__(self, size: int):
         super().__init__(size)
-        self.temporaries, self.failed = 0, None
+        self.temporaries, self.failed, self.problem = [], None, ""
 
     def take(self, size: int) -> int:
+        if size in TEMPORARIES and not self.problem:
+            kept = [of for of in self.taken.values() if of not in TEMPORARIES]
+            if len(kept) < len(self.taken):
+                self.problem = "Two temporaries are there at a time: give the first one back before the next."
+            elif sum(kept) < CHECKPOINT * len(self.temporaries):
+                self.problem = f"Temporary {len(self.temporaries) + 1} comes before the checkpoint of the one before."
         try:
             address = super().take(size)
         except OutOfMemory as error:
             self.failed = error
             raise
-        self.temporaries += size == TEMPORARY
+        if size in TEMPORARIES:
+            self.temporaries.append(size)
         return address
 
 
@@ -80,7 +91,7 @@ def my_order(arena):
     """Holes appear where something temporary goes and something that stays stands behind it. Where should the
     checkpoints stand before the first temporary comes?"""
     place = arena.take(12 * 3)  # all checkpoints' place, before any temporary
-    for _ in range(12):
-        temporary = arena.take(40)  # finds the same hole each time
+    for turn in range(12):
+        temporary = arena.take(30 if turn % 2 else 40)  # finds the same hole each time
         arena.give_back(temporary)
     return [place + 3 * i for i in range(12)]

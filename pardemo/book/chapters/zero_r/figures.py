@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pardemo.book.chapters.zero_r.drawings import Filled
 from pardemo.draw import palette
-from pardemo.draw.charts import bar_chart, bars, curves, key, patch, words
+from pardemo.draw.charts import bars, curves, key, patch, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 #: What lies in a GPU's memory.
@@ -19,10 +19,11 @@ _BYTES = {
 def remaining_bytes(
     rows: Mapping[str, Mapping[str, float]], room: float, small: Mapping[str, Mapping[str, float]] | None = None
 ) -> Picture:
-    """GB in a GPU by what they are, a bar for each way to train; a line is the GPU's memory.
+    """GB in a GPU by what they are, a bar for each way to train; a line is what may be filled.
 
     Args:
-        rows: way -> one of model states, activations, one block at work, buffer -> bytes. room: bytes of the GPU.
+        rows: way -> one of model states, activations, one block at work, buffer -> bytes.
+        room: bytes that may be filled.
         small: more rows, below on a scale of their own.
     """
     panels = [panel for panel in (rows, small) if panel]
@@ -34,10 +35,10 @@ def remaining_bytes(
         series = {kind: {way: of.get(kind, 0.0) for way, of in panel.items()} for kind in _BYTES}
         told.append(bars(ax, series, across=True, stacked=True, per=1e9, fills=_BYTES, text="{:.1f}"))
         ax.set_xlabel("on each GPU, GB")
-    axes[0, 0].axvline(room / 1e9, color="black", linewidth=1.6, label=f"the GPU's {room / 1e9:.1f} GB")
+    axes[0, 0].axvline(room / 1e9, color="black", linewidth=1.6, label=f"92 % of the GPU's memory: {room / 1e9:.0f} GB")
     axes[0, 0].set_xlim(0, max(axes[0, 0].get_xlim()[1], 1.1 * room / 1e9))
-    key(fig, ncols=3)
-    alt = f"GB on each GPU: {', '.join(told)}; it has {room / 1e9:.0f}."
+    key(fig, ncols=2)
+    alt = f"GB on each GPU: {', '.join(told)}; {room / 1e9:.0f} may be filled."
     return save(fig, f"zero_r_remaining_{sum(heights)}", alt)
 
 
@@ -88,18 +89,6 @@ def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Pict
     ax.legend(loc="center left")
     alt = f"Activations that can leave while their block computes, by the hidden size, {sizes[0]:,} to {sizes[-1]:,}."
     return save(fig, "zero_r_can_leave", f"{alt} {told}.")
-
-
-def seconds_of_samples(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[str, int], float]) -> Picture:
-    """Milliseconds of a step for each of its samples, by (what there is to compute, batch); outlines are predicted."""
-    names = list(dict.fromkeys(name for name, _ in measured))
-    labelled = [{f"{name}, batch {batch}": s for (name, batch), s in of.items()} for of in (measured, expected)]
-    return bar_chart(
-        "zero_r_samples", "Milliseconds for each sample: {}.",
-        {"ms for each sample": {"series": {"measured": labelled[0]}, "outline": labelled[1]}},
-        per=1e-3, text="{:.0f}", fills={"measured": "compute"}, size=(5.8, 3.4),
-        at=[place + 0.5 * names.index(name) for place, (name, _) in enumerate(measured)],
-    )  # fmt: skip
 
 
 def buffers(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[str, int], float]) -> Picture:
@@ -153,15 +142,6 @@ def segments(rows: Mapping[str, Filled], room: int) -> Picture:
         for name, outcome in rows.items()
     )
     return save(fig, "zero_r_segments", f"Memory at the end of the forward pass. {told}.")
-
-
-def host_traffic(measured: Mapping[str, float], expected: Mapping[str, float]) -> Picture:
-    """Activations that go to the host for each block, by the way they are chosen; outlines are predicted."""
-    return bar_chart(
-        "zero_r_host", "Activations to the host for each block: {}.",
-        {"to the host for each block, A": {"series": {"measured": measured}, "outline": expected}},
-        across=True, fills={"measured": "communication"}, text="{:.3g}",
-    )  # fmt: skip
 
 
 def step_and_peak(

@@ -4,7 +4,7 @@ import math
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, tensor_parallel
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 
 
 @problem("GB")
@@ -53,9 +53,10 @@ def _bargain_for_long_samples():
 
 @problem("tokens")
 def _samples_long_enough():
-    """A model with h = 5120 runs on A100s that reach 156 TFLOP/s, and PCIe 4 carries 32 GB/s each way. A block keeps
-    34·b·s·h bytes. From how many tokens in a sample on can all activations go to the host and cost no time?"""
-    hidden, rate = 5120, hardware.gpu("A100-80GB").flops / 2 / 32e9
+    """A model with h = 5120 runs on A100s that reach 271 TFLOP/s, and copies over PCIe 4 reach 25.6 GB/s each way. A
+    block keeps 34·b·s·h bytes. From how many tokens in a sample on can all activations go to the host for no time?"""
+    gpu = hardware.gpu("A100-80GB")
+    hidden, rate = 5120, rates.matrix(gpu) / hardware.host_bytes_per_s(gpu)
     kept = memory.block_activation_bytes(1, 1, 1, 1, recompute="selective")
     threshold = kept / 24 * rate
     tokens = math.ceil(6 * (threshold - hidden))
@@ -66,10 +67,11 @@ def _samples_long_enough():
 
 @problem("tokens")
 def _tokens_for_adam_on_the_host():
-    """Adam's states are on the host of eight A100s. Each GPU reaches 156 TFLOP/s and has its own link of 32 GB/s each
-    way. For each parameter 4 bytes cross a link, and 30 go through the host's memory, which carries 410 GB/s. How many
-    tokens must a step have, so that it gets no more than a tenth longer?"""
-    flops, link, host = 8 * hardware.gpu("A100-80GB").flops / 2, 8 * 32e9, 410e9
+    """Adam's states are on the host of eight A100s. Each GPU reaches 271 TFLOP/s and has its own link of 25.6 GB/s
+    each way. For each parameter 4 bytes cross a link, and 30 go through the host's memory, which carries 410 GB/s. How
+    many tokens must a step have, so that it gets no more than a tenth longer?"""
+    gpu, host = hardware.gpu("A100-80GB"), 410e9
+    flops, link = 8 * rates.matrix(gpu), 8 * hardware.host_bytes_per_s(gpu)
     per_token = flops / 6
     travels, updates = 4 / link * per_token, 30 / host * per_token
     tokens = math.ceil((travels + updates) / 0.1)
