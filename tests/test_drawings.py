@@ -125,7 +125,6 @@ DRAWINGS = {
     "four_answers": drawings.four_answers,
     "labelled_tokens": partial(drawings.labelled_tokens, ["<reserved_106>", *"news", "</s>"], [False] * 3 + [True] * 3),
     "cut_tails": partial(drawings.cut_tails, 2002, 501, 1024),
-    "rows_seen": partial(drawings.rows_seen, {"shuffled": [True, False] * 10, "built": [False] * 20}),
     "shared_words": partial(drawings.shared_words, ["section", "who", "did", "what"], ["did", "who", "what"]),
 }
 PLAYERS = {
