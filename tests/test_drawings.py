@@ -97,7 +97,6 @@ DRAWINGS = {
     ),
     "seven_mistakes": drawings.seven_mistakes,
     "tensor_parallel_with_zero": drawings.tensor_parallel_with_zero,
-    "layout_rule": drawings.layout_rule,
     "sharding_choice": drawings.sharding_choice,
     "shards_on_nodes": drawings.shards_on_nodes,
     "sums_in_8_bits": drawings.sums_in_8_bits,
