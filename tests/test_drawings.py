@@ -71,7 +71,6 @@ DRAWINGS = without_arguments(drawings.Drawing) | {
     },
     "labelled_tokens": partial(drawings.labelled_tokens, ["<reserved_106>", *"news", "</s>"], [False] * 3 + [True] * 3),
     "cut_tails": partial(drawings.cut_tails, 2002, 501, 1024),
-    "rows_seen": partial(drawings.rows_seen, {"shuffled": [True, False] * 10, "built": [False] * 20}),
     "shared_words": partial(drawings.shared_words, ["section", "who", "did", "what"], ["did", "who", "what"]),
 }
 PLAYERS = without_arguments(drawings.Player) | {

@@ -129,7 +129,7 @@ def test_the_thirty_jobs_have_names_of_their_own():
 
 
 #: The chapters that choose a layout, and show the rule or ask it.
-CHOOSING = ("zero_communication", "accelerate", "which_layout", "scorecard")
+CHOOSING = ("zero_communication", "which_layout", "scorecard")
 LAYOUTS = {"DDP", "replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "HSDP", "TP", "PP", "TP PP"}
 FOLDER = project.root() / "pardemo" / "book" / "chapters"
 
@@ -164,37 +164,8 @@ def test_no_chapter_has_a_rule_of_its_own(chapter):
 
 
 def test_what_a_chapter_draws_of_the_rule_is_the_whole_rule():
-    drawn = drawings.layout_rule, drawings.layout_choice, drawings.sharding_choice
+    drawn = drawings.layout_choice, drawings.sharding_choice
     assert {draw().alt for draw in drawn} == {rule().alt}
-
-
-def test_accelerates_names_are_the_rule_s_answers():
-    """Its function, asked those of the thirty jobs that it can be asked: H100s, 8,192 tokens, fast links."""
-    source = next(source for source in cells_of("accelerate", "code") if "def take(" in source)
-    definitions = [
-        node
-        for node in ast.parse(source).body
-        if not isinstance(node, ast.Expr)
-        and not (isinstance(node, ast.Assign) and "page" in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)})
-    ]
-    names = {}
-    exec(compile(ast.Module(definitions, []), "take", "exec"), names)
-    asked = 0
-    for name, job, batch in jobs():
-        machine = job.machine
-        if machine.gpu.name != "H100" or job.sequence != 8192 or (machine.gpus > 8 and machine.between != 400e9):
-            continue
-        chosen, taken = choose(job, batch), names["take"](name.split(",")[0], machine.gpus, batch)
-        asked += 1
-        if chosen is None:
-            assert taken in ("offload", "more GPUs"), name
-        elif chosen.layout.pp > 1:
-            assert taken == "TP PP", name
-        elif chosen.layout.tp > 1:
-            assert taken == "TP", name
-        else:
-            assert taken == {"replicas": "DDP", "ZeRO-3": "FSDP2"}.get(chosen.kind, chosen.kind), name
-    assert asked >= 10
 
 
 def answer_for_8b(sequence):

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 
 from pardemo.book.chapters.zero_memory.drawings import KEPT_OF_MODEL, SINCE, states
-from pardemo.draw.canvas import Canvas, Drawing, drawing
-from pardemo.draw.palette import COMPUTED, DONE, GRID, KEPT, OTHER, RANKS, WHOLE, ink_on
+from pardemo.draw.canvas import Canvas, drawing
+from pardemo.draw.palette import COMPUTED, DONE, KEPT, OTHER, RANKS, WHOLE, ink_on
 from pardemo.draw.parts import legend, parts
-from pardemo.draw.rule import rule
 from pardemo.formulas import memory
 
 _TALK = DONE["communication"]
@@ -71,26 +70,6 @@ def replicas_of_shards(canvas: Canvas) -> None:
     canvas.arrow([(280, 122), (360, 122)], _TALK, 3, both=True)
     canvas.text(320, 270, "between the nodes, dp_replicate 2: ½ Ψ a rank")
     legend(canvas, 8, 306, {"parameters": KEPT["parameters"], "sent by a rank in a step": _TALK})
-
-
-#: A configuration and its colour, here and in the map.
-CONFIGURATIONS = {
-    "one GPU": WHOLE,
-    "DDP": RANKS[0],
-    "ZeRO-1": RANKS[6],
-    "ZeRO-2": RANKS[5],
-    "FSDP2": RANKS[2],
-    "HSDP": RANKS[3],
-    "offload": RANKS[1],
-    "TP": RANKS[7],
-    "TP PP": RANKS[4],
-    "more GPUs": GRID,
-}
-
-
-def layout_rule() -> Drawing:
-    """The whole rule, no line of it marked."""
-    return rule()
 
 
 @drawing(446)

@@ -54,21 +54,22 @@ def _cards_of_a_node():
 
 @problem("times")
 def _by_the_rule():
-    """Two nodes of eight H100s have a network card of 400 Gbit/s each, of which half is reached: B = 25 GB/s. A GPU
-    reaches F = 494.5 TFLOP/s, a micro-batch has T = 8,192 tokens, and a step has m = 8 of them. By the rule's formulas,
-    how many times as long as ZeRO-1's step is that of FSDP2 over all 16 GPUs?"""
+    """Two nodes of eight H100s have a network card of 400 Gbit/s each, of which B = 24 GB/s is reached. A GPU reaches
+    F = 636 TFLOP/s, a micro-batch has T = 8,192 tokens, and a step has m = 8 of them. Gathers and reductions hide
+    behind the pass beside them. How many times as long as ZeRO-1's step is that of FSDP2 over all 16 GPUs?"""
     machine = Machine(_H100, 16, 8, hardware.link("400"))
     job = Job(_LLAMA, machine, stack("megatron-core"), 8192)
     fsdp2, zero_1 = (
         1 + procedure.adds(job, Layout(dp=16, sharding=sharding, accumulation=8))["data parallel"]
         for sharding in ("zero3", "zero1")
     )
-    of_computing = procedure.rate(job) / procedure.link(job, 16) / 8192
-    return fsdp2 / zero_1, f"""F/(B · T) is {of_computing:.2f}: the gathers take so many times as long as the
-        multiplications, and what is above 1, x = {of_computing - 1:.2f}, has to be waited for. FSDP2 waits so in each
-        micro-batch and takes {fsdp2:.2f} times the multiplications. ZeRO-1 sends once a step and waits for ⅔ · x/m, so
-        it takes {zero_1:.2f} times. FSDP2's step is {fsdp2 / zero_1:.2f} times as long: over such a card take ZeRO-1
-        while it fits."""  # fmt: skip
+    r = procedure.rate(job) / procedure.link(job, 16) / 8192
+    return fsdp2 / zero_1, f"""A gather takes r = F/(B · T) = {r:.2f} times a forward pass. FSDP2 gathers beside each
+        forward pass and waits (r − 1)/3 of the multiplications' time for it; beside each backward pass, twice as long,
+        it gathers and reduces and waits (2r − 2)/3. It takes {fsdp2:.2f} times the multiplications. ZeRO-1 reduces
+        beside the last backward pass and gathers after the update: (r − 2)/(3m), not below 0, and r/(3m), so it takes
+        {zero_1:.2f} times. FSDP2's step is {fsdp2 / zero_1:.2f} times as long: over such a card take ZeRO-1 while it
+        fits."""  # fmt: skip
 
 
 @problem("billion parameters")

@@ -1,5 +1,6 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
+import difflib
 from collections.abc import Callable
 
 from pardemo.book.page.exercises import Mistake, call, exercise, formula
@@ -7,7 +8,8 @@ from pardemo.book.page.exercises import Mistake, call, exercise, formula
 
 @formula(
     [(list(p), list(r)) for p, r in (
-        ("abcd", "abcd"), ("ac", "abcd"), ("dcba", "abcd"), ("axbycz", "abc"), ("", "abc"), ("xyz", "abc")
+        ("abcd", "abcd"), ("ac", "abcd"), ("dcba", "abcd"), ("axbycz", "abc"), ("", "abc"), ("xyz", "abc"),
+        ("abcbdab", "bdcaba"),
     )],
     "Order counts, gaps do not.",
 )  # fmt: skip
@@ -18,9 +20,18 @@ def check_rouge_l(predicted: list[str], reference: list[str]):
     return right, [
         (100 * common / len(reference), "that is the recall alone: long predictions have to pay too"),
         (right / 100, "per cent, please"),
+        (
+            200 * _in_blocks(predicted, reference) / (len(predicted) + len(reference)),
+            "the longest run first, as difflib matches, can block a longer subsequence",
+        ),
         (lambda _: not common, "nothing in common scores 0"),
         (lambda _: True, f"{common} words in common, in order; F1 is 2·common / (both lengths)"),
     ]
+
+
+def _in_blocks(predicted: list[str], reference: list[str]) -> int:
+    matcher = difflib.SequenceMatcher(None, predicted, reference, autojunk=False)
+    return sum(block.size for block in matcher.get_matching_blocks())
 
 
 def _longest(predicted: list[str], reference: list[str]) -> int:

@@ -1,9 +1,9 @@
 """LoRA beside a weight, and the way of a fine-tune's data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pardemo.draw.canvas import Canvas, drawing
-from pardemo.draw.palette import DONE, KEPT, SHADES, VERDICTS, WHOLE
+from pardemo.draw.palette import DONE, KEPT, SHADES, WHOLE
 from pardemo.draw.parts import legend
 from pardemo.formulas import memory
 
@@ -158,26 +158,6 @@ def cut_tails(canvas: Canvas, prompt: int, answer: int, limit: int) -> str:
         f"A prompt of {prompt:,} tokens and an answer of {answer:,}, cut to {limit:,}: each keeps its head, {first:,} "
         f"and {second:,}, and the answer loses its end token."
     )
-
-
-@drawing()
-def rows_seen(canvas: Canvas, ways: Mapping[str, Sequence[bool]]) -> str:
-    """Each way's test rows as boxes; dark are those that are in the training file as well.
-
-    Args:
-        ways: name of a split -> for each test row, whether it is in the training file.
-    """
-    canvas.height = 78 * len(ways) + 34
-    for row, (name, in_training) in enumerate(ways.items()):
-        y, side = 12 + 78 * row, 620 / max(len(in_training), 1)
-        label = f"{name}: {sum(in_training)} of {len(in_training)} test rows are in the training file"
-        canvas.text(10, y, label, "start")
-        for trained, fill in ((True, VERDICTS["fails"]), (False, WHOLE)):
-            places = [(10 + side * k, y + 16, side - 5, 34) for k, flag in enumerate(in_training) if flag is trained]
-            canvas.boxes(places, fill)
-    legend(canvas, 10, canvas.height - 14, {"seen in training": VERDICTS["fails"], "new to the model": WHOLE})
-    values_text = ", ".join(f"{name} {sum(in_training)} of {len(in_training)}" for name, in_training in ways.items())
-    return f"Test rows that are in the training file as well: {values_text}."
 
 
 def common_in_order(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:

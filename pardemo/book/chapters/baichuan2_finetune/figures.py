@@ -1,10 +1,10 @@
-"""Pictures of *Baichuan2: the fine-tune*: batches, losses, ZeRO's stages, LoRA against all parameters, hours."""
+"""Pictures of *Baichuan2: the fine-tune*: batches, losses, ZeRO's stages, LoRA against all parameters."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 from pardemo.draw import palette
-from pardemo.draw.charts import bar_chart, bars, curves, key, log, words
+from pardemo.draw.charts import bars, curves, key, log, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 _KINDS = ("frozen parameters", "parameters", "gradients", "optimizer states")
@@ -12,22 +12,23 @@ _TICKS = (0.01, 0.1, 1, 10)  # of a logarithmic axis
 _GROUPS = (*palette.KNOWN, palette.NEW)  # what was trained on and what is like it in greys, what is new in colour
 
 
-def padded_batches(batches: Mapping[str, Sequence[tuple[int, int]]]) -> Picture:
+def padded_batches(batches: Mapping[str, Sequence[Sequence[int]]]) -> Picture:
     """Batches of samples as bars: the tokens of the prompt, those with a label, and the padding up to the longest.
 
     Args:
-        batches: name -> (prompt, labelled) tokens of each sample.
+        batches: name -> the labels of each row, −100 where a token has none.
     """
     fig, axes = new(1, len(batches), size=(5.6, 3.4), sharex=True, sharey=True)
     fills = {"prompt": ("idle", ""), "labelled": "gradients", "padding": ("white", "////")}
-    longest = {name: max(map(sum, rows)) for name, rows in batches.items()}
-    for ax, (name, rows) in zip(axes, batches.items(), strict=True):
+    counted = {name: [(row.count(-100), len(row) - row.count(-100)) for row in rows] for name, rows in batches.items()}
+    longest = {name: max(map(sum, rows)) for name, rows in counted.items()}
+    for ax, (name, rows) in zip(axes, counted.items(), strict=True):
         parts = zip(*((*row, longest[name] - sum(row)) for row in rows), strict=True)
         bars(ax, dict(zip(fills, parts, strict=True)), across=True, stacked=True, fills=fills, wide=0.8)
         empty = 1 - sum(map(sum, rows)) / (longest[name] * len(rows))
         ax.set(title=f"{name}\n{empty:.0%} padding", xlabel="tokens", yticks=[])
     count = max(map(len, batches.values()))
-    axes[0].set(ylabel="samples of a batch", xlim=(0, 1.02 * max(longest.values())), ylim=(count - 0.4, -0.6))
+    axes[0].set(ylabel="rows of a batch", xlim=(0, 1.02 * max(longest.values())), ylim=(count - 0.4, -0.6))
     key(fig, ncols=3)
     return save(fig, "baichuan2_finetune_batches", f"Tokens of {' and '.join(batches)}: prompt, labelled and padding.")
 
@@ -141,45 +142,3 @@ def losses_of_ways(losses: Mapping[str, Mapping[str, float]]) -> Picture:
     ax.set(xlabel="loss per labelled token (logarithmic)", xlim=(min(*values, 0.01) / 2, 3 * max(values)))
     key(fig)
     return save(fig, "baichuan2_finetune_ways", f"Losses at the end. {told}.")
-
-
-def costs_of_ways(ways: Mapping[str, tuple[Mapping[str, float], float]], frozen: float) -> Picture:
-    """What a rank keeps, by kind, and what it sends in a step, for LoRA (the first way) and for all parameters.
-
-    Args:
-        ways: way -> (kind -> bytes kept, bytes sent). frozen: the share of LoRA's parameters that is frozen.
-    """
-    lora = next(iter(ways))
-    kept = {kind: {way: of[kind] for way, (of, _) in ways.items()} for kind in _KINDS[1:]}
-    kept["frozen parameters"] = {lora: frozen * kept["parameters"][lora]}
-    kept["parameters"][lora] *= 1 - frozen
-    sent = {"sent": {way: nbytes for way, (_, nbytes) in ways.items()}}
-    return bar_chart(
-        "baichuan2_finetune_costs", "Under ZeRO-2: {}.",
-        {"kept by a rank, MB": {"series": kept, "fills": dict(zip(_KINDS, _KINDS, strict=True)), "stacked": True},
-         "sent by a rank in a step, MB": {"series": sent, "fills": {"sent": ("communication", "")}}},
-        across=True, per=1e6, text="{:.2f}", size=(5.6, 4.2),
-    )  # fmt: skip
-
-
-def hours_by_length(
-    tokens: Sequence[float], hours: Mapping[str, Sequence[float]], marked: Mapping[str, float]
-) -> Picture:
-    """Planned hours of a job over the mean length of its samples, a line for each kind of job.
-
-    Args:
-        marked: what to say at a length -> tokens; on the first line.
-    """
-    fig, ax = new(size=(5.6, 3.6))
-    lines = {name: dict(zip(tokens, values, strict=True)) for name, values in hours.items()}
-    told = curves(ax, lines, colours=["black"], text="{:.1f}")
-    first = next(iter(lines.values()))
-    for name, at in marked.items():
-        near = min(tokens, key=lambda length: abs(length - at))
-        ax.plot([near], [first[near]], "o", color=COLOURS["compute"], markersize=8)
-        label, point = f"{name}, {first[near]:.1f} h", (near, first[near])
-        ax.annotate(label, point, (10, -4), textcoords="offset points", va="top")
-    ax.set(xlabel="tokens of a sample, on average", ylabel="hours", ylim=(0, None), xlim=(0, 1.55 * max(tokens)))
-    ax.legend(loc="upper left")
-    alt = f"Planned hours over the mean length of the samples, {tokens[0]:,} to {tokens[-1]:,}, a straight line, nearly"
-    return save(fig, "baichuan2_finetune_hours", f"{alt}: {told}.")

@@ -3,7 +3,7 @@
 from pardemo.book.page.problems import problem
 from pardemo.finetune import recipe
 from pardemo.formulas import communication
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.tuning import Tuning, adapted, adapter_params
@@ -70,13 +70,13 @@ def _tasks_of_one_gpu():
 @problem("tokens")
 def _gathers_that_hide():
     """Llama 3 70B does not fit on one H100, so you train LoRA under ZeRO-3 on eight. All weights are gathered twice in
-    a micro-batch, in bf16 at 450 GB/s, nothing is recomputed, and a GPU reaches half of 989 TFLOP/s. If you leave out
+    a micro-batch, in bf16 at 360 GB/s, nothing is recomputed, and a GPU reaches 636 TFLOP/s. If you leave out
     attention's scores, with how many tokens in a GPU's micro-batch does computing take as long as gathering?"""
     gathered = 2 * communication.ring_half(_BF16 * _LLAMA.params, 8).sent
-    rate = _H100.flops / 2
-    tokens = gathered / _H100.link_bytes_per_s * rate / (4 * _LLAMA.params)
+    rate, link = rates.matrix(_H100), rates.inside(_H100)
+    tokens = gathered / link * rate / (4 * _LLAMA.params)
     return tokens, f"""Gathering twice sends 2 · 7/8 · 2Ψ bytes, {gathered / 1e9:.0f} GB, which takes
-        {1e3 * gathered / _H100.link_bytes_per_s:.0f} ms. A token costs 4 operations for each frozen weight, 2 forward
-        and 2 backward, which takes {1e6 * 4 * _LLAMA.params / rate:.0f} µs. The two are equal at {tokens:.1f} tokens,
+        {1e3 * gathered / link:.0f} ms. A token costs 4 operations for each frozen weight, 2 forward
+        and 2 backward, which takes {1e6 * 4 * _LLAMA.params / rate:.0f} µs. The two are equal at {tokens:,.0f} tokens,
         whatever Ψ is. So inside a node ZeRO-3 costs little even with LoRA, if micro-batches are not
         tiny."""  # fmt: skip
