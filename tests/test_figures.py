@@ -501,7 +501,7 @@ def test_pictures_of_a_trace_tell_their_numbers_in_words(out):
     sums = [bar("gloo:all_reduce", 30, 60, "user_annotation"), bar("gloo:all_reduce", 60, 70, "user_annotation")]
     work = [bar("backward", 0, 72, "user_annotation"), bar("aten::mm", 5, 40), bar("aten::mul", 45, 50)]
     told = figures.lanes_of_a_step([*work, *sums]).alt
-    assert told == "A rank's step of 72 ms: 2 operators, of them 1 products; 2 all-reduces."
+    assert told == "A rank's step of 72 ms: 2 operators, of them 1 matmuls; 2 all-reduces."
     told = figures.exposed_parts({"two": [*work, *sums]}).alt
     assert told == "two: 2 all-reduces, 25 ms exposed.", "from 40 to 45 and from 50 to 70"
     late = [one._replace(begin_s=one.begin_s + 0.02) for one in sums[:1]]
