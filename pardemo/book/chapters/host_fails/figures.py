@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pardemo.book.chapters.host_fails.restarts import Restart
 from pardemo.draw import palette
-from pardemo.draw.charts import bar_chart, bars, curves, key, lanes, log, words
+from pardemo.draw.charts import bar_chart, curves, key, lanes, log, words
 from pardemo.draw.style import Picture, new, save
 from pardemo.formulas import failures
 from pardemo.meters.timeline import Span
@@ -107,23 +107,6 @@ def resumed_without(losses: Mapping[str, Sequence[float]], whole: Sequence[float
     spare.set_axis_off()
     spare.legend(*axes.flat[0].get_legend_handles_labels(), loc="center")
     return save(fig, "host_fails_resumed", f"Losses after a resume; largest differences: {', '.join(told)}.")
-
-
-def survivor(seconds: Sequence[float], groups: Sequence[int]) -> Picture:
-    """How long each step of the surviving group took, and how many groups its gradients came from."""
-    fig, ax = new(size=(6.4, 3.0))
-    fills = {"gradients of both groups": "compute", "of one group alone": (palette.OTHER, "//")}
-    series = {
-        name: [took * (count == many) for took, count in zip(seconds, groups, strict=True)]
-        for name, many in zip(fills, (2, 1), strict=True)
-    }
-    bars(ax, series, per=1e-3, stacked=True, fills=fills, wide=0.86)
-    ax.set(xlabel="step of the survivor", ylabel="milliseconds", xlim=(-0.6, len(seconds) - 0.4))
-    ax.set_xticks(range(0, len(seconds), 5))
-    key(fig)
-    alone = sum(count == 1 for count in groups)
-    told = f"{alone} of {len(groups)} steps with one group alone; the longest step took {1e3 * max(seconds):.0f} ms."
-    return save(fig, "host_fails_survivor", f"Steps of the survivor: {told}")
 
 
 def restarts_in_parts(restarts: Mapping[str, Restart]) -> Picture:

@@ -175,10 +175,6 @@ class Hosts:
         """Of the store."""
         return int(self._store.port)
 
-    def say(self, key: str, value: str) -> None:
-        """Writes a word into the store, which every host can read."""
-        self._store.set(key, value)
-
     def run(self, function: Callable[..., Any], *arguments: Any, only: Sequence[int] | None = None) -> dict[int, Any]:
         """Calls ``function(host, port, *arguments)`` on each host at once; what it returned, or the RankDied.
 
@@ -199,15 +195,12 @@ class Hosts:
         return side_by_side({host: lambda host=host: ask(host) for host in chosen})
 
 
-def store_of(port: int) -> dist.TCPStore:
-    """On a host: the store in which hosts leave words for one another."""
-    return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=MEET_S))
-
-
 def meet(port: int, name: str, rank: int, size: int) -> dist.ProcessGroupGloo:
     """On a host: a group of ``size`` hosts that meet under ``name``; a collective of it raises where a host is gone.
 
     Raises:
         RuntimeError: not all of them came in time.
     """
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, store_of(port)), rank, size, timedelta(seconds=MEET_S))
+    limit = timedelta(seconds=MEET_S)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, limit)

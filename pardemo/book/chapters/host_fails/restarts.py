@@ -1,14 +1,10 @@
-"""What a job under torchrun printed, and a host that is killed and comes back."""
+"""What a job under torchrun printed, and how far two states are apart."""
 
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-
-from pardemo.book.chapters.host_fails.measurements import Hosts
-from pardemo.world.errors import RankDied
 
 _EVENT = re.compile(r"^host (\d+), rank (\d+) of (\d+), process (\d+): (\w+) (\d+) ([\d.]+)$", re.M)
 #: Of torchrun's lines those that say what happened; the beginning with its date is cut off.
@@ -97,25 +93,3 @@ def largest_difference(one: Any, other: Any) -> float:
             raise ValueError(f"only one of them has {', '.join(map(str, sorted(set(one) ^ set(other))))}")
         return max((largest_difference(value, other[name]) for name, value in one.items()), default=0.0)
     return float((torch.as_tensor(one).double() - torch.as_tensor(other).double()).abs().max())
-
-
-def killed_then_back(hosts: Hosts, function: Callable[..., Any], steps: int, dies_at: int, away_s: float = 0.0) -> Any:
-    """Host 1 runs ``function`` until it is killed, is away, is started again, and is invited by the next version.
-
-    Args:
-        dies_at: the step in which it kills itself. away_s: seconds until there is a host in its place.
-
-    Returns:
-        What the function returned when it was back.
-
-    Raises:
-        RuntimeError: it was not killed, or was killed again.
-    """
-    if not isinstance(hosts.run(function, steps, 1, dies_at, only=[1])[1], RankDied):
-        raise RuntimeError("host 1 was not killed")
-    time.sleep(away_s)
-    hosts.say("version", "2")
-    back = hosts.run(function, steps, 2, only=[1])[1]
-    if isinstance(back, RankDied):
-        raise RuntimeError(f"host 1 was killed again: {back}")
-    return back

@@ -5,16 +5,16 @@ from pardemo.draw.palette import COMPUTED, DONE, OTHER
 
 _LEFT, _UNIT, _HIGH = 20, 10, 40  # a millisecond's width; a bar's height
 #: name, depth, begin and end in ms
-BARS = (("backward", 0, 0, 52), ("a layer's gradients", 1, 2, 26), ("product", 2, 3, 13), ("product", 2, 14, 24),
-        ("another's", 1, 27, 38), ("product", 2, 28, 36))  # fmt: skip
+BARS = (("backward", 0, 0, 52), ("a layer's gradients", 1, 2, 26), ("matmul", 2, 3, 13), ("matmul", 2, 14, 24),
+        ("another's", 1, 27, 38), ("matmul", 2, 28, 36))  # fmt: skip
 ALL_REDUCE = (26, 50)  # of the first layer's gradients
 
 
 @drawing(336)
 def nested_bars(canvas: Canvas) -> None:
-    """Bars of one thread, three deep: backward contains two layers' gradients, and these contain matrix products; at
-    its end backward has nothing inside and waits. Below, on another thread, an all-reduce: hidden beside the second
-    layer's gradients, exposed in what is left."""
+    """Bars of one thread, three deep: backward contains two layers' gradients, and these contain matrix
+    multiplications; at its end backward has nothing inside and waits. Below, on another thread, an all-reduce: hidden
+    beside the second layer's gradients, exposed in what is left."""
     canvas.text(_LEFT, 14, "the thread that runs your program", "start")
     for name, depth, begin, end in BARS:
         x, y = _LEFT + 11 * begin, 32 + depth * (_HIGH + 6)

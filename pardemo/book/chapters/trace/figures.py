@@ -8,12 +8,21 @@ from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.meters.trace import Bar
 
 _PHASES = {"data": palette.OTHER, "forward": "forward", "backward": "backward", "optimizer": "optimizer states"}
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+MULTIPLICATIONS = ("aten::mm", "aten::addmm", "aten::bmm")
 
 
 def _boxes(bars: Iterable[Bar], kind: str, begin_s: float) -> list[tuple[float, float, str]]:
     """Boxes of one kind; milliseconds from ``begin_s`` on."""
     return [(1e3 * (bar.begin_s - begin_s), 1e3 * (bar.end_s - begin_s), kind) for bar in bars]
+
+
+def _by_thread(row: str, bars: Sequence[Bar], kind: str, begin_s: float) -> dict[str, list]:
+    """Rows of one name, one for each thread: bars of two threads can be open at the same time."""
+    threads = list(dict.fromkeys(bar.lane for bar in bars))  # a row's name is its key: a no-break space more for each
+    return {
+        row + "\N{NO-BREAK SPACE}" * number: _boxes((bar for bar in bars if bar.lane == thread), kind, begin_s)
+        for number, thread in enumerate(threads)
+    }
 
 
 def _phases(bars: Sequence[Bar], begin_s: float) -> list[tuple[float, float, str]]:
@@ -22,18 +31,18 @@ def _phases(bars: Sequence[Bar], begin_s: float) -> list[tuple[float, float, str
 
 
 def lanes_of_a_step(bars: Sequence[Bar]) -> Picture:
-    """A rank's step: the phases that the program names, its operators, the matrix products, the all-reduces."""
+    """A rank's step: the phases that the program names, its operators, the matrix multiplications, the all-reduces."""
     begin = min(bar.begin_s for bar in bars)
     length = 1e3 * (max(bar.end_s for bar in bars) - begin)
     fig, ax = new(size=(6.8, 3.3))
     operators = [bar for bar in bars if bar.kind == "cpu_op"]
-    products = [bar for bar in bars if bar.name in _PRODUCTS]
+    multiplied = [bar for bar in bars if bar.name in MULTIPLICATIONS]
     sums = [bar for bar in bars if bar.communicates]
     rows = {
         "phases": _phases(bars, begin),
         "operators": _boxes(operators, palette.OTHER, begin),
-        "products": _boxes(products, "compute", begin),
-        "all-reduces": _boxes(sums, "communication", begin),
+        "matmuls": _boxes(multiplied, "compute", begin),
+        **_by_thread("all-reduces", sums, "communication", begin),
     }
     lanes(ax, rows, _PHASES)
     for left, right, phase in rows["phases"]:
@@ -43,7 +52,7 @@ def lanes_of_a_step(bars: Sequence[Bar]) -> Picture:
     ax.set_xlabel("ms")
     return save(
         fig, "trace_lanes",
-        f"A rank's step of {length:.0f} ms: {len(operators):,} operators, of them {len(products)} products; "
+        f"A rank's step of {length:.0f} ms: {len(operators):,} operators, of them {len(multiplied)} matmuls; "
         f"{len(sums)} all-reduces.",
     )  # fmt: skip
 
@@ -57,7 +66,7 @@ def own_times(own: Mapping[str, float], whole: Mapping[str, float], most: int = 
     operators = sorted((name for name in own if name not in _PHASES), key=own.__getitem__, reverse=True)[:most]
     phases = [phase for phase in ("forward", "backward", "optimizer") if phase in own]
     names = sorted([*operators, *phases], key=own.__getitem__, reverse=True)
-    fills = ["compute" if name in _PRODUCTS else _PHASES.get(name, palette.OTHER) for name in names]
+    fills = ["compute" if name in MULTIPLICATIONS else _PHASES.get(name, palette.OTHER) for name in names]
     own_s, whole_s = ({_short(name): of[name] for name in names} for of in (own, whole))
     return bar_chart(
         "trace_own_times", "Own time by name, ms: {}.",

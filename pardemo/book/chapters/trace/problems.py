@@ -13,10 +13,10 @@ def _spans(kind: str, *bars: tuple[float, float]) -> list[Span]:
 @problem("ms")
 def _own_time():
     """A forward pass is a bar of 30 ms. Directly inside it are two layers, of 10 and 13 ms, and inside of each is a
-    product of 8 ms. What is the forward pass's own time?"""
+    matrix multiplication of 8 ms. What is the forward pass's own time?"""
     own = 30 - covered_s(_spans("inside", (2, 12), (14, 27)))
     return own, f"""Of the 30 ms the two layers take 10 and 13, and what is inside of them is theirs: {own:g} ms are
-        left. The products do not come off once more."""  # fmt: skip
+        left. The multiplications do not come off once more."""  # fmt: skip
 
 
 @problem("ms")
@@ -53,10 +53,10 @@ def _shortest_bar():
 
 @problem("%")
 def _share_of_the_peak():
-    """In a trace of an H100 the kernel of a bf16 product of two 8192 × 8192 matrices takes 1.6 ms. What per cent of the
-    data sheet's rate does it reach?"""
+    """In a trace of an H100 the kernel that multiplies two 8192 × 8192 matrices in bf16 takes 1.6 ms. What per cent of
+    the data sheet's rate does it reach?"""
     flops = 2 * 8192**3
     share = 100 * flops / 1.6e-3 / hardware.gpu("H100").flops
-    return share, f"""A product of n × n matrices takes 2n³ = {flops / 1e12:.2f}·10¹² operations. In 1.6 ms that is
+    return share, f"""To multiply n × n matrices takes 2n³ = {flops / 1e12:.2f}·10¹² operations. In 1.6 ms that is
         {flops / 1.6e-3 / 1e12:.0f} TFLOP/s, {share:.0f} % of the data sheet's
         {hardware.gpu('H100').flops / 1e12:g}."""  # fmt: skip
