@@ -33,7 +33,6 @@ DRAWINGS = {
     "wires of 4": partial(drawings.parameter_server_and_ring, loads=False),
     "data_parallel_step of 4": drawings.data_parallel_step,
     "ddp_buckets": drawings.ddp_buckets,
-    "all_reduce_by_nodes of 4": drawings.all_reduce_by_nodes,
     **{f"heads, {n} groups": partial(drawings.attention_heads, n) for n in (4, 2, 1)},
     "fused_qkv": drawings.fused_qkv,
     "shared_heads": drawings.shared_heads,
