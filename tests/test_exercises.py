@@ -662,7 +662,7 @@ WRONG = {
         (chunk_of_rank_0, "On rank 1 this is rank 0's chunk of the sum"),
         (own_chunk_of_all, "multiply should see each of the 3 chunks once; it saw [6] tokens"),
         (chunks_then_all_reduce, "began 0 messages with dist.isend, not 2"),
-        (scatter_that_waits, "only 0 of 2 hops travel beside a product"),
+        (scatter_that_waits, "only 0 of 2 hops travel beside a multiplication"),
     ],
     "overlap.pieces": [
         (lambda c, s, a: 0, "it returned 0; a whole number from 1 to 64"),

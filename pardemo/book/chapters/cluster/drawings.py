@@ -71,7 +71,7 @@ def three_placements(canvas: Canvas) -> str:
 
 @drawing()
 def sent_instead(canvas: Canvas, rows: int, columns: int, directions: int, every: int) -> str:
-    """Four ways to exchange a gradient of rows × columns numbers of 4 bytes; areas are in proportion to a step's bytes.
+    """Three ways to exchange a gradient of rows × columns numbers of 4 bytes; areas are to scale.
 
     Args:
         directions: columns of PowerSGD's two factors. every: steps between two exchanges of the last way.
@@ -86,30 +86,28 @@ def sent_instead(canvas: Canvas, rows: int, columns: int, directions: int, every
     high, wide, thin = rows * unit, columns * unit, directions * unit
     whole = 4 * rows * columns
     ways = {
-        "each step": (96, whole, "4 bytes each"),
-        "int8": (246, whole / 4, "1 byte each"),
-        "PowerSGD": (396, 4 * directions * (rows + columns), "P and Qᵀ"),
-        f"every {every} steps": (548, whole / every, f"1/{every} a step"),
+        "each step": (110, whole, "4 bytes each"),
+        "PowerSGD": (340, 4 * directions * (rows + columns), "P and Qᵀ"),
+        f"every {every} steps": (540, whole / every, f"1/{every} a step"),
     }
     canvas.height = top + high + 68
     for name, (middle, nbytes, note) in ways.items():
         canvas.text(middle, 16, name, size=20, bold=True)
         canvas.text(middle, top + high + 22, f"{nbytes / 1e3:.3g} kB", size=20)
         canvas.text(middle, top + high + 48, note)
-    canvas.box(96 - wide / 2, top, wide, high, fill)
-    canvas.text(96, top + high / 2 - 14, "M", size=24, fill=ink_on(fill))
-    canvas.text(96, top + high / 2 + 16, f"{rows} × {columns}", fill=ink_on(fill))
-    canvas.box(246 - wide / 8, top, wide / 4, high, fill)
-    left = 396 - (wide + thin + 26) / 2
+    canvas.box(110 - wide / 2, top, wide, high, fill)
+    canvas.text(110, top + high / 2 - 14, "M", size=24, fill=ink_on(fill))
+    canvas.text(110, top + high / 2 + 16, f"{rows} × {columns}", fill=ink_on(fill))
+    left = 340 - (wide + thin + 26) / 2
     canvas.box(left, top, thin, high, fill, thick=1)
     canvas.text(left + thin + 13, top + high / 2, "·", size=24)
     canvas.box(left + thin + 26, top + high / 2 - thin / 2, wide, thin, fill, thick=1)
-    canvas.box(548 - wide / every / 2, top, wide / every, high, fill)
+    canvas.box(540 - wide / every / 2, top, wide / every, high, fill)
     canvas.text(left + thin / 2, top - 18, "P", size=20)
     canvas.text(left + thin + 26 + wide / 2, top + high / 2 - 24, "Qᵀ", size=20)
     values_text = ", ".join(f"{name} {nbytes / 1e3:.3g} kB" for name, (_, nbytes, _) in ways.items())
     return (
         f"What is exchanged of a gradient M of {rows} × {columns} numbers in a step, areas to scale: {values_text}. "
-        f"In 8 bits a number has one byte, not four; PowerSGD sends P, {directions} columns, and Qᵀ, {directions} "
-        f"rows; the last way sends as much as M, but in one step of {every}."
+        f"PowerSGD sends P, {directions} columns, and Qᵀ, {directions} rows; the last way sends as much as M, but in "
+        f"one step of {every}."
     )

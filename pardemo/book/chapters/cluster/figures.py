@@ -6,38 +6,9 @@ import numpy as np
 from matplotlib.ticker import LogLocator, NullLocator
 
 from pardemo.cluster import Cluster
-from pardemo.draw import palette
-from pardemo.draw.charts import WAYS, bar_chart, bars, curves, log, words
+from pardemo.draw.charts import bar_chart, bars, curves, log, words
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.draw.traffic import square
-
-
-def message_times(
-    sizes: Sequence[int], measured: Mapping[str, Sequence[float]], lines: Mapping[str, tuple[float, float]],
-    at_once: Mapping[str, float] | None = None,
-) -> Picture:  # fmt: skip
-    """Milliseconds of a message against its bytes, for each link.
-
-    Args:
-        lines: link -> latency (s), rate (bytes/s). at_once: link -> bytes that an emulated link does not slow down; a
-            dashed line takes them into account.
-    """
-    fig, ax = new(size=(6.4, 4.4))
-    dense = np.geomspace(min(sizes), max(sizes), 80)
-    rules = {name: {n: latency + n / rate for n in dense} for name, (latency, rate) in lines.items()}
-    points = {name: dict(zip(sizes, seconds, strict=True)) for name, seconds in measured.items()}
-    curves(ax, {name: rules[name] for name in points}, points, per=1e-3, dashes=["-"])
-    for name, free in (at_once or {}).items():
-        latency, rate = lines[name]
-        line = {n: latency + max(0, n - free) / rate for n in dense}
-        colour = WAYS[list(measured).index(name)]
-        curves(ax, {f"{name}, {free / 1e3:.0f} kB free": line}, per=1e-3, colours=[colour], dashes=["--"])
-    log(ax, x=(), y=())
-    ax.set(xlabel="bytes of the message; lines: α + S/B", ylabel="milliseconds")
-    ax.legend(loc="upper left")
-    return save(
-        fig, "cluster_links", "Seconds of a message: flat while latency decides, then a line that bandwidth decides."
-    )
 
 
 def traffic_by_way(ways: Mapping[str, Sequence[Sequence[float]]], cluster: Cluster, whole: float) -> Picture:
@@ -82,32 +53,6 @@ def seconds_to_a_loss(
     ax.set(xlabel="link of each node, Mbit/s; lines: predicted", ylabel="seconds to the loss")
     ax.legend(loc="upper right")
     return save(fig, "cluster_to_a_loss", f"Seconds to the loss at a link's Mbit/s. {words(measured, '{:.1f} s')}.")
-
-
-def parts_to_a_loss(
-    parts: Mapping[float, Mapping[str, Sequence[float]]], measured: Mapping[str, Mapping[float, float]],
-    steps: Mapping[str, int],
-) -> Picture:  # fmt: skip
-    """The parts of the seconds until the loss, by link and way: bars are computed, points are the measured totals.
-
-    Args:
-        parts: Mbit/s -> way -> seconds of the steps alone, of the exchanges without their bytes, of the bytes on the
-            link. measured: way -> Mbit/s -> seconds. steps: way -> steps until the loss.
-    """
-    names = ("steps alone", "exchanges, without their bytes", "bytes on the link")
-    panels, told = {}, []
-    for rate, ways in parts.items():
-        labels = {way: f"{way}: {steps[way]} steps" for way in ways}
-        series = {name: {labels[way]: of[at] for way, of in ways.items()} for at, name in enumerate(names)}
-        points = {labels[way]: measured[way][rate] for way in ways}
-        panels[f"at {rate:g} Mbit/s"] = {"series": series, "points": ("measured", points)}
-        sums = ", ".join(f"{way} " + " + ".join(f"{s:.2f}" for s in of) for way, of in ways.items())
-        told.append(f"at {rate:g} Mbit/s {sums}")
-    return bar_chart(
-        "cluster_parts", f"Seconds to the loss, of steps, exchanges and bytes: {'; '.join(told)}.", panels, across=True,
-        stacked=True, fills=dict(zip(names, ("compute", palette.OTHER, "communication"), strict=True)), shared=True,
-        unit="seconds to the loss",
-    )  # fmt: skip
 
 
 def slow_node(

@@ -2,24 +2,24 @@
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import of
 
 _BF16 = 2  # bytes
 _LLAMA_8B, _LLAMA_70B = (of(configurations.find(name)) for name in ("llama3-8b", "llama3-70b"))
-_CARD, _PLAIN_CARD = hardware.link("400"), hardware.link("100")  # bytes/s
+_CARD = rates.LINK_SHARE * hardware.link("400")  # bytes/s that a card of 400 Gbit/s reaches
 _H100 = hardware.gpu("H100")
 
 
 @problem("ms")
 def _one_activation():
     """A pipeline stage of Llama 3 70B (8,192 features of a token) sends the activation of a sample of 8,192 tokens in
-    bf16 to the next node, over a card of 400 Gbit/s. The latency is 10 µs. How long does the message take?"""
+    bf16 to the next node, over a card that reaches 40 GB/s. The latency is 10 µs. How long does the message take?"""
     nbytes, latency = _BF16 * 8192 * _LLAMA_70B.hidden, 10e-6
     seconds = latency + nbytes / _CARD
     return 1e3 * seconds, f"""The activation has 8,192 · {_LLAMA_70B.hidden:,} numbers of 2 bytes, {nbytes / 1e6:.1f}
-        MB. A card of 400 Gbit/s carries {_CARD / 1e9:g} GB/s, so α + S/B = 0.01 ms + {1e3 * nbytes / _CARD:.3f} ms =
+        MB. The card carries {_CARD / 1e9:g} GB/s, so α + S/B = 0.01 ms + {1e3 * nbytes / _CARD:.3f} ms =
         {1e3 * seconds:.3f} ms. At α · B = {latency * _CARD / 1e3:g} kB both parts would be equal; here latency is
         nothing."""  # fmt: skip
 
@@ -38,9 +38,9 @@ def _saved_by_nodes():
 
 @problem("s")
 def _dealt_like_cards():
-    """Two nodes of eight GPUs, each with a single card of 400 Gbit/s, all-reduce the bf16 gradients of Llama 3 8B (8.03
-    billion parameters) in one ring. The scheduler has dealt the ranks out to the nodes in turns. How much longer do the
-    bytes take than in a ring node by node?"""
+    """Two nodes of eight GPUs, each with a single card that reaches 40 GB/s, all-reduce the bf16 gradients of Llama 3
+    8B (8.03 billion parameters) in one ring. The scheduler has dealt the ranks out to the nodes in turns. How much
+    longer do the bytes take than in a ring node by node?"""
     once = communication.ring_all_reduce(_BF16 * _LLAMA_8B.params, 16).sent / _CARD
     longer = 8 * once - once
     return longer, f"""A ring node by node leaves each node once, so the card carries what one rank sends: 15/8 of
@@ -51,15 +51,16 @@ def _dealt_like_cards():
 
 @problem("tokens")
 def _tokens_that_hide():
-    """Each of the 16 H100s of two nodes holds a replica of a model and reaches half of 989 TFLOP/s; each node has one
-    card of 100 Gbit/s. A step has one micro-batch, gradients are bf16 and all-reduced by nodes, and what is sent inside
-    a node is left out. From how many tokens on each GPU on can the all-reduce hide behind the backward pass?"""
-    rate = _H100.flops / 2
+    """Each of the 16 H100s of two nodes holds a replica of a model and computes at F = 636 TFLOP/s; each node has one
+    card, which reaches 10 GB/s. A step has one micro-batch, gradients are bf16 and all-reduced by nodes, and what is
+    sent inside a node is left out. From how many tokens on each GPU on can the all-reduce hide behind the backward
+    pass?"""
+    rate, card = rates.matrix(_H100), rates.LINK_SHARE * hardware.link("100")
     crossing = 8 * communication.hierarchical_all_reduce(_BF16, 2, 8)[1]  # bytes of a parameter
-    tokens = crossing / _PLAIN_CARD / (4 / rate)
+    tokens = crossing / card / (4 / rate)
     return tokens, f"""By nodes, with H = 2, a node sends 2(H−1)/H = {crossing / _BF16:g} times the gradients. Of a
-        billion parameters that is {crossing:g} GB, which takes {crossing * 1e9 / _PLAIN_CARD:g} s at
-        {_PLAIN_CARD / 1e9:g} GB/s. The backward pass takes 4 operations for each parameter and token,
+        billion parameters that is {crossing:g} GB, which takes {crossing * 1e9 / card:g} s at
+        {card / 1e9:g} GB/s. The backward pass takes 4 operations for each parameter and token,
         {1e6 * 4e9 / rate:.3f} µs for the billion and a token. So it is long enough from {tokens:,.0f} tokens on,
         however large the model is; with fewer tokens, send less or less often."""  # fmt: skip
 

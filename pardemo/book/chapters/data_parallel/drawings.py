@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, rank_colour
-from pardemo.draw.parts import SUBSCRIPTS, check_range, parts, unbroken
+from pardemo.draw.parts import SUBSCRIPTS, check_range, unbroken
 from pardemo.draw.player import Player
 from pardemo.formulas import communication, overlap
 
@@ -33,29 +33,6 @@ def data_parallel_step(canvas: Canvas) -> None:
     labels = {55: "the batch", 123: "before", 190: "gradients", 253: "S bytes", 317: "gradients", 385: "after"}
     for y, label in labels.items():
         canvas.text(left - 12, y, label, "end")
-
-
-@drawing(396)
-def all_reduce_by_nodes(canvas: Canvas) -> None:
-    """Two nodes of 4 ranks sum their gradients in three steps. A reduce-scatter inside each node gives every rank one
-    of 4 parts of its node's sum; ranks with the same part on both nodes all-reduce it; an all-gather inside each node
-    completes the sum everywhere."""
-    left, each = 96, 134
-    for node, y in ((0, 34), (1, 256)):
-        canvas.box(left, y, 536, 104, dashed=True)
-        canvas.text(left - 12, y + 52, f"node {node}", "end", bold=True)
-        for place in range(4):
-            middle = left + (place + 0.5) * each
-            parts(canvas, middle - 38, y + 14, 76, 48, 4, [place], KEPT["gradients"])
-            canvas.text(middle, y + 84, f"rank {node * 4 + place}")
-    canvas.text(left + 268, 16, "1 and 3, inside: reduce-scatter; all-gather")
-    for place in range(4):
-        middle = left + (place + 0.5) * each
-        canvas.arrow([(middle, 166), (middle, 142)], _TALK, 3)
-        canvas.arrow([(middle, 226), (middle, 252)], _TALK, 3)
-    canvas.lines(left + 268, 184, ["2, between: all-reduce of one part,", "S/4 for each pair of ranks"], fill=_TALK)
-    canvas.box(left, 370, 40, 20, KEPT["gradients"], thick=0.8)
-    canvas.text(left + 52, 380, "after step 1: a rank's part of its node's sum", "start")
 
 
 @drawing(462)

@@ -80,32 +80,6 @@ def latency(lines: Mapping[int, Mapping[int, float]], points: Mapping[int, Mappi
     )
 
 
-def waiting_rings(
-    shares: Mapping[int, Mapping[float, float]], halves: Mapping[int, float], marks: Mapping[str, float]
-) -> Picture:
-    """The share of its time that a ring waits for messages, in per cent, against S; a curve for each N.
-
-    Args:
-        shares: N -> bytes -> share. halves: N -> bytes at which half of the time is waiting. marks: name -> bytes.
-    """
-    fig, ax = new(size=(6.2, 3.9))
-    names = {n: f"N = {n}: half at {half / 1e6:,.0f} MB" for n, half in halves.items()}
-    points = {names[n]: {half: 0.5} for n, half in halves.items()}
-    curves(ax, {names[n]: curve for n, curve in shares.items()}, points, per=0.01, colours=["ring"])
-    for name, size in marks.items():
-        ax.axvline(size, color=palette.OTHER, linewidth=1.2, zorder=1)
-        ax.annotate(name, (size, 108), (-4, 0), textcoords="offset points", ha="right", va="center")
-    log(ax, x={1e3: "1 kB", 1e5: "100 kB", 1e7: "10 MB", 1e9: "1 GB"})
-    ax.set(xlabel="tensor S", ylabel="share of its time that a ring waits, %", ylim=(0, 115), yticks=range(0, 101, 25))
-    ax.legend(loc="lower left", frameon=True, framealpha=1, edgecolor="white")  # over the lines of the marks
-    values_text = ", ".join(f"{size / 1e6:,.0f} MB for {n} ranks" for n, size in halves.items())
-    return save(
-        fig,
-        "data_parallel_waiting",
-        f"Below some size a ring mostly waits for its messages: half of its time at {values_text}.",
-    )
-
-
 def backward_passes(passes: Mapping[str, Sequence[Span]], expected_s: Mapping[str, float]) -> Picture:
     """A rank's backward pass in several ways, one below the other: computation above, communication below.
 
@@ -152,14 +126,19 @@ def large_batches(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     )  # fmt: skip
 
 
-def times_as_fast(rates: Mapping[str, Mapping[str, float]], ranks: int) -> Picture:
-    """Tokens a second of N GPUs over those of one GPU, for each link and each batch of a GPU; the line is N.
+def times_as_fast(
+    lines: Mapping[str, Mapping[float, float]], hidden_from: Mapping[str, Mapping[float, float]]
+) -> Picture:
+    """How many times as fast as one GPU several are, against the tokens of each; a line for each link.
 
     Args:
-        rates: name of the batch -> link -> tokens a second over one GPU's.
+        lines: link -> tokens of a GPU -> times.
+        hidden_from: link -> the tokens from which the all-reduce hides -> times.
     """
-    return bar_chart(
-        "data_parallel_times_as_fast", f"How many times as fast as one GPU {ranks} are, computed: {{}}.",
-        {"tokens a second, over one GPU's": {"series": rates}}, text="{:.1f}", line=(f"{ranks} times", ranks),
-        fills=dict(zip(rates, palette.WAYS.values(), strict=False)), ncols=len(rates) + 1, size=(6.2, 3.4),
+    named = {link: f"{link}: from {next(iter(at)):,.0f} tokens" for link, at in hidden_from.items()}
+    return line_chart(
+        "data_parallel_times_as_fast", "Times as fast as one GPU, from few tokens to many, computed: {}.",
+        {named[link]: line for link, line in lines.items()}, {named[link]: at for link, at in hidden_from.items()},
+        size=(6.2, 3.8), x="T, tokens of each GPU in its last micro-batch", y="times as fast as one GPU",
+        log_x={1e3: "1,000", 1e4: "10,000", 1e5: "100,000"}, legend="lower right", text="{:.2f}",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Overlap: computation and messages over time, a product in a ring, and two halves that take turns."""
+"""Overlap: computation and messages over time, a matrix multiplication in a ring, and two halves that take turns."""
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import COMPUTED, DONE, RANKS
@@ -10,16 +10,17 @@ HIGH = 34  # of a box over time
 
 @drawing(428)
 def three_ways(canvas: Canvas) -> None:
-    """Three time lines of a product and its communication. One after the other they take 14 units. In four pieces, the
-    messages of the first three travel while the next piece is computed, and only the last one sticks out: 9.5 units. In
-    a ring the first piece is at home, and each message travels while a piece is multiplied: 8."""
+    """Three time lines of a matrix multiplication and its communication. One after the other they take 14 units. In
+    four pieces, the messages of the first three travel while the next piece is computed, and only the last one is
+    exposed: 9.5 units. In a ring the first piece is at home, and each message travels while a piece is multiplied: 8.
+    """
     legend(canvas, 20, 20, {"the GPU computes": COMPUTED, "a message travels": _TALK})
     # begin, length and word of each box: what is computed, and below it what travels
     pieces = [(2.0 * k, 2.0, str(k + 1)) for k in range(4)]
     ways = {
         "one after the other": ([(0, 8, "")], [(8, 6, "")]),
-        "in four pieces: the last message sticks out": (pieces, [(begin + 2, 1.5, word) for begin, _, word in pieces]),
-        "in a ring: the first piece is at home, nothing sticks out": (pieces, [(2 * k, 1.5, "") for k in range(3)]),
+        "in four pieces: the last message is exposed": (pieces, [(begin + 2, 1.5, word) for begin, _, word in pieces]),
+        "in a ring: the first piece is at home, nothing is exposed": (pieces, [(2 * k, 1.5, "") for k in range(3)]),
     }
     for number, (title, rows) in enumerate(ways.items()):
         y = 62 + 126 * number

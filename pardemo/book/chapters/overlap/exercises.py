@@ -16,7 +16,7 @@ MOST = 64
 
 
 def check_scatter(function: Callable[[torch.Tensor, Callable], torch.Tensor]) -> str:
-    """``function(x, multiply)`` is this rank's tokens of the sum over the ranks, in a ring beside the products."""
+    """``function(x, multiply)`` is this rank's tokens of the sum over the ranks, round a ring while it multiplies."""
     for log in on_ranks(RANKS, _try_scatter, function, fresh_seed()):
         sizes = [event for event in log if isinstance(event, int)]
         begun, hidden = log.count("isend"), _hidden(log)
@@ -26,8 +26,8 @@ def check_scatter(function: Callable[[torch.Tensor, Callable], torch.Tensor]) ->
             raise Mistake(f"The sums are right, but a rank began {begun} messages with dist.isend, not {RANKS - 1}.")
         if hidden < RANKS - 1:
             raise Mistake(
-                f"The sums are right, but only {hidden} of {RANKS - 1} hops travel beside a product: begin a hop, "
-                "multiply the next chunk, and wait only then."
+                f"The sums are right, but only {hidden} of {RANKS - 1} hops travel beside a multiplication: begin a "
+                "hop, multiply the next chunk, and wait only then."
             )
     return f"Right: {RANKS - 1} hops, and each travels while a chunk is multiplied."
 
@@ -47,7 +47,7 @@ class _Begun:
 
 
 def _try_scatter(function: Callable, seed: int) -> str | list[str | int]:
-    """What the answer did: ``isend``, ``irecv``, ``wait``, and of each product how many tokens it had."""
+    """What the answer did: ``isend``, ``irecv``, ``wait``, and of each multiplication how many tokens it had."""
     rank = dist.get_rank()
     xs = [gpt.numbers(2 * RANKS, 4, seed=seed + 2 * owner) for owner in range(RANKS)]
     weights = [gpt.numbers(4, 5, seed=seed + 2 * owner + 1) for owner in range(RANKS)]
@@ -77,7 +77,7 @@ def _try_scatter(function: Callable, seed: int) -> str | list[str | int]:
 
 
 def _hidden(log: list[str | int]) -> int:
-    """How many products stand between a message's begin and the next wait."""
+    """How many multiplications stand between a message's begin and the next wait."""
     under_way, hidden = False, 0
     for event in log:
         if event in ("isend", "wait"):

@@ -8,11 +8,11 @@ from pardemo.meters.timeline import Span
 
 
 def over_pieces(line: Mapping[int, float], points: Mapping[int, float], computing_s: float) -> Picture:
-    """Milliseconds of a product and its all-reduce over the number of pieces: law as a line, measurements as points."""
+    """Milliseconds of a matrix multiplication and its all-reduce by number of pieces; the line is the law."""
     fig, ax = new(size=(6.4, 3.6))
     looks = {"colours": ("predicted", "ring"), "dashes": ("-", "none"), "marks": ("", "o"), "markersize": 7.5}
     curves(ax, {"the law": line, "measured": points}, per=1e-3, **looks)
-    ax.axhline(1e3 * computing_s, color=COLOURS["compute"], linestyle="--", label="the product alone")
+    ax.axhline(1e3 * computing_s, color=COLOURS["compute"], linestyle="--", label="the multiplication alone")
     log(ax, x=list(points))
     ax.set(xlabel="pieces", ylabel="milliseconds", ylim=(0, 1.1e3 * max(*line.values(), *points.values())))
     ax.legend(loc="lower right")
@@ -23,7 +23,7 @@ def over_pieces(line: Mapping[int, float], points: Mapping[int, float], computin
 def ways(
     seconds: Mapping[str, float], expected: Mapping[str, float], computing: Mapping[str, float], name: str
 ) -> Picture:
-    """Milliseconds of several ways: computation, what sticks out of it, and the prediction as an outline.
+    """Milliseconds of several ways: computation, what is exposed, and the prediction as an outline.
 
     Args:
         seconds, expected: way -> measured and predicted seconds. computing: way -> seconds of it that are computation.
@@ -31,7 +31,7 @@ def ways(
     """
     series = {
         "computation": {way: computing[way] for way in seconds},
-        "sticks out": {way: max(0.0, whole - computing[way]) for way, whole in seconds.items()},
+        "exposed": {way: max(0.0, whole - computing[way]) for way, whole in seconds.items()},
     }
     told = "; ".join(f"{way} {1e3 * seconds[way]:.0f}, predicted {1e3 * expected[way]:.0f}" for way in seconds)
     return bar_chart(

@@ -2,12 +2,13 @@
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, overlap
+from pardemo.planner import hardware, rates
 
 
 @problem("ms")
 def _last_bucket():
     """The gradients of 7 billion parameters, in bf16, are all-reduced in 20 equal buckets over 64 GPUs at 25 GB/s
-    beside a backward pass of 1 s. By how much does the communication stick out?"""
+    beside a backward pass of 1 s. How much of the communication is exposed?"""
     sends = [communication.cluster_seconds("ring", 2 * 7e9 / 20, 64, 25e9)] * 20
     whole = overlap.computed_then_sent_s([1.0 / 20] * 20, sends)
     return 1e3 * (whole - 1.0), f"""A bucket has 0.7 GB, and its ring sends 2(N−1)/N of it: {1e3 * sends[0]:.1f} ms at
@@ -18,8 +19,8 @@ def _last_bucket():
 
 @problem("pieces")
 def _pieces():
-    """A product takes 2 ms, the message with its result 1 ms, and each message costs 20 µs to start. In how many equal
-    pieces is it quickest, up to 64?"""
+    """A matrix multiplication takes 2 ms, the message with its result 1 ms, and each message costs 20 µs to start. In
+    how many equal pieces is it quickest, up to 64?"""
     best = overlap.best_pieces(0.002, 0.001, 20e-6)
     whole = overlap.pieces_s(0.002, 0.001, 20e-6, best)
     return best, f"""More pieces leave a shorter last message, as long as sending and starts together fit beside the
@@ -29,14 +30,15 @@ def _pieces():
 
 @problem("µs")
 def _ring():
-    """Eight H100s at 495 TFLOP/s and 450 GB/s hold 4,096 tokens of 8,192 features in bf16, an eighth each, and the
-    8,192 × 28,672 weights by columns. How long does the product take if chunks come round a ring?"""
-    hop = 2 * 4096 * 8192 / 8 / 450e9
-    product = 2 * 4096 / 8 * 8192 * (28672 / 8) / 495e12
-    whole = overlap.ring_s(product, hop, 8)
-    return 1e6 * whole, f"""A chunk has 512 tokens. Its product takes 2 · 512 · 8,192 · 3,584 operations,
-        {1e6 * product:.1f} µs, and its hop {1e6 * hop:.1f} µs. The hop is shorter, so all seven hide: 8 ·
-        {1e6 * product:.1f} = {1e6 * whole:.0f} µs."""  # fmt: skip
+    """Eight H100s, each at 636 TFLOP/s and 360 GB/s, hold 4,096 tokens of 8,192 features in bf16, an eighth each, and
+    the 8,192 × 28,672 weights by columns. How long does the multiplication take if chunks come round a ring?"""
+    gpu = hardware.gpu("H100")
+    hop = 2 * 4096 * 8192 / 8 / rates.inside(gpu)
+    multiply = 2 * 4096 / 8 * 8192 * (28672 / 8) / rates.matrix(gpu)
+    whole = overlap.ring_s(multiply, hop, 8)
+    return 1e6 * whole, f"""A chunk has 512 tokens. It takes 2 · 512 · 8,192 · 3,584 operations, {1e6 * multiply:.1f}
+        µs, and its hop {1e6 * hop:.1f} µs. The hop is shorter, so all seven hide: 8 · {1e6 * multiply:.1f} =
+        {1e6 * whole:.0f} µs. (A rank has 3,584 columns, more than F/B = 1,767.)"""  # fmt: skip
 
 
 @problem("times")
@@ -52,8 +54,8 @@ def _experts():
 
 @problem("ms")
 def _price():
-    """Communication kernels take 20 of 132 SMs for 100 ms, and all of it hides behind products that could use every SM.
-    By how much does it still lengthen the step?"""
+    """Communication kernels take 20 of 132 SMs for 100 ms, and all of it hides behind matrix multiplications that could
+    use every SM. By how much does it still lengthen the step?"""
     price = overlap.price_of_hiding(0.1, 20 / 132)
-    return 1e3 * price, f"""While the messages travel, 20/132 = {20 / 132:.1%} of the GPU is not there for the products:
+    return 1e3 * price, f"""While the messages travel, 20/132 = {20 / 132:.1%} of the GPU is not there for them:
         of 100 ms that is {1e3 * price:.1f} ms. (Without overlap it would be 100.)"""  # fmt: skip
