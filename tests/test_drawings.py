@@ -63,6 +63,8 @@ DRAWINGS = {
     "three_placements": drawings.three_placements,
     **{f"stages of {n}": partial(drawings.pipeline_stages, n) for n in (2, 3, 4)},
     **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
+    **{f"a V on {n}": partial(drawings.a_v, n) for n in (2, 4, 5)},
+    "two_gradients": drawings.two_gradients,
     "vocabulary_loss": drawings.vocabulary_loss,
     "tied_weights": drawings.tied_weights,
     "a_pair": drawings.a_pair,

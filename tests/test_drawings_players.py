@@ -9,7 +9,8 @@ from book import drawings
 from torch import nn
 
 from pardemo import CallMeter, compat
-from pardemo.book.chapters.pipeline_parallel.drawings import Course, filled
+from pardemo.book.chapters.pipeline_parallel.drawings import Course
+from pardemo.book.chapters.pipelines_without_bubbles.drawings import filled
 from pardemo.book.chapters.zero_memory import drawings as zero_moments
 from pardemo.draw import palette
 from pardemo.formulas import communication, memory
