@@ -45,6 +45,7 @@ DRAWINGS = without_arguments(drawings.Drawing) | {
     ),
     **{f"stages of {n}": partial(drawings.pipeline_stages, n) for n in (2, 3, 4)},
     **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
+    **{f"a V on {n}": partial(drawings.a_v, n) for n in (2, 4, 5)},
     "two_cuts_in_numbers": partial(
         drawings.two_cuts_in_numbers,
         [[1, 2, 3, 4], [5, 6, 7, 8]],

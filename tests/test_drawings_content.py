@@ -523,8 +523,6 @@ def test_an_f_stands_where_the_backward_pass_sums(world_of, number, apart):
     assert f"backward {2 * sums}φ" in svg.words(), title
 
 
-
-
 def test_areas_of_states_are_bytes():
     """Each optimizer's green beside the matrix's blue is what it keeps for each of the matrix's 4 bytes."""
     svg = svgs.drawing(drawings.kept_by_optimizer())

@@ -13,7 +13,8 @@ from pardemo import CallMeter, compat
 from pardemo.book.chapters.hybrid_parallel import drawings as hybrid
 from pardemo.book.chapters.long_sequences import drawings as long
 from pardemo.book.chapters.megatron_attention import drawings as attention
-from pardemo.book.chapters.pipeline_parallel.drawings import Course, filled
+from pardemo.book.chapters.pipeline_parallel.drawings import Course
+from pardemo.book.chapters.pipelines_without_bubbles.drawings import filled
 from pardemo.book.chapters.zero_memory import drawings as zero_moments
 from pardemo.context_parallel import positions
 from pardemo.draw import palette

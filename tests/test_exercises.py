@@ -26,7 +26,7 @@ from pardemo.book.chapters.host_fails.exercises import my_reads, my_save, my_ste
 from pardemo.book.chapters.long_sequences.exercises import my_merge, my_positions
 from pardemo.book.chapters.megatron_attention.exercises import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.exercises import SumBackward
-from pardemo.book.chapters.pipeline_parallel.exercises import idle_of
+from pardemo.book.chapters.pipelines_without_bubbles.exercises import idle_of, my_late
 from pardemo.book.chapters.scorecard.exercises import my_verdict
 from pardemo.book.chapters.script_measured.exercises import my_accuracy
 from pardemo.book.chapters.sequence_parallel.exercises import my_kept
@@ -41,7 +41,7 @@ from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ri
 from pardemo.formulas import memory
 from pardemo.groups import ParallelDims
 from pardemo.optimizers import orthogonalised
-from pardemo.pipeline_parallel import Backward, Forward, gpipe, one_f_one_b
+from pardemo.pipeline_parallel import Backward, Forward, gpipe, one_f_one_b, zb_h1
 from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
 
 EXERCISES = exercises_of_the_book()
@@ -497,7 +497,14 @@ WRONG = {
         (lambda p, share: 500, "too many, fewer are enough"),
         (lambda stages, share: float("nan"), "should be 27 micro-batches, not nan"),
     ],
-    "pipeline_parallel.idle": [
+    "pipelines_without_bubbles.late": [
+        (lambda *sizes: one_f_one_b(*sizes[:3]), "a whole Backward puts nothing off"),
+        (lambda *sizes: zb_h1(*sizes[:3]), "4 ranks, 8 micro-batches, at most 2 put off: rank 3 has put 3"),
+        (lambda rank, ranks, m, late: my_late(rank, ranks, m, min(late, 1)), "are enough: put more off"),
+        (lambda *sizes: list(zb_h1(*sizes[:3]))[:-1], "is never told W"),
+        (lambda *sizes: ["W"], "yielded 'W'"),
+    ],
+    "pipelines_without_bubbles.idle": [
         (lambda spans: 6.0, "it returned 6; it should return a list with a number for each rank"),
         (lambda spans: idle_of(spans)[:-1], "there are 2 ranks"),
         (lambda spans: [float("nan")] * len(idle_of(spans)), "it should be [1.0, 4.0], not [nan, nan]"),

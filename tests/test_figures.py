@@ -309,7 +309,7 @@ def test_a_step_of_several_nodes_ends_when_computing_and_all_reduce_have(out):
 def drawn(monkeypatch):
     """Of the pictures of pipelines and of Megatron's MLP: the figures themselves, by the pictures' names."""
     kept = {}
-    for name in ("book.chapters.pipeline_parallel.figures", "book.chapters.megatron_mlp.figures", "draw.charts"):
+    for name in (*(f"book.chapters.{room}.figures" for room in ROOMS), "draw.charts"):
         module = importlib.import_module(f"pardemo.{name}")
         monkeypatch.setattr(module, "save", lambda fig, name, alt: kept.update({name: fig}) or alt)
     return kept
@@ -368,7 +368,7 @@ def test_two_bubbles_has_points_for_timetables_and_lines_for_formulas(drawn):
     panels = {"even": ({"put off": {2: 2, 3: 4}, "whole": {2: 4, 3: 8}}, {"one": {2: 2, 3: 4}, "other": {2: 3, 3: 7}})}
     told = figures.two_bubbles(panels)
     assert says(told, "=", "3", "4.0", "whole", "8.0", "4.0", "7.0")
-    (ax,) = drawn["pipeline_parallel_two_bubbles"].axes
+    (ax,) = drawn["pipelines_without_bubbles_formulas"].axes
     one, other, put_off, whole = ax.lines
     assert list(one.get_ydata()) == list(put_off.get_ydata()) == [2, 4]
     assert (list(other.get_ydata()), list(whole.get_ydata())) == ([3, 7], [4, 8])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from test_pipeline import assert_one_process, batch, bytes_of, layers
 from torch.nn import functional as F
 
+from pardemo.book.chapters.pipelines_without_bubbles.measurements import whole_at_the_end
 from pardemo.formulas import pipeline as formulas
 from pardemo.meters import Timeline
 from pardemo.peers.pytorch import orders
 from pardemo.pipeline_parallel import (
     Backward,
-    BackwardInput,
     Forward,
     Pipeline,
     Schedule,
@@ -26,27 +26,12 @@ from pardemo.pipeline_parallel import (
     gpipe,
     most_held,
     one_f_one_b,
-    placed,
     prove,
-    v_shape,
     zb_v,
 )
 
 M = 8
 TABLES = ["interleaved zero bubble", "DualPipeV"]
-
-
-@placed(v_shape)
-def whole_at_the_end(rank, ranks, micro_batches, chunks):
-    """DualPipeV whose backwards are whole once no forward is left: MindSpeed's, unless it is told otherwise."""
-    steps = orders.table("DualPipeV", ranks, micro_batches)[rank]
-    last = max(place for place, step in enumerate(steps) if isinstance(step, Forward))
-    yield from steps[: last + 1]
-    for step in steps[last + 1 :]:
-        if isinstance(step, BackwardInput):
-            yield Backward(step.stage, step.micro_batch)
-        elif isinstance(step, Backward):
-            yield step
 
 
 def dual_pipe_v(ranks, micro_batches, puts_off=True):

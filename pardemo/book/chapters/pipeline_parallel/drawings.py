@@ -1,5 +1,6 @@
-"""Pipelines: stages and what they send, schedules step by step, a pair, tied weights."""
+"""Pipelines: stages and what they send, schedules step by step, chunks, tied weights."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -223,37 +224,6 @@ def _idle(course: Course, kind: str) -> str:
     return f"{caption}: {unbroken('(p − 1)/(6m + p − 1)')}, all of it before a rank began or after it had ended."
 
 
-@drawing(318)
-def a_pair(canvas: Canvas) -> None:
-    """A forward and a backward, each of two parts with a message behind each part. One after the other the GPU is idle
-    during all four messages. Together it computes a part of one while the message of the other travels, and is done
-    sooner."""
-    left, scale = 100, 1.38
-    compute, message = {"forward": 44, "backward": 66}, 40  # how long one part of each takes
-    cases = (
-        (
-            14,
-            "one after the other: the GPU waits for each message",
-            ("forward", "forward", "backward", "backward"),
-            message,
-        ),
-        (154, "together: while one sends, the other computes", ("forward", "backward") * 2, 0),
-    )
-    for y, title, kinds, wait in cases:
-        canvas.text(4, y, title, "start", bold=True)
-        canvas.text(4, y + 42, "GPU", "start")
-        canvas.text(4, y + 92, "network", "start")
-        x = float(left)
-        for kind in kinds:
-            wide, of = compute[kind] * scale, kind[0].upper()
-            canvas.box(x, y + 22, wide, 40, DONE[kind], of)
-            canvas.box(x + wide, y + 74, message * scale, 36, DONE["communication"], f"{of}'s")
-            if wait:
-                canvas.box(x + wide, y + 22, wait * scale, 40, DONE["idle"], border=DONE["idle"])
-            x += wide + wait * scale
-    legend(canvas, 20, 296, {name: DONE[name] for name in ("forward", "backward", "communication", "idle")})
-
-
 _TALK = DONE["communication"]
 
 
@@ -297,36 +267,49 @@ def pipeline_stages(canvas: Canvas, ranks: int = 4) -> str:
 
 @drawing()
 def two_chunks(canvas: Canvas, ranks: int = 4) -> str:
-    """Two stages on each rank, placed in two ways: rank by rank twice (interleaved 1F1B), and as a V (ZB-V).
+    """A model of 2p layers: one stage of two layers on each rank, and two chunks of one layer on each rank.
 
     Args:
         ranks: p, from 2 to 5; others raise a ValueError.
     """
     check_range(ranks, 2, 5)
     canvas.height = 54 + 62 * ranks
-    for left, name, upward in ((84, "round and round", False), (400, "down and up: a V", True)):
-        second = [2 * ranks - 1 - rank if upward else ranks + rank for rank in range(ranks)]
-        canvas.text(left + 116, 18, name, bold=True, size=20)
-        places: dict[int, tuple[float, float]] = {}
-        for rank in range(ranks):
-            y = 48 + 62 * rank
-            canvas.text(left - 12, y + 21, f"rank {rank}", "end")
-            for x, stage in ((left, rank), (left + 148, second[rank])):
-                canvas.box(x, y, 84, 42, rank_colour(rank), f"stage {stage}")
-                places[stage] = x, y
-        for (x, y), (to, below) in pairwise(places[stage] for stage in sorted(places)):
-            if x == to:  # to the rank below or above
-                ends = (44, -2) if below > y else (-2, 44)
-                canvas.arrow([(x + 42, y + ends[0]), (x + 42, below + ends[1])], _TALK)
-            elif y == below:  # on one rank: nothing is sent
-                canvas.arrow([(x + 87, y + 21), (to - 3, y + 21)])
-            else:
-                canvas.arrow([(x + 87, y + 21), (x + 116, y + 21), (x + 116, below + 21), (to - 3, below + 21)], _TALK)
+    whole = [[f"layers {2 * rank + 1}, {2 * rank + 2}"] for rank in range(ranks)]
+    chunks = [[f"layer {rank + 1}", f"layer {ranks + rank + 1}"] for rank in range(ranks)]
+    stages_on_ranks(canvas, 84, "one stage each", whole, list(range(ranks)))
+    stages_on_ranks(canvas, 400, "two chunks each", chunks, list(range(ranks)) * 2)
     return (
-        f"Two stages on each of {ranks} ranks. Round and round, rank i has stages i and {ranks} + i, and the last rank "
-        f"hands on to the first. As a V, rank i has stages i and {2 * ranks - 1} − i: the last rank hands on to "
-        "itself, and the first rank has the last stage."
+        f"{2 * ranks} layers on {ranks} ranks. Either each rank has one stage of two layers, or rank i has layers "
+        f"i + 1 and {ranks} + i + 1, and a micro-batch goes round the ranks twice."
     )
+
+
+def stages_on_ranks(canvas: Canvas, left: float, title: str, names: list[list[str]], way: list[int]) -> None:
+    """A row of boxes for each rank, its stages, and arrows along the way of a micro-batch: orange is a message.
+
+    Args:
+        left: where the boxes begin. names: for each rank, the names of its one or two stages.
+        way: the ranks in the order in which a micro-batch comes to them; each visit is to the rank's next stage.
+    """
+    canvas.text(left + 116, 18, title, bold=True, size=20)
+    wide = 84 if max(map(len, names)) > 1 else 124
+    places, visits = [], Counter[int]()
+    for rank in way:
+        x, y = left + 148 * visits[rank], 48 + 62 * rank
+        if not visits[rank]:
+            canvas.text(left - 12, y + 21, f"rank {rank}", "end")
+        canvas.box(x, y, wide, 42, rank_colour(rank), names[rank][visits[rank]])
+        visits[rank] += 1
+        places.append((x, y))
+    for (x, y), (to, below) in pairwise(places):
+        if x == to:  # to the rank below or above
+            ends = (44, -2) if below > y else (-2, 44)
+            canvas.arrow([(x + wide / 2, y + ends[0]), (x + wide / 2, below + ends[1])], _TALK)
+        elif y == below:  # on one rank: nothing is sent
+            canvas.arrow([(x + wide + 3, y + 21), (to - 3, y + 21)])
+        else:
+            corner = x + wide + 32
+            canvas.arrow([(x + wide + 3, y + 21), (corner, y + 21), (corner, below + 21), (to - 3, below + 21)], _TALK)
 
 
 @drawing(420)
@@ -357,88 +340,3 @@ def tied_weights(canvas: Canvas) -> None:
     canvas.box(last, 314, wide, 38, gradient, "a part")
     canvas.arrow([(146, 356), (146, 386), (474, 386), (474, 356)], _TALK, 4, both=True)
     canvas.text(310, 406, "all-reduce: the parts are added", fill=_TALK, bold=True)
-
-
-def zero_bubble_v(ranks: int = 3) -> Player:
-    """ZB-V with as many micro-batches as just fill it, 2p − 1, from the package's own schedule.
-
-    A caption follows micro-batch 0 down the ranks and up again, and its gradient on the same way. Where a rank computes
-    weights' gradients while what it needs next is not there yet, the caption says so. No caption says how long a rank
-    is idle: a reader guesses it. It opens where micro-batch 0 has come down.
-
-    Args:
-        ranks: p, 2 or 3; others raise a ValueError.
-    """
-    from pardemo import pipeline_parallel as pp  # brings torch
-
-    check_range(ranks, 2, 3)
-    micro_batches = 2 * ranks - 1
-    course = Course.of(pp.Schedule(pp.zb_v, ranks, micro_batches, 2))
-    frames = [(schedule_frame(course, now), _v_caption(course, now)) for now in range(course.steps + 1)]
-    return Player(frames, f"ZB-V with {micro_batches} micro-batches on {ranks} ranks", start=ranks, first=0)
-
-
-def filled(course: Course) -> dict[tuple[int, int], str]:
-    """Weights' gradients that a rank computes while it would have to wait: (stage, micro-batch) -> what is missing."""
-    gaps: dict[tuple[int, int], str] = {}
-    last = course.schedule.stages - 1
-    for rank in range(course.schedule.ranks):
-        order = sorted(course.of_rank(rank).items(), key=lambda item: item[1])
-        for place, ((stage, k, kind), (begin, _)) in enumerate(order):
-            later = [computation for computation, _ in order[place + 1 :] if computation[2] != "weight gradients"]
-            if kind != "weight gradients" or not later:
-                continue
-            following, batch, direction = later[0]
-            if direction == "forward":
-                needed, what = (following - 1, batch, "forward"), "activation"
-            elif following == last:
-                needed, what = (following, batch, "forward"), "loss"
-            else:
-                needed, what = (following + 1, batch, "backward"), "gradient"
-            if needed[0] >= 0 and course.times[needed][1] > begin:  # the first stage's input is always there
-                gaps[stage, k] = f"the {what} of micro-batch {batch}"
-    return gaps
-
-
-def _v_caption(course: Course, now: int) -> str:
-    p, last = course.schedule.ranks, course.schedule.stages - 1
-    if now == 0:
-        return (
-            f"Rank 0 has stages 0 and {last}, the first and the last one; rank {p - 1} has stages {p - 1} and {p}. "
-            "F (forward), I (the input's gradient) and W (the weights' gradients) take one step each. "
-            "W may come at any time after I."
-        )
-    running = {rank: course.running(rank, now) for rank in range(p)}
-    if now == course.steps:
-        return "Done. No rank was idle between its first and its last computation: grey is at the two ends alone."
-    gaps, fills = filled(course), []
-    for rank, computation in running.items():
-        if computation and computation[2] == "weight gradients" and (missing := gaps.get(computation[:2])):
-            fills.append(
-                f"Rank {rank} would wait for {missing}: it computes W of micro-batch {computation[1]} instead."
-            )
-    return " ".join([_of_micro_batch_0(course, running, now), *fills])
-
-
-def _of_micro_batch_0(course: Course, running: dict, now: int) -> str:
-    """Where micro-batch 0 is, and what that means for the others; later, what all ranks do."""
-    p, last = course.schedule.ranks, course.schedule.stages - 1
-    for rank, computation in running.items():
-        if computation is None or computation[1] != 0 or computation[2] == "weight gradients":
-            continue
-        stage, _, kind = computation
-        if kind == "forward" and stage < p:
-            begins = f" Rank 0 already has micro-batch {running[0][1]}." if rank else ""
-            return f"Micro-batch 0 is in stage {stage}, on rank {rank}, on its way down.{begins}"
-        if kind == "forward":
-            why = f" Rank {rank} handed it to itself: no message." if stage == p else ""
-            why = f" The last stage is here, on rank {rank}, and so is the loss." if stage == last else why
-            return f"Micro-batch 0 is in stage {stage}, on rank {rank}, on its way up.{why}"
-        goes = "The loss is on rank 0, so it begins the backward pass at once: " if stage == last else ""
-        home = " It is home." if stage == 0 else ""
-        return f"{goes}I of micro-batch 0 is in stage {stage}, on rank {rank}.{home}"
-    if now <= course.times[0, 0, "backward"][1]:
-        return "The gradient of micro-batch 0 waits a step: the rank that has it is busy with another micro-batch."
-    if now <= max(end for (_, _, kind), (_, end) in course.times.items() if kind == "forward"):
-        return "Each rank now takes F, I and W of one of its stages, then F, I and W of the other one."
-    return "There are no forwards left. I comes first, since another rank waits for it, and W fills the rest."

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from pardemo.draw import palette
-from pardemo.draw.charts import bar_chart, bars, curves, key, line_chart, numbers, patch, words
+from pardemo.draw.charts import bar_chart, bars, key, line_chart, numbers, patch, words
 from pardemo.draw.style import COLOURS, HATCHES, Picture, new, save
 
 #: Inches: on a phone 10 points are then 10 pixels, and nothing scrolls.
@@ -90,24 +90,26 @@ def courses(
     return save(fig, name, alt)
 
 
-def held_by_schedule(measured: Mapping[str, list[float]], predicted: Mapping[str, Sequence[float]]) -> Picture:
+def held_by_schedule(
+    measured: Mapping[str, list[float]], predicted: Mapping[str, Sequence[float]], name: str
+) -> Picture:
     """Peak activations of each rank with each schedule, in micro-batches; outlines are the predictions.
 
     Args:
-        measured, predicted: schedule -> a number for each rank.
+        measured, predicted: schedule -> a number for each rank. name: the picture's.
     """
     fig, ax = new(size=(WIDE, 1.2 + 0.6 * len(measured)))
     ranks = range(len(next(iter(measured.values()))))
     held, rule = (
-        {rank: {name.replace(", ", ",\n"): of[name][rank] for name in measured} for rank in ranks}
+        {rank: {key.replace(", ", ",\n"): of[key][rank] for key in measured} for rank in ranks}
         for of in (measured, predicted)
     )
     bars(ax, held, rule, across=True, fills=dict.fromkeys(ranks, "activations"), room=1.35)
-    for place, (name, peaks) in enumerate(measured.items()):
+    for place, (schedule, peaks) in enumerate(measured.items()):
         fullest = peaks.index(max(peaks))
         at, end = (
             place + (fullest - (len(ranks) - 1) / 2) * 0.84 / len(ranks),
-            max(peaks[fullest], predicted[name][fullest]),
+            max(peaks[fullest], predicted[schedule][fullest]),
         )
         numbers(ax, [at], [end], [f"{peaks[fullest]:.1f}, rank {fullest}"], across=True)
     ax.set(xlabel="activations at the peak, in micro-batches")
@@ -119,33 +121,7 @@ def held_by_schedule(measured: Mapping[str, list[float]], predicted: Mapping[str
         ncols=2,
     )
     told = words(measured, "{:.1f}")
-    return save(
-        fig, "pipeline_parallel_memory",
-        f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {told}.",
-    )  # fmt: skip
-
-
-def live_activations(alive: Mapping[str, Sequence[tuple[float, float]]], layers: int) -> Picture:
-    """Activations alive after each of ``layers`` layers, forward and then backward, and the peak within each.
-
-    Args:
-        alive: label -> for each layer passed (alive after it, the peak since the layer before), in units of A.
-    """
-    fig, ax = new(size=(WIDE, 3.0))
-    lines = {
-        label: {k + part: height for k, (live, peak) in enumerate(steps) for part, height in ((0.5, peak), (1, live))}
-        for label, steps in alive.items()
-    }
-    curves(ax, lines, colours=["activations"])
-    most = max(max(line.values()) for line in lines.values())
-    ax.axvline(layers, color=COLOURS["predicted"], linewidth=1)
-    ax.text(layers - 0.2, 0.4 * most, "forward", ha="right")
-    ax.text(layers + 0.2, 0.4 * most, "backward")
-    ax.set(xlabel="layers passed, there and back", ylabel="activations alive, in A", ylim=(0, 1.35 * most))
-    ax.set_xticks(range(0, 2 * layers + 1, 2))
-    ax.legend(loc="upper right")
-    alt = f"Live activations of {layers} layers with and without checkpointing."
-    return save(fig, "pipeline_parallel_checkpointing", alt)
+    return save(fig, name, f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {told}.")
 
 
 def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, float], label: str) -> Picture:
@@ -208,33 +184,6 @@ def memory_of_schedules(
         f"GB on a GPU, with {whole / 1e9:.0f} GB of model states: {{}}; activations and idle time: "
         + "; ".join(f"{name} {held / 1e9:.1f}, {idle[name]:.1%} idle" for name, held in activations.items()),
         {"GB on each GPU": {"series": series}}, per=1e9, across=True, stacked=True, text=texts, room=1.32,
-        line=("room", room_bytes / 1e9), size=(WIDE, 1.6 + 0.55 * len(activations)), ncols=3,
+        line=("room", room_bytes / 1e9), size=(WIDE, 1.8 + 0.55 * len(activations)), ncols=2,
         fills=dict(zip(series, (*zip(states, ("", "//", ".."), strict=True), "activations"), strict=True)),
     )  # fmt: skip
-
-
-Idle = Mapping[str, Mapping[int, float]]  # name -> p -> idle time
-
-
-def two_bubbles(panels: Mapping[str, tuple[Idle, Idle]]) -> Picture:
-    """The last rank's idle time against p: points are timetables, lines formulas; a panel for each kind of times.
-
-    Args:
-        panels: title -> (timetable -> p -> idle time, formula -> p -> idle time), in forward passes of a chunk; two of
-            each, in one order: a formula's line and the points of the timetable that it is for.
-    """
-    fig, axes = new(len(panels), 1, size=(WIDE, 2.5 * len(panels) + 1.0), sharex=True, squeeze=False)
-    said = []
-    for ax, (title, (timetables, formulas)) in zip(axes.flat, panels.items(), strict=True):
-        curves(ax, formulas, colours=["predicted"])
-        for (name, idle), mark, filled in zip(timetables.items(), "os", ("full", "none"), strict=True):
-            points = {"colours": ["backward"], "dashes": ["none"], "marks": mark, "markersize": 8, "fillstyle": filled}
-            curves(ax, {name: idle}, **points)
-        ax.set(title=title, ylabel="idle time, in F", ylim=(0, None))
-        ranks = max(next(iter(timetables.values())))
-        last = words({name: idle[ranks] for name, idle in (timetables | formulas).items()}, "{:.1f}")
-        said.append(f"{title}: with p = {ranks} {last}")
-    axes[-1, 0].set_xlabel("ranks p")
-    axes[-1, 0].set_xticks(list(next(iter(timetables.values()))))
-    key(fig, ncols=1)
-    return save(fig, "pipeline_parallel_two_bubbles", f"Idle time of the last rank of DualPipeV. {'; '.join(said)}.")

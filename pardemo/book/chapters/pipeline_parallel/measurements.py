@@ -1,26 +1,26 @@
-"""What *Pipeline parallelism* measures: stages that only wait, their memory, and training beside one process."""
+"""What pages on pipelines measure: stages that only wait, their memory, and training beside one process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import pipeline_parallel as pp
 from pardemo.meters import MemoryMeter, Timeline, WireMeter
 from pardemo.meters.pace import Paced
 from pardemo.meters.timeline import Span
 from pardemo.pipeline_parallel.schedules import Order
+from pardemo.pipeline_parallel.stages import balance
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
 RANKS, LAYERS, MICRO_BATCHES, STEPS = 2, 4, 8, 3
 PACE_S = 0.03  # long beside what it takes to wake a process
 LR = 10.0  # the gradient of a mean over so many numbers is small
-#: Modules that load slowly: a World can load them ahead.
-PRELOAD = ["pardemo.peers.deepspeed.pipeline", "pardemo.peers.pytorch.pipelining"]
 #: The name of a schedule -> the package's order, and how many stages a rank has.
 ORDERS = {
     "GPipe": (pp.gpipe, 1),
@@ -75,32 +75,6 @@ def peak_bytes(
     return memory.peak["activations"]
 
 
-def alive(
-    through: Callable[[nn.Module, torch.Tensor], torch.Tensor], width: int, samples: int, layers: int = 8
-) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
-    """Activations alive after each of some MLPs, forward and then backward, and the peak since the MLP before.
-
-    Returns these pairs, in units of the activation between two MLPs, and the weights' gradients. ``through(layer, x)``
-    calls a layer.
-    """
-    net, curve, unit = [gpt.seeded(lambda: gpt.MLP(width), seed) for seed in range(layers)], [], 4 * samples * width
-
-    def note(*_):
-        curve.append((memory.live["activations"] / unit, memory.peak["activations"] / unit))
-        memory.reset_peak()
-
-    with MemoryMeter(net) as memory:
-        x = gpt.numbers(samples, width).requires_grad_()
-        for layer in net:
-            x = through(layer, x)
-            if layer is not net[-1]:
-                x.register_hook(note)  # its gradient is there: the layer behind it is done
-            note()
-        x.sum().backward()
-        note()
-    return curve, [w.grad for layer in net for w in layer.parameters()]
-
-
 class PipelineRun(NamedTuple):
     """Of one rank: the losses (None unless it has the last stage), bytes sent in the last step, and the peak."""
 
@@ -135,6 +109,40 @@ def train(engine: str, name: str, width: int, samples: int) -> PipelineRun:
         pipeline = _pipeline(engine, list(mine), schedule)
     result = _train(pipeline.step, mine, width, samples, updates=engine != "DeepSpeed")  # whose step does it
     return PipelineRun(*result)
+
+
+def compared(
+    runs: Sequence[dict[tuple[str, str], PipelineRun]], losses: Sequence[float], width: int, samples: int
+) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """For each case of :func:`train` on both ranks: the largest error of its losses, what rank 0 sent in a step, in
+    m·A, and the most activations of a rank, in what a micro-batch leaves in two MLPs."""
+    sizes, found = 4 * samples * width, {}
+    for case in runs[0]:
+        first, last = (of_rank[case] for of_rank in runs)
+        pairs = zip(first.losses or last.losses or [], losses, strict=True)
+        error = max(abs(loss - right) for loss, right in pairs)
+        held = max(first.peak_bytes, last.peak_bytes) / (18 * sizes)
+        found[case] = error, first.sent_bytes / (MICRO_BATCHES * sizes), held
+    return found
+
+
+def stage_lengths(vocabulary: int, hidden: int) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """A GPT of 12 blocks cut into four stages in four ways.
+
+    Returns, for each way, how long each stage computes, in blocks, and how many layers it has.
+    """
+    model = gpt.seeded(lambda: gpt.GPT(vocabulary=vocabulary, hidden=hidden, layers=12))
+    net = gpt.layers_of(model)
+    x, cost = gpt.text(1, 33, vocabulary)[:, :-1], []
+    for layer in net:
+        with FlopCounterMode(display=False) as counter:
+            x = layer(x)
+        cost.append(counter.get_total_flops() / (24 * hidden**2 * 32))  # for 32 tokens
+    weights = [sum(w.numel() for w in layer.parameters()) for layer in net]
+    cuts = {"by layers": [4, 4, 4, 3], "by parameters": balance(weights, 4), "by arithmetic": balance(cost, 4)}
+    lengths = {name: [sum(part).item() for part in torch.tensor(cost).split(cut)] for name, cut in cuts.items()}
+    everywhere = "output on all stages"
+    return lengths | {everywhere: [3 + cost[-1] / 4] * 4}, cuts | {everywhere: [4, 3, 3, 4]}
 
 
 def _schedule(name: str) -> pp.Schedule:

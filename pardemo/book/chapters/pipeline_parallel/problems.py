@@ -1,8 +1,10 @@
 """The problems of this chapter, and the way to each answer."""
 
+import math
+
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, pipeline
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 
 
 @problem("s")
@@ -18,7 +20,7 @@ def _seconds_of_a_step():
 
 @problem("micro-batches")
 def _most_for_gpipe():
-    """Each of four GPUs has a stage of 8 layers with h = 4096. A layer keeps 34·h bytes for each token, a micro-batch
+    """Each of four GPUs has a stage of 8 layers with h = 4,096. A layer keeps 34·h bytes for each token, a micro-batch
     has 4,096 tokens, and 60 GB of a GPU are left for activations. How many micro-batches can a step of GPipe have at
     most?"""
     room = 60e9
@@ -30,25 +32,26 @@ def _most_for_gpipe():
         time: {room / 1e9:g} / {each / 1e9:.2f} = {room / each:.2f}, so it takes {most}."""  # fmt: skip
 
 
-@problem("micro-batches")
-def _as_idle_as_zb_v():
-    """Eight stages, and τF = τI = τW. ZB-V runs 16 micro-batches. How many does 1F1B need to be idle for no larger
-    share of the total time?"""
-    bubble = pipeline.idle("zb_v", 8, 16, 1, 2) / 3
-    share, longer = bubble / (16 + bubble), pipeline.idle("one_f_one_b", 8, 16, 1, 2) / 3
-    needed = pipeline.micro_batches_for(8, share)
-    return needed, f"""ZB-V's bubble is (p−1)/6 = {bubble:.3g} micro-batches long, {100 * share:.1f} % of the total
-        time. 1F1B's is p−1 = {longer:g} micro-batches, {longer / bubble:g} times as long. It is the same share if the
-        work is {longer / bubble:g} times as long, too: {longer / bubble:g} · 16 = {needed}
-        micro-batches."""  # fmt: skip
+@problem("layers")
+def _layers_of_a_chunk():
+    """A model with h = 4,096 is cut over nodes of eight H100s, tensor parallel inside. Each GPU reaches 636 TFLOP/s and
+    has a card that reaches 24 GB/s. A layer multiplies each token with 12·h² weights. How many layers does a chunk need
+    at least, so that a message takes no longer than a tenth of its forward pass?"""
+    reached, rate, h = rates.matrix(hardware.gpu("H100")), rates.between(hardware.link("infiniband-400g")), 4096
+    layer, message = 24 * h**2 / reached, 2 * h / rate
+    least = math.ceil(10 * message / layer)
+    return least, f"""For each token a message has 2·h bytes and a layer 24·h² operations. An eighth of either is one
+        GPU's, so the eights cancel: a message takes {1e9 * message:.0f} ns and a layer {1e9 * layer:.0f} ns. Ten times
+        a message is {10 * message / layer:.1f} layers: take {least} layers. (The formula is
+        F/(1.2·h·B).)"""  # fmt: skip
 
 
 @problem("s")
 def _card_with_chunks():
-    """Each of four stages is a node, which sends an activation once, over a card of 50 GB/s. A model with h = 8192 runs
-    by interleaved 1F1B with v = 4, in 32 micro-batches of 8,192 tokens in bf16. For how long does the card of a node in
-    the middle send in a step?"""
-    nbytes, rate = 2 * 8192 * 8192, hardware.link("infiniband-400g")
+    """Each of four stages is a node, which sends an activation once, over a card that reaches 24 GB/s. A model with
+    h = 8,192 runs by interleaved 1F1B with v = 4, in 32 micro-batches of 8,192 tokens in bf16. For how long does the
+    card of a node in the middle send in a step?"""
+    nbytes, rate = 2 * 8192 * 8192, rates.between(hardware.link("infiniband-400g"))
     plain, chunked = (pipeline.boundary_bytes(1, 4, 32, nbytes, chunks)[0] for chunks in (1, 4))
     return chunked / rate, f"""A is 2 · 8,192 · 8,192 bytes = {nbytes / 1e6:.0f} MB. With one chunk a node in the middle
         sends an activation onward and a gradient back for each micro-batch, {plain / 1e9:.2f} GB a step. With four
