@@ -131,7 +131,7 @@ def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:
 #: From what stays to what comes and goes.
 _LINES = (
     "parameters", "frozen parameters", "gradients", "optimizer states", "gathered parameters", "buckets", "activations",
-    "logits", "temporaries", "program",
+    "logits", "temporaries", "overhead",
 )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def memory_of_ways(ways: Mapping[str, Mapping[str, float]], room_bytes: float, n
     series = {kind: {way: of.get(kind, 0.0) for way, of in ways.items()} for kind in _LINES}
     return bar_chart(
         name, f"With room for {room:.1f} GB: {{}}.", {"GB that a GPU needs": {"series": series}},
-        fills={kind: (palette.OTHER, "///") if kind == "program" else kind for kind in _LINES}, across=True,
+        fills={kind: (palette.OTHER, "///") if kind == "overhead" else kind for kind in _LINES}, across=True,
         stacked=True, per=1e9, text=lambda end: f"{end:.0f} GB{' ✗' if end > room else ''}",
         line=(f"room: {room:.1f} GB", room), ncols=3,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory
-from pardemo.planner import hardware
+from pardemo.planner import hardware, rates
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import of
 
@@ -53,12 +53,12 @@ def _on_four_gpus():
 @problem("hours")
 def _hours_on_one_gpu():
     """You train LoRA with recomputation on Llama 3 8B, one epoch of 100,000 samples of 512 tokens, on an H100 that
-    reaches 0.7 of its 989 TFLOP/s. In a token's forward pass 7.5 billion weights are multiplied. If you leave out
+    reaches 636 TFLOP/s. In a token's forward pass 7.5 billion weights are multiplied. If you leave out
     attention's scores and the adapters, how long do the matrix multiplications take?"""
     weights = _LLAMA.params - _LLAMA.embedding_params
     tokens = 100_000 * 512
     operations = 3 * 2 * weights * tokens
-    rate = 0.7 * _H100.flops
+    rate = rates.matrix(_H100)
     hours = operations / rate / 3600
     return hours, f"""A step with recomputation has three multiplications for each frozen weight: forward, once more,
         and the gradient of the input. At 2 operations each that makes 6 for a weight and token, and with
@@ -70,10 +70,10 @@ def _hours_on_one_gpu():
 @problem("minutes")
 def _smaller_micro_batches():
     """You train all 13.9 billion parameters of Baichuan2-13B on eight A800s with DeepSpeed's ZeRO-2, 32 samples a step
-    on each GPU. A link carries 200 GB/s each way, and nothing is hidden. How much longer do 1,565 steps take with
+    on each GPU. A link reaches 160 GB/s each way, and nothing is hidden. How much longer do 1,565 steps take with
     micro-batches of 4 samples than with 8, by their traffic alone?"""
     once = communication.ring_half(_BF16 * _BAICHUAN_13B.params, 8).sent
-    seconds = [(2 * m + 1) * once / _A800.link_bytes_per_s for m in (4, 8)]
+    seconds = [(2 * m + 1) * once / rates.inside(_A800) for m in (4, 8)]
     minutes = 1565 * (seconds[1] - seconds[0]) / 60
     return minutes, f"""(N−1)/N · 2 bytes for each parameter are {once / 1e9:.2f} GB. With m = 4 a step sends 9 times
         that, which takes {seconds[0]:.2f} s, and with m = 8 it sends 17 times that, which takes {seconds[1]:.2f} s. The
