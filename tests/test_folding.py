@@ -24,6 +24,7 @@ def test_a_chapters_cells_are_folded_as_the_rule_says(name):
         'sent = page.guess("How many times?", ...)\nsent',
         'wrong = {2: "No."}\nclaim("s09", 1.5, max(sent))\nguess.reveal(max(sent), wrong, "S")',
         "drawings.ring_all_reduce(4)",
+        "found = world.run(step)\nclaim('s09', 1.5, found)",
         'display(free.reveal(7, {}, "GB"))\nfigures.memory_on_a_gpu({k: 2 * v for k, v in kept.items()})',
     ],
 )
@@ -39,7 +40,6 @@ def test_what_is_folded(source):
         "def f(): ...\n\n\npage.check('f', f)",
         "page.check('f', f)",
         "def seconds(n): ...\n\n\nfigures.draw(seconds(3))",
-        "found = world.run(step)\nclaim('s09', 1.5, found)",
         "for n in (1, 2):\n    claim('s09', n, n)",
         "print('a')\nfigures.draw()",
         "rates = measure()\nfigures.draw(rates)",

@@ -76,7 +76,7 @@ def test_what_stands_in_the_tree_alone_is_no_link(built):
 
 
 @pytest.mark.parametrize(
-    ("asked", "page"), [("ring all-reduce", "01_data_parallel"), ("流水线", "02_pipeline_parallel")]
+    ("asked", "page"), [("ring all-reduce", "01_data_parallel"), ("流水线", "06_pipeline_parallel")]
 )
 def test_the_search_finds_a_word_and_its_page(chromium, served, asked, page):
     tab = chromium.new_page()

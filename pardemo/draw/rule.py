@@ -14,10 +14,10 @@ TERMS = {
     "recomputation": ("layers recomputed", "⅓"),
     "tensor parallel": ("TP: t ranks inside a node", "(t − 1) · F / (4.5 · h · B)"),
     "pipeline": ("PP: p stages", "(p − 1) / (m · v), and messages"),
-    "ZeRO-3": ("ZeRO-3; HSDP in a node; r = F / (B · T)", "(r − 1)/3 + (2r − 2)/3"),
-    "ZeRO-2": ("ZeRO-2", "(r − 2)/3 + r / (3m)"),
-    "ZeRO-1": ("ZeRO-1", "(r − 2)/(3m) + r / (3m)"),
-    "replicas": ("replicas; HSDP across", "(2r − 2)/(3m)"),
+    "ZeRO-3": ("ZeRO-3; HSDP in a node", "(κ − 1)/3 + (2κ − 2)/3"),
+    "ZeRO-2": ("ZeRO-2", "(κ − 2)/3 + κ / (3m)"),
+    "ZeRO-1": ("ZeRO-1", "(κ − 2)/(3m) + κ / (3m)"),
+    "replicas": ("replicas; HSDP across", "(2κ − 2)/(3m)"),
 }
 #: part -> its label, colour and hatch in charts
 PARTS = {
@@ -39,7 +39,7 @@ def rule(marked: Collection[str] = ()) -> Drawing:
     canvas.arrow([(40, 48), (40, 74)])
     high = LINE * (len(TERMS) + 1) + 8
     canvas.box(8, 76, WIDE - 16, high, "none", border=KEPT["parameters"], thick=2)
-    canvas.text(20, 76 + LINE / 2 + 4, "2  What does each add to its multiplications' time?", "start")
+    canvas.text(20, 76 + LINE / 2 + 4, "2  What does each add to its multiplications? κ = F / (B · T)", "start")
     for number, (name, (what, formula)) in enumerate(TERMS.items(), 1):
         y = 76 + LINE * number + LINE / 2 + 4
         if name in marked:

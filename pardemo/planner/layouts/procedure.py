@@ -9,16 +9,16 @@ recomputed layers              1/3                                a second forwa
 tensor parallel                (t − 1) · F / (4.5 · h · B)        all-reduces in a node, none hidden (*Megatron's
                                                                   attention*)
 pipeline                       (p − 1) / (m · v)                  the bubble, and messages (*Pipeline parallelism*)
-ZeRO-3; HSDP inside its nodes  (r − 1)/3 + (2r − 2)/3             gathers beside each forward pass, gathers and
+ZeRO-3; HSDP inside its nodes  (κ − 1)/3 + (2κ − 2)/3             gathers beside each forward pass, gathers and
                                                                   gradients beside each backward pass (*ZeRO's
                                                                   traffic*)
-ZeRO-2                         (r − 2)/3 + r / (3m)               gradients beside each backward pass; a gather once
+ZeRO-2                         (κ − 2)/3 + κ / (3m)               gradients beside each backward pass; a gather once
                                                                   a step, after the update
-ZeRO-1                         (r − 2)/(3m) + r / (3m)            gradients beside the last backward pass, that gather
-replicas; HSDP across          (2r − 2)/(3m)                      all-reduces beside the last backward pass
+ZeRO-1                         (κ − 2)/(3m) + κ / (3m)            gradients beside the last backward pass, that gather
+replicas; HSDP across          (2κ − 2)/(3m)                      all-reduces beside the last backward pass
 =============================  =================================  ==============================================
 
-r = F / (B · T) is a gather's time over a forward pass's. A bracket below 0 is traffic that hides and adds nothing, one
+κ = F / (B · T) is a gather's time over a forward pass's. A bracket below 0 is traffic that hides and adds nothing, one
 bracket for each pass, since passes cannot lend each other time. With recomputation the backward pass is half as long
 again: 2 becomes 3 there.
 

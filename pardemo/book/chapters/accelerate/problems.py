@@ -64,10 +64,10 @@ def _by_the_rule():
         for sharding in ("zero3", "zero1")
     )
     r = procedure.rate(job) / procedure.link(job, 16) / 8192
-    return fsdp2 / zero_1, f"""A gather takes r = F/(B · T) = {r:.2f} times a forward pass. FSDP2 gathers beside each
-        forward pass and waits (r − 1)/3 of the multiplications' time for it; beside each backward pass, twice as long,
-        it gathers and reduces and waits (2r − 2)/3. It takes {fsdp2:.2f} times the multiplications. ZeRO-1 reduces
-        beside the last backward pass and gathers after the update: (r − 2)/(3m), not below 0, and r/(3m), so it takes
+    return fsdp2 / zero_1, f"""A gather takes κ = F/(B · T) = {r:.2f} times a forward pass. FSDP2 gathers beside each
+        forward pass and waits (κ − 1)/3 of the multiplications' time for it; beside each backward pass, twice as long,
+        it gathers and reduces and waits (2κ − 2)/3. It takes {fsdp2:.2f} times the multiplications. ZeRO-1 reduces
+        beside the last backward pass and gathers after the update: (κ − 2)/(3m), not below 0, and κ/(3m), so it takes
         {zero_1:.2f} times. FSDP2's step is {fsdp2 / zero_1:.2f} times as long: over such a card take ZeRO-1 while it
         fits."""  # fmt: skip
 

@@ -42,8 +42,8 @@ def _micro_batches_for_zero_2():
     ratio, tokens = _plain_network(), 24_576
     r = ratio / tokens
     needed = next(m for m in itertools.count(1) if max(0.0, r - 2) / 3 + r / (3 * m) <= 0.05)
-    return needed, f"""r = F/(B·T) is {r:.3f}, below 2, so the gradients hide beside the backward passes. The gather
-        comes after the update and waits: r/(3m) of the computation. It is at most 0.05 if m is at least
+    return needed, f"""κ = F/(B·T) is {r:.3f}, below 2, so the gradients hide beside the backward passes. The gather
+        comes after the update and waits: κ/(3m) of the computation. It is at most 0.05 if m is at least
         {r / 0.15:.2f}, so it takes {needed}."""  # fmt: skip
 
 
