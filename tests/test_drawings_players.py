@@ -179,7 +179,7 @@ def test_a_zero_step_sends_and_holds_what_the_formulas_say(stage, ranks):
 def test_a_zero_step_calls_what_the_engine_calls(stage, world_of):
     def count():
         net = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(3)]))
-        options = {1: {}, 2: {"bucket_bytes": 8 * 8 * 4}, 3: {"prefetch": False}}[stage]
+        options = {1: {}, 2: {"bucket_bytes": 8 * 8 * 4}, 3: {}}[stage]
         engine = {1: Zero1, 2: Zero2, 3: Zero3}[stage](net, torch.optim.AdamW, **options)
         x, here = gpt.numbers(4, 8), []
         if stage == 3:

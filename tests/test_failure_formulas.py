@@ -14,10 +14,8 @@ def test_by_hand():
     assert failures.young_interval(2, 100) == 20
     assert failures.lost_shares(20, 2, 100, 5) == (0.1, 0.1, 0.05)
     assert failures.lost_shares(20, 2, 100, 5).all == pytest.approx(0.25)
-    assert failures.daly_interval(2, 100) == pytest.approx(20 * (1 + 0.1 / 3 + 0.01 / 9) - 2)
     assert failures.saved_bytes(10) == 140
     assert failures.saved_bytes(10, 4, 8) == 120
-    assert failures.daly_interval(3, 1) == 1, "a save that takes longer than two failures are apart"
 
 
 @pytest.mark.parametrize(("interval", "save", "restart"), [(10, 1, 0), (30, 3, 5), (150, 10, 20)])
@@ -28,17 +26,6 @@ def test_goodput_is_what_a_simulated_job_gets(interval, save, restart):
         saved += until // (interval + save) * interval
         total += until + restart
     assert saved / total == pytest.approx(failures.goodput(interval, save, between, restart), rel=0.03)
-
-
-@pytest.mark.parametrize("save", [0.01, 1, 10, 60])
-def test_the_best_interval_is_best_and_dalys_is_near_it(save):
-    between = 100
-    best = failures.best_interval(save, between)
-    got = failures.goodput(best, save, between)
-    for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2):
-        assert failures.goodput(factor * best, save, between) < got
-    assert failures.goodput(failures.daly_interval(save, between), save, between) == pytest.approx(got, rel=2e-3)
-    assert failures.goodput(best, save, between, 7) == pytest.approx(got * between / (between + 7))
 
 
 @pytest.mark.parametrize(

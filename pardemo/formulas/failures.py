@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from pardemo.formulas import check_seconds
 
-HALVINGS = 200  # of the bracket around the best interval: more than a double has bits
-
 
 def between_failures(of_one: float, parts: int) -> float:
     """The mean time between failures of a job that stops when any of its ``parts`` does.
@@ -37,38 +35,6 @@ def young_interval(save: float, between: float) -> float:
     """
     _check_positive(save, between)
     return math.sqrt(2 * save * between)
-
-
-def daly_interval(save: float, between: float) -> float:
-    """Daly's interval: Young's with two more terms, less the save; ``between`` where a save takes twice as long.
-
-    Raises:
-        ValueError: a time that is not above 0.
-    """
-    _check_positive(save, between)
-    if save >= 2 * between:
-        return between
-    root = math.sqrt(save / (2 * between))
-    return young_interval(save, between) * (1 + root / 3 + root * root / 9) - save
-
-
-def best_interval(save: float, between: float) -> float:
-    """The interval with the highest :func:`goodput`, to the last digits; it does not depend on the restart.
-
-    There the goodput's slope is zero: (1 − interval/between) · e^((interval + save)/between) = 1.
-
-    Raises:
-        ValueError: a time that is not above 0.
-    """
-    _check_positive(save, between)
-    low, high = 0.0, between
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if middle < between and math.log1p(-middle / between) + (middle + save) / between > 0:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 def goodput(interval: float, save: float, between: float, restart: float = 0.0) -> float:

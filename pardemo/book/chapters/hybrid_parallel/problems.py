@@ -66,9 +66,9 @@ def _tensor_over_data():
 def _from_hfu():
     """Somebody reports 55 % of the peak for a model of 13 billion parameters with l = 40, h = 5,120 and s = 4,096. All
     layers were recomputed, and the report counts them. What is the MFU?"""
-    needed = 6 * 13e9 + 12 * 40 * 5120 * 4096
-    counted = 8 * 13e9 + 16 * 40 * 5120 * 4096
+    forward = 40 * tensor_parallel.flops_forward(1, 4096, 5120) / 4096
+    needed, counted = 3 * forward, 4 * forward
     mfu = 55 * needed / counted
-    return mfu, f"""A token needs 6Ψ + 12·l·h·s = {needed / 1e9:.0f} billion operations. With a second forward pass
-        it is 8Ψ + 16·l·h·s = {counted / 1e9:.0f} billion, 4/3 of them.
-        So the MFU is 55 · 3/4 = {mfu:.2f} %."""  # fmt: skip
+    return mfu, f"""A pass forward takes l · (24h² + 4s·h) = {forward / 1e9:.1f} billion operations for each token, the
+        backward pass twice that: {needed / 1e9:.0f} billion in all. A second forward pass makes {counted / 1e9:.0f}
+        billion of them, 4/3. So the MFU is 55 · 3/4 = {mfu:.2f} %."""  # fmt: skip

@@ -26,21 +26,6 @@ def memory_of_layouts(
     )  # fmt: skip
 
 
-def errors_by(groups: Mapping[str, Mapping[Any, Mapping[str, Any]]], least: int = 5) -> Picture:
-    """The mean error of a step's time for each TP, PP, …, in per cent, with how many runs it is of."""
-    rows = {
-        f"{dimension} {value}": error
-        for dimension, of in groups.items() for value, error in of.items() if error["runs"] >= least
-    }  # fmt: skip
-    means = {label: error["mean"] for label, error in rows.items()}
-    return bar_chart(
-        "which_layout_errors", f"Mean error of a step's time, per cent: {words(means, '{:.0f}', per=0.01)}.",
-        {f"mean error of a step's time, per cent; groups of {least} runs and more": {"series": {"mean": means}}},
-        text=[f"{100 * error['mean']:.0f} %, {error['runs']} runs" for error in rows.values()],
-        fills={"mean": "compute"}, across=True, per=0.01, room=1.3, size=(6.4, 0.27 * len(rows) + 0.9),
-    )  # fmt: skip
-
-
 def _predicted_and_published(ax: Any, lines: Mapping[str, Mapping], points: Mapping[str, Mapping]) -> None:
     """A line for each name; where some have points, those without are dashed."""
     dashes = ["-" if name in points or not points else "--" for name in lines]
