@@ -5,6 +5,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,6 +64,8 @@ class Saves:
 
     def __init__(self, disk_is_full=False):
         self.disk_is_full = disk_is_full
+
+    accelerator = SimpleNamespace(wait_for_everyone=lambda: None)
 
     def is_world_process_zero(self):
         return True
