@@ -14,10 +14,10 @@ tensor, all of it to one successor. On rank r of N, of a tensor of S elements (c
     ring_broadcast              [S]        [S], the source's, in place    S, and the last one nothing
     parameter_server_all_reduce [S]        [S], the sum, in place         S, and the server (N−1) · S
 
-CPU tensors travel over the group's own links (:mod:`pardemo.collectives.links`), CUDA tensors by nccl's own
-collectives, which are rings as well. All functions are collective: every rank of ``group`` has to call them, in one
-order, and from one thread at a time. Before data moves the ranks compare the operation, the tensors and ``what``, a
-caller's words for whose turn it is (``bucket 3``). ``link``: an engine's own links in place of the group's.
+CPU tensors travel over the group's own links (:mod:`pardemo.collectives.links`), CUDA tensors by the backend's own
+collectives. All functions are collective: every rank of ``group`` has to call them, in one order, and from one thread
+at a time. Before data moves the ranks compare the operation, the tensors and ``what``, a caller's words for whose turn
+it is (``bucket 3``). ``link``: an engine's own links in place of the group's.
 """
 
 from collections.abc import Callable
