@@ -73,7 +73,8 @@ def course_of_step(footprint) -> Picture:
         axes.margins(x=0)
         axes.axvline(backward, color="black", linewidth=1.0, linestyle=":")
     ax.plot([top], [total[top]], "v", color=SHADES["logits"], markersize=7)  # the tower is narrower than a pixel
-    ax.annotate(f"logits: {total[top]:.1f} GB", (top, total[top]), (9, 0), textcoords="offset points", va="center")
+    at_top = f"{total[top]:.1f} GB, logits {share[top, kinds.index('logits')]:.1f}"
+    ax.annotate(at_top, (top, total[top]), (9, 0), textcoords="offset points", va="center")
     close.annotate(f"{total[top]:.1f} GB", (top, total[top]), (0, 4), textcoords="offset points", weight="bold")
     ax.set(title="the whole step", xlabel="allocations and frees")
     close.set(title="its tower seen closer: head and loss", xlabel="the same events")
