@@ -358,7 +358,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
         ("config.json", lambda path: changed(path, intermediate_size=128), r"mlp.*_proj.weight' is .*160.*says .*128"),
         ("config.json", lambda path: changed(path, num_hidden_layers=4), "index lacks: 'model.layers.3.* and 6 more"),
         (INDEX, Path.unlink, "holds no weights"),
-        (SECOND, Path.unlink, f"1 of 2 shards are missing: {SECOND}"),
+        (SECOND, Path.unlink, f"1 of 2 shards are missing: '{SECOND}"),
         (SECOND, lambda path: path.write_bytes(path.read_bytes()[:-2000]), f"{SECOND} cannot be read: truncated"),
         (SECOND, lambda path: path.write_text(POINTER), "is a git-lfs pointer, not the weights: run `git lfs pull`"),
         (SECOND, lambda path: torch.save({"model.norm.weight": torch.nn.Linear(2, 2)}, path), "other than tensors"),
