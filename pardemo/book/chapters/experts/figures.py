@@ -88,7 +88,7 @@ def rows_between_nodes(sent: Mapping[str, float], predicted: Mapping[str, float]
     """MB that all nodes send each other, for each way to send rows."""
     return bar_chart(
         "experts_nodes", "MB between nodes: {}; outlines are predicted.",
-        {"between nodes, there and back, MB": {"series": {"communication": sent}, "outline": predicted}},
+        {"MB between nodes": {"series": {"communication": sent}, "outline": predicted}},
         text="{:.1f}", room=1.2, size=(5.0, 3.0),
     )  # fmt: skip
 
