@@ -204,13 +204,13 @@ def test_part_of_the_memory_stays_free():
     gpu = hardware.gpu("H100")
     assert 79.0 < gpu.memory_bytes / 2**30 < 79.7  # an "80 GB" board: torch's total_memory
     cluster = table.Hardware(gpu, 8)
-    assert 0.95 * gpu.memory_bytes < cluster.room < gpu.memory_bytes
+    assert cluster.room == 0.92 * gpu.memory_bytes
     curve = memory.Curve(job("zero-1", 4))
     room = sum(curve.estimate(B).lines[name] for name in memory.LINES)
     while (least := curve.estimate(B, room=room).peak_bytes) > room:
         room += 50e6
     assert not dry_rows(request(gpus=4, room=least, samples_per_step=4 * B, batches=(B,)))[0].fits
-    assert dry_rows(request(gpus=4, room=1.05 * room, samples_per_step=4 * B, batches=(B,)))[0].fits
+    assert dry_rows(request(gpus=4, room=room / 0.91, samples_per_step=4 * B, batches=(B,)))[0].fits
 
 
 @pytest.mark.parametrize(("engine", "of_parameters", "of_states"), [("zero-1", None, 12), ("fsdp2", 4, 8)])

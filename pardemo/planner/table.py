@@ -59,6 +59,7 @@ class Hardware:
 
     @property
     def room(self) -> float:
+        """Bytes of a GPU that a plan may fill."""
         return self.gpu.memory_bytes * (1 - RESERVE)
 
 
