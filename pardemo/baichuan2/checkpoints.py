@@ -50,15 +50,15 @@ def load_checkpoint(
     for names, problem in ((listed - set(shapes), "lists what the model has not"), (set(shapes) - listed, "lacks")):
         if listed and names:
             more = f" and {len(names) - 1} more" * (len(names) > 1)
-            raise ValueError(f"{folder.name}: the index {problem}: {min(names)}{more}")
+            raise ValueError(f"{folder.name}: the index {problem}: {min(names)!r}{more}")
     remaining = dict(shapes)
     for path in shards:
         for name, tensor in _tensors(path):
             if name not in remaining:
                 problem = "is there twice" if name in shapes else "is no parameter of this model"
-                raise ValueError(f"{path.name}: {name} {problem}")
+                raise ValueError(f"{path.name}: {name!r} {problem}")
             if remaining.pop(name) != tuple(tensor.shape):
-                raise ValueError(f"{path.name}: {name} is {list(tensor.shape)}, the configuration says "
+                raise ValueError(f"{path.name}: {name!r} is {list(tensor.shape)}, the configuration says "
                                  f"{list(shapes[name])}")  # fmt: skip
             owner, _, last = name.rpartition(".")
             value = torch.nn.Parameter(tensor.to(device=device, dtype=dtype))
@@ -123,7 +123,7 @@ def _shards_and_names(folder: Path) -> tuple[list[Path], set[str]]:
             names = sorted(set(weight_map.values()))
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:
-                raise FileNotFoundError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[0]}")
+                raise FileNotFoundError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[0]!r}")
             return [_checked_shard(folder / name) for name in names], set(weight_map)
         if (folder / single).is_file():
             return [_checked_shard(folder / single)], set()

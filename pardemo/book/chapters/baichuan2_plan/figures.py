@@ -22,7 +22,7 @@ def tensors_of_head(events: Sequence[tuple[str, int]]) -> Picture:
     large = [(name, nbytes / 1e9) for name, nbytes in events if abs(nbytes) > SMALL * most]
     births = [(name, at, size) for at, (name, size) in enumerate(large) if size > 0]
     deaths = {name: at for at, (name, size) in enumerate(large) if size < 0}
-    fig, (ax, below) = new(2, 1, size=(7.4, 5.4), sharex=True, height_ratios=(2, 1))
+    fig, (ax, below) = new(2, 1, size=(6.4, 5.4), sharex=True, height_ratios=(2, 1))
     labels = []
     for row, (name, birth, size) in enumerate(births):
         ours = "empty" in name
@@ -42,10 +42,10 @@ def tensors_of_head(events: Sequence[tuple[str, int]]) -> Picture:
     for axes in (ax, below) if middle else ():
         axes.axvline(middle, color="black", linewidth=1.0, linestyle=":")
     for at, word in ((middle / 2, "forward"), ((middle + len(large)) / 2, "backward")) if middle else ():
-        below.annotate(word, (at, 1.12 * total[top]), ha="center", va="center")
+        below.annotate(word, (at, 1.36 * total[top]), ha="center", va="center")
     below.stairs(total, range(len(large) + 1), fill=True, color=SHADES["logits"])
     below.annotate(f"{total[top]:.1f}", (top + 0.5, total[top]), (0, 3), textcoords="offset points", ha="center")
-    below.set(xlabel="allocations and frees, one after the other", ylabel="GB alive", ylim=(0, 1.3 * total[top]))
+    below.set(xlabel="allocations and frees", ylabel="GB alive", ylim=(0, 1.5 * total[top]))
     below.set_xticks([])
     return save(fig, "baichuan2_plan_head", f"{', '.join(labels)}; together {total[top]:.1f} GB at most.")
 
@@ -62,7 +62,7 @@ def course_of_step(footprint) -> Picture:
     begin, end, top = max(int(near[0]) - 8, 0), min(int(near[-1]) + 10, len(total)), int(total.argmax())
     floor = 0.94 * share[0].sum()
     backward = dict(footprint.phases)["backward"]
-    fig, (ax, close) = new(2, 1, size=(7.4, 7.2))
+    fig, (ax, close) = new(2, 1, size=(6.4, 7.2))
     for axes, first, last in ((ax, 0, len(total)), (close, begin, end)):
         colours = [SHADES[kind] for kind in kinds]
         axes.stackplot(range(first, last), share[first:last].T, colors=colours, labels=kinds, step="post", lw=0)
@@ -73,7 +73,8 @@ def course_of_step(footprint) -> Picture:
         axes.margins(x=0)
         axes.axvline(backward, color="black", linewidth=1.0, linestyle=":")
     ax.plot([top], [total[top]], "v", color=SHADES["logits"], markersize=7)  # the tower is narrower than a pixel
-    ax.annotate(f"logits: {total[top]:.1f} GB", (top, total[top]), (9, 0), textcoords="offset points", va="center")
+    at_top = f"{total[top]:.1f} GB, logits {share[top, kinds.index('logits')]:.1f}"
+    ax.annotate(at_top, (top, total[top]), (9, 0), textcoords="offset points", va="center")
     close.annotate(f"{total[top]:.1f} GB", (top, total[top]), (0, 4), textcoords="offset points", weight="bold")
     ax.set(title="the whole step", xlabel="allocations and frees")
     close.set(title="its tower seen closer: head and loss", xlabel="the same events")
@@ -86,7 +87,7 @@ def course_of_step(footprint) -> Picture:
 
 def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
     """How far each rule is from the measured peak, in per cent: ``job -> rule -> share``; black is no error."""
-    fig, ax = new(size=(6.6, 0.85 * len(errors) + 1.5))
+    fig, ax = new(size=(6.2, 0.85 * len(errors) + 1.5))
     rules = list(dict.fromkeys(rule for of in errors.values() for rule in of))
     styles = dict(zip(rules, (("holds", ""), ("off", "///"), ("differs", "...")), strict=False))
     high = 0.8 / len(rules)

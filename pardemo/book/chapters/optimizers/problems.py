@@ -86,7 +86,7 @@ def _inside_or_across():
     sent = 2 * formulas.muon_across(sum(map(math.prod, shapes)), hosts)
     card = sent / (inside - everywhere)
     return card / 1e9, f"""Under HSDP 8 GPUs share the work, which takes {1e3 * inside:.0f} ms, and all 64 would need
-        {1e3 * everywhere:.0f} ms. For that gain of {1e3 * (inside - everywhere):.0f} ms, 2(H−1)/H² · Ψ numbers of 2
+        {1e3 * everywhere:.0f} ms. For that gain of {1e3 * (inside - everywhere):.0f} ms, 2 · 7/8² · Ψ numbers of 2
         bytes leave each node, {sent / 1e9:.2f} GB. A card carries them in that time at {card / 1e9:.1f} GB/s. So the
         optimizer's step is shorter with HSDP on cards of 100 Gbit/s. On cards of 400 Gbit/s, of which 24 GB/s are
         reached, the two hardly differ."""  # fmt: skip
