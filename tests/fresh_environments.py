@@ -1,11 +1,10 @@
-"""``python tests/fresh_environments.py [light] [full] [versions]``: the package, built, installed where nothing else is,
-and used.
+"""``python tests/fresh_environments.py [light] [full] [versions]``: the package, built, installed alone, and used.
 
 Builds the sdist and from it the wheel, lets twine look at both, makes an environment for each kind, installs the wheel
 (``light``: alone; ``full``: with the extra [all]) and runs it in a folder that is no clone. With ``--write`` the table
 of packages in docs/light-core.md is made anew. ``versions`` installs the light core with each Python and torch of
-:data:`VERSIONS` (``--version 3.13:2.15.0`` names others), and measures, proves and plans there; with ``--write`` the rows
-of docs/light-core.md are made anew. It takes minutes and a package index, so ``make test`` leaves it out;
+:data:`VERSIONS` (``--version 3.13:2.15.0`` names others), and measures, proves and plans there; with ``--write`` its
+rows of docs/light-core.md are made anew. It takes minutes and a package index, so ``make test`` leaves it out;
 ``.github/workflows/package.yml`` runs it.
 """
 
@@ -261,7 +260,8 @@ def write_versions(rows: list[tuple[str, str, str]]) -> None:
     if not rows:
         return
     text = PAGE.read_text(encoding="utf-8")
-    kept = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in TRIED.search(text)[2].splitlines()[2:]]
+    lines = TRIED.search(text)[2].splitlines()[2:]
+    kept = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
     tried = {(minor(row[0]), row[1]): row for row in (*kept, *rows)}
     lines = ["| Python | torch | `World`, ring, ZeRO, cluster, `measure`, `prove`, `plan` |", "|---|---|---|"]
     lines += [f"| {' | '.join(tried[key])} |" for key in sorted(tried)]

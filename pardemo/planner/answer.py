@@ -10,7 +10,7 @@ from typing import Any
 from pardemo.finetune import recipe
 from pardemo.planner import profile, table
 from pardemo.planner.command import progress
-from pardemo.planner.estimate import BUILT_SHARDED, FULL
+from pardemo.planner.estimate import BUILT_SHARDED, FULLEST
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import command as layout_command
 from pardemo.planner.layouts import configurations
@@ -216,7 +216,7 @@ def as_text(plan: Plan, most: int | None = None) -> str:
         f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}",
         f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]
-    if best.peak_bytes > TIGHT * FULL * cluster.gpu.memory_bytes:
+    if best.peak_bytes > TIGHT * FULLEST * cluster.gpu.memory_bytes:
         output.append(
             f"  tight: {best.peak_bytes / 1e9:.1f} of {cluster.room / 1e9:.1f} GB; of reported runs as full as that, "
             "more ended out of memory than ran"

@@ -12,7 +12,7 @@ NCCL_BYTES = 0.69e9
 BESIDE_TENSORS = ("allocator", "CUDA context", "NCCL")
 #: Of a GPU's memory, as torch reports it: what takes more does not run. The fullest of nanotron's 906 runs on H100 that
 #: ended well had reserved 97.8 % (77.4 of 79.1 GiB, with CUDA's and NCCL's 1.2 beside it).
-FULL = 0.98
+FULLEST = 0.98
 #: Of a GPU's memory that a plan leaves free, for fragments and what libraries take; nearer to its end allocators begin
 #: to thrash. What takes no more than the rest *fits*, here and in the book.
 RESERVE = 0.08
