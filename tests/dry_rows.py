@@ -10,5 +10,5 @@ def dry_rows(request):
     rows = []
     for row in table.plan(request).rows:
         run = checked.beside(request, row).run
-        rows.append(replace(row, memory=run, fits=run.peak_bytes <= request.cluster.room))
+        rows.append(replace(row, memory=run, fits=run.peak_bytes <= request.cluster.most_bytes))
     return rows

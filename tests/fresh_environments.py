@@ -1,8 +1,10 @@
-"""``python tests/fresh_environments.py [light] [full]``: the package, built, installed where nothing else is, and used.
+"""``python tests/fresh_environments.py [light] [full] [versions]``: the package, built, installed alone, and used.
 
 Builds the sdist and from it the wheel, lets twine look at both, makes an environment for each kind, installs the wheel
 (``light``: alone; ``full``: with the extra [all]) and runs it in a folder that is no clone. With ``--write`` the table
-of packages in docs/light-core.md is made anew. It takes minutes and a package index, so ``make test`` leaves it out;
+of packages in docs/light-core.md is made anew. ``versions`` installs the light core with each Python and torch of
+:data:`VERSIONS` (``--version 3.13:2.15.0`` names others), and measures, proves and plans there; with ``--write`` its
+rows of docs/light-core.md are made anew. It takes minutes and a package index, so ``make test`` leaves it out;
 ``.github/workflows/package.yml`` runs it.
 """
 
@@ -20,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "light-core.md"
 PLACE = re.compile(r"(<!-- packages -->\n).*?(<!-- /packages -->)", re.DOTALL)
+TRIED = re.compile(r"(<!-- versions -->\n)(.*?)(<!-- /versions -->)", re.DOTALL)
 REQUIREMENT = {"light": "{wheel}", "full": "{wheel}[all]"}
 SEARCH = ("plan", "--search", "--model", "llama3-8b", "--gpu", "H100", "--gpus", "8")
 #: Two ranks, a ring whose bytes are counted, a step under ZeRO, hosts with links that have limits.
@@ -55,6 +58,47 @@ CORE = textwrap.dedent(
         main()
     """
 )
+#: Python and torch. torch's CPU build where the index has one, else the one for CUDA, which runs on CPUs as well.
+VERSIONS = ("3.11:2.12.1", "3.11:2.13.0", "3.11:2.14.1", "3.11:2.15.0", "3.12:2.14.1", "3.13:2.12.1", "3.13:2.15.0")
+#: A script as people have it, which by ``--broken`` sums gradients where a mean was meant.
+SCRIPT = textwrap.dedent(
+    """
+    import argparse, os, torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    options = argparse.ArgumentParser()
+    options.add_argument("--batch", type=int, default=4)
+    options.add_argument("--broken", action="store_true")
+    given = options.parse_args()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 8))
+    net = model if given.broken else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(6, 8, 256, generator=torch.Generator().manual_seed(1))
+    for batch in data:
+        mine = batch[rank * given.batch : (rank + 1) * given.batch]
+        optimizer.zero_grad()
+        net(mine).square().mean().backward()
+        if given.broken:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+    dist.destroy_process_group()
+    """
+)
+LAYOUTS = ("--layout", "ranks=1 batch=8", "--layout", "ranks=2 batch=4")
+#: What is done with it with each version: command, exit status, and what it has to say.
+USED = {
+    "measure": (("measure", "--ranks", "2", "--", "script.py"), 0, r"(?s).*1\.1 MB.*"),
+    "prove": (("prove", "--double", *LAYOUTS, "--", "script.py", "--batch", "{batch}"), 0, r"(?s).*\nequal\b.*"),
+    "prove, of a sum": (
+        ("prove", "--double", *LAYOUTS, "--", "script.py", "--batch", "{batch}", "--broken"), 1,
+        r"(?s).*\[sum-for-mean\].*",
+    ),
+    "plan": (("plan", "--price", "1"), 0, r"(?s).* micro-.*"),
+}  # fmt: skip
 #: Command -> status and what it says, in a folder that is no clone.
 SAYS = {
     "light": {
@@ -78,22 +122,27 @@ def main() -> int:
     """Returns 0 where all is as it should be; AssertionError or CalledProcessError says what is not."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "kinds", nargs="*", choices=[[], *REQUIREMENT], metavar="KIND", help="light, full; both by default"
-    )
+        "kinds", nargs="*", choices=[[], *REQUIREMENT, "versions"], metavar="KIND",
+        help="light, full, versions; the first two by default",
+    )  # fmt: skip
+    parser.add_argument("--version", action="append", metavar="PYTHON:TORCH", help="of versions: only these")
     parser.add_argument("--write", action="store_true", help="make the table in docs/light-core.md anew")
     parser.add_argument("--keep", action="store_true", help="leave the environments where they are")
     arguments = parser.parse_args()
     kinds = arguments.kinds or list(REQUIREMENT)
+    versions = arguments.version or VERSIONS
     folder = Path(tempfile.mkdtemp(prefix="pardemo-fresh-"))
     try:
         wheel = build(folder)
-        tables = {kind: check(kind, wheel, folder) for kind in kinds}
+        tables = {kind: check(kind, wheel, folder) for kind in kinds if kind in REQUIREMENT}
+        rows = [check_version(each, wheel, folder) for each in versions] if "versions" in kinds else []
     finally:
         if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)
     if arguments.write:
         write(tables)
-    return 0
+        write_versions(rows)
+    return int(any(result != "passed" for *_, result in rows))
 
 
 def build(folder: Path) -> Path:
@@ -134,9 +183,45 @@ def check(kind: str, wheel: Path, folder: Path) -> list[tuple[str, str, int]]:
     return packages
 
 
-def environment(folder: Path, *requirements: str) -> str:
+def check_version(version: str, wheel: Path, folder: Path) -> tuple[str, str, str]:
+    """Uses the wheel with one Python and one torch; returns both and ``passed``, or what failed in one line.
+
+    The environment is taken away at once: torch's build for CUDA takes 5.6 GB.
+    """
+    python_version, torch_version = version.split(":")
+    interpreter = shutil.which(f"python{python_version}")
+    if interpreter is None or subprocess.run([interpreter, "-c", ""], check=False, capture_output=True).returncode:
+        return python_version, torch_version, f"no python{python_version} here"
+    place = folder / version.replace(":", "-")
+    try:
+        python = environment(place, f"torch=={torch_version}", str(wheel), interpreter=interpreter)
+        exact = run(python, "-c", "import platform; print(platform.python_version())").strip()
+        elsewhere = place / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "core.py").write_text(CORE)
+        (elsewhere / "script.py").write_text(SCRIPT)
+        run(python, "core.py", cwd=elsewhere)
+        failed = []
+        for name, (command, status, pattern) in USED.items():
+            done = subprocess.run(
+                [python, "-m", "pardemo", *command], cwd=elsewhere, capture_output=True, text=True, timeout=600,
+                check=False,
+            )  # fmt: skip
+            if done.returncode != status or not re.fullmatch(pattern, done.stdout.strip()):
+                print(done.stdout[-2000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
+                failed.append(name)
+        result = "failed: " + ", ".join(failed) if failed else "passed"
+    except subprocess.CalledProcessError as error:
+        exact, result = python_version, f"failed: {' '.join(map(str, error.cmd[1:4]))}"
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    print(f"Python {exact}, torch {torch_version}: {result}", flush=True)
+    return exact, torch_version, result
+
+
+def environment(folder: Path, *requirements: str, interpreter: str = sys.executable) -> str:
     """A new environment with these; returns its Python."""
-    run(sys.executable, "-m", "venv", str(folder))
+    run(interpreter, "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements)
     return python
@@ -168,6 +253,24 @@ def write(tables: dict[str, list[tuple[str, str, int]]]) -> None:
         lines += ["", said("full", "pip install 'pardemo[all]'", rows)]
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(PLACE.sub(lambda place: place[1] + "\n".join(lines) + "\n" + place[2], text), encoding="utf-8")
+
+
+def write_versions(rows: list[tuple[str, str, str]]) -> None:
+    """The rows of the versions that were tried now; others stay."""
+    if not rows:
+        return
+    text = PAGE.read_text(encoding="utf-8")
+    lines = TRIED.search(text)[2].splitlines()[2:]
+    kept = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+    tried = {(minor(row[0]), row[1]): row for row in (*kept, *rows)}
+    lines = ["| Python | torch | `World`, ring, ZeRO, cluster, `measure`, `prove`, `plan` |", "|---|---|---|"]
+    lines += [f"| {' | '.join(tried[key])} |" for key in sorted(tried)]
+    PAGE.write_text(TRIED.sub(lambda place: place[1] + "\n".join(lines) + "\n" + place[3], text), encoding="utf-8")
+
+
+def minor(version: str) -> tuple[int, ...]:
+    """3 and 13 of ``3.13.0``."""
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def said(kind: str, command: str, rows: list[tuple[str, str, int]]) -> str:

@@ -59,7 +59,7 @@ def test_fsdp2_is_compared_but_not_recommended_beside_zero(found):
 def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     monkeypatch.setattr(table, "MOST_EXPONENT", 2)
     monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
-    tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
+    tight = request(gpus=1, room=0.3e9 / table.FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
     plan = table.plan(tight)
     assert plan.best is None
     assert table.why(plan) == "nothing fits"
@@ -71,7 +71,7 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
 def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
     monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 0.2e9)
-    tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
+    tight = request(gpus=1, room=0.3e9 / table.FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
     assert table.plan(tight).best is None
     told = table.smallest_cluster(tight)
     assert says(told, "GPUs", "1", "--batch")

@@ -191,7 +191,7 @@ def asked(**changes):
 def test_the_plan_backwards_ends_where_the_room_does():
     request = asked()
     best = table.plan(request).best
-    shape, room = configurations.of(request.job.config), request.cluster.room
+    shape, room = configurations.of(request.job.config), request.cluster.most_bytes
     job, layout = table.row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
 
     def held(tokens=job.sequence, batch=layout.micro_batch):

@@ -65,7 +65,7 @@ def test_where_nothing_fits_the_least_is_told_and_the_exit_is_2(asked, monkeypat
     monkeypatch.setattr(table, "smallest_cluster", lambda request: "ask for more")
     assert main(["plan"]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    room = 79.33 * 1.073741824 * 0.98  # GiB of an A800 in GB, less what stays free
+    room = 79.33 * 1.073741824 * 0.98  # GiB of an A800 in GB, less what nobody has filled
     assert told == (
         f"pardemo plan: 8 × A800-80GB hold it under no choice; the least is 91.5 GB of {room:.1f}; ask for more"
     )

@@ -44,7 +44,8 @@ def command(arguments: argparse.Namespace, shown: int | None) -> int:
         least = min(plan.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
             f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice; the least is "
-            f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; " + table.smallest_cluster(request)
+            f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.most_bytes / 1e9:.1f}; "
+            f"{table.smallest_cluster(request)}"
         )
     answers: dict[str, int | None] = {}
     if arguments.backwards:
@@ -216,17 +217,17 @@ def as_text(plan: Plan, most: int | None = None) -> str:
         f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}",
         f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]
-    if best.peak_bytes > TIGHT * cluster.room:
+    if best.peak_bytes > TIGHT * cluster.most_bytes:
         output.append(
-            f"  tight: {best.peak_bytes / 1e9:.1f} of {cluster.room / 1e9:.1f} GB; of reported runs as full as that, "
-            "more ended out of memory than ran"
+            f"  tight: {best.peak_bytes / 1e9:.1f} of {cluster.most_bytes / 1e9:.1f} GB; of reported runs as full as "
+            "that, more ended out of memory than ran"
         )
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     output.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     for engine, how in BUILT_SHARDED.items():  # which has the model whole before it cuts it
         built = next((row.memory.building_bytes for row in plan.rows if row.engine == engine), None)
         if built is not None:
-            fits = "fits" if built <= cluster.room else f"does not fit: {how}"
+            fits = "fits" if built <= cluster.most_bytes else f"does not fit: {how}"
             output.append(f"  {title(engine)}: built whole on the GPU before it is cut {built / 1e9:.1f} GB, {fits}")
     if request.job.adapter is None and cluster.gpus > 1:
         output.append("  as Transformers' Trainer runs it; --search plans the job as Megatron-core does (TP, PP, CP)")

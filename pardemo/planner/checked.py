@@ -85,7 +85,7 @@ def beside(request: Request, row: PlanRow) -> Beside:
     if job.fused_loss:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
     curve, how = _curve(request, row)
-    run = curve.estimate(row.batch, *how, request.cluster.room)
+    run = curve.estimate(row.batch, *how, request.cluster.most_bytes)
     return Beside(row.memory, run, (row.sent_bytes, _sent(request, row, curve.low)))
 
 

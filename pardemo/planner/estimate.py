@@ -10,9 +10,12 @@ CONTEXT_BYTES = 0.55e9
 NCCL_BYTES = 0.69e9
 #: Lines of an estimate that are no tensors'.
 BESIDE_TENSORS = ("allocator", "CUDA context", "NCCL")
-#: Of a GPU's memory that stays free, for fragments that the replay does not see and libraries' workspaces. The fullest
-#: of nanotron's 906 runs on H100 that ended well had reserved 77.4 of 79.1 GiB, with CUDA's and NCCL's 1.2 beside it.
-RESERVE = 0.02
+#: Of a GPU's memory, as torch reports it: what takes no more *fits*. The fullest of nanotron's 906 runs on H100 that
+#: ended well had reserved 97.8 % (77.4 of 79.1 GiB, with CUDA's and NCCL's 1.2 beside it).
+FULLEST = 0.98
+#: Of a GPU's memory that a plan leaves free where it can choose, for fragments and what libraries take; nearer to its
+#: end allocators begin to thrash.
+RESERVE = 0.08
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pardemo.planner.estimate import RESERVE, Estimate, PredictedStep
+from pardemo.planner.estimate import FULLEST, RESERVE, Estimate, PredictedStep
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
@@ -58,7 +58,13 @@ class Hardware:
         return self.gpus // self.hosts
 
     @property
+    def most_bytes(self) -> float:
+        """What fits a GPU: more has never run."""
+        return self.gpu.memory_bytes * FULLEST
+
+    @property
     def room(self) -> float:
+        """Bytes of a GPU that a plan fills where it can choose."""
         return self.gpu.memory_bytes * (1 - RESERVE)
 
 
@@ -159,7 +165,7 @@ class Plan:
 
     @cached_property
     def best(self) -> PlanRow | None:
-        """The fastest that fits; of rows within 1 % the one that offloads and shards least, then takes least memory.
+        """The fastest that leaves room; of rows within 1 % the one that offloads and shards least, then in memory.
 
         FSDP2 is there to compare: ``pardemo finetune`` runs DeepSpeed, so that it is chosen only where nothing else is
         asked for.
@@ -170,9 +176,10 @@ class Plan:
 
     @property
     def eligible(self) -> list[PlanRow]:
-        """Rows that fit and may be recommended."""
+        """Rows that may be recommended: of those that fit, those that leave room; all that fit where none does."""
         fitting = [row for row in self.rows if row.fits]
-        return [row for row in fitting if row.engine != "fsdp2"] or fitting
+        fitting = [row for row in fitting if row.engine != "fsdp2"] or fitting
+        return [row for row in fitting if row.peak_bytes <= self.request.cluster.room] or fitting
 
 
 def _modesty(row: PlanRow) -> tuple:
@@ -294,7 +301,7 @@ def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, 
     cluster, hours = request.cluster, request.steps * time.seconds / 3600
     money = None if cluster.price is None else hours * cluster.gpus * cluster.price
     return PlanRow(
-        engine, offload, again, batch, layout.accumulation, held, time, held.peak_bytes <= cluster.room,
+        engine, offload, again, batch, layout.accumulation, held, time, held.peak_bytes <= cluster.most_bytes,
         time.tokens_per_s, hours, money,
     )  # fmt: skip
 
@@ -305,7 +312,7 @@ def longest_sequence(request: Request, best: PlanRow) -> int:
     context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
     fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
     if context < 2 * TOKENS:
-        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.cluster.room else 0
+        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.cluster.most_bytes else 0
     return TOKENS * largest(fits, context // TOKENS)
 
 
@@ -322,7 +329,7 @@ def fewest_gpus(request: Request) -> int | None:
     """
     unit = request.tp * request.pp
     for exponent in range(MOST_EXPONENT + 1):
-        if least_bytes(request, unit << exponent) <= request.cluster.room:
+        if least_bytes(request, unit << exponent) <= request.cluster.most_bytes:
             return unit << exponent
     return None
 
@@ -367,7 +374,7 @@ def _cut_sequences(request: Request) -> list[str]:
 
 
 def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
-    return lambda size: memory(*of(size)).peak_bytes <= request.cluster.room
+    return lambda size: memory(*of(size)).peak_bytes <= request.cluster.most_bytes
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
@@ -384,8 +391,10 @@ def why(plan: Plan) -> str:
     best = plan.best
     if best is None:
         return "nothing fits"
-    room = f"{plan.request.cluster.room / 1e9:.1f} GB"
-    fastest = f"the fastest that fits {room}"
+    cluster = plan.request.cluster
+    fastest = f"the fastest that fits {cluster.most_bytes / 1e9:.1f} GB"
+    if best.peak_bytes <= cluster.room:
+        fastest = f"the fastest that leaves {RESERVE:.0%} of a GPU free"
     if best.hours != min(row.hours for row in plan.eligible):
         fastest = f"within 1 % of {fastest}, and offloads or shards less or takes less memory"
     return "; ".join([fastest, *_stage(plan, best), *_batch(plan, best), f"limited by {best.time.limit}"])
@@ -399,7 +408,7 @@ def _stage(plan: Plan, best: PlanRow) -> list[str]:
     lower = [row for row in plan.rows if row.stage is not None and row.stage < stage]
     if fitting := [row for row in lower if row.fits]:
         nearest = min(fitting, key=lambda row: row.hours)
-        if nearest.hours <= best.hours:  # as fast, but offloads
+        if nearest.hours <= best.hours:  # as fast, but offloads, or leaves too little free
             return []
         return [f"below stage {stage} {_way(nearest)} is the fastest, which takes {_more(nearest, best)} longer"]
     if lower:
@@ -421,6 +430,8 @@ def _batch(plan: Plan, best: PlanRow) -> list[str]:
     larger = min((row for row in alike if row.batch > best.batch), key=lambda row: row.batch, default=None)
     if larger is not None and not larger.fits:
         clauses.append(f"micro-batches of {larger.batch} do not fit")
+    elif larger is not None and larger not in plan.eligible:
+        clauses.append(f"micro-batches of {larger.batch} fit, and leave less than {RESERVE:.0%} free")
     elif larger is not None and larger.hours < best.hours:
         clauses.append(f"micro-batches of {larger.batch} are at most 1 % faster")
     return clauses

@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from pardemo.planner import hardware
-from pardemo.planner.estimate import RESERVE
+from pardemo.planner.estimate import FULLEST
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
@@ -41,7 +41,7 @@ REPORTED = {80: 79.25, 48: 47.5, 40: 39.5, 32: 31.7, 24: 23.6, 16: 15.8}
 
 def room(run: ReportedRun) -> float:
     """Bytes that there are for a run."""
-    return REPORTED.get(round(run.gpu_gb), 0.985 * run.gpu_gb) * 2**30 * (1 - RESERVE)
+    return REPORTED.get(round(run.gpu_gb), 0.985 * run.gpu_gb) * 2**30 * FULLEST
 
 
 def fits(run: ReportedRun) -> bool:

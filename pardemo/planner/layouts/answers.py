@@ -5,12 +5,13 @@ import re
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from pardemo.planner.estimate import RESERVE
 from pardemo.planner.layouts.intervals import of_bytes
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check, recomputation
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
 from pardemo.planner.layouts.micro_batch import PARTS
-from pardemo.planner.layouts.published.against import ACROSS, RESERVE, why_not
+from pardemo.planner.layouts.published.against import ACROSS, why_not
 from pardemo.planner.layouts.search import PlannedLayout, SearchResult, search
 
 #: What a printed layout says, and the fields that it means.

@@ -8,6 +8,7 @@ from math import ceil
 from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.formulas import failures, memory, pipeline
 from pardemo.planner import hardware, rates
+from pardemo.planner.estimate import RESERVE
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.configurations import find, of
 from pardemo.planner.layouts.job import Job
@@ -15,7 +16,6 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import adds
 from pardemo.planner.layouts.procedure import link as rate_of_ring
-from pardemo.planner.layouts.published.against import RESERVE
 from pardemo.planner.layouts.stacks import stack
 
 _GPU_NAMES = ("H100", "B200")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo import project
+from pardemo.planner.estimate import FULLEST, RESERVE
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.memory import Memory, memory
@@ -22,10 +23,7 @@ ACROSS = 1.25
 #: without ZeRO-1, and the median took 2.4 times as long; of the 398 others the median took as long as predicted, but
 #: each third waited for messages. Replicas over hosts without ZeRO-1 took 1.05 times as long.
 RECORDS = {"nanotron": {"TP": 1.35, "PP without ZeRO": 2.4, "PP": 1.1, "without ZeRO": 1.05}}
-#: The fullest of nanotron's runs that ended well had reserved 97.8 % of an H100's memory: what is above does not run.
-FULL = 0.98
 LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
-RESERVE = 0.08  # of a GPU's memory, for fragments and what libraries take; nearer to its end allocators begin to thrash
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class ComparedRun:
     @property
     def fits(self) -> bool:
         """Whether it is predicted to run: it can be cut so, and no GPU holds more than it has."""
-        return self.memory.peak_bytes <= FULL * self.run.job.machine.gpu.memory_bytes and not self.refused
+        return self.memory.peak_bytes <= FULLEST * self.run.job.machine.gpu.memory_bytes and not self.refused
 
     @property
     def has_room(self) -> bool:

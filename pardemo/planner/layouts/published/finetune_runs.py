@@ -27,8 +27,8 @@ A800 = {
     (2, True): (("none", 1, 4.19), ("optimizer", 1, 1.81), ("none", 4, 4.69)),
     (3, True): (("none", 2, 4.45), ("optimizer", 2, 2.05), ("optimizer+parameters", 4, 2.06), ("none", 8, 4.73)),
 }
-#: Of the room, what a plan may take and not be called tight: of reported fine-tunes that it puts between this and the
-#: whole room, more ended out of memory than ran.
+#: Of that limit, what a plan may take and not be called tight: of reported fine-tunes that it puts between this and all
+#: of it (:data:`pardemo.planner.estimate.FULLEST`), more ended out of memory than ran.
 TIGHT = 0.85
 
 
