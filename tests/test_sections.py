@@ -52,7 +52,7 @@ def test_a_section_of_another_chapter_is_there(name):
 
 @pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_chapters_are_called_by_their_names(name):
-    """A link has the chapter's title as its text, or says what is there; no sentence has a number, which may change."""
+    """A link has the chapter's title as its text; no sentence has a number, which may change."""
     chapter = project.chapter_name(name)
     assert markdown(name)[0].startswith(f"# {CHAPTERS[chapter]}\n")
     cells = nbformat.read(project.notebooks()[name], 4).cells
@@ -60,8 +60,7 @@ def test_chapters_are_called_by_their_names(name):
     for text in markdown(name):
         assert order.mended(text, chapter) == text, "python -m pardemo.book.order"
         for words, other, _ in order.LINK.findall(text):
-            described = words[:1].islower() or words[:1].isdigit()  # [the table of rates](00_your_machine.ipynb)
-            assert described or " ".join(words.split()) == CHAPTERS[other], f"[{words}] leads to {CHAPTERS[other]}"
+            assert " ".join(words.split()) == CHAPTERS[other], f"[{words}] leads to {CHAPTERS[other]}"
             assert other != chapter, "a chapter that links itself"
 
 
