@@ -80,7 +80,7 @@ def test_every_chapter_is_listed_with_its_executed_copy():
 
 def test_the_first_screen_installs_uses_and_shows_results():
     """Before the book: what it is, how a script of one's own comes to it, and both commands with what they print."""
-    screen = TEXT[: TEXT.index("## The book\n")]
+    screen = TEXT[TEXT.index("<!-- end of badges -->") : TEXT.index("## The book\n")]
     assert len(screen.split()) < 430
     places = [screen.index(text) for text in ("pip install", "\npardemo prove ", "\ndifferent\n", "\npardemo measure ")]
     assert places == sorted(places)
@@ -99,12 +99,16 @@ def test_two_minutes_are_enough_for_the_book():
 def test_badges_say_what_is_so():
     badges = re.findall(r"^\[!\[(.*?)\]\((\S+)\)\]\((\S+)\)$", TEXT, flags=re.M)
     shown = {address.rpartition("/")[2] for _, address, _ in badges}
+    assert len(badges) == 5
     least = PROJECT["requires-python"].removeprefix(">=")
     assert shown == {"licence-Apache--2.0-blue", f"python-{least}+-blue", "badge.svg", "badge_logo.svg"}
     assert PROJECT["license"] == "Apache-2.0"
     assert f"{project.REPOSITORY}/actions/workflows/test.yml/badge.svg" in TEXT
     assert (ROOT / ".github" / "workflows" / "test.yml").is_file()
     assert (ROOT / ".binder" / "postBuild").is_file()
+    assert (ROOT / ".devcontainer" / "devcontainer.json").is_file()
+    name = project.REPOSITORY.removeprefix("https://github.com/")
+    assert f"](https://codespaces.new/{name})" in TEXT
 
 
 def fenced(mark, page=TEXT):
@@ -128,7 +132,8 @@ def test_measure_prints_what_the_readme_shows(tmp_path):
     shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", tmp_path / "train.py")
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     place = 0

@@ -108,7 +108,9 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
     """A Markdown file's body, its links leading to the site's pages; those that lead elsewhere in the tree are text."""
     from nbconvert.filters import markdown2html
 
-    body = markdown2html(re.sub(r"<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.S))
+    # badges are pictures from other sites, and the site loads nothing from a network
+    text = re.sub(r"<!-- badges -->.*?<!-- end of badges -->\n?", "", path.read_text(encoding="utf-8"), flags=re.S)
+    body = markdown2html(re.sub(r"<!--.*?-->\n?", "", text, flags=re.S))
     body = re.sub(r'<a class="anchor-link"[^>]*>.*?</a>', "", body)  # the list at the side has them
     body = re.sub(
         r"<h([1-4])[^>]*>(.*?)</h\1>", lambda h: f'<h{h[1]} id="{pages.slug(h[2])}">{h[2]}</h{h[1]}>', body, flags=re.S
