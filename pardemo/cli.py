@@ -73,20 +73,11 @@ def _run_command(argv: Sequence[str] | None) -> int:
         print(missing, file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
-        print(f"pardemo {command}: {_as_line(error)}{project.not_in_the_package(error)}", file=sys.stderr)
+        print(f"pardemo {command}: {project.error_line(error)}{project.not_in_the_package(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\npardemo {command}: interrupted", file=sys.stderr)
         return 130
-
-
-def _as_line(error: Exception) -> str:
-    """What an error says; of a file that cannot be opened its path and the reason, without the system's number."""
-    if not isinstance(error, OSError) or error.filename is None:
-        return str(error)
-    if isinstance(error, FileNotFoundError):
-        return f"there is no {error.filename}"
-    return f"{error.filename}: {error.strerror}"
 
 
 def _from_checkout(command: str, *arguments: str) -> int:

@@ -1,7 +1,7 @@
 """The extras of the installation: which package each brings, and one line that names the extra that is missing.
 
-``pip install pardemo`` brings what the core needs: ranks, meters, collectives, engines, formulas, layouts. Notebooks,
-frameworks and the fine-tune need more, and say so here:
+``pip install .`` in a clone brings what the core needs: ranks, meters, collectives, engines, formulas, layouts.
+Notebooks, frameworks and the fine-tune need more, and say so here:
 
 >>> with needed_by("pardemo.draw.style"):                           # doctest: +SKIP
 ...     import matplotlib
@@ -11,7 +11,11 @@ pardemo.extras.MissingExtra: pardemo.draw.style needs matplotlib, which the extr
 import contextlib
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
+REPOSITORY = "https://github.com/pardemo/pardemo"
+#: Whether the package lies in a clone of the repository, from which pip can install an extra.
+IN_A_CLONE = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
 #: Of each extra: the module that is imported -> the package that pip installs. A module stands in one extra, the first
 #: that a reader needs it for; ``pyproject.toml`` may bring it in others too.
 PACKAGES: dict[str, dict[str, str]] = {
@@ -71,9 +75,13 @@ def line(what: str, module: str) -> str:
 
 
 def install(module: str) -> str:
-    """The command that installs a module; ``torch`` and all that is in no extra comes with pardemo itself."""
+    """The command that installs a module; ``torch`` and all that is in no extra comes with pardemo itself.
+
+    No package index has pardemo: it is installed from a clone, or from the repository's address.
+    """
     extra = _EXTRA_OF.get(module)
-    return f"pip install 'pardemo[{extra}]'" if extra else "pip install pardemo"
+    named = f"[{extra}]" if extra else ""
+    return f"pip install '.{named}' in the clone" if IN_A_CLONE else f"pip install 'pardemo{named} @ git+{REPOSITORY}'"
 
 
 def line_of(what: str, error: ModuleNotFoundError) -> str | None:

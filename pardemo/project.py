@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from pardemo.extras import REPOSITORY
+
 PACKAGE = Path(__file__).resolve().parent
 SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103  # the kernel's limit: sockaddr_un.sun_path
 LOCK = ".lock"  # in a folder that a run writes to, while it does
 #: How a file begins that a clone without git-lfs has in the place of a large one.
 LFS_POINTER = b"version https://git-lfs"
-REPOSITORY = "https://github.com/pardemo/pardemo"
 
 
 def root() -> Path:
@@ -27,6 +28,15 @@ def root() -> Path:
         if (folder / "notebooks").is_dir():
             return folder
     return Path.cwd()
+
+
+def error_line(error: Exception) -> str:
+    """What an error says; of a file that cannot be opened its path and the reason, without the system's number."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no {error.filename}"
+    return f"{error.filename}: {error.strerror}"
 
 
 def not_in_the_package(error: Exception) -> str:

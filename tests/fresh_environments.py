@@ -106,7 +106,7 @@ SAYS = {
         ("plan", "--price", "1"): (0, r"(?s).* micro-.*"),
         ("plan", "--dry-run"): (2, r"pardemo plan needs \S+, which the extra \[finetune\] brings: .*"),
         ("finetune", "tiny-cpu"): (2, r"pardemo finetune needs \S+, which the extra \[finetune\] brings: .*"),
-        ("doctor",): (0, r"(?s).*not installed: pip install 'pardemo\[book\]'.*"),
+        ("doctor",): (0, r"(?s).*not installed: pip install 'pardemo\[book\] @ git\+.*"),
         SEARCH: (0, r"(?s)full training of llama3-8b, 8\.0B parameters.*"),
     },
     "full": {
@@ -248,9 +248,9 @@ def write(tables: dict[str, list[tuple[str, str, int]]]) -> None:
     if rows := tables.get("light"):
         lines += ["| package | version | MB |", "|---|---|---|"]
         lines += [f"| {name} | {version} | {nbytes / 1e6:,.1f} |" for name, version, nbytes in rows]
-        lines += ["", said("light", "pip install pardemo", rows)]
+        lines += ["", said("light", "pip install .", rows)]
     if rows := tables.get("full"):
-        lines += ["", said("full", "pip install 'pardemo[all]'", rows)]
+        lines += ["", said("full", "pip install '.[all]'", rows)]
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(PLACE.sub(lambda place: place[1] + "\n".join(lines) + "\n" + place[2], text), encoding="utf-8")
 

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 import tomllib
+from functools import partial
 
 import pytest
 from conftest import says
 
 from pardemo import Ledger, cli, project
 from pardemo.book.page.presets import choose
+from pardemo.finetune import commands as finetune
 
 COMMANDS = [name for names, _ in cli.GROUPS.values() for name in names.split()]
 
@@ -44,6 +46,20 @@ def test_a_file_that_cannot_be_opened_is_named_in_one_line(tmp_path, capsys):
     missing, folder = capsys.readouterr().err.splitlines()
     assert missing == "pardemo data: there is no none.json"
     assert folder == f"pardemo data: {tmp_path}: Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("run", "command"),
+    [
+        (partial(cli.main, ["score", "none.yaml"]), "score"),
+        (partial(cli.main, ["finetune", "none.yaml"]), "finetune"),
+        (partial(finetune.main, ["none.yaml"]), "finetune"),  # python -m pardemo.finetune
+    ],
+)
+def test_a_missing_file_is_told_alike_by_every_way_in(run, command, monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert run() == 2
+    assert capsys.readouterr().err == f"pardemo {command}: there is no none.yaml\n"
 
 
 def test_the_module_and_the_script_are_the_same():

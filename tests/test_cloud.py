@@ -38,6 +38,11 @@ def test_the_cell_for_colab_installs_from_files_that_are_there():
     (cell,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
     assert re.search(r"-r (\S+)", cell)[1] == "requirements.txt"
     assert "--no-deps --no-build-isolation -e ." in cell
+    assert re.search(r"git clone --depth 1 (\S+)", cell)[1] == project.REPOSITORY
+    name = project.REPOSITORY.removeprefix("https://github.com/")
+    for page in (text, (ROOT / "README.md").read_text()):
+        assert f"](https://mybinder.org/v2/gh/{name}/HEAD?urlpath=lab/tree/notebooks)" in page
+    assert not re.search(r"OWNER|REPOSITORY", text)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)

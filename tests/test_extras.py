@@ -194,7 +194,7 @@ def test_plans_are_made_without_extras(question, told, tmp_path):
 )
 def test_a_command_names_the_extra_that_it_needs_in_one_line(arguments, package, extra):
     done = light("from pardemo.cli import main; sys.exit(main(sys.argv[1:]))", *arguments, cwd=ROOT)
-    brings = rf"which the extra \[({extra})\] brings: pip install 'pardemo\[({extra})\]'"
+    brings = rf"which the extra \[({extra})\] brings: pip install '\.\[({extra})\]' in the clone"
     wanted = rf"pardemo {arguments[0]} needs ({package}), {brings}"
     assert [line for line in done.stderr.splitlines() if re.fullmatch(wanted, line)], done.stderr[-2000:]
     assert "Traceback" not in done.stderr
@@ -216,6 +216,27 @@ def test_a_failed_import_that_no_extra_mends_is_raised_as_it_is():
     with pytest.raises(ModuleNotFoundError, match="No module named 'nothing_of_ours'") as raised, extras.needed_by("x"):
         import nothing_of_ours  # noqa: F401
     assert not isinstance(raised.value, extras.MissingExtra)
-    line = r"^a test needs pillow, which the extra \[book\] brings: pip install 'pardemo\[book\]'$"
+    line = r"^a test needs pillow, which the extra \[book\] brings: pip install '\.\[book\]' in the clone$"
     with pytest.raises(extras.MissingExtra, match=line), extras.needed_by("its caller"), extras.needed_by("a test"):
         raise ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image")
+
+
+def test_the_command_for_an_extra_needs_no_index_that_has_pardemo(monkeypatch):
+    """Of a clone its folder, which holds the extra's list; of an installed package the address of the repository."""
+    assert extras.IN_A_CLONE
+    assert (extras.install("pytest"), extras.install("torch")) == (
+        "pip install '.[testing]' in the clone", "pip install '.' in the clone",
+    )  # fmt: skip
+    monkeypatch.setattr(extras, "IN_A_CLONE", False)
+    assert PROJECT["urls"]["Homepage"] == extras.REPOSITORY
+    for module, named in (("pytest", "pardemo[testing]"), ("torch", "pardemo")):
+        requirement = Requirement(extras.install(module).removeprefix("pip install ").strip("'"))
+        assert str(requirement) == f"{named} @ git+{extras.REPOSITORY}"
+
+
+def test_no_page_and_no_message_asks_an_index_for_pardemo():
+    asks = re.compile(r"pip install [\"']?pardemo(?=[\"'\s`\[{\\])(?!\S* @)")
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("tests/*.py")]
+    files += project.PACKAGE.rglob("*.py")
+    asked = {str(path.relative_to(ROOT)): asks.findall(path.read_text(encoding="utf-8")) for path in files}
+    assert {path: found for path, found in asked.items() if found} == {}

@@ -80,7 +80,7 @@ def test_documents_that_files_name_are_there():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("[a](README.md), [b](README.md#start), [c](https://example.org/x), ![d](LICENSE)", []),
+        ("[a](README.md), [b](README.md#read), [c](https://example.org/x), ![d](LICENSE)", []),
         ("[a](NOTHING.md)", ["NOTHING.md"]),
         ("[a](README.md#no-such-heading)", ["README.md#no-such-heading"]),
         ("```\n[a](NOTHING.md)\n```", []),

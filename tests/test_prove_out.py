@@ -1,25 +1,32 @@
 """What ``pardemo prove --out`` leaves: the page and its map, the verdict for programs, tensors that nobody explains."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
+import yaml
 from conftest import says
 from safetensors.torch import load_file
 from test_measure_page import Tags
 from test_prove_causes import drawn, facts, of
 
-from pardemo import cli
+from pardemo import cli, project
 from pardemo.script.compare import compare, runs
 from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import ComparedOutput, Finding
 from pardemo.script.record.records import ModuleCall, Piece, RankRecord, Step
-from pardemo.script.report import model_map, verdict
+from pardemo.script.report import annotations, model_map, verdict
 from pardemo.script.report.verdict import Proof
 
 G = drawn(6, 4)
@@ -351,3 +358,143 @@ def test_a_bug_a_right_layout_and_one_that_nobody_explains(elements, tmp_path, m
     off = kept["gradient/0.weight/layout"] - 3 * kept["gradient/0.weight/reference"]
     torch.testing.assert_close(off, torch.linspace(0, 1, 1024, dtype=torch.float64).view(32, 32), rtol=1e-6, atol=1e-6)
     assert [one.name for one in (out / "tensors").iterdir()] == ["finding2.safetensors"]
+
+
+# --- where a pull request is read
+
+ROOT = project.PACKAGE.parent
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+BUG = "no_sync_over_the_last_micro_batch.py"
+
+
+def as_json(made):
+    """What ``--json`` prints, as a program reads it."""
+    return json.loads(json.dumps(made.as_json()))
+
+
+def test_an_annotation_stands_at_the_line_that_json_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    found = finding("sum-for-mean", why="100 % of it,\nsummed")
+    made = proof(found, finding("", module=""), failed={"ranks=4 batch=2": "ended with 1, at train.py:9"})
+    made.lines = {found: "sub/train.py:31"}
+    told = annotations.annotations(as_json(made), "sub/train.py", tmp_path)
+    first = (
+        "::error file=sub/train.py,line=31,title=pardemo prove%2C ranks=4 batch=2::step 1, gradients (× 2), first at "
+    )
+    assert told[0].startswith(first + "head: [sum-for-mean] 100 %25 of it,%0Asummed (1 parameter: head.weight). What")
+    assert told[0].endswith("/docs/prove.md#each-cause")
+    assert told[1].startswith("::error file=sub/train.py,title="), "the script, where no line is known"
+    assert told[2].startswith("::error file=sub/train.py,line=9,title=")
+    monkeypatch.chdir(tmp_path / "sub")
+    assert "file=" not in annotations.annotations(as_json(proof(found)), "../elsewhere.py", tmp_path / "sub")[0]
+
+
+def test_junit_has_a_case_for_each_layout_and_what_xml_cannot_hold_is_left_out():
+    suites = annotations.junit(as_json(proof(finding(why=f"{EVIL}\x1b[31m"))), "train.py")
+    read = ElementTree.fromstring(ElementTree.tostring(suites))
+    assert read.attrib == {"tests": "1", "failures": "1", "errors": "0"}
+    (case,) = read.iter("testcase")
+    assert (case.get("classname"), case.get("name")) == ("train.py", "ranks=4 batch=2")
+    assert EVIL in case.find("failure").text
+    equal = annotations.junit(as_json(proof()), "train.py")
+    assert (equal.get("failures"), len(list(equal.iter("testcase")))) == ("0", 1)
+    failed = annotations.junit(as_json(proof(failed={"ranks=4 batch=2": "it hung"})), "train.py")
+    assert failed.find("testsuite/testcase/error").get("message") == "it hung"
+
+
+def test_the_summary_fences_whatever_the_screen_has():
+    told = annotations.summary(as_json(proof(finding())), "a\n````\nb")
+    assert told == "### pardemo prove: different\n\n`````text\na\n````\nb\n`````\n"
+    assert annotations.summary(as_json(proof()), "").startswith("### pardemo prove: equal")
+
+
+def test_an_error_before_any_verdict_is_annotated_too(tmp_path, capsys):
+    (tmp_path / "log.txt").write_text("[0] Traceback\npardemo prove: the script is not the same twice\n")
+    given = [str(tmp_path / "prove.json"), "--log", str(tmp_path / "log.txt"), "--junit", str(tmp_path / "junit.xml")]
+    assert annotations.main([*given, "--summary", str(tmp_path / "summary.md")]) == 0
+    assert capsys.readouterr().out == "::error title=pardemo prove::pardemo prove: the script is not the same twice\n"
+    assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("errors") == "1"
+    assert (tmp_path / "summary.md").read_text().startswith("### pardemo prove: could not be made\n")
+
+
+def run_action(repository, **inputs):
+    """The action's steps but for the installation, as a runner takes them: status, stdout, outputs, summary."""
+    given = {name: rows.get("default", "") for name, rows in ACTION["inputs"].items()} | inputs
+    files = {name: repository.parent / f"{name}.txt" for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
+    environment = os.environ | {name: str(path) for name, path in files.items()} | {
+        "GITHUB_WORKSPACE": str(repository), "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+    }  # fmt: skip
+    for path in files.values():
+        path.write_text("")
+
+    def filled(text):
+        return re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda found: given[found[1]], text)
+
+    status, printed = 0, ""
+    for step in ACTION["runs"]["steps"]:
+        if "run" not in step or step["id"] == "install" or status:
+            continue
+        script = repository.parent / "step.sh"
+        script.write_text(step["run"])
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", str(script)],
+            cwd=repository / filled(step.get("working-directory", ".")), capture_output=True, text=True, timeout=300,
+            env=environment | {name: filled(value) for name, value in step.get("env", {}).items()}, check=False,
+        )  # fmt: skip
+        status, printed = done.returncode, printed + done.stdout
+    outputs = dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
+    return status, printed, outputs, files["GITHUB_STEP_SUMMARY"].read_text()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A user's: a script with a known bug, and a module of it, in a folder."""
+    made = tmp_path / "repository"
+    (made / "training").mkdir(parents=True)
+    for name in (BUG, "common.py"):
+        shutil.copy(ROOT / "tests" / "zoo" / name, made / "training" / name)
+    return made
+
+
+def test_the_action_annotates_the_line_of_a_known_bug(repository):
+    arguments = f"""--double --steps 1 --layout "ranks=1 batch=4 accumulate=2"
+        --layout "ranks=2 batch=2 accumulate=2" --layout 'ranks=2 batch=4 accumulate=1'
+        -- {BUG} --batch {{batch}} --accumulate {{accumulate}}"""
+    status, printed, outputs, summary = run_action(
+        repository, arguments=arguments, **{"working-directory": "training"}
+    )  # fmt: skip
+    assert (status, outputs["verdict"]) == (1, "different")
+    line = (repository / "training" / BUG).read_text().splitlines().index("            loss.backward()") + 1
+    (error,) = [told for told in printed.splitlines() if told.startswith("::error ")]
+    assert error.startswith(
+        f"::error file=training/{BUG},line={line},title=pardemo prove%2C ranks=2 batch=2 accumulate=2::"
+    )
+    assert "[not-summed]" in error
+    cases = {
+        case.get("name"): [one.tag for one in case] for case in ElementTree.parse(outputs["junit"]).iter("testcase")
+    }
+    assert cases == {"ranks=2 batch=2 accumulate=2": ["failure"], "ranks=2 batch=4 accumulate=1": []}
+    assert summary.startswith("### pardemo prove: different\n\n```text\nreference  ranks=1 batch=4 accumulate=2")
+    assert (repository / "training" / "pardemo-prove" / "proof" / "prove.html").is_file()
+
+
+def test_the_action_says_what_could_not_be_run(repository):
+    status, printed, outputs, summary = run_action(
+        repository, arguments='--layout "ranks=1" --layout "ranks=2" -- no.py'
+    )
+    assert (status, outputs["verdict"]) == (2, "not compared")
+    assert "::error title=pardemo prove::pardemo prove: there is no script no.py" in printed
+    assert "could not be made" in summary
+
+
+def test_the_workflow_on_the_page_uses_the_action_as_it_is():
+    page = (ROOT / "docs" / "pull-requests.md").read_text()
+    workflow = yaml.safe_load(re.search(r"<!-- workflow:.*?```yaml\n(.*?)```", page, re.S)[1])
+    (ours,) = [step for step in workflow["jobs"]["prove"]["steps"] if step.get("uses", "").startswith("pardemo/")]
+    assert ours["uses"].partition("@")[0] == project.REPOSITORY.removeprefix("https://github.com/")
+    assert set(ours["with"]) <= set(ACTION["inputs"])
+    rows = re.findall(r"^\| `([\w-]+)` \| ", page, re.M)
+    assert rows == list(ACTION["inputs"])
+    assert {step["id"] for step in ACTION["runs"]["steps"]} == {"install", "prove"}

@@ -1,9 +1,13 @@
 """What README and docs say is so: the examples run, links lead somewhere, the messages are the tools' own."""
 
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,7 @@ from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
 
 ROOT = project.PACKAGE.parent
 TEXT = (ROOT / "README.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 CODE = (ROOT / "docs" / "in-your-code.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT + CODE, flags=re.S)
@@ -66,19 +71,85 @@ def test_pictures_have_alternative_text():
 
 def test_every_chapter_is_listed_with_its_executed_copy():
     """Which GitHub shows; the pages are not committed, and a link to one would lead nowhere in a clone."""
+    table = TEXT[TEXT.index("<!-- chapters:") : TEXT.index("<!-- end of chapters -->")]
     for name in project.notebooks():
-        assert f"](outputs/reference/{name}.ipynb)" in TEXT
+        assert f"](outputs/reference/{name}.ipynb)" in table
     for page in (ROOT / "README.md", *DOCS):
         assert not re.findall(r"\]\([^)]*outputs/reference/[^)]*\.html", page.read_text()), page.name
 
 
-def test_two_minutes_are_enough():
+def test_the_first_screen_installs_uses_and_shows_results():
+    """Before the book: what it is, how a script of one's own comes to it, and both commands with what they print."""
+    screen = TEXT[TEXT.index("<!-- end of badges -->") : TEXT.index("## The book\n")]
+    assert len(screen.split()) < 430
+    places = [screen.index(text) for text in ("pip install", "\npardemo prove ", "\ndifferent\n", "\npardemo measure ")]
+    assert places == sorted(places)
+    requirement = re.search(r'pip install "pardemo @ git\+(\S+)"', screen)[1]
+    assert requirement == project.REPOSITORY == PROJECT["urls"]["Homepage"]
+
+
+def test_two_minutes_are_enough_for_the_book():
     """What it is, for whom, and how to start it stand before the first list."""
-    start = TEXT[: TEXT.index("## Read\n")]
-    assert len(start.split()) < 310
-    assert "make run" in start
+    start = TEXT[TEXT.index("## The book\n") : TEXT.index("## Read\n")]
+    assert len(start.split()) < 250
     assert "It is for" in start
-    assert TEXT.index("![") < TEXT.index("make run") < TEXT.index("outputs/reference/00_your_machine.ipynb")
+    assert start.index("![") < start.index("make run")
+
+
+def test_badges_say_what_is_so():
+    badges = re.findall(r"^\[!\[(.*?)\]\((\S+)\)\]\((\S+)\)$", TEXT, flags=re.M)
+    shown = {address.rpartition("/")[2] for _, address, _ in badges}
+    assert len(badges) == 5
+    least = PROJECT["requires-python"].removeprefix(">=")
+    assert shown == {"licence-Apache--2.0-blue", f"python-{least}+-blue", "badge.svg", "badge_logo.svg"}
+    assert PROJECT["license"] == "Apache-2.0"
+    assert f"{project.REPOSITORY}/actions/workflows/test.yml/badge.svg" in TEXT
+    assert (ROOT / ".github" / "workflows" / "test.yml").is_file()
+    assert (ROOT / ".binder" / "postBuild").is_file()
+    assert (ROOT / ".devcontainer" / "devcontainer.json").is_file()
+    name = project.REPOSITORY.removeprefix("https://github.com/")
+    assert f"](https://codespaces.new/{name})" in TEXT
+
+
+def fenced(mark, page=TEXT):
+    """The two fenced blocks behind a comment: what is run, and what it prints."""
+    return re.findall(r"```\w+\n(.*?)```", page[page.index(f"<!-- {mark}:") :], flags=re.S)[:2]
+
+
+def test_the_verdict_is_the_one_of_the_page_of_prove():
+    """Whose example tests/test_prove_page.py runs; here the script has a user's name for it."""
+    (command, printed), (run, shown) = fenced("prove"), fenced("example", (ROOT / "docs" / "prove.md").read_text())
+    words, named = shlex.split(command.replace("\\\n", " ")), shlex.split(run.replace("\\\n", " "))
+    assert [word for word in named if word not in words] == ["tests/zoo/no_sync_over_the_last_micro_batch.py"]
+    assert [word for word in words if word not in named] == ["train.py"]
+    assert printed == shown
+    assert len(printed.splitlines()) == 10
+
+
+def test_measure_prints_what_the_readme_shows(tmp_path):
+    """Shortened where there is an ellipsis; the script has a user's name for it."""
+    command, shown = fenced("measure")
+    shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", tmp_path / "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    place = 0
+    for piece in (piece.strip() for line in shown.splitlines() for piece in line.split("…")):
+        assert piece in done.stdout[place:], piece
+        place = done.stdout.index(piece, place) + len(piece)
+
+
+def test_the_releases_of_the_findings_are_the_pinned_ones():
+    pinned = dict(re.findall(r"^([\w-]+)==(\d+\.\d+)", (ROOT / "requirements.txt").read_text(), flags=re.M))
+    told = re.search(r"silent bugs in (.*?), as tested; of (\d+) no report was found", TEXT, flags=re.S)
+    names = {"PEFT": "peft", "DeepSpeed": "deepspeed", "Megatron-core": "megatron-core"}
+    found = re.findall(r"([\w-]+) (\d+\.\d+)", told[1])
+    assert len(found) == 5
+    assert all(pinned[names.get(name, name)] == version for name, version in found)
+    assert f"of the other {told[2]} no report was found" in (ROOT / "docs" / "records" / "found.md").read_text()
 
 
 def test_the_two_commands_are_there():

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pardemo import options
+from pardemo import options, project
 from pardemo.closed_pipe import work_goes_on
 from pardemo.world import launched
 from pardemo.world.imports import without_garbage_collection
@@ -145,8 +145,9 @@ def main(argv: list[str] | None = None) -> int:
             return finetune(arguments)
         _as_rank(arguments)
     except (ValueError, OSError, RuntimeError) as error:
-        if "RANK" not in os.environ or launched.first_to_say(str(error)):
-            print(f"pardemo finetune: {error}", file=sys.stderr)
+        said = project.error_line(error)
+        if "RANK" not in os.environ or launched.first_to_say(said):
+            print(f"pardemo finetune: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

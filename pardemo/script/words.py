@@ -30,3 +30,19 @@ def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
 def at_line(line: str) -> str:
     """``, at train.py:7``; empty where no line is known."""
     return f", at {line}" if line else ""
+
+
+def finding_text(step: int, what: str, factor: float | None, rest: float | None, module: str) -> str:
+    """``step 1, gradients (× 4, rest 0.75), first at head``: step, what differs, factor, module."""
+    numbers = []
+    if factor is not None:
+        numbers.append(f"× {factor:.4g}")
+    if rest is not None and rest > 1e-6:
+        numbers.append(f"rest {rest:.2g}")
+    said = f"step {step}, {what}" + (f" ({', '.join(numbers)})" if numbers else "")
+    return f"{said}, first at {module}" if module else said
+
+
+def cause_text(cause: str, why: str) -> str:
+    """``[sum-for-mean] …``: a cause's name, where there is one, and its sentence."""
+    return f"[{cause}] {why}" if cause else why

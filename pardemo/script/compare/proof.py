@@ -1,5 +1,6 @@
 """Large models: parameters are compared by sketches first, and where a layout parts from the reference, in full."""
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +19,10 @@ from pardemo.script.compare import causes, compare, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import nearly_equal
-from pardemo.script.compare.runs import Options, ProveError, Reference, Run, noise_between
+from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run, noise_between
 from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
+from pardemo.script.record.records import Step
 from pardemo.script.report import verdict
 from pardemo.script.report.verdict import Proof
 from pardemo.script.words import count_text
@@ -107,10 +109,13 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
     left_open: dict[str, causes.UnexplainedGradients] = {}
+    steps: dict[str, list[Sequence[Step]]] = {}
     for number, layout in enumerate(layouts[1:], 1):
         place = Path(folder, str(number))
         try:
-            compared = _compare_one(truth, runs.run_layout(layout, options, place), options, place)
+            run = runs.run_layout(layout, options, place)
+            steps[layout.name] = [record.steps for record in run.records]
+            compared = _compare_one(truth, run, options, place)
         except ProveError as error:
             proof.failed[layout.name], proof.details[layout.name] = str(error), error.details
             continue
@@ -135,7 +140,28 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     proof.kept = {
         finding: kept for finding, kept in proof.kept.items() if finding in proof.findings
     }  # others have a cause
+    proof.lines = {finding: _line_of(finding, steps[finding.layout]) for finding in proof.findings}
     return proof
+
+
+#: By what a finding is of: what the step does there, whose line it has.
+_DONE_BY = {
+    "gradients": records.BACKWARD, "parameters after the step": records.STEP, "learning rate": records.STEP,
+    "loss scale": records.STEP, "clipping": records.CLIP, "printed": records.PRINT,
+}  # fmt: skip
+
+
+def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
+    """The script's line that does in the finding's step what it is of, seen from the working folder.
+
+    It calls the module, goes backward, clips, steps, prints the loss. Where it clips within its engine's step, that.
+    """
+    done = _DONE_BY.get(finding.what)
+    wanted = [done, records.STEP] if done else [records.called(finding.module), records.FORWARD]
+    lines = [steps[finding.step - 1].lines for steps in ranks if len(steps) >= finding.step]
+    found = next((line for what in wanted for of_rank in lines if (line := of_rank.get(what))), "")
+    inside = os.path.join(os.getcwd(), "")
+    return found.removeprefix(inside)
 
 
 def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:

@@ -10,9 +10,11 @@ import torch
 
 from pardemo import compat
 from pardemo.script.record.records import (
+    FORWARD,
     CurrentStep,
     MicroBatch,
     ModuleCall,
+    called,
     digest,
     input_tensors,
     project_rows,
@@ -45,17 +47,17 @@ class Outputs(Hooks):
     def __enter__(self) -> Self:
         super().__enter__()
         module = torch.nn.Module
-        self.following.enter_context(compat.replaced(module, "__call__", self._called(module.__call__)))
+        self.following.enter_context(compat.replaced(module, "__call__", self._with_keywords(module.__call__)))
         return self
 
-    def _called(self, called: Any) -> Any:
+    def _with_keywords(self, call_module: Any) -> Any:
         """A module's call, noted with its keywords, of which torch tells no hook that sees all modules."""
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             self._given = kwargs
             self.depth += 1
             try:
-                return called(module, *args, **kwargs)
+                return call_module(module, *args, **kwargs)
             finally:
                 self.depth -= 1
                 self._inside &= self.depth > 0
@@ -77,6 +79,7 @@ class Outputs(Hooks):
 
     def _begin_micro_batch(self, inputs: Any) -> None:
         step = self._current.step
+        self._current.note_line(FORWARD, self._sites.file_and_line)
         named = input_tensors(inputs, self._given)
         if not named:
             step.micro_batches.append(MicroBatch([], [], unseen_inputs(inputs, self._given)))
@@ -109,6 +112,7 @@ class Outputs(Hooks):
         current.runs[number, name] += 1
         if times > MOST_CALLS:
             return
+        current.note_line(called(name), self._sites.file_and_line)
         key = f"output/{number}/{name}/{times}"
         current.tensors[key] = project_rows(returned)
         for tensor in _leaves(inputs):

@@ -25,7 +25,7 @@ from pardemo.script.record.numbers import (
 from pardemo.script.record.outputs import Outputs, is_shape_inference
 from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
 from pardemo.script.record.pieces import is_engine, names_of
-from pardemo.script.record.records import CurrentStep, LossCall, RankRecord, Step
+from pardemo.script.record.records import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Enough, Hooks, dtype_name, is_deepspeed, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch
@@ -101,10 +101,13 @@ class Recorder(Hooks):
     def printed(self, value: float) -> None:
         """The script has printed a loss, of the step that is over where the next one has not begun."""
         step = self.current.step
-        (self.steps[-1] if self.steps and not step.micro_batches else step).printed.append(value)
+        step = self.steps[-1] if self.steps and not step.micro_batches else step
+        step.printed.append(value)
+        step.lines.setdefault(PRINT, self.sites.file_and_line())
 
     def clipped(self, norm: Any) -> None:
         """Gradients were clipped by this norm."""
+        self.current.note_line(CLIP, self.sites.file_and_line)
         self.current.step.clips.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
 
     def scaled(self, scale: float, step: Callable[[], Any]) -> Any:
@@ -165,6 +168,7 @@ class Recorder(Hooks):
         self.following.enter_context(compat.replaced(engine, "step", step))
 
     def _deepspeed_step(self, engine: Any, run: Callable[[], Any]) -> Any:
+        self.current.note_line(STEP, self.sites.file_and_line)
         boundary = engine.is_gradient_accumulation_boundary()
         rates = [float(rate) for rate in engine.get_lr()]  # its step also steps the scheduler
         if boundary:
@@ -181,6 +185,7 @@ class Recorder(Hooks):
 
     def _zero_step(self, engine: Any, run: Callable[[], Any]) -> Any:
         current = self.current
+        current.note_line(STEP, self.sites.file_and_line)
         if current.step.backwards and not current.pending:
             current.step.learning_rates = []
             if not current.summed:
@@ -200,6 +205,7 @@ class Recorder(Hooks):
     def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if compat.graph_task() == -1:  # what is computed again has one within another
             self.current.step.backwards += 1
+            self.current.note_line(BACKWARD, self.sites.file_and_line)
             if kwargs.get("accumulate_grad"):  # zero-bubble pipelines ask for gradients of weights by autograd.grad
                 self._note_loss(args[0] if args else kwargs["tensors"])
         return run(*args, **kwargs)
@@ -260,6 +266,7 @@ class Recorder(Hooks):
         if current.step.backwards == 0:
             return
         self._optimizer = self._optimizer or type(optimizer).__name__
+        current.note_line(STEP, self.sites.file_and_line)
         if not current.pending:
             current.step.learning_rates = []
             if current.summed:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -76,6 +76,15 @@ class MicroBatch:
     activations: bool = False
 
 
+#: What a step does, each at a line of the script: it calls the model, goes backward, clips, steps, prints the loss.
+FORWARD, BACKWARD, CLIP, STEP, PRINT = "forward", "backward", "clip", "step", "print"
+
+
+def called(module: str) -> str:
+    """The name under which a step keeps the line that calls a module."""
+    return f"{FORWARD}:{module}"
+
+
 @dataclass
 class Step:
     """What one rank recorded between two steps of the optimizer. Tensors are in ``file``, by kind and name.
@@ -85,7 +94,8 @@ class Step:
     files have changed since the step before; ``saves``, seconds of each save; ``asynchronous``, whether any so far was
     made by another thread than the script's; ``generators``, by name, hashes of where random numbers were when its
     first forward pass began. ``cleared``: by parameter, the line that cleared its gradient behind a backward
-    pass and before the step.
+    pass and before the step. ``lines``: of what the step does (:data:`FORWARD`, … and :func:`called` of a module) the
+    line of the script that did it first, as ``/home/me/train.py:31``.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -106,6 +116,7 @@ class Step:
     asynchronous: bool = False
     generators: dict[str, str] = field(default_factory=dict)
     cleared: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -148,6 +159,11 @@ class CurrentStep:
         self.summed = False  # gradients were written down when they were clipped,
         self.clipped_after = 0  # and after how many backward passes
         self.accumulated_after = 0  # the backward passes after which gradients were last looked at within the step
+
+    def note_line(self, what: str, where: Callable[[], str]) -> None:
+        """Notes the script's line for what the step does, where it has none yet."""
+        if what not in self.step.lines:
+            self.step.lines[what] = where()
 
 
 #: Edge of the block of which a sketch keeps one number, along each of a parameter's last two axes.

@@ -20,7 +20,7 @@ from pardemo.script.report import blocks, model_map
 from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
 from pardemo.script.report.files import folder as made_folder
 from pardemo.script.resume.recorder import Stop
-from pardemo.script.words import count_text, first_of
+from pardemo.script.words import cause_text, count_text, finding_text, first_of
 from pardemo.tables import amount
 
 
@@ -31,7 +31,8 @@ class Proof:
     ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
     ``maps``: of each layout its modules in the last step compared. ``kept``: tensors of findings that nobody explains;
     ``files``: where they were written, in the folder of ``--out``. ``asked``: how many steps were to be compared.
-    ``rounded``: short types in which the reference computes, by whose rounding tolerances were found.
+    ``rounded``: short types in which the reference computes, by whose rounding tolerances were found. ``lines``: of
+    each finding the line of the script that does what is wrong, as ``train.py:31``, seen from the working folder.
     """
 
     layouts: list[Layout]
@@ -47,6 +48,7 @@ class Proof:
     files: dict[Finding, str] = field(default_factory=dict)
     asked: int = 0
     rounded: list[str] = field(default_factory=list)
+    lines: dict[Finding, str] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -67,7 +69,8 @@ class Proof:
                 for layout in self.layouts
             ],
             "findings": [
-                json_row(finding) | {"tensors": self.files.get(finding)} for finding in self.findings
+                json_row(finding) | {"line": self.lines.get(finding, ""), "tensors": self.files.get(finding)}
+                for finding in self.findings
             ],
             "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance,
             "notes": self.notes,
@@ -226,20 +229,12 @@ def _entry(finding: Finding, tensors: Line = "") -> list[Block]:
 
 def finding_head(finding: Finding) -> str:
     """In which step, of what, by which factor, and at which module."""
-    said = f"step {finding.step}, {finding.what}"
-    numbers = []
-    if finding.factor is not None:
-        numbers.append(f"× {finding.factor:.4g}")
-    if finding.rest is not None and finding.rest > 1e-6:
-        numbers.append(f"rest {finding.rest:.2g}")
-    if numbers:
-        said += f" ({', '.join(numbers)})"
-    return f"{said}, first at {finding.module}" if finding.module else said
+    return finding_text(finding.step, finding.what, finding.factor, finding.rest, finding.module)
 
 
 def finding_why(finding: Finding) -> str:
     """The cause, where there is one, and its sentence."""
-    return f"[{finding.cause}] {finding.why}" if finding.cause else finding.why
+    return cause_text(finding.cause, finding.why)
 
 
 def stops_screen(verdict: StopVerdict) -> str:

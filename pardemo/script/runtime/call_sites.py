@@ -151,9 +151,7 @@ class CallSites(Hooks):
         line, unit, objects, use = "", "", "", ""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            role = self._roles.get(frame.f_code)
-            if role is None:
-                role = self._roles[frame.f_code] = self._role(frame.f_code)
+            role = self._role_of(frame)
             if role == "own":
                 line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
                 break
@@ -167,6 +165,21 @@ class CallSites(Hooks):
         phase = "evaluation" if self._aside else "forward" if self._stack else "between"
         phase = "backward" if backward else "step" if self.stepping else phase
         return CallSite(line, module, phase, backward and bool(self._stack), objects, use)
+
+    def file_and_line(self) -> str:
+        """``/home/me/train.py:88``, for :meth:`here`'s ``train.py:88``; empty where no line is the reader's own."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if self._role_of(frame) == "own":
+                return f"{os.path.abspath(frame.f_code.co_filename)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+    def _role_of(self, frame: FrameType) -> str:
+        role = self._roles.get(frame.f_code)
+        if role is None:
+            role = self._roles[frame.f_code] = self._role(frame.f_code)
+        return role
 
     def _of_node(self) -> str:
         """The module whose backward runs; empty where a gradient is complete, which is nobody's part of the graph."""

@@ -22,8 +22,10 @@ MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
 FIRST = "index.html"
 #: Documents in the order of the list at the side, and the site's page of each.
 DOCUMENTS = {f"docs/{name}.md": f"{name.rpartition('/')[2]}.html" for name in (
-    "light-core", "commands", "measure", "prove", "testing", "soak", "in-your-code", "plan", "cost-model",
-    "fine-tune", "course", "glossary", "troubleshooting", "cloud", "architecture", "adding-a-chapter", "security",
+    "light-core", "commands", "measure", "prove", "pull-requests", "testing", "soak", "in-your-code", "plan",
+    "cost-model",
+    "fine-tune", "course", "glossary", "troubleshooting", "cloud", "related-work", "architecture", "adding-a-chapter",
+    "security",
     "records/measured", "records/speed", "records/planner-error", "records/found", "records/silent-bugs",
     "records/broken-releases", "records/published-scripts", "records/resumed", "records/soak-run",
 )} | {"docs/plan.md": "planning.html"}  # fmt: skip
@@ -106,7 +108,9 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
     """A Markdown file's body, its links leading to the site's pages; those that lead elsewhere in the tree are text."""
     from nbconvert.filters import markdown2html
 
-    body = markdown2html(re.sub(r"<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.S))
+    # badges are pictures from other sites, and the site loads nothing from a network
+    text = re.sub(r"<!-- badges -->.*?<!-- end of badges -->\n?", "", path.read_text(encoding="utf-8"), flags=re.S)
+    body = markdown2html(re.sub(r"<!--.*?-->\n?", "", text, flags=re.S))
     body = re.sub(r'<a class="anchor-link"[^>]*>.*?</a>', "", body)  # the list at the side has them
     body = re.sub(
         r"<h([1-4])[^>]*>(.*?)</h\1>", lambda h: f'<h{h[1]} id="{pages.slug(h[2])}">{h[2]}</h{h[1]}>', body, flags=re.S
