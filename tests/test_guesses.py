@@ -15,7 +15,7 @@ WRONG = {8: "it keeps its own share", 1: "every rank wants one"}
 
 def test_left_empty_the_answer_is_folded_and_tells_the_typical_mistakes():
     asked = guess("How many shares?", ...)
-    assert says(repr(asked), "Write", "number")
+    assert says(repr(asked), "write", "number")
     answer = asked.reveal(7, WRONG, "shares")
     assert says(answer._repr_html_(), 'class="guess"', 'data-question="How')
     assert answer.told == (

@@ -3,8 +3,8 @@
 >>> server = guess("How many times its own share does the server send, with N = 8?", ..., unit="shares")
 >>> server.reveal(7.0, {8: "It keeps its own share: only seven are sent."})        # doctest: +SKIP
 
-The reader writes a number in place of the dots, or one of the ``choices``. Left empty, in a batch run, the question
-stands there and the answer is folded away: a reader can think first. On a page of the report or the site, a script of
+The reader writes a number in place of the ``...``, or ``value=`` and one of the ``choices``. Left empty, in a batch
+run, the question stands there and the answer is folded away: a reader can think first. On a page of the report or the site, a script of
 the page's own (``report/guess.js.j2``) makes a field or buttons of the question, says how far off the reader's answer
 is, and unfolds the right one. Nothing stops because of a guess.
 """
@@ -60,8 +60,9 @@ class Guess:
         if self.value is not None:
             return f"Your guess: {_text(self.value, self.unit)}."
         if self.choices:
-            return f"Write one of these in place of the dots: {', '.join(map(repr, self.choices))}."
-        return f"Write your number{f' ({self.unit})' if self.unit else ''} in place of the dots."
+            return f"Open this folded cell, add value= and one of {', '.join(map(repr, self.choices))}, and run it."
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"Open this folded cell, write your number{unit} in place of its ..., and run it."
 
     def _repr_html_(self) -> str:
         field = f' data-question="{html.escape(self.question)}"' if self.value is None else ""
@@ -149,7 +150,7 @@ def guess(question: str, value: Any = ..., unit: str = "", choices: Sequence[str
             return Guess(question, value, "", unit, choices)
         return Guess(question, None, f"{value!r} is none of {', '.join(map(repr, choices))}.", unit, choices)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        note = f"{value!r} is no number: write one, such as 2 or 0.5, in place of the dots."
+        note = f"{value!r} is no number: write one, such as 2 or 0.5."
         return Guess(question, None, note, unit)
     return Guess(question, float(value), "", unit)
 
