@@ -4,9 +4,9 @@
 >>> server.reveal(7.0, {8: "It keeps its own share: only seven are sent."})        # doctest: +SKIP
 
 The reader writes a number in place of the ``...``, or ``value=`` and one of the ``choices``. Left empty, in a batch
-run, the question stands there and the answer is folded away: a reader can think first. On a page of the report or the site, a script of
-the page's own (``report/guess.js.j2``) makes a field or buttons of the question, says how far off the reader's answer
-is, and unfolds the right one. Nothing stops because of a guess.
+run, the question stands there and the answer is folded away: a reader can think first. On a page of the report or the
+site, a script of the page's own (``report/guess.js.j2``) makes a field or buttons of the question, says how far off the
+reader's answer is, and unfolds the right one. Nothing stops because of a guess.
 """
 
 import html
