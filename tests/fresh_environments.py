@@ -91,7 +91,7 @@ SCRIPT = textwrap.dedent(
 LAYOUTS = ("--layout", "ranks=1 batch=8", "--layout", "ranks=2 batch=4")
 #: What is done with it with each version: command, exit status, and what it has to say.
 USED = {
-    "measure": (("measure", "--ranks", "2", "--", "script.py"), 0, r"(?s).*1\.1 MB.*"),
+    "measure": (("measure", "--ranks", "2", "--", "script.py"), 0, r"(?s).*542.*"),
     "prove": (("prove", "--double", *LAYOUTS, "--", "script.py", "--batch", "{batch}"), 0, r"(?s).*\nequal\b.*"),
     "prove, of a sum": (
         ("prove", "--double", *LAYOUTS, "--", "script.py", "--batch", "{batch}", "--broken"), 1,
