@@ -28,6 +28,7 @@ RUN = [
     (["finetune/damaged"], 1, [2]),
     (["ranks/no_sync"], 1, [100]),
     (["runner/ends"], 2, [2]),
+    (["ranks/fewer batches"], 739_950, [7]),
 ]
 
 

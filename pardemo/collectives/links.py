@@ -172,7 +172,9 @@ class Link:
 
     def _cannot_send(self, reason: OSError) -> ConnectionError:
         kind = ConnectionRefusedError if isinstance(reason, ConnectionRefusedError) else ConnectionError
-        return kind(f"{self.use}: cannot send to rank {self.successor} of the group: {reason}{self._in_words()}")
+        ended = isinstance(reason, BrokenPipeError | ConnectionResetError)
+        why = f"it has closed the connection ({reason.strerror})" if ended else str(reason)
+        return kind(f"{self.use}: cannot send to rank {self.successor} of the group: {why}{self._in_words()}")
 
     def _in_words(self) -> str:
         return f", in {self.exchange}" if self.exchange != self.use else ""
