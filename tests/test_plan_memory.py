@@ -59,7 +59,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), few(CASES, 0, 2, 5))
+@pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), few(CASES, 0, 5))
 def test_sharded(name, engine, ranks, lora, checkpointing, world_of):
     assert abs(error(world_of(ranks), measured_peak.example_job(name, engine, ranks, lora, checkpointing))) <= WITHIN
 
@@ -69,7 +69,7 @@ def test_stage_3_of_lora_with_checkpointing_where_no_set_has_a_say(world_of):
     assert error(world_of(2), job) == pytest.approx(0, abs=0.005)
 
 
-@pytest.mark.parametrize("engine", ["plain", "zero-1", "zero-2", "zero-3", "fsdp2"])
+@pytest.mark.parametrize("engine", few(["plain", "zero-1", "zero-2", "zero-3", "fsdp2"], 0, 2, 3, 4))
 def test_frozen_parameters_have_neither_gradients_nor_states(engine):
     before = torch.nn.Module._apply
     found = dry_run(measured_peak.example_job("llama", engine, 4, True, True))
@@ -115,7 +115,7 @@ def test_the_same_events_happen_whatever_the_micro_batch(engine):
     assert memory.Curve(job).affine
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", few([1, 2, 3], 1, 2))
 def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
     """So few tokens that the update would be the peak: fp32 gradients, the states, and what Adam makes of them."""
     job = RankJob(
@@ -143,6 +143,7 @@ def test_nccl_has_buffers_for_each_group_of_several_ranks():
     assert "NCCL" not in alone.estimate(2).lines
 
 
+@pytest.mark.nightly  # 40 layers; tests/test_plan_peaks.py has four of them
 def test_13b_needs_no_memory_to_speak_of():
     from pardemo.planner import cuda_peak
 

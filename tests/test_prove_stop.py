@@ -453,6 +453,7 @@ def test_a_file_says_the_script_and_the_line_that_resumes(tmp_path, monkeypatch,
 # --- frameworks
 
 
+@pytest.mark.nightly
 def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
     made = trials.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
     assert made.equal, verdict.stops_screen(made)
