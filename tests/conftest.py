@@ -1,6 +1,7 @@
 """One warm World per size for the whole session; tests that kill ranks make their own."""
 
 import contextlib
+import fcntl
 import functools
 import gc
 import os
@@ -138,13 +139,18 @@ def world_of(pytestconfig):
 
 @pytest.fixture(scope="session")
 def reference_pages(tmp_path_factory):
-    """The committed run with its pages, which are not committed: built once, in a folder of the tests."""
+    """The committed run with its pages, which are not committed: built once for all workers, in a folder of theirs."""
     from pardemo.book.run import report
 
-    folder = tmp_path_factory.mktemp("pages") / "reference"
-    committed = project.root() / "outputs" / "reference"
-    shutil.copytree(committed, folder, ignore=shutil.ignore_patterns("*.html"))
-    report.rebuild(folder)
+    own = tmp_path_factory.getbasetemp()
+    pages = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "pages"
+    pages.mkdir(exist_ok=True)
+    folder, committed = pages / "reference", project.root() / "outputs" / "reference"
+    with (pages / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be building them
+        if not (folder / "report.html").exists():  # the last that is built
+            shutil.copytree(committed, folder, ignore=shutil.ignore_patterns("*.html"), dirs_exist_ok=True)
+            report.rebuild(folder)
     return folder
 
 

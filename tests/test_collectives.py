@@ -61,14 +61,13 @@ def test_all_collectives_equal_the_plain_sum(dtype):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_any_shape_down_to_nothing(size):
+def test_any_shape_down_to_nothing(world_of, size):
     @settings(max_examples=15)
     @given(shape=st.lists(st.integers(0, 9), max_size=5).map(tuple), dtype=st.sampled_from(DTYPES))
     def agree(shape, dtype):
-        world.run(all_collectives_agree, shape, dtype)
+        world_of(size).run(all_collectives_agree, shape, dtype)
 
-    with World(size) as world:
-        agree()
+    agree()
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -316,10 +315,10 @@ def hierarchical(hosts, per_host, shape, dtype, strided=False):
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (1, 4), (4, 1), (2, 1), (1, 1)])
 @pytest.mark.parametrize("shape", [(3, 1001), (1, 1), (0, 5), (2, 3)])
-def test_a_hierarchical_all_reduce_equals_the_plain_sum(hosts, per_host, shape):
-    with World(hosts * per_host) as world:
-        world.run(hierarchical, hosts, per_host, shape, torch.float32)
-        world.run(hierarchical, hosts, per_host, shape, torch.int64, strided=True)
+def test_a_hierarchical_all_reduce_equals_the_plain_sum(world_of, hosts, per_host, shape):
+    world = world_of(hosts * per_host)
+    world.run(hierarchical, hosts, per_host, shape, torch.float32)
+    world.run(hierarchical, hosts, per_host, shape, torch.int64, strided=True)
 
 
 @pytest.mark.ranks(4)

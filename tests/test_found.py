@@ -68,6 +68,7 @@ def test_gradient_of_another_head():
     assert "first.weight no gradient" in printed("gradient_of_another_head", 4), MENDED
 
 
+@pytest.mark.nightly  # the first proof below is of the same script
 def test_groups_of_generators():
     assert len({text.split()[-1] for text in printed("groups_of_generators", 2).splitlines()}) == 1, MENDED
 

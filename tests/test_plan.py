@@ -269,6 +269,7 @@ def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
     assert gone(pids)
 
 
+@pytest.mark.nightly
 def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
     other = f"from pardemo.planner import memory; memory.begin_worker({os.getppid()}); print('goes on')"
     begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)

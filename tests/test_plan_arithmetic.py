@@ -29,6 +29,11 @@ def job(engine="zero-1", ranks=4, **changes):
     )
 
 
+def at_b(engine, ranks=4):
+    """The curve at the micro-batch of :func:`job` alone, from one dry run in place of two."""
+    return memory.Curve.at_one(job(engine, ranks))
+
+
 @pytest.fixture(scope="module")
 def plain():
     return memory.Curve(job("plain", 1))
@@ -117,18 +122,18 @@ def test_the_plan_counts_micro_batches_in_flight():
 
 
 def test_an_engines_buckets_are_cut_with_the_layers():
-    found = memory.Curve(job("fsdp2", 4))
+    found = at_b("fsdp2")
     whole, half = found.estimate(B).lines, found.estimate(B, tp=2).lines
     assert whole["buckets"] > 2 * BLOCK / 4
     assert half["buckets"] == whole["buckets"] / 2
     assert half["gathered parameters"] == whole["gathered parameters"] / 2
-    deepspeeds = memory.Curve(job("zero-3", 4))  # its bucket of 5e8 elements has one size
+    deepspeeds = at_b("zero-3")  # its bucket of 5e8 elements has one size
     assert deepspeeds.estimate(B, tp=2).lines["buckets"] >= 2 * 500_000_000
 
 
 @pytest.mark.parametrize("engine", ["zero-3", "fsdp2"])
 def test_a_sharded_step_is_not_measured_by_how_the_model_was_built(engine):
-    found = memory.Curve(job(engine, 4)).estimate(B)
+    found = at_b(engine).estimate(B)
     tensors = sum(found.lines[name] for name in memory.LINES)
     built = (2 if engine == "zero-3" else 4) * PSI
     assert built <= found.building_bytes - memory.CONTEXT_BYTES <= 1.5 * built + 1.1e9  # and what is cut already
@@ -217,7 +222,7 @@ def test_part_of_the_memory_stays_free():
 @pytest.mark.parametrize(("engine", "of_parameters", "of_states"), [("zero-1", None, 12), ("fsdp2", 4, 8)])
 def test_more_ranks_than_a_dry_run_has(engine, of_parameters, of_states):
     ranks = 100_000
-    found = memory.Curve(job(engine, ranks))
+    found = at_b(engine, ranks)
     assert found.low.job.ranks == footprint.DATA_PARALLEL_MOST
     lines = found.estimate(B).lines
     assert lines["optimizer states"] == pytest.approx(of_states * PSI / ranks, rel=0.01)
@@ -226,7 +231,7 @@ def test_more_ranks_than_a_dry_run_has(engine, of_parameters, of_states):
 
 
 def test_offload_takes_shards_of_gradients_along():
-    curve = memory.Curve(job("zero-3", 4))
+    curve = at_b("zero-3")
     kept, left = curve.estimate(B).lines, curve.estimate(B, offload="optimizer").lines
     # DeepSpeed's stage 3 has one flat buffer of its shards' gradients, wherever the states are
     assert kept["gradients"] == pytest.approx(2 * PSI / 4, rel=0.05)

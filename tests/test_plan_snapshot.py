@@ -43,13 +43,20 @@ def replayed(held):
     return most, kinds
 
 
+def job():
+    """Of two layers: a block of a module in the second is looked for, and more of them take a dry run longer."""
+    config = example_config("llama")
+    config.num_hidden_layers = 2
+    return RankJob(config, sequence=64)
+
+
 @pytest.mark.parametrize(
     ("engine", "tp", "offload", "samples"),
     [("zero-2", 1, "optimizer", 8), ("fsdp2", 1, "none", 4), ("zero-1", 2, "none", 8)],
 )  # fmt: skip
 def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tmp_path):
     request = table.Request(
-        RankJob(example_config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
+        job(), table.Hardware(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
         engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
     )  # fmt: skip
     (row,) = dry_rows(request)
@@ -107,7 +114,7 @@ def test_a_layouts_sums_are_its_peak(question, tmp_path, capsys):
 
 def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
     request = table.Request(
-        RankJob(example_config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
+        job(), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
         checkpointing=(True, False), offloads=("none",),
     )  # fmt: skip
     monkeypatch.setattr(answer, "request_of", lambda arguments: (request, None))

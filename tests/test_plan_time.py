@@ -140,7 +140,9 @@ def test_two_hosts_by_hand():
     ],
 )  # fmt: skip
 def test_what_deepspeed_sends(engine, zero, psi):
-    run = dry_run(measured_peak.example_job("llama", engine, 4, False, False).but(zero=zero))
+    job = measured_peak.example_job("llama", engine, 4, False, False).but(zero=zero)
+    job.config.num_hidden_layers = 2
+    run = dry_run(job)
     each, once = run.data_parallel_bytes(4)
     for m in (1, 4):
         sent = fine_tune_step.reductions(engine, m) * each + once

@@ -1,8 +1,10 @@
 """A script that is stopped and resumed: what was not restored is named, and nothing is where all is."""
 
+import copy
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,8 +29,33 @@ LAYOUT = ["--layout", "ranks=2 batch=4", "--"]
 DDP = "tests/resumed/ddp.py --out {folder} --batch {batch}"
 
 
+#: What the script forgets when it goes on. A run that is not resumed is the same without these.
+ON_RESUMING = re.compile(r"--forget (?!half|whole|newest)\S+")
+
+
 def stopped(flags="", layouts=("ranks=2 batch=4",), **options):
-    return trials.stopped(f"{DDP} {flags}", list(layouts), **options)
+    options.setdefault("resume", f"{DDP} {flags}")
+    return trials.stopped(f"{DDP} {ON_RESUMING.sub('', flags)}", list(layouts), **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undisturbed_runs_are_made_once(tmp_path_factory):
+    """Tests that begin with the same line in the same layout share its undisturbed runs, the first and its repetition.
+
+    Which of the two it is is the folder's name. A judge may cut a run's parameters: each test has a copy of its own.
+    """
+    record, made, folder = trials._recorded, {}, tmp_path_factory.mktemp("undisturbed")
+
+    def recorded(layout, options, place, stop=None, saves=None):
+        if stop is not None or saves is not None:
+            return record(layout, options, place, stop, saves)
+        key = (layout.ranks, layout.line, options, place.name)
+        if key not in made:
+            made[key] = record(layout, options, folder / str(len(made)))
+        return copy.deepcopy(made[key])
+
+    with compat.replaced(trials, "_recorded", recorded):
+        yield
 
 
 def causes(made):
@@ -357,8 +384,8 @@ def test_states_that_are_equal_to_rounding_or_to_the_last_bit():
 
 
 def test_the_command_prints_what_was_lost_as_json(capsys):
-    words = ["prove", "--stop", "--stops", "all", "--json", *LAYOUT, *DDP.split(),
-             "--forget", "second-moment"]  # fmt: skip
+    words = ["prove", "--stop", "--stops", "all", "--json", "--resume", f"{DDP} --forget second-moment",
+             *LAYOUT, *DDP.split()]  # fmt: skip
     assert cli.main(words) == 1
     printed = json.loads(capsys.readouterr().out)
     assert not printed["equal"]
@@ -426,6 +453,7 @@ def test_a_file_says_the_script_and_the_line_that_resumes(tmp_path, monkeypatch,
 # --- frameworks
 
 
+@pytest.mark.nightly
 def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
     made = trials.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
     assert made.equal, verdict.stops_screen(made)

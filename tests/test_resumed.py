@@ -64,6 +64,7 @@ def test_a_row_made_anew_is_that_of_the_page():
     assert set(said) == said_of(*(f"{name}, {place}" for place in (*few.layouts, "killed in a save")))
 
 
+@pytest.mark.nightly
 def test_ddp_on_four_ranks_adds_up_in_another_order_in_its_first_step():
     """Its buckets are made anew behind that, in the order in which gradients come; with unused parameters they stay."""
     line = "tests/resumed/ddp.py --out {folder} --batch {batch} --buckets-stay"

@@ -3,22 +3,30 @@
 import functools
 import http.server
 import itertools
+import shutil
 import threading
 
 import pytest
 from bs4 import BeautifulSoup
 
-from pardemo import cli, project
+from pardemo import cli, compat, project
 from pardemo.book.chapters import CHAPTERS, notebook_of
-from pardemo.book.run import site
+from pardemo.book.run import report, site
 
 REFERENCE = project.root() / "outputs" / "reference"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(tmp_path_factory, reference_pages):
     out = tmp_path_factory.mktemp("site") / "site"
-    site.build(REFERENCE, out)  # refuses links that lead nowhere
+
+    def as_built_before(run, into):
+        assert run == REFERENCE
+        for page in reference_pages.glob("*.html"):
+            shutil.copy(page, into)
+
+    with compat.replaced(report, "rebuild", as_built_before):
+        site.build(REFERENCE, out)  # refuses links that lead nowhere
     return out
 
 
