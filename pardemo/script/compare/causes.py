@@ -400,8 +400,8 @@ def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
         if key is not None and (named := multiple_cause(some, facts)):
             made.append(_finding(facts, some, *named))
         else:
-            told = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(some, facts)))
-            made.append(_finding(facts, some, *next(told, ("", "nobody here knows why"))))
+            explanations = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(some, facts)))
+            made.append(_finding(facts, some, *next(explanations, ("", "nobody here knows why"))))
     return made
 
 

@@ -26,18 +26,18 @@ def rows_of_output(cells: torch.Tensor, batch: int, tokens: int) -> dict[str, to
     Args:
         tokens: of a sample, on this rank.
     """
-    found = {}
+    rows = {}
     if batch and cells.dim() >= 2:
         if cells.shape[0] == batch:
-            found[BY_SAMPLES] = cells
+            rows[BY_SAMPLES] = cells
         if cells.dim() >= 3 and cells.shape[1] == batch:
-            found[BY_TOKENS] = cells.transpose(0, 1)
-        if not found and cells.dim() == 2 and cells.shape[0] == tokens:
-            found[SHARED] = cells.unsqueeze(0).expand(batch, -1, -1)
-        if not found and cells.dim() == 2 and cells.shape[0] == batch * tokens:
-            found[FLAT] = cells.reshape(batch, tokens, -1)
-            found[FLAT_BY_TOKENS] = cells.reshape(tokens, batch, -1).transpose(0, 1)
-    return found
+            rows[BY_TOKENS] = cells.transpose(0, 1)
+        if not rows and cells.dim() == 2 and cells.shape[0] == tokens:
+            rows[SHARED] = cells.unsqueeze(0).expand(batch, -1, -1)
+        if not rows and cells.dim() == 2 and cells.shape[0] == batch * tokens:
+            rows[FLAT] = cells.reshape(batch, tokens, -1)
+            rows[FLAT_BY_TOKENS] = cells.reshape(tokens, batch, -1).transpose(0, 1)
+    return rows
 
 
 class StepOutputs:
@@ -156,7 +156,7 @@ def _reference_rows(
     truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
 ) -> torch.Tensor | None:
     """The reference's rows for these places, in the shape of ours; None where it has no such output."""
-    found = []
+    expected = []
     by_micro: dict[int, torch.Tensor | None] = {}
     for place in places:
         if place.micro_batch not in by_micro:
@@ -173,8 +173,8 @@ def _reference_rows(
                     row = row.index_select(axis, place.tokens)
         if row.shape != shape:
             return None
-        found.append(row)
-    return torch.stack(found)
+        expected.append(row)
+    return torch.stack(expected)
 
 
 def _that_stay_apart(compared: list[ComparedOutput]) -> list[ComparedOutput]:
@@ -236,11 +236,11 @@ def mask_findings(other: Run, step: int) -> list[Finding]:
 def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     """Forward passes' masks by module and how often it drew before."""
     counts: Counter[str] = Counter()
-    found = {}
+    by_call = {}
     for mask in (mask for mask in masks if not mask.repeated):
-        found[mask.module, counts[mask.module]] = mask
+        by_call[mask.module, counts[mask.module]] = mask
         counts[mask.module] += 1
-    return found
+    return by_call
 
 
 def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
@@ -294,10 +294,10 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Findi
     for rank, record in enumerate(other.records):
         own = record.steps[step]
         if truth.clips and own.clips and not findings:
-            wanted, found = truth.clips[-1], own.clips[-1]
-            if not math.isclose(wanted, found, rel_tol=reference.tolerance * 10):
-                why = _explain_norm(reference, other, step, rank, wanted, found)
-                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, found / wanted))
+            wanted, norm = truth.clips[-1], own.clips[-1]
+            if not math.isclose(wanted, norm, rel_tol=reference.tolerance * 10):
+                why = _explain_norm(reference, other, step, rank, wanted, norm)
+                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
         rates = set(truth.learning_rates), set(own.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
@@ -307,13 +307,13 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Findi
     return findings
 
 
-def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, found: float) -> Finding:
+def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Finding:
     rates = [one.learning_rates[-1:] for one in reference.run.records[0].steps]
-    later = [number for number, of in enumerate(rates) if of and math.isclose(of[0], found, rel_tol=1e-9)]
-    why = f"the learning rate of step {step + 1} is {found:.6g}, and the reference's {wanted:.6g}"
+    later = [number for number, of in enumerate(rates) if of and math.isclose(of[0], rate, rel_tol=1e-9)]
+    why = f"the learning rate of step {step + 1} is {rate:.6g}, and the reference's {wanted:.6g}"
     if later:
-        why += f", which has {found:.6g} in step {later[0] + 1}"
-    factor = found / wanted if wanted else None
+        why += f", which has {rate:.6g} in step {later[0] + 1}"
+    factor = rate / wanted if wanted else None
     if named := layout_factor(other.layout, factor or 0.0, 1e-6):
         why += f": {named.text}"
     steps = other.layout.values.get("accumulate")
@@ -322,15 +322,15 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, fo
     return Finding(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
 
 
-def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, found: float) -> str:
-    told = distinct_digits(found, wanted)
-    why = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"
-    if math.isclose(norm_of(other.tensors(step, rank, "gradient")), found, rel_tol=reference.tolerance * 10):
+def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, norm: float) -> str:
+    norms_text = distinct_digits(norm, wanted)
+    why = f"gradients are right, and clipped by a norm of {norms_text[0]} where it is {norms_text[1]}"
+    if math.isclose(norm_of(other.tensors(step, rank, "gradient")), norm, rel_tol=reference.tolerance * 10):
         return f"{why}: that is the norm of what rank {rank} holds, and not of the whole model"
-    if found <= wanted:
+    if norm <= wanted:
         return f"{why}: parts of it are missing"
     why += ": parts of it are counted more than once"
-    surplus = found**2 - wanted**2
+    surplus = norm**2 - wanted**2
     for name, gradient in reference.whole[step].gradients.items():
         if math.isclose(norm_of({name: gradient}) ** 2, surplus, rel_tol=1e-4):
             why += f", {name}'s twice"

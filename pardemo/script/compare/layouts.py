@@ -226,10 +226,10 @@ def distinct_digits(*values: float) -> list[str]:
     ['0.5', '0.50001']
     """
     for digits in range(4, 17):
-        told = [f"{value:.{digits}g}" for value in values]
-        if len(set(told)) == len(set(values)):
+        texts = [f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(set(values)):
             break
-    return told
+    return texts
 
 
 def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | None:

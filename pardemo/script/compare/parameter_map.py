@@ -128,10 +128,10 @@ class _RowTable:
         place = self._order[first.repeat_interleave(many) + within]
         equal = self._equal(rows, row, place)
         row, place = row[equal], place[equal]
-        found = torch.bincount(row, minlength=len(rows))
-        if bool((found == 0).any()):
+        matches = torch.bincount(row, minlength=len(rows))
+        if bool((matches == 0).any()):
             return None
-        made = self._one_of(place.split(found.tolist())) if bool((found > 1).any()) else place
+        made = self._one_of(place.split(matches.tolist())) if bool((matches > 1).any()) else place
         return made if made is not None and len(made.unique()) == len(made) else None
 
     def _equal(self, rows: torch.Tensor, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -241,12 +241,12 @@ class ParameterMap:
 
     def parameters_of_pieces(self) -> dict[str, set[str]]:
         """Of each piece by its name the reference's parameters of which it has a part: of a fused one several."""
-        found: dict[str, set[str]] = {}
+        parameters: dict[str, set[str]] = {}
         for rank, parts in self.parts.items():
             pieces = {strip.name_in(name): name for name, some in self.strips[rank].items() for strip in some}
             for name, part in parts.items():
-                found.setdefault(pieces.get(name, name), set()).add(part.name)
-        return found
+                parameters.setdefault(pieces.get(name, name), set()).add(part.name)
+        return parameters
 
     def leave_out_unused(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
         """Of pieces of one rank that are the same part: those without a gradient, where another of them has one.

@@ -159,9 +159,9 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     done = _DONE_BY.get(finding.what)
     wanted = [done, records.STEP] if done else [records.called(finding.module), records.FORWARD]
     lines = [steps[finding.step - 1].lines for steps in ranks if len(steps) >= finding.step]
-    found = next((line for what in wanted for of_rank in lines if (line := of_rank.get(what))), "")
+    site = next((line for what in wanted for of_rank in lines if (line := of_rank.get(what))), "")
     inside = os.path.join(os.getcwd(), "")
-    return found.removeprefix(inside)
+    return site.removeprefix(inside)
 
 
 def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:

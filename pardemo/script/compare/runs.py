@@ -64,10 +64,10 @@ class Run:
         Of a parameter that ranks gather behind the optimizer's step, or in the next forward pass, what it is after a
         step is what the next forward pass has used.
         """
-        found = self._stored(step, rank, kind)
+        stored = self._stored(step, rank, kind)
         if kind == "after" and step + 1 < len(self.records[rank].steps):
-            found |= self._stored(step + 1, rank, "used")
-        return found
+            stored |= self._stored(step + 1, rank, "used")
+        return stored
 
     def keys(self, step: int, rank: int) -> list[str]:
         """Of all tensors that a rank recorded in a step, their kinds and names."""
@@ -83,12 +83,12 @@ class Run:
         file = self.records[rank].steps[step].file
         prefix = f"{kind}/"
         with safe_open(file, framework="pt") as stored:
-            found = {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
+            tensors = {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
         cut = kind in OF_PARAMETERS or kind.startswith(STATE)
         for name, strips in self.strips.get(rank, {}).items() if cut else ():
-            if (tensor := found.pop(name, None)) is not None:  # a state may be one number
-                found |= {strip.name_in(name): strip.cut_from(tensor) if tensor.dim() else tensor for strip in strips}
-        return found
+            if (tensor := tensors.pop(name, None)) is not None:  # a state may be one number
+                tensors |= {strip.name_in(name): strip.cut_from(tensor) if tensor.dim() else tensor for strip in strips}
+        return tensors
 
     def gathers_late(self) -> bool:
         """Whether a forward pass has used other parameters than were there behind the optimizer's step."""
@@ -385,13 +385,13 @@ class Reference:
 
         Where types are short, in none of the steps so far: Adam's moments remember.
         """
-        found = torch.ones(self.whole[step].gradients[name].shape, dtype=torch.bool)
+        above = torch.ones(self.whole[step].gradients[name].shape, dtype=torch.bool)
         for at in range(step + 1) if self.noise else (step,):
             gradient = self.whole[at].gradients.get(name)
             if gradient is not None:
                 each = self.allowed("gradient", name, at) / max(gradient.numel(), 1) ** 0.5
-                found &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], each)
-        return found
+                above &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], each)
+        return above
 
     def tolerance_of(self, name: str) -> float:
         """The relative difference that is rounding in a parameter's own type."""
@@ -402,12 +402,12 @@ class Reference:
     @cached_property
     def _by_type(self) -> dict[str, float]:
         """Of each gradient what is rounding in its type."""
-        found: dict[str, float] = {}
+        tolerances: dict[str, float] = {}
         for rank in range(self.run.layout.ranks):
             for name, tensor in self.run.tensors(0, rank, "gradient").items():
                 own = TOLERANCES.get(dtype_name(tensor.dtype), self.tolerance)
-                found[name] = min(max(own, found.get(name, 0.0)), self.tolerance)
-        return found
+                tolerances[name] = min(max(own, tolerances.get(name, 0.0)), self.tolerance)
+        return tolerances
 
     @property
     def _moved_nothing(self) -> bool:
@@ -449,11 +449,11 @@ def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, st
     """What another rounding has moved of each parameter's gradient and update, as norms, step by step."""
     noise = []
     for ours, its in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
-        found = {("gradient", name): (its.gradients[name], ours.gradients[name])
+        pairs = {("gradient", name): (its.gradients[name], ours.gradients[name])
                  for name in ours.gradients.keys() & its.gradients.keys()}  # fmt: skip
-        found |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
+        pairs |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
                   for name in ours.after.keys() & its.after.keys()}  # fmt: skip
-        noise.append({key: float((a - b).norm()) for key, (a, b) in found.items()})
+        noise.append({key: float((a - b).norm()) for key, (a, b) in pairs.items()})
     return noise
 
 

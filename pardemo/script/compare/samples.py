@@ -104,10 +104,10 @@ def _match(theirs: list[_Row], ours: list[_Row], reference: Run, other: Run, ste
     return _describe_mismatch(wanted, ours, reference, other, step, samples)
 
 
-def _is_multiple(found: Counter[Any], wanted: Counter[Any]) -> bool:
+def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
     """Whether each of the wanted is there, all of them equally often, and nothing else."""
-    times = found.total() / wanted.total()
-    return found == Counter({sample: round(count * times) for sample, count in wanted.items()})
+    times = samples.total() / wanted.total()
+    return samples == Counter({sample: round(count * times) for sample, count in wanted.items()})
 
 
 def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSamples) -> None:
@@ -280,12 +280,12 @@ def samples_by_step(run: Run) -> list[Samples]:
 
     Beside ranks with samples, activations are none. Where all want a gradient (a script may ask for one), all are.
     """
-    found = []
+    by_step = []
     for step in range(min(len(record.steps) for record in run.records)):
         micros = [micro for record in run.records for micro in record.steps[step].micro_batches]
         samples = [micro for micro in micros if not micro.activations] or micros
-        found.append(Counter(sample for micro in samples for sample in micro.samples))
-    return found
+        by_step.append(Counter(sample for micro in samples for sample in micro.samples))
+    return by_step
 
 
 def samples_difference(reference: Sequence[Samples], resumed: Sequence[Samples], begin: int) -> tuple[str, int]:

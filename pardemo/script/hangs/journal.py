@@ -177,19 +177,19 @@ def _read_log(file: Path) -> Log:
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
         if not line.endswith("\n"):
             continue
-        what, *told = json.loads(line)
-        if what == "begins":
-            call = LoggedCall(*told[1:])
+        event, *values = json.loads(line)
+        if event == "begins":
+            call = LoggedCall(*values[1:])
             call.ranks, call.shape = tuple(call.ranks), tuple(call.shape)
             log.calls.append(call)
-        elif what in ("over", "failed"):
-            call = log.calls[told[0]]
-            call.end_s, call.failed = told[1], call.failed or what == "failed"
-        elif what == "raised":
-            log.raised.append(RaisedError(*told))
+        elif event in ("over", "failed"):
+            call = log.calls[values[0]]
+            call.end_s, call.failed = values[1], call.failed or event == "failed"
+        elif event == "raised":
+            log.raised.append(RaisedError(*values))
         else:
-            log.ended = told[1]
-            log.why = RaisedError(told[0], told[2], told[3]) if told[1] == "raised" else None
+            log.ended = values[1]
+            log.why = RaisedError(values[0], values[2], values[3]) if values[1] == "raised" else None
     return log
 
 

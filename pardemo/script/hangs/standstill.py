@@ -232,11 +232,11 @@ class Standstill:
         calls = {
             rank: call_text(call) + (f", in step {call.step + 1}" if steps else "") for rank, call in there.items()
         }
-        told = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_text(calls).items()]
+        texts = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_text(calls).items()]
         absent = ranks_by_text({rank: self.does[rank] for rank in self.first.calls if rank not in there})
         for text, ranks in absent.items():
-            told.append(f"{ranks_text(ranks)} {'do' if ranks[1:] else 'does'} not come: {_plural(text, ranks)}")
-        return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(told)
+            texts.append(f"{ranks_text(ranks)} {'do' if ranks[1:] else 'does'} not come: {_plural(text, ranks)}")
+        return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(texts)
 
     @property
     def waited(self) -> str:
@@ -322,10 +322,10 @@ def call_text(call: LoggedCall) -> str:
     """A call in words: what, in which group, how much, from which line."""
     size = f", {call.nbytes:,} bytes"
     if call.message or call.kind == "new_group":
-        told = f"{_named_call(call)}{size * call.message}{at_line(call.line)}"
+        text = f"{_named_call(call)}{size * call.message}{at_line(call.line)}"
     else:
-        told = f"{_named_call(call)} of {ranks_text(list(call.ranks))}{size}, at {call.line or 'no line'}"
-    return told + (f" ({call.module})" if call.module else "")
+        text = f"{_named_call(call)} of {ranks_text(list(call.ranks))}{size}, at {call.line or 'no line'}"
+    return text + (f" ({call.module})" if call.module else "")
 
 
 def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:

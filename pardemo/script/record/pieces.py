@@ -80,11 +80,11 @@ def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterato
 
 def names_of(root: torch.nn.Module) -> Names:
     """A model's parameters by their ids, each with all its names, without wrappers."""
-    found: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
+    names: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
-        known = found.get(id(parameter), (parameter, ()))[1]
-        found[id(parameter)] = (parameter, (*known, without_wrappers(name)))
-    return found
+        known = names.get(id(parameter), (parameter, ()))[1]
+        names[id(parameter)] = (parameter, (*known, without_wrappers(name)))
+    return names
 
 
 def _plain_piece(parameter: Any, names: tuple[str, ...], at_hand: bool = False) -> HeldPiece:

@@ -268,9 +268,9 @@ def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torc
     """
     named = [*((f"input {number}", value) for number, value in enumerate(inputs)), *given.items()]
     leaves = [leaf for name, value in named for leaf in _input_leaves(name, value)]
-    found = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
-    found = found or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
-    return sorted(found, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else len(_FIRST))
+    tensors = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
+    tensors = tensors or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
+    return sorted(tensors, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else len(_FIRST))
 
 
 def unseen_inputs(inputs: Any, given: Mapping[str, Any]) -> list[str]:

@@ -74,8 +74,8 @@ def memory(course: MemoryTimeline, line: str) -> str:
             name = phase_name(phase)
             fits = width_of(name, TEXT) < b - a - 6
             canvas.box(a, bottom + 8, b - a, 30, PHASES[phase], name if fits else "", size=TEXT, thick=0.8)
-    told = ", ".join(f"{kind} {amount(n)}" for kind, n in course.columns[course.peak_column].items() if n)
-    return canvas.svg(f"Memory of one step by kind, over its allocations; {words}: {told}.")
+    kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in course.columns[course.peak_column].items() if n)
+    return canvas.svg(f"Memory of one step by kind, over its allocations; {words}: {kinds}.")
 
 
 def phase_name(phase: str) -> str:

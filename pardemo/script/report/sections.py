@@ -241,8 +241,8 @@ def full_size(measured: Summary) -> Section:
     lead = f"{what}, {full['layout']}: {amount(full['peak_bytes'])} a GPU, planned and not measured"
     table = Table(("kind", "here, at the peak", "here, at most", "planned"), _full_size_rows(full))
     assumed = f"assumed: {'; '.join(full['assumed'])}"
-    told = blocks.paragraphs("; ".join(full["taken_over"]), assumed, [Marked("code", full["command"])])
-    return Section("full-size", heading, lead, [table, told])
+    assumptions = blocks.paragraphs("; ".join(full["taken_over"]), assumed, [Marked("code", full["command"])])
+    return Section("full-size", heading, lead, [table, assumptions])
 
 
 def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:

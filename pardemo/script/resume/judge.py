@@ -25,14 +25,14 @@ def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> li
     Returns:
         names, as ``torch's``. One from which nothing is drawn may be anywhere.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for theirs, ours in zip(reference.records, resumed.records, strict=True):
         around = [one.generators for one in theirs.steps[max(0, step - 1) : step + 2]]
         for name, place in theirs.steps[step].generators.items():
             drawn = any(other.get(name, place) != place for other in around)
             if drawn and ours.steps[step - begins].generators.get(name, place) != place:
-                found.setdefault(name)
-    return list(found)
+                names.setdefault(name)
+    return list(names)
 
 
 def generators_text(names: list[str]) -> str:
@@ -105,7 +105,7 @@ def compare_states(
             after the other; read where something is not equal.
     """
     what = SLOTS.get(kind.removeprefix(STATE), f"the optimizer's {kind.removeprefix(STATE)}")
-    exact, told = True, dict[str, list[str]]()
+    exact, names_by_reason = True, dict[str, list[str]]()
     for rank, (wanted, own) in enumerate(zip(theirs, ours, strict=True)):
         for name, tensor in wanted.items():
             value = own.get(name)
@@ -117,10 +117,10 @@ def compare_states(
             if value is None and not bool(tensor.any()):
                 continue
             why = _state_difference(what, name, tensor, value, rank, steps, begins)
-            names = told.setdefault(why, [])
+            names = names_by_reason.setdefault(why, [])
             if name not in names:
                 names.append(name)
-    return exact, told
+    return exact, names_by_reason
 
 
 def _state_difference(
@@ -214,15 +214,15 @@ class ResumedRun:
 
         Parameters come from a file, and a step changes little of them: there, what repeats itself has no rounding.
         """
-        found: dict[str, tuple[int, torch.Tensor, torch.Tensor]] = {}
+        tensors: dict[str, tuple[int, torch.Tensor, torch.Tensor]] = {}
         strict = self.repeats and (kind == "before" or (kind == "after" and self.exact))
         for rank, (theirs, ours) in enumerate(zip(*self.tensors(kind), strict=True)):
             for name in (name for name in theirs if name in ours):
                 same = theirs[name].shape == ours[name].shape and torch.equal(theirs[name], ours[name])
                 self.exact &= same
                 if not same and not nearly_equal(ours[name], theirs[name], _BITS if strict else self.tolerance):
-                    found.setdefault(name, (rank, theirs[name], ours[name]))
-        return found
+                    tensors.setdefault(name, (rank, theirs[name], ours[name]))
+        return tensors
 
 
 def rounding_only(run: Run) -> Noise:
@@ -320,9 +320,10 @@ def judge(beside: ResumedRun) -> None:
         _random(beside)
         if not beside.findings:
             _numbers(beside)
-    told = {finding.cause for finding in beside.findings} & {"data", "learning-rate", "loss-scale", "optimizer-state"}
+    causes = {finding.cause for finding in beside.findings}
+    explained = causes & {"data", "learning-rate", "loss-scale", "optimizer-state"}
     for finding in compared.findings if compared else ():
-        if finding.cause not in told:  # by what was looked at for itself
+        if finding.cause not in explained:  # by what was looked at for itself
             beside.findings.append(replace(finding, layout=beside.name, step=finding.step + behind))
 
 
@@ -371,9 +372,9 @@ def _states(beside: ResumedRun) -> None:
                 continue  # they are there, and kept in a form that says not whose they are
             theirs, ours = [in_whole], [parts]
         steps: Steps = partial(_states_by_step, beside, kind) if truth is None else tuple
-        exact, told = compare_states(kind, theirs, ours, steps, beside.behind, beside.tolerance)
+        exact, names_by_reason = compare_states(kind, theirs, ours, steps, beside.behind, beside.tolerance)
         beside.exact &= exact
-        for why, names in told.items():
+        for why, names in names_by_reason.items():
             if kind == STATE + KEPT:
                 beside.add("beside the model", "not-restored", why, names)
             else:

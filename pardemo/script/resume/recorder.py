@@ -282,13 +282,13 @@ class StopFollower:
 
     def _present(self) -> set[tuple[str, int, int]]:
         """Files in the script's folder: name, size, time of the last change."""
-        found = set()
+        files = set()
         for folder, _, names in os.walk(self._folder):  # which passes over what another rank has just removed
             for name in names:
                 with contextlib.suppress(OSError):  # it is being replaced
                     known = os.stat(os.path.join(folder, name))
-                    found.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
-        return found
+                    files.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
+        return files
 
     def _saved(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Saves, and notes how long it took."""

@@ -199,11 +199,11 @@ def scratch(folder: str) -> Iterator[Scratch]:
 
 def _files_of(folder: str) -> dict[str, int]:
     """Files of a folder and when they changed, in ns, without :data:`LEFT_OUT`."""
-    found = {}
+    times = {}
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
         for name in names:
             path = os.path.join(where, name)
             with contextlib.suppress(OSError):
-                found[os.path.relpath(path, folder)] = os.lstat(path).st_mtime_ns
-    return found
+                times[os.path.relpath(path, folder)] = os.lstat(path).st_mtime_ns
+    return times

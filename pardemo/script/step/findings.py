@@ -237,12 +237,12 @@ def by_terms(measured: Summary) -> list[Finding]:
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
-    found = []
+    findings = []
     for some, of_rows in _together([(term, [row for row in rows if _fits(term, row)]) for term in terms]):
-        found += _compare_rows(measured, some, of_rows)
+        findings += _compare_rows(measured, some, of_rows)
     for parallelism in measured.parallelism:
         _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.get("by", ""))
-    return found
+    return findings
 
 
 def _fits(term: Term, row: Row) -> bool:
@@ -276,23 +276,23 @@ def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list
 def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
     """Expected bytes, and the reason where they differ, for rows that belong together."""
     whole, sent = sum(term["bytes"] for term in terms), bytes_of(rows)
-    vocabularies, found = measured.model.get("vocabularies", []), []
+    vocabularies, findings = measured.model.get("vocabularies", []), []
     if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
-        found.append(gathered_logits(rows[0], sent))
+        findings.append(gathered_logits(rows[0], sent))
     share(rows, whole)
     for row in rows:
         own = [term for term in terms if _fits(term, row)]
         own = [term for term in own if term["repeated"] == row.place.repeated] or own
         row.why = "; ".join(dict.fromkeys(f"{term['what']}{RECOMPUTED if term['repeated'] else ''}" for term in own))
     if abs(sent - whole) > MET * whole:
-        found += _shared_inputs(terms, rows, whole, sent)
-        if not found:
+        findings += _shared_inputs(terms, rows, whole, sent)
+        if not findings:
             reason = _difference(measured, terms, rows, whole, sent)
             for row in rows:
                 row.why += f": {reason}"
     for row in rows:
         row.why += "; small: it costs its latency" if 0 < row.bytes <= SMALL else ""
-    return found
+    return findings
 
 
 def _shared_inputs(terms: list[Term], rows: list[Row], whole: float, sent: float) -> list[Finding]:
@@ -381,20 +381,20 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 
 def explain(measured: Summary) -> None:
     """Gives rows what was expected of them, and the summary its findings."""
-    found = measured.findings
+    findings = measured.findings
     for parallelism in measured.parallelism:
         if rule := RULES.get(parallelism.kind.partition(" ")[0]):
-            found += rule(measured, parallelism)
-    found += by_terms(measured)
+            findings += rule(measured, parallelism)
+    findings += by_terms(measured)
     _by_hand(measured)
     for row in measured.collectives:
         if row.place.phase == "evaluation":
             row.why = "of a model that runs without gradients: an evaluation, a teacher"
         elif not row.why:
             row.why, what = _other(measured, row)
-            found += [what] if isinstance(what, Finding) else [Finding(what, row.line, row.bytes)] if what else []
-    found += [*one_unit(measured.parallelism), *_late(measured)]
-    measured.findings = list(dict.fromkeys(found))  # what two groups of one parallelism both have
+            findings += [what] if isinstance(what, Finding) else [Finding(what, row.line, row.bytes)] if what else []
+    findings += [*one_unit(measured.parallelism), *_late(measured)]
+    measured.findings = list(dict.fromkeys(findings))  # what two groups of one parallelism both have
     if measured.ranks > 1 and _alone(measured):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
         measured.findings.insert(0, Finding(alone))

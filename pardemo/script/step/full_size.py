@@ -83,15 +83,15 @@ def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str
     if any(parallelism.kind.startswith("DeepSpeed") for parallelism in measured.parallelism):
         way = _planned_deepspeed
     try:
-        told = way(asked, measured, seen, fullest)
+        planned = way(asked, measured, seen, fullest)
     except NoCounterpart as why:
         return answer | {"why_not": str(why)}
     except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
         return answer | {"why_not": f"the planner refuses it: {wrong}"}
-    order = [*BESIDE, *told["kinds"]]
-    kinds = {kind: round(told["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
+    order = [*BESIDE, *planned["kinds"]]
+    kinds = {kind: round(planned["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
     kinds = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
-    return answer | told | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
+    return answer | planned | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
 
 
 def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:

@@ -165,8 +165,8 @@ def replay(programs: Programs, compute_s: ComputeTime, launch_s: float, exchange
             awaited = [*(rank.flights[number] for number in event.after), *rank.stands]
             calls = [flight.call for flight in awaited if flight.end_s is None]
             of = {call.kind: {one.place.line: 0 for one in calls if one.kind == call.kind} for call in calls}
-            told = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in of.items())
-            raise ValueError(f"rank {rank.rank} waits for ever for {told}")
+            lines_text = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in of.items())
+            raise ValueError(f"rank {rank.rank} waits for ever for {lines_text}")
     return [played.times(rank) for rank in played.ranks]
 
 

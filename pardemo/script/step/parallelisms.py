@@ -195,11 +195,13 @@ def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Par
             yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [term]})
 
 
-def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]) -> list[Parallelism]:
+def with_terms(
+    parallelisms: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]
+) -> list[Parallelism]:
     """The parallelisms with what their formulas say of the median step from step ``first`` on."""
     of_group = shapes.terms(first, vocabularies)
-    told = []
-    for one in found:
+    with_them = []
+    for one in parallelisms:
         options = dict(one.options)
         if one.kind in ("FSDP2", "HSDP"):
             options["runs"] = {unit: shapes.times(unit, first) for unit in one.wraps}
@@ -208,12 +210,12 @@ def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularie
             nbytes, elements = shapes.median(outputs, first)
             for ends, what in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
                 terms.append(traffic(ends, "send", what, nbytes, elements))
-        told.append(replace(one, options=options | {"terms": terms}) if terms else replace(one, options=options))
+        with_them.append(replace(one, options=options | {"terms": terms}) if terms else replace(one, options=options))
     rest = [
         Parallelism(kind, ranks, ("attention" if kind == "CP" else "activations",), {}, {"by": "torch", "terms": terms})
         for (kind, ranks), terms in of_group.items()
     ]
-    return told + rest
+    return with_them + rest
 
 
 def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
@@ -296,11 +298,11 @@ def _buckets(ddp: torch.nn.Module, names: list[str]) -> list[list[str]]:
     return [[names[number] for number in bucket] for bucket in buckets]
 
 
-def _models_together(found: list[Parallelism]) -> list[Parallelism]:
+def _models_together(parallelisms: list[Parallelism]) -> list[Parallelism]:
     """Several models under DDP over the same ranks as one: a step may train one of them, and whose bytes are whose is
     not to be seen."""
     together: dict[Ranks, list[Parallelism]] = {}
-    for one in found:
+    for one in parallelisms:
         if one.kind == "DDP":
             together.setdefault(one.ranks, []).append(one)
     joined = [
@@ -308,17 +310,17 @@ def _models_together(found: list[Parallelism]) -> list[Parallelism]:
         for ranks, some in together.items()
         if len(some) > 1
     ]
-    return [one for one in found if one.kind != "DDP" or len(together[one.ranks]) == 1] + joined
+    return [one for one in parallelisms if one.kind != "DDP" or len(together[one.ranks]) == 1] + joined
 
 
-def _trained_ones(found: list[Parallelism]) -> list[Parallelism]:
+def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
     """Of two models with the same units, as a teacher and a student, the one that is trained: units go by names."""
 
     def is_trained(one: Parallelism) -> bool:
         return any(one.options.get("gradient_bytes", {"": 1}).values())
 
-    trained = {(one.kind, one.ranks, one.wraps) for one in found if is_trained(one)}
-    return [one for one in found if is_trained(one) or (one.kind, one.ranks, one.wraps) not in trained]
+    trained = {(one.kind, one.ranks, one.wraps) for one in parallelisms if is_trained(one)}
+    return [one for one in parallelisms if is_trained(one) or (one.kind, one.ranks, one.wraps) not in trained]
 
 
 def _rows_used(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
@@ -426,13 +428,13 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
     under DDP over different ranks), the second stands in a row of its own.
     """
-    found: dict[str, dict[Ranks, None]] = {}
+    groups: dict[str, dict[Ranks, None]] = {}
     for parallelism in parallelisms:
-        replicas = parallelism.options.get("replicas", ())
-        found.setdefault(f"{parallelism.kind} shards" if replicas else parallelism.kind, {})[parallelism.ranks] = None
+        kind, replicas = parallelism.kind, parallelism.options.get("replicas", ())
+        groups.setdefault(f"{kind} shards" if replicas else kind, {})[parallelism.ranks] = None
         for ranks in replicas:
-            found.setdefault(f"{parallelism.kind} replicas", {})[ranks] = None
-    rows = [(name, row) for name, groups in found.items() for row in _disjoint_rows(sorted(groups))]
+            groups.setdefault(f"{kind} replicas", {})[ranks] = None
+    rows = [(name, row) for name, ranks in groups.items() for row in _disjoint_rows(sorted(ranks))]
     names = _letters()
     return [
         GroupKind(name, tuple(row), tuple(next(names) for _ in row))

@@ -366,17 +366,17 @@ def _too_few(seen: Sequence[Seen], cuts: int) -> str:
 
 def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
     """Each parallelism of each group once; torch's context parallelism is seen by its calls alone."""
-    found: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
+    by_groups: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
     for trace in seen:
         for parallelism in trace.parallelisms:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
-            if (known := found.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
+            if (known := by_groups.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
                 both = dict.fromkeys((*known.options["replicas"], *parallelism.options["replicas"]))
-                found[key] = replace(known, options=known.options | {"replicas": tuple(both)})
+                by_groups[key] = replace(known, options=known.options | {"replicas": tuple(both)})
     context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
-    there = {one.ranks for one in found.values() if one.kind == "CP"}
+    there = {one.ranks for one in by_groups.values() if one.kind == "CP"}
     cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
-    return [*found.values(), *cut]
+    return [*by_groups.values(), *cut]
 
 
 def _median_sum(calls: Iterable[Call], steps: Iterable[int], what: str) -> float:
