@@ -455,7 +455,7 @@ def pasted(name):
 )
 def test_each_exercise_can_be_solved(name, solution):
     outcome = judge(name, solution or pasted(name))
-    assert outcome.told.startswith(f"{name.partition('.')[2]}: solved.")
+    assert outcome.message.startswith(f"{name.partition('.')[2]}: solved.")
     assert outcome.solved
 
 
@@ -841,10 +841,10 @@ def told_of_wrong(name, answer):
     outcome = judge(name, answer)
     assert outcome.attempted
     assert not outcome.solved
-    assert outcome.told.startswith(f"{name.partition('.')[2]}: not yet.")
-    assert "\n" not in outcome.told, "one line, and no stack trace of anybody"
-    assert len(outcome.told) < 900
-    return outcome.told
+    assert outcome.message.startswith(f"{name.partition('.')[2]}: not yet.")
+    assert "\n" not in outcome.message, "one line, and no stack trace of anybody"
+    assert len(outcome.message) < 900
+    return outcome.message
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -892,5 +892,5 @@ def test_a_deadlock_is_told_as_one(monkeypatch):
     monkeypatch.setattr(exercises, "TIMEOUT_S", 2)
     outcome = judge("data_parallel.all_reduce", all_receive_first)
     assert not outcome.solved
-    assert says(outcome.told, "finish", "2")
-    assert says(outcome.told, "receive", "exactly")
+    assert says(outcome.message, "finish", "2")
+    assert says(outcome.message, "receive", "exactly")

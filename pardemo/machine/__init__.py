@@ -41,9 +41,9 @@ def profile_path() -> Path:
     return project.output_dir() / "machine.json"
 
 
-def predict(found: MachineProfile, method: str, nbytes: float, ranks: int) -> float:
+def predict(profile: MachineProfile, method: str, nbytes: float, ranks: int) -> float:
     """Seconds of an all-reduce on this host, whose cores and memory all ranks share: see ``shared_host_seconds``."""
-    return shared_host_seconds(method, nbytes, ranks, found.host_bytes_per_s[method], found.message_s[method])
+    return shared_host_seconds(method, nbytes, ranks, profile.host_bytes_per_s[method], profile.message_s[method])
 
 
 def profile(world_size: int | None = None) -> MachineProfile:

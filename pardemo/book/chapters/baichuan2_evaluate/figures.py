@@ -129,6 +129,6 @@ def sections_named(wanted: Mapping[str, int], named: Mapping[str, int], right: M
          outlined="wanted")  # fmt: skip
     ax.set(xlabel="rows of a hundred")
     key(fig, loc="outside upper center", ncols=3)
-    told = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
-    alt = f"Rows in which a section is wanted, named, and rightly named: {told}."
+    summary = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
+    alt = f"Rows in which a section is wanted, named, and rightly named: {summary}."
     return save(fig, "baichuan2_evaluate_sections", alt)

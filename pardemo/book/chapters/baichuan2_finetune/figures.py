@@ -51,8 +51,8 @@ def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     last = max(step for by_step in losses.values() for step in by_step)
     ax.set(xlabel="optimizer step", ylabel="loss per labelled token (logarithmic)", xlim=(-2, 1.12 * last))
     key(fig)
-    told = "; ".join(f"{group} from {of[min(of)]:.2f} to {of[max(of)]:.2f}" for group, of in losses.items())
-    return save(fig, "baichuan2_finetune_loss", f"Loss by optimizer step: {told}.")
+    summary = "; ".join(f"{group} from {of[min(of)]:.2f} to {of[max(of)]:.2f}" for group, of in losses.items())
+    return save(fig, "baichuan2_finetune_loss", f"Loss by optimizer step: {summary}.")
 
 
 def losses_by_token(losses: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Picture:
@@ -124,8 +124,8 @@ def losses_by_format(losses: Mapping[tuple[str, int], float]) -> Picture:
     ax.set(xlabel="largest activation (logarithmic)", xlim=(min(sizes) / 2.5, max(sizes) * 2.5))
     ax.set_ylim(len(formats) - 0.3, -0.7)
     ax.grid(visible=False)
-    told = "; ".join(f"{name} at {size:,}: {loss:.3f}" for (name, size), loss in losses.items())
-    return save(fig, "baichuan2_finetune_formats", f"Losses by format and largest activation: {told}.")
+    summary = "; ".join(f"{name} at {size:,}: {loss:.3f}" for (name, size), loss in losses.items())
+    return save(fig, "baichuan2_finetune_formats", f"Losses by format and largest activation: {summary}.")
 
 
 def losses_of_ways(losses: Mapping[str, Mapping[str, float]]) -> Picture:
@@ -136,9 +136,9 @@ def losses_of_ways(losses: Mapping[str, Mapping[str, float]]) -> Picture:
     """
     fig, ax = new(size=(5.6, 4.4))
     looks = (("white", "////"), *_GROUPS)  # the same model before training, and trained in three ways
-    told = bars(ax, losses, across=True, text="{:.2g}", fills=dict(zip(losses, looks, strict=False)))
+    summary = bars(ax, losses, across=True, text="{:.2g}", fills=dict(zip(losses, looks, strict=False)))
     log(ax, x=_TICKS)
     values = [value for of in losses.values() for value in of.values()]
     ax.set(xlabel="loss per labelled token (logarithmic)", xlim=(min(*values, 0.01) / 2, 3 * max(values)))
     key(fig)
-    return save(fig, "baichuan2_finetune_ways", f"Losses at the end. {told}.")
+    return save(fig, "baichuan2_finetune_ways", f"Losses at the end. {summary}.")

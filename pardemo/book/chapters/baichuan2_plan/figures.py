@@ -81,8 +81,9 @@ def course_of_step(footprint) -> Picture:
     handles, labels = ax.get_legend_handles_labels()
     visible = [k for k in range(len(kinds)) if share[:, k].max() >= 0.2]
     fig.legend([handles[k] for k in visible], [labels[k] for k in visible], loc="outside lower center", ncols=2)
-    told = words({kind: nbytes for kind, nbytes in footprint.lines.items() if nbytes > 1e8}, "{:.1f}", per=1e9)
-    return save(fig, "baichuan2_plan_step", f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {told}.")
+    sizes = words({kind: nbytes for kind, nbytes in footprint.lines.items() if nbytes > 1e8}, "{:.1f}", per=1e9)
+    alt = f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {sizes}."
+    return save(fig, "baichuan2_plan_step", alt)
 
 
 def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
@@ -114,8 +115,8 @@ def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
     ax.set_xlim(min(low, 0) - 0.14 * (most - low), most + 0.14 * (most - low))
     ax.grid(axis="y", visible=False)
     key(fig)
-    told = words(errors, "{:+.0f} %", per=0.01)
-    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {told}.")
+    summary = words(errors, "{:+.0f} %", per=0.01)
+    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {summary}.")
 
 
 def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:

@@ -131,10 +131,10 @@ def who_waits(stretches: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
     most = max(float(np.sum(parts, axis=0).max()) for parts in stretches.values())
     axes[0].set(ylabel="milliseconds of a step", ylim=(0, 1.05 * most))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = {
+    milliseconds = {
         name: dict(zip(("computing", "all-reduce"), map(list, parts), strict=True)) for name, parts in stretches.items()
     }
-    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {words(told, '{:.0f}')}.")
+    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {words(milliseconds, '{:.0f}')}.")
 
 
 def does_a_node_pay(steps: Mapping[str, tuple[float, float]]) -> Picture:

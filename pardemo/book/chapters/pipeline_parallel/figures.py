@@ -120,8 +120,8 @@ def held_by_schedule(
         loc="outside lower center",
         ncols=2,
     )
-    told = words(measured, "{:.1f}")
-    return save(fig, name, f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {told}.")
+    summary = words(measured, "{:.1f}")
+    return save(fig, name, f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {summary}.")
 
 
 def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, float], label: str) -> Picture:

@@ -51,10 +51,10 @@ def beside_one_process(schedule: pp.Schedule, layers: Sequence[nn.Module], batch
     pipeline.step(*batch)  # opens connections
     model.zero_grad()
     with WireMeter() as meter:
-        found = pipeline.step(*batch)
+        stage_loss = pipeline.step(*batch)
     errors = [gpt.relative_error(w.grad, right[w]) for chunk in mine for w in chunk.parameters()]
-    if found is not None:  # on the last stage's rank
-        errors.append(gpt.relative_error(found, loss.detach()))
+    if stage_loss is not None:  # on the last stage's rank
+        errors.append(gpt.relative_error(stage_loss, loss.detach()))
     return StepResult(max(errors), meter.sent_bytes)
 
 

@@ -89,9 +89,9 @@ def verdicts(totals: Sequence[Mapping[str, Any]]) -> Picture:
     """
     rows = {row["evidence"]: row for row in sorted(totals, key=lambda row: -row["cases"])}
     texts = [", ".join(f"{row[kind]} {kind}" for kind in _KINDS if row[kind]) for row in rows.values()]
-    told = "; ".join(f"{name}: {text}" for name, text in zip(rows, texts, strict=True))
+    summary = "; ".join(f"{name}: {text}" for name, text in zip(rows, texts, strict=True))
     series = {kind: {name: row[kind] for name, row in rows.items()} for kind in _KINDS}
     return bar_chart(
-        "scorecard_verdicts", f"Cases by evidence and verdict. {told}.", {"cases": {"series": series}}, across=True,
+        "scorecard_verdicts", f"Cases by evidence and verdict. {summary}.", {"cases": {"series": series}}, across=True,
         stacked=True, text=texts, room=1.6, ncols=3,
     )  # fmt: skip

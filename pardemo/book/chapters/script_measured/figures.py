@@ -27,12 +27,12 @@ def sent_by_line(sums: Mapping[str, float], logits: Mapping[str, float], must: f
         sums, logits: version -> bytes of the two lines. must: bytes by the formula.
     """
     times = {version: f"{(sums[version] + logits[version]) / must:.2f}" for version in sums}
-    told = "; ".join(
+    summary = "; ".join(
         f"{version} {sums[version] / 1e6:.2f} + {logits[version] / 1e6:.2f}, {of} times the formula"
         for version, of in times.items()
     )
     return bar_chart(
-        "script_measured_sent", f"MB of gradients and of logits that a rank sends in a step: {told}.",
+        "script_measured_sent", f"MB of gradients and of logits that a rank sends in a step: {summary}.",
         {"sent by a rank in a step, MB": {
             "series": dict(zip(_SENT, (sums, logits), strict=True)), "outline": dict.fromkeys(sums, must)}},
         across=True, stacked=True, per=1e6, fills=_SENT, text=[f"{of} ×" for of in times.values()],

@@ -93,9 +93,9 @@ def rule_and_search(rows: Sequence[Compared]) -> Picture:
     """How many times as long as the search's best a step takes with the rule's layout; the longest on top."""
     fitting = sorted((row for row in rows if row.chosen is not None), key=lambda row: -row.ratio)
     recomputed = {row.name: ", recomputed" * (row.chosen.layout.recompute == "full") for row in fitting}
-    told = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in fitting)
+    summary = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in fitting)
     return bar_chart(
-        "which_layout_rule", f"Steps with the rule's layout, by the search's best: {told}.",
+        "which_layout_rule", f"Steps with the rule's layout, by the search's best: {summary}.",
         {"longer than the search's best, %": {"series": {"ratio": {row.name: row.ratio - 1 for row in fitting}}}},
         text=[row.chosen.kind + recomputed[row.name] for row in fitting], fills={"ratio": "compute"}, across=True,
         per=0.01, room=max(4.3, 10 / max(100 * (fitting[0].ratio - 1), 1)), size=(7.2, 0.26 * len(fitting) + 1.0),
@@ -164,5 +164,5 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
     right.set_xticks(list(ticks), [f"{2**tick:,}" for tick in ticks])
     right.set(xlabel="GPUs")
     key(fig, ncols=3)
-    told = "; ".join(f"{name}: {one.layout}, adds {one.added:.0%}" for name, one in chosen.items())
-    return save(fig, "which_layout_chosen", f"Layouts that the rule takes. {told}.")
+    summary = "; ".join(f"{name}: {one.layout}, adds {one.added:.0%}" for name, one in chosen.items())
+    return save(fig, "which_layout_chosen", f"Layouts that the rule takes. {summary}.")

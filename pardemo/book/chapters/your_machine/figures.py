@@ -72,8 +72,8 @@ def link_times(links: Mapping[str, tuple[float, float]], notes: Mapping[str, str
     log(ax, SIZES, SECONDS)
     ax.set(xlabel="message", ylabel="one way")
     key(fig, ncols=1)
-    told = "; ".join(f"{name} {notes[name]}" for name in links)
-    return save(fig, "your_machine_messages", f"Short messages cost α, long ones S/B, on each link: {told}.")
+    summary = "; ".join(f"{name} {notes[name]}" for name in links)
+    return save(fig, "your_machine_messages", f"Short messages cost α, long ones S/B, on each link: {summary}.")
 
 
 def more_nodes(nodes: int, compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:

@@ -111,16 +111,16 @@ def memory_and_steps(
         memory: way -> bytes. step_s: network -> way -> seconds. compute_s: of a step's matrix multiplications.
     """
     fig, axes = new(1 + len(step_s), 1, size=(5.8, 2.6 * (1 + len(step_s))))
-    told = [bars(axes[0], {"states": memory}, fills={"states": "optimizer states"}, per=1e9, across=True,
+    summaries = [bars(axes[0], {"states": memory}, fills={"states": "optimizer states"}, per=1e9, across=True,
                  text="{:.1f}")]  # fmt: skip
     axes[0].set_xlabel("model states on each GPU, GB")
     for ax, (network, seconds) in zip(axes[1:], step_s.items(), strict=True):
         style = {"across": True, "text": "{:.3g}"}
-        told.append(bars(ax, {"step": seconds}, fills={"step": ("communication", "")}, **style))
+        summaries.append(bars(ax, {"step": seconds}, fills={"step": ("communication", "")}, **style))
         label = f"computation, {compute_s:.2g} s"
         ax.axvline(compute_s, color=COLOURS["compute"], linewidth=3, zorder=2.5, label=label)
         ax.set_xlabel(f"seconds of a step, {network}")
     fig.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=1)
-    steps = "; ".join(f"{network}: {of}" for network, of in zip(step_s, told[1:], strict=True))
-    alt = f"GB of states on a GPU: {told[0]}. Seconds of a step, {compute_s:.2g} of them computation: {steps}."
+    steps = "; ".join(f"{network}: {of}" for network, of in zip(step_s, summaries[1:], strict=True))
+    alt = f"GB of states on a GPU: {summaries[0]}. Seconds of a step, {compute_s:.2g} of them computation: {steps}."
     return save(fig, "zero_communication_which", alt)

@@ -29,7 +29,7 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
     """
     fig, ax = new(size=(5.8, 4.0))
     series = {kind: {way: of[kind] for way, of in states.items()} for kind in MODEL_STATES}
-    told = bars(ax, series, dict(zip(states, expected, strict=True)), stacked=True, fills=_FILLS)
+    summary = bars(ax, series, dict(zip(states, expected, strict=True)), stacked=True, fills=_FILLS)
     sums = [sum(of[kind] for kind in MODEL_STATES) for of in states.values()]
     more = np.subtract([peaks[way] for way in states], sums)
     ax.bar(range(len(sums)), more, 0.22, bottom=sums, color=palette.OTHER, zorder=2, label="in the step, for a moment")
@@ -42,7 +42,7 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
     ax.legend()
     return save(
         fig, "zero_memory_kept",
-        f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {told}; in the step at most "
+        f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {summary}; in the step at most "
         f"{', '.join(f'{peak:.3g}' for peak in peaks.values())}.",
     )  # fmt: skip
 
@@ -133,8 +133,8 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
     ax.set(xlabel="GB on each GPU", xlim=(0, 1.17 * room_bytes / 1e9))
     peaks = Line2D([], [], color="black", linewidth=2, label="peak in the step")
     key(fig, patch("a sample's activations", "activations"), peaks)
-    told = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
-    return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {told}.")
+    summary = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
+    return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {summary}.")
 
 
 def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:

@@ -90,18 +90,18 @@ def _entries(run: Path, built: Path) -> list[Entry]:
     """README, the chapters of a run whose own pages are in ``built``, cards and problems, documents."""
     root = project.root()
     names = [one.notebook for one in endings.finished(run) if pages.source(run, one.notebook)]
-    found = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
+    entries = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
     for name in names:
         title = f"{name[:2]} {pages.title(run, name)}"
-        found.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
+        entries.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
     for file, body in course_pages.bodies(run, names).items():
-        found.append(Entry(file, course_pages.TITLES[file], "Course", body))
+        entries.append(Entry(file, course_pages.TITLES[file], "Course", body))
     for name, file in DOCUMENTS.items():
         path = root / name
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         part = "Records" if "/records/" in name else "Documents"
-        found.append(Entry(file, title, part, _document(path, root, run, names)))
-    return found
+        entries.append(Entry(file, title, part, _document(path, root, run, names)))
+    return entries
 
 
 def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
