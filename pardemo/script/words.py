@@ -32,14 +32,14 @@ def at_line(line: str) -> str:
     return f", at {line}" if line else ""
 
 
-def finding_text(step: int, what: str, factor: float | None, rest: float | None, module: str) -> str:
+def finding_text(step: int, subject: str, factor: float | None, rest: float | None, module: str) -> str:
     """``step 1, gradients (× 4, rest 0.75), first at head``: step, what differs, factor, module."""
     numbers = []
     if factor is not None:
         numbers.append(f"× {factor:.4g}")
     if rest is not None and rest > 1e-6:
         numbers.append(f"rest {rest:.2g}")
-    said = f"step {step}, {what}" + (f" ({', '.join(numbers)})" if numbers else "")
+    said = f"step {step}, {subject}" + (f" ({', '.join(numbers)})" if numbers else "")
     return f"{said}, first at {module}" if module else said
 
 

@@ -203,8 +203,8 @@ def multiple_cause(pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | Non
     if key == "ep" and {pair.name for pair in pairs} <= facts.cut:
         how = "too few ranks: those that have the same experts, and not all" if named.times else "too many ranks"
         return "sum-for-mean" if named.times else "mean-for-sum", f"{text}: a sum is divided by {how}"
-    own = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
-    if every or own or _held_by_few(pairs, facts):
+    replicas = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
+    if every or replicas or _held_by_few(pairs, facts):
         if named.times:
             return "sum-for-mean", f"{text}: a sum over ranks where a mean was meant"
         return "mean-for-sum", f"{text}: a mean over ranks where a sum was meant, or divided by it twice"
@@ -230,9 +230,9 @@ def not_summed(pairs: Sequence[Pair], facts: Facts) -> str | None:
             f"groups among {ranks_text(ranks)} keep their own parts: only the sum over all of them is the "
             "reference's, so these parameters are summed over too few ranks"
         )
-    what = "sum" if how == {"sum"} else "mean"
+    operation = "sum" if how == {"sum"} else "mean"
     return (
-        f"each of {ranks_text(ranks)} keeps its own part: the {what} of their gradients is the reference's, so "
+        f"each of {ranks_text(ranks)} keeps its own part: the {operation} of their gradients is the reference's, so "
         "these parameters are in no all-reduce"
     )
 
@@ -254,9 +254,9 @@ def _summing_way(pair: Pair, facts: Facts) -> str | None:
 def _distinct(some: torch.Tensor) -> torch.Tensor:
     """Of ranks' versions [n, …] those that differ: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
-    for one in some:
-        if not any(is_near(one, other, 1e-12) for other in kept):
-            kept.append(one)
+    for version in some:
+        if not any(is_near(version, other, 1e-12) for other in kept):
+            kept.append(version)
     return torch.stack(kept)
 
 
@@ -283,7 +283,7 @@ def _is_sum_of_uses(pair: Pair, facts: Facts) -> bool:
                 return False
             by_use.setdefault(next(iter(names)), []).append(tensor.double())
         uses = list(by_use.values())
-        if len(uses) < 2 or any(not is_near(one, same[0], predicate_tolerance(facts)) for same in uses for one in same):
+        if len(uses) < 2 or any(not is_near(a, same[0], predicate_tolerance(facts)) for same in uses for a in same):
             return False
         total = torch.stack([same[0] for same in uses]).sum(0)
         if not is_near(total, part.cut_from(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
@@ -330,7 +330,7 @@ def _mixed_parts(pair: Pair, facts: Facts) -> int | None:
         return None
     size = float(pair.reference.double().norm())
     for count in (n for n in range(2, facts.layout.ranks + 1) if facts.layout.ranks % n == 0):
-        for axis in (one for one in range(pair.ours.dim()) if pair.ours.shape[one] % count == 0):
+        for axis in (dim for dim in range(pair.ours.dim()) if pair.ours.shape[dim] % count == 0):
             ours = torch.stack(pair.ours.double().chunk(count, axis))
             total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
             alike = is_near(ours, ours[:1].expand_as(ours), predicate_tolerance(facts), size)
@@ -418,9 +418,9 @@ def summed_again(pairs: Sequence[Pair], facts: Facts) -> str | None:
 def _clearing_line(name: str, facts: Facts) -> str:
     """The line that cleared a parameter's gradient within the step, on some rank; empty where none did."""
     for rank, step in enumerate(facts.steps):
-        for own in facts.names.get(rank, {}).get(name, {name}):
-            if own in step.cleared:
-                return step.cleared[own]
+        for own_name in facts.names.get(rank, {}).get(name, {name}):
+            if own_name in step.cleared:
+                return step.cleared[own_name]
     return ""
 
 

@@ -34,9 +34,9 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._exceptions = 0
 
-    def begins(self, call: int, *what: Any) -> None:
-        """A call begins; ``what`` are the fields of :class:`LoggedCall`, ``call`` is its number on this rank."""
-        self._write(json.dumps(["begins", call, *what]))
+    def begins(self, call: int, *fields: Any) -> None:
+        """A call begins; ``fields`` are those of :class:`LoggedCall`, ``call`` is its number on this rank."""
+        self._write(json.dumps(["begins", call, *fields]))
 
     def over(self, call: int, at_s: float) -> None:
         """Its exchange is over."""

@@ -100,8 +100,8 @@ class CallTable:
         parts = next((number for number, differ in enumerate(before) if differ), None)
         if parts is None:
             return []
-        own = _agreement_key(of_ranks[rank][parts])
-        return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != own]
+        key = _agreement_key(of_ranks[rank][parts])
+        return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != key]
 
     def stuck(self) -> set[int]:
         """Ranks all of whose calls that are not over wait for ranks that will not come."""
@@ -146,7 +146,7 @@ class CallTable:
             }
             begun = min(call.begin_s for call in calls.values() if call)
             candidates.append((begun, Mismatch(number, ranks, calls)))
-        return min(candidates, key=lambda one: one[0])[1] if candidates else None
+        return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
     def _parts(self, of_ranks: dict[int, list[LoggedCall]], loosely: bool) -> int | None:
         most = max(len(calls) for calls in of_ranks.values())
@@ -160,7 +160,7 @@ class CallTable:
 
     def _differ(self, of_ranks: dict[int, list[LoggedCall]], number: int, loosely: bool) -> bool:
         """Whether ranks that have come to a call do different things there."""
-        calls = {rank: own[number] for rank, own in of_ranks.items() if len(own) > number}
+        calls = {rank: calls_of_rank[number] for rank, calls_of_rank in of_ranks.items() if len(calls_of_rank) > number}
         if len({_agreement_key(call) for call in calls.values()}) > 1:
             return True
         if not loosely or any(call.message for call in calls.values()):
@@ -169,11 +169,11 @@ class CallTable:
             return True
         # another place: a parting only where one rank is where the other is at another time. Ranks that call from
         # lines of their own, as the two branches of a condition, do so each time.
-        places = {rank: {_line_and_module(call) for call in own} for rank, own in of_ranks.items()}
+        places = {rank: {_line_and_module(call) for call in calls_of_rank} for rank, calls_of_rank in of_ranks.items()}
         return any(
-            _line_and_module(one) != _line_and_module(other)
-            and (_line_and_module(one) in places[b] or _line_and_module(other) in places[a])
-            for a, one in calls.items()
+            _line_and_module(call) != _line_and_module(other)
+            and (_line_and_module(call) in places[b] or _line_and_module(other) in places[a])
+            for a, call in calls.items()
             for b, other in calls.items()
         )
 
@@ -217,8 +217,8 @@ class Standstill:
     def line(self) -> str:
         """One line: where the ranks part, who waits for whom and since when."""
         raised = [
-            f"rank {rank} went on after {shortened(one.text, LONGEST)}{at_line(one.line)}"
-            for rank, one in self.raised.items()
+            f"rank {rank} went on after {shortened(error.text, LONGEST)}{at_line(error.line)}"
+            for rank, error in self.raised.items()
         ]
         return "; ".join(filter(None, [self.parted, self.waited, *raised]))
 
@@ -247,8 +247,8 @@ class Standstill:
         texts = []
         for others, some in by_others.items():
             has = "has" if len(some) == 1 else "have"
-            waiting, awaited = ranks_text([one.rank for one in some]), ranks_text(list(others))
-            texts.append(f"{waiting} {has} waited for {awaited} for {max(one.since_s for one in some):.1f} s")
+            waiting, awaited = ranks_text([wait.rank for wait in some]), ranks_text(list(others))
+            texts.append(f"{waiting} {has} waited for {awaited} for {max(wait.since_s for wait in some):.1f} s")
         return ", ".join(texts)
 
     @property
@@ -283,16 +283,16 @@ class Standstill:
         return {name: value for name, value in made.items() if name != "does"}
 
     def _row(self, rank: int) -> tuple[str, ...]:
-        own = [wait for wait in self.waits if wait.rank == rank][:1]
+        waits = [wait for wait in self.waits if wait.rank == rank][:1]
         cells = []
         if self.first is not None:
             call = self.first.calls.get(rank)
             inside = f" ({call.module})" if call and call.module else ""
             cells = [f"{_named_call(call)}{_tensor_text(call)}{at_line(call.line)}{inside}" if call else "–"]
-        here = bool(own) and self.first is not None and own[0].call is self.first.calls.get(rank)
+        here = bool(waits) and self.first is not None and waits[0].call is self.first.calls.get(rank)
         here = here and self.does[rank].startswith("it is in ")
         cells.append("is in it" if here else shortened(self.does[rank].removeprefix("it "), 90))
-        cells.append(", ".join(map(str, own[0].waits_for)) if own else "–")
+        cells.append(", ".join(map(str, waits[0].waits_for)) if waits else "–")
         return tuple(cells)
 
 
@@ -330,7 +330,7 @@ def call_text(call: LoggedCall) -> str:
 
 def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
     """The last exception that a rank went on after, where not all ranks have had it."""
-    own = {}
+    errors = {}
     for rank, log in logs.items():
         others = [
             {(error.text, error.line) for error in other.raised} for number, other in logs.items() if number != rank
@@ -338,8 +338,8 @@ def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
         for error in log.raised:
             ended_it = log.why is not None and error.text == log.why.text
             if not ended_it and not all((error.text, error.line) in some for some in others):
-                own[rank] = error
-    return own
+                errors[rank] = error
+    return errors
 
 
 def _activity(log: Log, line: str) -> str:
@@ -456,8 +456,8 @@ class DeadlockWatch:
             with contextlib.suppress(psutil.Error, IndexError):
                 process = psutil.Process(pids[rank])
                 if process.status() == psutil.STATUS_SLEEPING:
-                    own = [process, *process.children(recursive=True)]
-                    used[rank] = sum(sum(one.cpu_times()[:2]) for one in own)
+                    processes = [process, *process.children(recursive=True)]
+                    used[rank] = sum(sum(running.cpu_times()[:2]) for running in processes)
         return used
 
     def _in_a_wait(self, ranks: list[int]) -> bool:

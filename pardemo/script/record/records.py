@@ -160,10 +160,10 @@ class CurrentStep:
         self.clipped_after = 0  # and after how many backward passes
         self.accumulated_after = 0  # the backward passes after which gradients were last looked at within the step
 
-    def note_line(self, what: str, where: Callable[[], str]) -> None:
+    def note_line(self, event: str, where: Callable[[], str]) -> None:
         """Notes the script's line for what the step does, where it has none yet."""
-        if what not in self.step.lines:
-            self.step.lines[what] = where()
+        if event not in self.step.lines:
+            self.step.lines[event] = where()
 
 
 #: Edge of the block of which a sketch keeps one number, along each of a parameter's last two axes.
@@ -239,10 +239,10 @@ def scale_piece(piece: Piece, shape: tuple[int, ...]) -> Piece:
     """
     if shape == piece.shape or piece.whole is None or piece.start is None:
         return piece
-    steps = [BLOCK if own != size else 1 for own, size in zip(piece.shape, shape, strict=True)]
-    if any(of % step or at % step for of, at, step in zip(piece.whole, piece.start, steps, strict=True)):
+    steps = [BLOCK if length != size else 1 for length, size in zip(piece.shape, shape, strict=True)]
+    if any(size % step or at % step for size, at, step in zip(piece.whole, piece.start, steps, strict=True)):
         return piece
-    whole = tuple(of // step for of, step in zip(piece.whole, steps, strict=True))
+    whole = tuple(size // step for size, step in zip(piece.whole, steps, strict=True))
     start = tuple(at // step for at, step in zip(piece.start, steps, strict=True))
     return replace(piece, shape=shape, whole=whole, start=start)
 

@@ -349,12 +349,12 @@ def _kept(proof: Proof, finding: Finding) -> Line:
 
 def _compared(model: ModelMap, findings: list[Finding]) -> str:
     """What was compared of the step that the map shows, and what was not."""
-    numbers = "; ".join(f"{what}: {model.counts[key][0]} of {model.counts[key][1]}" for key, what in COLUMNS.items())
+    numbers = "; ".join(f"{label}: {model.counts[key][0]} of {model.counts[key][1]}" for key, label in COLUMNS.items())
     said = f"Compared are {numbers}."
-    what = {finding.what for finding in findings}
-    if {"data", "parameters"} & what:
+    kinds = {finding.what for finding in findings}
+    if {"data", "parameters"} & kinds:
         return f"{said} Where samples or first parameters are wrong, nothing that is made of them is looked at."
-    if "forward" in what:
+    if "forward" in kinds:
         return f"{said} Where outputs are wrong, gradients are not looked at, nor what is made of them."
     return f"{said} Steps behind the first one that differs are not compared." if findings else said
 
@@ -395,17 +395,17 @@ def write_proof(folder: Path, proof: Proof, script: str) -> None:
     for left in folder.glob(f"{_WRITTEN}*"):  # by a proof that was killed while it wrote
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_WRITTEN) as temporary:
-        whole = Path(temporary)
+        new = Path(temporary)
         for finding, kept in proof.kept.items():
-            _save(whole / proof.files[finding], kept)
-        (whole / VERDICT).write_text(json.dumps(proof.as_json(), indent=1), "utf-8")
-        (whole / PAGE).write_text(proof_page(proof, script), "utf-8")
+            _save(new / proof.files[finding], kept)
+        (new / VERDICT).write_text(json.dumps(proof.as_json(), indent=1), "utf-8")
+        (new / PAGE).write_text(proof_page(proof, script), "utf-8")
         (folder / PAGE).unlink(missing_ok=True)
         (folder / VERDICT).unlink(missing_ok=True)
         shutil.rmtree(folder / TENSORS, ignore_errors=True)
         for name in (TENSORS, VERDICT, PAGE):
-            if (whole / name).exists():
-                os.replace(whole / name, folder / name)
+            if (new / name).exists():
+                os.replace(new / name, folder / name)
 
 
 def _save(path: Path, kept: Kept) -> None:

@@ -255,8 +255,8 @@ def _chosen_hosts(runner: Any, pool: Mapping[str, int], args: argparse.Namespace
     return runner.apply_num_nodes_and_gpus(some, args.num_nodes, args.num_gpus)
 
 
-def _for_each_gpu(what: str) -> str:
-    return f"{what} is a rank for each GPU, and there is none here: --ranks says how many instead"
+def _for_each_gpu(launcher: str) -> str:
+    return f"{launcher} is a rank for each GPU, and there is none here: --ranks says how many instead"
 
 
 def _launcher_result(name: str, action: Callable[[], Any]) -> Any:

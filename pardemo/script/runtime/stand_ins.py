@@ -367,13 +367,13 @@ def replaced_everywhere(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
     Also in modules that are imported within the block, once it ends.
     """
     # each needs one of its own, to be told by which it stands for
-    own = [(real, ours if isinstance(ours, type) else functools.partial(ours)) for real, ours in pairs]
+    replacements = [(real, ours if isinstance(ours, type) else functools.partial(ours)) for real, ours in pairs]
     _NAMES.update()
-    for real, ours in own:
+    for real, ours in replacements:
         _NAMES.replace(real, ours)
     try:
         yield
     finally:
         _NAMES.update()
-        for real, ours in own:
+        for real, ours in replacements:
             _NAMES.replace(ours, real)

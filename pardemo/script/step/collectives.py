@@ -175,15 +175,15 @@ class Calls:
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
         tensors = {key: tensors_in(value) for key, value in arguments.items()}
         nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
-        own, place = group.rank(), self._sites.here()
+        rank, place = group.rank(), self._sites.here()
         if kind == "send":
-            ranks = (ranks[own], ranks[int(arguments["dst"])])
+            ranks = (ranks[rank], ranks[int(arguments["dst"])])
         elif kind == "receive":
-            ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[own])
-        sent = formulas.BYTES_OF_COLLECTIVE[_formula_name(name)](nbytes, group.size(), own == root).sent
-        of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (own - root) % group.size())
+            ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[rank])
+        sent = formulas.BYTES_OF_COLLECTIVE[_formula_name(name)](nbytes, group.size(), rank == root).sent
+        of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (rank - root) % group.size())
         if kind == "all-to-all":  # each rank its own part, which need not be equal parts
-            sent = of_gloo = _all_to_all_sent(arguments, own)
+            sent = of_gloo = _all_to_all_sent(arguments, rank)
         some = next((many for many in tensors.values() if many), [])
         call = Call(
             kind, ranks, self._number(group.group_name, ranks), nbytes if kind != "barrier" else 0, sent, of_gloo,
@@ -217,13 +217,13 @@ class Calls:
     def _makes_group(self, make: Callable[[], Any], ranks: list[int] | None, alone: bool) -> Any:
         """A new group is made as by a collective of all ranks; ``alone``: of its own ones."""
         world = tuple(range(dist.get_world_size()))
-        own = world if ranks is None else tuple(ranks)
-        callers = own if alone else world
+        members = world if ranks is None else tuple(ranks)
+        callers = members if alone else world
         call = Call(
             "new_group", callers, self._number("new_group", callers), 0, 0.0, 0.0, "", self._sites.here(),
             time.monotonic(), self._step(), "new_group",
         )  # fmt: skip
-        self._log(call, own)
+        self._log(call, members)
         with self._until_over(call):
             return make()
 
@@ -299,14 +299,14 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _all_to_all_sent(arguments: dict[str, Any], own: int) -> float:
+def _all_to_all_sent(arguments: dict[str, Any], sender: int) -> float:
     """Bytes of an all-to-all that leave the rank: of its input all but its own part."""
     if "input_tensors" in arguments:
-        return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != own)
-    whole, splits = arguments["input"].nbytes, list(arguments.get("input_split_sizes") or ())
+        return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != sender)
+    nbytes, splits = arguments["input"].nbytes, list(arguments.get("input_split_sizes") or ())
     size = dist.ProcessGroup.unbox(arguments["process_group"]).size()
-    kept = splits[own] / max(sum(splits), 1) if splits else 1 / size
-    return whole * (1 - kept)
+    kept = splits[sender] / max(sum(splits), 1) if splits else 1 / size
+    return nbytes * (1 - kept)
 
 
 def _formula_name(name: str) -> str:
