@@ -58,7 +58,7 @@ class ProblemSet:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        shown = (_shown(number, *one) for number, one in enumerate(self._worked, 1))
+        shown = (_shown(number, *worked) for number, worked in enumerate(self._worked, 1))
         return f'<div class="problems">{"".join(shown)}</div>'
 
 

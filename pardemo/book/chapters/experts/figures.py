@@ -36,11 +36,11 @@ def who_waits_for_experts(seconds: Mapping[str, Sequence[float]], predicted: Map
         seconds, predicted: case -> by rank; an outline is what the rank's rows predict.
     """
     panels = {
-        case: {"series": {"experts compute": busy, "idle": [max(busy) - own for own in busy]},
+        case: {"series": {"experts compute": busy, "idle": [max(busy) - s for s in busy]},
                "outline": dict(enumerate(predicted[case]))}
         for case, busy in seconds.items()
     }  # fmt: skip
-    summary = "; ".join(f"{case}: {', '.join(f'{1e3 * own:.1f}' for own in of)} ms" for case, of in seconds.items())
+    summary = "; ".join(f"{case}: {', '.join(f'{1e3 * s:.1f}' for s in row)} ms" for case, row in seconds.items())
     return bar_chart(
         "experts_slowest", f"Experts of each rank compute {summary}; the others wait for the slowest.", panels,
         shared=True, stacked=True, per=1e-3, fills={"experts compute": "compute", "idle": ("wait", "")}, axis="rank",
@@ -65,14 +65,14 @@ def loads_over_time(loads: Mapping[str, Sequence[Sequence[int]]], losses: Mappin
         ax.grid(visible=False)
         if place % 2 == 0:
             ax.set_ylabel("experts' shares, %")
-    curves(ax_of_loss, {way: _smooth(np.asarray(of, float)[:, None])[:, 0] for way, of in losses.items()})
+    curves(ax_of_loss, {way: _smooth(np.asarray(curve, float)[:, None])[:, 0] for way, curve in losses.items()})
     first = next(iter(losses.values()))
     ax_of_loss.set(title="loss", ylim=(None, first[len(first) // 8]))
     for ax in grid[1]:
         ax.set_xlabel("step")
     grid[0, 2].axis("off")
     grid[0, 2].legend(*ax_of_loss.get_legend_handles_labels(), loc="lower left", title="loss, below:")
-    summary = words({way: np.mean(of[-20:]) for way, of in losses.items()}, "{:.2f}")
+    summary = words({way: np.mean(curve[-20:]) for way, curve in losses.items()}, "{:.2f}")
     return save(fig, "experts_loads", f"The experts' shares while a model is trained. Losses at the end: {summary}.")
 
 

@@ -46,8 +46,8 @@ def goodput_by_interval(
     lost = {interval: failures.lost_shares(interval, save_s, between_s, restart_s) for interval in grid}
     lines = {
         "the law": {interval: failures.goodput(interval, save_s, between_s, restart_s) for interval in grid},
-        "saves alone": {interval: 1 - of.saves for interval, of in lost.items()},
-        "repeated work alone": {interval: 1 - of.repeated for interval, of in lost.items()},
+        "saves alone": {interval: 1 - shares.saves for interval, shares in lost.items()},
+        "repeated work alone": {interval: 1 - shares.repeated for interval, shares in lost.items()},
     }
     curves(ax, lines, colours=("predicted", "communication", "fails"), dashes=("-", "--", "-."))
     curves(ax, {name: points}, colours=["ring"], dashes=["none"], marks="o", markersize=7.5)
@@ -121,7 +121,7 @@ def restarts_in_parts(restarts: Mapping[str, Restart]) -> Picture:
         "ranks meet, read, train a step": ("ranks_s", ("compute", "//")),
     }
     series = {
-        part: {what: getattr(restart, field) for what, restart in restarts.items()}
+        part: {restart_name: getattr(restart, field) for restart_name, restart in restarts.items()}
         for part, (field, _) in parts.items()
     }
     return bar_chart(

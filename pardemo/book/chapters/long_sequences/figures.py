@@ -58,7 +58,7 @@ def sent_by_ranks(
     """
     fig, axes = new(1, len(lines), size=(6.4, 3.6), sharey=True)
     for ax, (heads, ways) in zip(axes, lines.items(), strict=True):
-        curves(ax, {f"{way}, formula": of for way, of in ways.items()}, colours=_WAYS)
+        curves(ax, {f"{way}, formula": line for way, line in ways.items()}, colours=_WAYS)
         counted = {f"{way}, counted": {ranks: measured[heads][way]} for way in ways}
         curves(ax, counted, colours=_WAYS, dashes=["none"], marks="os", markersize=7.5)
         most = max(max(values) for values in ways.values())
@@ -66,7 +66,7 @@ def sent_by_ranks(
         ax.set(title=heads, xlabel="ranks", ylim=(0, None))
     axes[0].set_ylabel("sent by a rank, A")
     key(fig)
-    summary = words({f"{heads}, {way}": of for heads, ways in lines.items() for way, of in ways.items()}, "{:.2f}")
+    summary = words({f"{heads}, {way}": line for heads, ways in lines.items() for way, line in ways.items()}, "{:.2f}")
     return save(fig, "long_sequences_sent", f"Activations that a rank sends, forward and backward: {summary}.")
 
 
@@ -95,7 +95,7 @@ def wrong_at_cuts(errors: Mapping[str, float], losses: Mapping[str, float]) -> P
     summary = words({name: f"{error:.1e} (loss {losses[name]:.3f})" for name, error in errors.items()}, "{}")
     return bar_chart(
         "long_sequences_wrong", f"Relative error of the gradient: {summary}.",
-        {"relative error of the gradient": {"series": {"error": {n: max(of, least) for n, of in errors.items()}}}},
+        {"relative error of the gradient": {"series": {"error": {n: max(gap, least) for n, gap in errors.items()}}}},
         across=True, text=[f"loss {losses[name]:.3f}" for name in errors], log_limits=(least, 90),
         fills={"error": ["holds" if error < 1e-4 else "fails" for error in errors.values()]},
     )  # fmt: skip
@@ -123,8 +123,8 @@ def remedies_for_length(steps: Mapping[str, tuple[float, float, float]], room_by
     series: dict[str, dict[str, float]] = {"logits, their gradient": {}, "checkpoints": {}, "one layer, again": {}}
     for name, (logits, checkpoints, layer) in steps.items():
         counted = logits * (logits > layer), checkpoints, layer * (layer >= logits)
-        for of, nbytes in zip(series.values(), counted, strict=True):
-            of[name] = nbytes
+        for by_name, nbytes in zip(series.values(), counted, strict=True):
+            by_name[name] = nbytes
     fills = dict(zip(series, ("logits", "activations", ("activations", "///")), strict=True))
     return bar_chart(
         "long_sequences_remedies", "GB on one GPU after one remedy and the next: {}.",

@@ -95,7 +95,7 @@ def blocks_beside(
     kinds = (("weights, MB", "parameters", weights), ("kept for backward, MB", "activations", activations))
     return bar_chart(
         "megatron_attention_blocks_beside", f"Of what a block keeps on one of {ranks} ranks: {{}}.",
-        {title: {"series": {kind: {names[name]: of[name] for name in weights}}} for title, kind, of in kinds},
+        {title: {"series": {kind: {names[name]: sizes[name] for name in weights}}} for title, kind, sizes in kinds},
         across=True, beside=True, per=1e6, text="{:.1f}", room=1.2, size=(6.4, 3.2),
     )  # fmt: skip
 

@@ -86,7 +86,7 @@ def overlapped(
     """
     early, best = {}, {}
     for overlap in (False, True):
-        begun = [begun_before_end(spans, "compute", "communication") for of in passes for spans in of[overlap]]
+        begun = [begun_before_end(spans, "compute", "communication") for by_way in passes for spans in by_way[overlap]]
         early[overlap] = begun.count(2)
         best[overlap] = min(passes[0][overlap][1:], key=_length_s)
     return early, best, _length_s(best[False]) - _length_s(best[True])
@@ -126,9 +126,9 @@ def _sent(layer: Callable, x: torch.Tensor) -> tuple[int, dict[str, int]]:
 def _share_of_flops(layer: Callable, mine: torch.Tensor, mlp: Callable, x: torch.Tensor) -> float:
     with FlopCounterMode(display=False) as part:
         _both_ways(layer, mine)
-    with FlopCounterMode(display=False) as whole:
+    with FlopCounterMode(display=False) as counter:
         _both_ways(mlp, x)
-    return part.get_total_flops() / whole.get_total_flops()
+    return part.get_total_flops() / counter.get_total_flops()
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ def sent_by_products(
     fills = {
         "x xᵀ": ("communication", ""), "its square": ("communication", "///"), "applied to x": ("communication", "...")
     }  # fmt: skip
-    series = {name: {of: rounds * sends[at] for of, sends in measured.items()} for at, name in enumerate(fills)}
+    series = {name: {shape: rounds * sends[at] for shape, sends in measured.items()} for at, name in enumerate(fills)}
     sums = {name: rounds * sum(values) for name, values in predicted.items()}
     style = {"wide": 0.36, "text": "{:.2f}"}
     summary = bars(ax, series, sums, stacked=True, fills=fills, at=places - 0.2, **style)
@@ -95,12 +95,12 @@ def sent_by_products(
 def across_hosts(sent: Mapping[str, tuple[float, float]], predicted: Mapping[str, tuple[float, float]]) -> Picture:
     """Bytes for each parameter over a node's card in one step: gradients and weights, and the optimizer's own."""
     fills = {"forward and backward": ("communication", ""), "the optimizer": ("communication", "///")}
-    series = {part: {name: of[at] for name, of in sent.items()} for at, part in enumerate(fills)}
+    series = {part: {name: parts[at] for name, parts in sent.items()} for at, part in enumerate(fills)}
     summary = words({name: f"{a:.1f} + {b:.1f}" for name, (a, b) in sent.items()})
     return bar_chart(
         "optimizers_across_hosts", f"Bytes a parameter that leave a node, model + optimizer: {summary}.",
         {"bytes a parameter over a node's card": {
-            "series": series, "outline": {name: sum(of) for name, of in predicted.items()}}},
+            "series": series, "outline": {name: sum(parts) for name, parts in predicted.items()}}},
         across=True, stacked=True, fills=fills, text="{:.1f}", ncols=3,
     )  # fmt: skip
 

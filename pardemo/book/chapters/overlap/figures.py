@@ -31,13 +31,13 @@ def ways(
     """
     series = {
         "computation": {way: computing[way] for way in seconds},
-        "exposed": {way: max(0.0, whole - computing[way]) for way, whole in seconds.items()},
+        "exposed": {way: max(0.0, total - computing[way]) for way, total in seconds.items()},
     }
     summary = "; ".join(f"{way} {1e3 * seconds[way]:.0f}, predicted {1e3 * expected[way]:.0f}" for way in seconds)
     return bar_chart(
         f"overlap_{name}", f"Milliseconds: {summary}.", {"milliseconds": {"series": series, "outline": expected}},
         across=True, stacked=True, per=1e-3, fills=dict(zip(series, ("compute", "communication"), strict=True)),
-        text=[f"{1e3 * whole:.0f} ms" for whole in seconds.values()], ncols=3,
+        text=[f"{1e3 * total:.0f} ms" for total in seconds.values()], ncols=3,
     )  # fmt: skip
 
 

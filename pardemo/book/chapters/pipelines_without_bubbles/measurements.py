@@ -94,7 +94,7 @@ def counted_and_published(sizes: Sequence[int]) -> dict[str, tuple[Idle, Idle]]:
     Returns, for each of :data:`TIMES`, what the two timetables come to and what the two published formulas say.
     """
     panels = {}
-    for what, times in TIMES.items():
+    for case, times in TIMES.items():
         forward, of_input, of_weights, pair = times
         backward = of_input + of_weights
         counted = {
@@ -107,7 +107,7 @@ def counted_and_published(sizes: Sequence[int]) -> dict[str, tuple[Idle, Idle]]:
                 p: formulas.mindspeed_bubble(p, forward, backward, of_weights, pair) for p in sizes
             },
         }
-        panels[what] = counted, published
+        panels[case] = counted, published
     return panels
 
 
@@ -119,7 +119,7 @@ def law_holds(panels: dict[str, tuple[Idle, Idle]]) -> list[bool]:
             - formulas.dual_pipe_v_idle(p, forward, of_input + of_weights, of_weights, pair, puts_off=name == PUT_OFF)
         )
         < 1e-9
-        for what, (forward, of_input, of_weights, pair) in TIMES.items()
-        for name, counted in panels[what][0].items()
+        for case, (forward, of_input, of_weights, pair) in TIMES.items()
+        for name, counted in panels[case][0].items()
         for p, waits_for in counted.items()
     ]

@@ -57,12 +57,12 @@ def _panel(ax: Axes, rows: Mapping[str, Sequence[tuple[float, str]]]) -> dict[st
     drawn: dict[str, object] = {}
     for place, points in enumerate(rows.values()):
         for kind, (marker, colour, filled) in POINTS.items():
-            own = [min(ratio - 1, FURTHEST) for ratio, point_kind in points if point_kind == kind]
-            if not own:
+            kept = [min(ratio - 1, FURTHEST) for ratio, point_kind in points if point_kind == kind]
+            if not kept:
                 continue
-            spread = [place + 0.62 * ((0.618 * k) % 1 - 0.5) for k in range(len(own))]  # even, and the same every time
+            spread = [place + 0.62 * ((0.618 * k) % 1 - 0.5) for k in range(len(kept))]  # even, and the same every time
             drawn[kind] = ax.scatter(
-                own, spread, s=20, marker=marker, linewidths=0.9, zorder=3, alpha=0.85,
+                kept, spread, s=20, marker=marker, linewidths=0.9, zorder=3, alpha=0.85,
                 facecolors=COLOURS[colour] if filled else "white", edgecolors=COLOURS[colour],
             )  # fmt: skip
     ax.axvline(0, color=COLOURS["predicted"], linewidth=1.2, zorder=2)

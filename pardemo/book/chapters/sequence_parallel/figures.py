@@ -76,8 +76,8 @@ def activation_memory(
     panels = {}
     for way in ways:
         cuts, theory = (
-            {cut.removesuffix(" parallel"): value for (core, cut), value in of.items() if core == way}
-            for of in (measured, predicted)
+            {cut.removesuffix(" parallel"): value for (core, cut), value in table.items() if core == way}
+            for table in (measured, predicted)
         )
         panels[way] = {"series": {"activations": cuts}, "outline": theory}
     return bar_chart(

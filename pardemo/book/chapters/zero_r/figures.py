@@ -32,7 +32,7 @@ def remaining_bytes(
                     height_ratios=heights)  # fmt: skip
     summaries = []
     for ax, panel in zip(axes.flat, panels, strict=True):
-        series = {kind: {way: of.get(kind, 0.0) for way, of in panel.items()} for kind in _BYTES}
+        series = {kind: {way: kinds.get(kind, 0.0) for way, kinds in panel.items()} for kind in _BYTES}
         summaries.append(bars(ax, series, across=True, stacked=True, per=1e9, fills=_BYTES, text="{:.1f}"))
         ax.set_xlabel("on each GPU, GB")
     axes[0, 0].axvline(room / 1e9, color="black", linewidth=1.6, label=f"92 % of the GPU's memory: {room / 1e9:.0f} GB")
@@ -79,7 +79,7 @@ def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Pict
         ways: link -> activations, one for each of ``sizes``.
     """
     fig, ax = new(size=(5.8, 3.6))
-    lines = {name: dict(zip(sizes, of, strict=True)) for name, of in ways.items()}
+    lines = {name: dict(zip(sizes, curve, strict=True)) for name, curve in ways.items()}
     summary = curves(ax, lines, colours=["communication"], text="{:.1f}")
     for number, label, end in ((1, "a checkpoint: 1 A", "right"), (17, "all that a block keeps: 17 A", "left")):
         ax.axhline(number, color=COLOURS["activations"], linewidth=1.8)
@@ -96,7 +96,7 @@ def buffers(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[s
     fig, ax = new(size=(5.8, 3.2))
     names = list(dict.fromkeys(name for name, _ in measured))
     tables = [
-        {name: {n: of[name, n] for kind, n in of if kind == name} for name in names} for of in (measured, expected)
+        {name: {n: row[name, n] for kind, n in row if kind == name} for name in names} for row in (measured, expected)
     ]
     looks = (("s", "--", "buckets", 7), ("o", "-", "gradients", 13), ("x", "none", "predicted", 7))
     for name, (mark, dash, colour, size) in zip(names, looks, strict=False):
@@ -175,7 +175,7 @@ def offloaded_steps(seconds: Mapping[str, float], parts: Mapping[str, Mapping[st
         "computation": "compute", "gradients out": ("gradients", "//"), "Adam": "optimizer states",
         "parameters back": ("parameters", "\\\\"),
     }  # fmt: skip
-    series = {kind: {link: of[kind] for link, of in parts.items()} for kind in fills}
+    series = {kind: {link: kinds[kind] for link, kinds in parts.items()} for kind in fills}
     texts = [f"{1e3 * s:.0f}" for s in seconds.values()]
     bars(ax, series, fills=fills, per=1e-3, across=True, stacked=True, points=("measured", seconds), text=texts)
     ax.set(xlabel="milliseconds of a step; bars are predicted")
