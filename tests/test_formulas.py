@@ -191,7 +191,7 @@ def test_few_bits_by_hand():
     assert bits.smallest(2, 1) == 0.5
     assert bits.worst_error(3) == 1 / 17
     assert bits.sum_stands_still(7) == 256
-    assert bits.sum_stands_still(10, 0.5) == 1024
+    assert bits.sum_stands_still(10) == 2048
     assert bits.bits_a_number(8, 8, 32) == 8.25
     assert bits.bits_a_number(4, 8, 16) == 4.5
     assert bits.bits_a_number(8) == 8

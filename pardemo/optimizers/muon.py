@@ -31,14 +31,14 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 }
 
 
-def orthogonalised(matrix: torch.Tensor, rounds: int = ROUNDS) -> torch.Tensor:
+def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
     """``matrix`` [m, n] with all singular values between about 0.5 and 1.5, in bf16, by a Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     x = matrix.bfloat16()
     tall = matrix.shape[0] > matrix.shape[1]
     x = x.T if tall else x
     x = x / x.norm().clamp(min=1e-7)  # no singular value above 1
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x

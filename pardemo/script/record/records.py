@@ -178,11 +178,11 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 @cache
-def signs(elements: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Random signs, the same on every rank and in every run. [elements]"""
+def signs(elements: int, seed: int) -> torch.Tensor:
+    """Random signs in fp64, the same on every rank and in every run. [elements]"""
     generator = torch.Generator(device="cpu").manual_seed(0x9E3779B9 + seed)
     drawn = torch.randint(0, 2, (elements,), generator=generator, device="cpu")
-    return (drawn * 2 - 1).to(dtype)
+    return (drawn * 2 - 1).double()
 
 
 def project_rows(output: torch.Tensor) -> torch.Tensor:
