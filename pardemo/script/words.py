@@ -1,6 +1,6 @@
 """Parts of sentences: lists and texts that are cut short, numbers of things, ranks of which the same is told."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 
 def first_of(names: Iterable[str], most: int, joined: str = ", ", more: str = " and {} more") -> str:
@@ -17,14 +17,6 @@ def count_text(count: int, noun: str) -> str:
 def shortened(text: str, longest: int) -> str:
     """A text's begin and its end, where it is longer."""
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
-
-
-def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of which the same is told, in the order of the first of each."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks.setdefault(text, []).append(rank)
-    return ranks
 
 
 def at_line(line: str) -> str:

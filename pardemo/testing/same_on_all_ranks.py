@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pardemo.world.errors import ranks_text
+from pardemo.world.errors import ranks_by_value, ranks_text
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
 
@@ -43,9 +43,7 @@ def same_on_all_ranks(value: Any, name: str = "value") -> None:
     number = next((k for k, column in enumerate(zip(*everyone, strict=False)) if len(set(column)) > 1), None)
     if number is None:
         return
-    groups: dict[_Print, list[int]] = {}
-    for rank, prints in enumerate(everyone):
-        groups.setdefault(prints[number], []).append(rank)
+    groups: dict[_Print, list[int]] = ranks_by_value({rank: prints[number] for rank, prints in enumerate(everyone)})
     if len({seen.text for seen in groups}) == 1:
         difference = _tensors_apart(_tensor(parts[number][1], name), [*groups.values()])
     else:

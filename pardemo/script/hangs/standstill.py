@@ -20,10 +20,10 @@ import psutil
 from pardemo.deadline import Deadline
 from pardemo.script.hangs import journal
 from pardemo.script.hangs.journal import Log, LoggedCall, RaisedError
-from pardemo.script.words import at_line, ranks_by_text, shortened
+from pardemo.script.words import at_line, shortened
 from pardemo.tables import text_table
 from pardemo.world import World
-from pardemo.world.errors import STOPPED, ranks_text
+from pardemo.world.errors import STOPPED, ranks_by_value, ranks_text
 
 #: Collectives whose tensors have as many elements on all ranks; of the others each rank may have its own. A root that
 #: scatters or gathers has all parts, and the others have theirs.
@@ -232,8 +232,8 @@ class Standstill:
         calls = {
             rank: call_text(call) + (f", in step {call.step + 1}" if steps else "") for rank, call in there.items()
         }
-        texts = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_text(calls).items()]
-        absent = ranks_by_text({rank: self.does[rank] for rank in self.first.calls if rank not in there})
+        texts = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_value(calls).items()]
+        absent = ranks_by_value({rank: self.does[rank] for rank in self.first.calls if rank not in there})
         for text, ranks in absent.items():
             texts.append(f"{ranks_text(ranks)} {'do' if ranks[1:] else 'does'} not come: {_plural(text, ranks)}")
         return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(texts)
@@ -269,7 +269,7 @@ class Standstill:
     def whereabouts(self) -> str:
         """What each rank does; those that do the same share a part."""
         parts = []
-        for text, ranks in ranks_by_text(self.does).items():
+        for text, ranks in ranks_by_value(self.does).items():
             who, does = ranks_text(ranks), _plural(text, ranks).partition(" ")[2]
             parts.append(f"the script has ended on {who}" if text.startswith("its ") else f"{who} {does}")
         return "; ".join(parts)
