@@ -113,20 +113,20 @@ def _tensors_apart(mine: torch.Tensor, groups: Sequence[list[int]]) -> str:
     zero, *others = groups
     lines = []
     for ranks in others:
-        at, theirs, own, rest = differences[ranks[0]]
-        lines.append(f"{at}{_have(zero)} {theirs}, {_have(ranks)} {own} {rest}")
+        at, theirs, ours, rest = differences[ranks[0]]
+        lines.append(f"{at}{_have(zero)} {theirs}, {_have(ranks)} {ours} {rest}")
     return "; ".join(lines)
 
 
 def _difference(first: torch.Tensor, mine: torch.Tensor, apart: Sequence[int]) -> tuple[str, str, str, str]:
     """Place, both values there, and how much of the tensors differs."""
     index = [int(i) for i in np.unravel_index(apart[0], mine.shape)] if mine.dim() else []
-    theirs, own = (repr(tensor.reshape(-1)[apart[0]].item()) for tensor in (first, mine))
+    theirs, ours = (repr(tensor.reshape(-1)[apart[0]].item()) for tensor in (first, mine))
     rest = f"({len(apart)} of {mine.numel()} elements differ"
     if mine.is_floating_point():
         largest = (first.double() - mine.double()).abs().max().item()
         rest += f", by {largest:.3g} at most"
-    return f"at {index} " if index else "", theirs, own, rest + ")"
+    return f"at {index} " if index else "", theirs, ours, rest + ")"
 
 
 def _have(ranks: list[int]) -> str:
