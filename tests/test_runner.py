@@ -264,8 +264,8 @@ def test_two_notebooks_of_one_chapter_run_by_its_number_and_each_has_its_own_pic
             "second_more",
             "second_two",
         ]
-        assert [path.stem for path in pictures.of(out, "01_first")] == ["first_one"]
-        assert [path.stem for path in pictures.of(out, "01_second")] == ["second_more", "second_two"]
+        assert [path.stem for path in pictures.of_notebook(out, "01_first")] == ["first_one"]
+        assert [path.stem for path in pictures.of_notebook(out, "01_second")] == ["second_more", "second_two"]
     assert (out / "report.html").read_text().count("<img ") == 3
     assert 'rel="next">01' in (out / "01_first.html").read_text()
 

@@ -82,7 +82,7 @@ def _chapter(
     folder: Path, outcome: NotebookEnding, booked: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
 ) -> dict[str, Any]:
     name = outcome.notebook
-    drawn = [_picture(p) for p in pictures.of(folder, name)]
+    drawn = [_picture(p) for p in pictures.of_notebook(folder, name)]
     own_claims = [_claim(cases, addresses) for cases in claims.by_claim(booked).values()]
     return {
         "outcome": outcome,
