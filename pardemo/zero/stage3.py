@@ -93,7 +93,7 @@ class Zero3(Engine):
             parameter.grad = None
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[nn.Module]:
+    def whole(self) -> Iterator[nn.Module]:
         """As :meth:`Engine.whole`; here it gathers, so that all ranks have to take part.
 
         ``state_dict()`` is there in full, too; to load one use ``torch.distributed.checkpoint.state_dict``.
