@@ -47,7 +47,7 @@ class _Ring(torch.autograd.Function):
         out, log_sum = torch.zeros_like(q), torch.full_like(q[..., :1], -torch.inf)  # nothing seen yet
         for step in range(ranks):
             if step <= rank:  # the keys of rank - step
-                scores = _scores(q, k, own=step == 0)
+                scores = _scores(q, k, diagonal=step == 0)
                 block = scores.logsumexp(-1, keepdim=True)
                 both = torch.logaddexp(log_sum, block)
                 out = out * (log_sum - both).exp() + (scores - both).exp() @ v
@@ -65,7 +65,7 @@ class _Ring(torch.autograd.Function):
         towards = (gradient * out).sum(-1, keepdim=True)  # what softmax takes off each score's gradient
         for step in range(ranks):
             if step <= rank:
-                weights = (_scores(q, k, own=step == 0) - log_sum).exp()
+                weights = (_scores(q, k, diagonal=step == 0) - log_sum).exp()
                 of_scores = weights * (gradient @ v.mT - towards) / q.shape[-1] ** 0.5
                 of_q = of_q + of_scores @ k
                 of_k = of_k + of_scores.mT @ q
