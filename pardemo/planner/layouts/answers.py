@@ -343,13 +343,13 @@ def trust(answer: SearchResult) -> list[str]:
     best, others = answer.best[0], answer.best[1:]
     interval = best.interval
     lines = [f"how far times may be off: {interval.why}"]
-    lines += beyond(best)
+    lines += beyond(answer)
     near = [candidate for candidate in others if candidate.seconds <= interval.high]
     if near:
         equal = "the first two are" if len(near) == 1 else f"the first {len(near) + 1} are"
         lines.append(f"{equal} equal within that: try them on 20 steps before you commit")
     quicker = min(answer.best, key=lambda candidate: candidate.seconds)
-    if quicker is not best:
+    if quicker is not best and not beyond_measured(quicker.job, quicker.layout):
         lines.append(
             f"{quicker.layout} is predicted quicker, but layouts of its kind (tensor parallel or pipelines over hosts) "
             "have taken longer than predicted"
@@ -359,17 +359,20 @@ def trust(answer: SearchResult) -> list[str]:
     return lines
 
 
-def beyond(best: PlannedLayout) -> list[str]:
+def beyond(answer: SearchResult) -> list[str]:
     """Says where a search goes beyond the hosts of any published run of its program; nothing where it does not."""
-    job, known = best.job, measured_hosts(best.job.stack.name)
+    job, known, best = answer.job, measured_hosts(answer.job.stack.name), answer.best[0]
     if known is None or job.machine.hosts <= known[0]:
         return []
     hosts, stage = known
     over = f"{job.machine.hosts} hosts are more than any published run of {job.stack.name} had ({hosts}, with a "
     over += f"pipeline stage's ranks over up to {stage}): "
+    quickest = min(answer.best, key=lambda candidate: candidate.seconds)
     if beyond_measured(job, best.layout):
         return [f"{over}nobody has shown that {best.layout} scales so far"]
-    return [f"{over}of layouts that are equal within their intervals, one whose stages stay within that comes first"]
+    if beyond_measured(job, quickest.layout):
+        return [f"{over}{quickest.layout} is predicted quicker, but nobody has shown that it scales so far"]
+    return [f"{over}the first layout's stages stay within that"]
 
 
 def _front(answer: SearchResult, complete: bool) -> list[str]:
