@@ -103,6 +103,8 @@ def test_an_interval_widens_with_the_months_since_the_last_fitted_release(capsys
     asked = ["plan", "--explain", "dp=8", "--model", "llama3-8b", "--gpus", "8", "--gpu", "B200"]
     assert main([*asked, "--program", "megatron-core@26.10"]) == 0
     assert says(capsys.readouterr().out, "megatron-core", "26.10", "26.06", "4", "months")
+    assert main(["plan", "--search", "--model", "llama3-8b", "--gpus", "8", "--gpu", "B200"]) == 0
+    assert says(capsys.readouterr().out, "release 26.06", "--program megatron-core@YY.MM")
 
 
 def test_runs_measured_in_another_release_correct_the_one_that_is_planned_with(tmp_path):

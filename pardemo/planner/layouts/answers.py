@@ -343,6 +343,12 @@ def trust(answer: SearchResult) -> list[str]:
     best, others = answer.best[0], answer.best[1:]
     interval = best.interval
     lines = [f"how far times may be off: {interval.why}"]
+    program = answer.job.stack
+    if program.release and not program.months_ahead and not answer.job.measured:
+        lines.append(
+            f"constants of release {program.release}; of a newer one the interval is wider: "
+            f"--program {program.name}@YY.MM"
+        )
     lines += beyond(answer)
     near = [candidate for candidate in others if candidate.seconds <= interval.high]
     if near:
