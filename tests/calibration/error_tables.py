@@ -87,8 +87,8 @@ def slow_card() -> str:
     return (
         f"SimuMax's {len(runs)} runs on 8 B200s are missed by {100 * plain['mean']:.1f} % (median "
         f"{100 * plain['bias']:+.1f} %): that machine's products reach {SLOW:g} of the data sheet, and "
-        f"{gpu.reachable * gpu.sustained / gpu.flops:.2f} are assumed. With its rate told in a profile they are missed by "
-        f"{100 * known['mean']:.1f} % (median {100 * known['bias']:+.1f} %).\n"
+        f"{gpu.reachable * gpu.sustained / gpu.flops:.2f} are assumed. With its rate told in a profile they are missed "
+        f"by {100 * known['mean']:.1f} % (median {100 * known['bias']:+.1f} %).\n"
     )
 
 
