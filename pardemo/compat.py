@@ -141,8 +141,8 @@ def fsdp_gathered(module: Any) -> list[Any]:
     """The whole parameters of all FSDP2 modules in ``module``, as far as they have been gathered once."""
     states = [state for part in module.modules() if (state := fsdp_state(part)) is not None]
     groups = [group for state in states for group in fsdp_groups(state) if group is not None]
-    whole = [gathered(parameter) for group in groups for parameter in group.fsdp_params]
-    return [parameter for parameter in whole if parameter is not None]
+    parameters = [gathered(parameter) for group in groups for parameter in group.fsdp_params]
+    return [parameter for parameter in parameters if parameter is not None]
 
 
 def fsdp_backward_failed(module: Any) -> bool:
@@ -171,8 +171,8 @@ def before_fsdp2_reduces(note: Callable[[Any], None]) -> Iterator[None]:
 
     def post_backward(self: Any, *unused: Any) -> None:
         for parameter in self.fsdp_params:
-            whole = getattr(parameter, "_unsharded_param", None)
-            for gradient in (whole.grad if whole is not None else None, parameter.unsharded_accumulated_grad):
+            unsharded = getattr(parameter, "_unsharded_param", None)
+            for gradient in (unsharded.grad if unsharded is not None else None, parameter.unsharded_accumulated_grad):
                 if gradient is not None:
                     note(gradient)
         real(self, *unused)
@@ -186,9 +186,9 @@ def fsdp1_unit(module: Any) -> tuple[int, int, Any, Any] | None:
     handle = module._handle
     if handle is None:
         return None
-    whole = handle.flat_param._unpadded_unsharded_size.numel()
+    elements = handle.flat_param._unpadded_unsharded_size.numel()
     reduced = handle._reduce_dtype or handle._fwd_bwd_param_dtype
-    return handle.flat_param._local_shard.numel(), whole, handle._fwd_bwd_param_dtype, reduced
+    return handle.flat_param._local_shard.numel(), elements, handle._fwd_bwd_param_dtype, reduced
 
 
 def fsdp1_ranges(module: Any) -> Iterator[tuple[str, tuple[int, ...], int, Any, Any]]:
@@ -307,8 +307,8 @@ def around_new_group(around: Callable[[Callable[[], Any], list[int] | None, bool
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Within the block ``owner.name`` is ``value``; afterwards as before, also where it was not ``owner``'s own."""
-    own = vars(owner)
-    was_there, before = name in own, own.get(name)
+    attributes = vars(owner)
+    was_there, before = name in attributes, attributes.get(name)
     setattr(owner, name, value)
     try:
         yield

@@ -88,7 +88,7 @@ def ended_within(process: subprocess.Popen, limit_s: float) -> bool:
 
 def _tasks(pids: Sequence[int]) -> dict[str, tuple[int, int]]:
     """Nanoseconds on a core, and of waiting for one, of each thread of the processes and of all their descendants."""
-    found, left = {}, [str(pid) for pid in pids]
+    times, left = {}, [str(pid) for pid in pids]
     while left:
         folder = f"/proc/{left.pop()}/task"
         with contextlib.suppress(OSError):  # it has ended, or there is no /proc
@@ -96,7 +96,7 @@ def _tasks(pids: Sequence[int]) -> dict[str, tuple[int, int]]:
                 with contextlib.suppress(OSError):
                     with open(f"{folder}/{task}/schedstat") as stream:
                         ran, waited, _ = stream.read().split()
-                    found[task] = int(ran), int(waited)
+                    times[task] = int(ran), int(waited)
                     with open(f"{folder}/{task}/children") as stream:
                         left += stream.read().split()
-    return found
+    return times

@@ -4,9 +4,12 @@ import contextlib
 import fcntl
 import functools
 import gc
+import http.server
 import os
+import re
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -172,6 +175,49 @@ def out(tmp_path, monkeypatch):
     """An output folder of this test's own."""
     monkeypatch.setenv("PARDEMO_OUT", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Small models are slower on several threads, the more so where tests run side by side; ranks have one, too."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves the files of a folder, and prints no line for each."""
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def served_from(folder):
+    """The address of a web server on this machine that has a folder's files."""
+    handler = functools.partial(QuietHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class RunsCode:
+    """A pickle that makes a folder where it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def fenced(mark, page):
+    """The two fenced blocks of a page behind a comment: what is run, and what it prints."""
+    return re.findall(r"```\w+\n(.*?)```", page[page.index(f"<!-- {mark}:") :], flags=re.S)[:2]
 
 
 def gone(pids, within_s=120.0):

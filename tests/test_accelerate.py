@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import pickle
 import subprocess
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from conftest import refused
+from conftest import RunsCode, refused
 
 from pardemo import World, signed_folders
 from pardemo.groups import ParallelDims
@@ -26,6 +25,7 @@ from pardemo.peers.accelerate.scripts import train_plain
 from pardemo.small_models import gpt
 from pardemo.world.errors import RankError, RankFailed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PEERS = [
     "pardemo.peers.accelerate.scripts.train_accelerate",
     "pardemo.peers.deepspeed.engine",
@@ -43,15 +43,6 @@ def ranks():
     yield worlds
     for world in worlds.values():
         world.close()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As every rank has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def plain(*arguments):
@@ -90,16 +81,6 @@ def test_a_checkpoint_that_is_not_signed_is_not_read(ranks, tmp_path):
             train(ranks, configuration, tmp_path, *SHORT, "--folder", str(tmp_path), "--resume", "1")
         (tmp_path / "step-1" / signed_folders.SIGNATURE).unlink(missing_ok=True)
     assert not mark.exists()
-
-
-class RunsCode:
-    """A pickle that makes a folder where it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 def test_the_tests_own_script_is_sensitive(tmp_path):

@@ -67,7 +67,7 @@ def test_every_notebook_asks_two_or_three_with_a_stub_that_may_stay_open(noteboo
     found = asked(notebook)
     assert 2 <= len(found) <= (5 if notebook.endswith("is_it_right") else 3), "scripts with bugs are shorter to answer"
     for name, function in found.items():
-        assert judge(name, function).told == QUIET.replace("my_order", EXERCISES[name].stub)
+        assert judge(name, function).message == QUIET.replace("my_order", EXERCISES[name].stub)
         module = sys.modules[f"pardemo.book.chapters.{name.partition('.')[0]}.exercises"]
         solution = getattr(module, function.__name__)
         assert inspect.signature(solution) == inspect.signature(function), "to be pasted in the stub's place"

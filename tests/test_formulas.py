@@ -1,8 +1,5 @@
 """The communication formulas against hand calculation and each other."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,11 +56,6 @@ def test_what_is_sent_is_received(nbytes, n):
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_formulas_load_no_torch():
-    code = "import sys, pardemo.formulas.communication; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 def test_tensor_parallel_by_hand():
@@ -199,7 +191,7 @@ def test_few_bits_by_hand():
     assert bits.smallest(2, 1) == 0.5
     assert bits.worst_error(3) == 1 / 17
     assert bits.sum_stands_still(7) == 256
-    assert bits.sum_stands_still(10, 0.5) == 1024
+    assert bits.sum_stands_still(10) == 2048
     assert bits.bits_a_number(8, 8, 32) == 8.25
     assert bits.bits_a_number(4, 8, 16) == 4.5
     assert bits.bits_a_number(8) == 8

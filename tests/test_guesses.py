@@ -18,14 +18,14 @@ def test_left_empty_the_answer_is_folded_and_tells_the_typical_mistakes():
     assert says(repr(asked), "write", "number")
     answer = asked.reveal(7, WRONG, "shares")
     assert says(answer._repr_html_(), 'class="guess"', 'data-question="How')
-    assert answer.told == (
+    assert answer.message == (
         "It is 7 shares. If you thought of 8 shares: it keeps its own share "
         "If you thought of 1 shares: every rank wants one"
     )
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (7, "It is 7. You guessed 7: right."),
         (7.2, "It is 7. You guessed 7.2: right."),
@@ -34,9 +34,9 @@ def test_left_empty_the_answer_is_folded_and_tells_the_typical_mistakes():
         (0, "It is 7. You guessed 0."),
     ],
 )
-def test_a_guess_is_answered(value, told):
+def test_a_guess_is_answered(value, message):
     answer = guess("How many shares?", value).reveal(7, WRONG)
-    assert answer.told == told
+    assert answer.message == message
     assert "details" not in answer._repr_html_(), "who has guessed sees the answer at once"
 
 
@@ -44,15 +44,15 @@ def test_a_guess_is_answered(value, told):
 def test_what_is_no_number_is_said_and_stops_nothing(value):
     asked = guess("How many shares?", value)
     assert says(repr(asked), "number", "2", "0.5")
-    assert asked.reveal(7).told == "It is 7."
+    assert asked.reveal(7).message == "It is 7."
 
 
 def test_a_measured_number_stands_behind_the_exact_one():
-    assert guess("How many?", ..., unit="times").reveal(6.001, exact=6).told == "It is 6 times (measured 6.001)."
+    assert guess("How many?", ..., unit="times").reveal(6.001, exact=6).message == "It is 6 times (measured 6.001)."
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (..., "It is bias. If you thought of plain: it has nothing that balances"),
         ("bias", "It is bias. You guessed bias: right."),
@@ -61,9 +61,9 @@ def test_a_measured_number_stands_behind_the_exact_one():
         (2, "It is bias. If you thought of plain: it has nothing that balances"),
     ],
 )
-def test_a_choice_is_asked_as_one(value, told):
+def test_a_choice_is_asked_as_one(value, message):
     asked = guess("Which balances best?", value, choices=("plain", "z-loss", "bias"))
-    assert asked.reveal("bias", {"plain": "it has nothing that balances"}).told == told
+    assert asked.reveal("bias", {"plain": "it has nothing that balances"}).message == message
     with pytest.raises(ValueError, match="none of the choices"):
         asked.reveal("another")
 
@@ -75,13 +75,13 @@ def test_a_question_is_text_and_no_markup():
 
 def test_a_question_keeps_its_first_answer_and_says_what_a_later_cell_was_given():
     question = guess("How many S?", 3)
-    assert question.reveal(3.0, unit="S").told == "It is 3 S. You guessed 3 S: right."
-    assert question.reveal(3.0, unit="S").told == "It is 3 S. You guessed 3 S: right."
-    assert question.reveal(1.501, unit="S").told == (
+    assert question.reveal(3.0, unit="S").message == "It is 3 S. You guessed 3 S: right."
+    assert question.reveal(3.0, unit="S").message == "It is 3 S. You guessed 3 S: right."
+    assert question.reveal(1.501, unit="S").message == (
         "It is 3 S. You guessed 3 S: right. Now this cell was given 1.501 S: to measure anew, "
         "run the cells again from the question on."
     )
-    assert guess("How many S?", 3).reveal(1.501, unit="S").told == "It is 1.501 S. You guessed 3 S."
+    assert guess("How many S?", 3).reveal(1.501, unit="S").message == "It is 1.501 S. You guessed 3 S."
 
 
 @pytest.mark.parametrize("name", sorted(project.notebooks()))

@@ -139,9 +139,18 @@ def test_formulas_are_arithmetic_only():
             assert not name.startswith("pardemo") or name.startswith("pardemo.formulas")
 
 
-@pytest.mark.parametrize("name", ["pardemo; dir(pardemo)", "pardemo.cli; pardemo.cli._parser()"])
-def test_neither_the_package_nor_the_command_line_loads_torch(name):
-    code = f"import sys, {name}; sys.exit(bool({{'torch', 'numpy', 'pandas'}} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pardemo; dir(pardemo)",
+        "import pardemo.cli; pardemo.cli._parser()",
+        "import pardemo.formulas.communication",
+        "import pardemo.headlines",
+        "from pardemo.finetune import recipe; recipe.load('tiny-cpu')",
+    ],
+)
+def test_what_starts_at_once_loads_no_library(code):
+    code += "; import sys; sys.exit(bool({'torch', 'numpy', 'pandas', 'matplotlib', 'datasets'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 

@@ -23,7 +23,7 @@ from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.per_rank import kept, kept_bytes, owned_params
 from pardemo.planner.layouts.published import against, published, runs
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, STACKS
+from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, stack
 from pardemo.planner.layouts.step import stages, step
 
 SMALL = Shape(16, 4096, 32, 32, 11008, 32000)
@@ -59,7 +59,7 @@ def test_each_bucket_of_gradients_waits_at_each_host_that_its_ring_goes_on_to(tp
 def test_constants_are_within_the_bounds_of_their_fit(name):
     for bounds in (fit.FITTED, fit.FITTED_MEMORY):
         for constant, (least, most) in bounds.get(name, ("", {}))[1].items():
-            assert least <= getattr(STACKS[name], constant) <= most, constant
+            assert least <= getattr(stack(name), constant) <= most, constant
 
 
 def miss(runs, **constants):

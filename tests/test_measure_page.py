@@ -48,8 +48,8 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
     for number, step in enumerate(range(3, 6)):
         begin = cuts[step - 1].at_s + (0.3 if rank == 0 else 0.2)
         calls.append(
-            Call("all-reduce", world, number, 1000, 50.0, 50.0, "float32", FORWARD, begin, step, "0", ((10, 25),),
-                 end_s=cuts[step - 1].at_s + 0.5)
+            Call("all-reduce", world, number, "0", 1000, (10, 25), "float32", *FORWARD[:3], step, begin,
+                 end_s=cuts[step - 1].at_s + 0.5, place=FORWARD, sent=50.0, gloo_bytes=50.0, shapes=((10, 25),))
         )  # fmt: skip
     kinds = {"parameters": 4 * MB, "activations": 3 * MB, "gradients": 4 * MB}
     largest = [
@@ -270,7 +270,10 @@ def test_a_receiver_waits_for_its_sender_until_it_sends_and_for_bytes_from_then_
         for number, step in enumerate(range(3, 6)):
             begin = one.cuts[step - 1].at_s + (0.5 if one.rank == 0 else 0.1)
             kind = "send" if one.rank == 0 else "receive"
-            one.calls.append(Call(kind, (0, 1), number, 9, 9.0, 9.0, "float32", FORWARD, begin, step, "0"))
+            one.calls.append(
+                Call(kind, (0, 1), number, "0", 9, (9,), "float32", *FORWARD[:3], step, begin, place=FORWARD, sent=9.0,
+                     gloo_bytes=9.0)
+            )  # fmt: skip
             if one.rank == 1:
                 one.waits.append((begin, begin + 0.7))
     first, second = summary.summarize(seen).time

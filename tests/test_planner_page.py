@@ -1,18 +1,15 @@
 """The site's page that plans: a question by its address, in a real browser, is answered as the command answers it."""
 
-import functools
-import http.server
 import json
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from urllib.parse import urlencode
 
 import pytest
-from conftest import says
+from conftest import says, served_from
 
 from pardemo import cli
 from pardemo.book.run import site
@@ -108,17 +105,8 @@ def runtime():
 
 @pytest.fixture(scope="module")
 def served(runtime, tmp_path_factory):
-    folder = page(tmp_path_factory.mktemp("site"), runtime)
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Quiet, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/{plan_page.FILE}"
-        server.shutdown()
+    with served_from(page(tmp_path_factory.mktemp("site"), runtime)) as address:
+        yield f"{address}/{plan_page.FILE}"
 
 
 @pytest.fixture(scope="module")

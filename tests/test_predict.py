@@ -22,17 +22,9 @@ from pardemo.finetune.models import export
 from pardemo.finetune.predict import batches_of, chat, deal, generate, predict_on, prompts_of, read_predictions, steps
 from pardemo.finetune.recipe import Predict
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS = small_baichuan2.rows(13)
 FULL_DISK = mock.Mock(side_effect=OSError(28, "No space left on device"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Models this small are slower on several threads, the more so where tests run side by side."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

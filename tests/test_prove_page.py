@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import fenced
 
 from pardemo import project
 from pardemo.script.compare import compare, proof, runs
@@ -27,11 +28,6 @@ def rows(mark: str) -> list[list[str]]:
     table = PAGE[PAGE.index(f"<!-- {mark}:") : PAGE.index(f"<!-- end of {mark} -->")]
     lines = [line for line in table.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-
-
-def fenced(mark: str) -> list[str]:
-    """The two fenced blocks behind a comment: what is run, and what it prints."""
-    return re.findall(r"```\w+\n(.*?)```", PAGE[PAGE.index(f"<!-- {mark}:") :], flags=re.S)[:2]
 
 
 def ran(*words: str, status: int = 0, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -81,7 +77,7 @@ def test_each_cause_has_a_row_and_each_row_a_cause():
 
 
 def test_the_example_prints_what_the_page_shows():
-    command, printed = fenced("example")
+    command, printed = fenced("example", PAGE)
     words = shlex.split(command.replace("\\\n", " "))
     assert words[0] == "pardemo"
     run = ran("-m", *words, status=1)
@@ -108,14 +104,14 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
 
 @pytest.mark.nightly
 def test_the_example_of_a_stop_prints_what_the_page_shows():
-    command, printed = fenced("example of a stop")
+    command, printed = fenced("example of a stop", PAGE)
     words = shlex.split(command.replace("\\\n", " "))
     assert ran("-m", *words, status=1, timeout=300).stdout == printed
 
 
 @pytest.mark.nightly
 def test_the_engine_prints_what_the_page_shows(tmp_path):
-    code, printed = fenced("engine")
+    code, printed = fenced("engine", PAGE)
     (tmp_path / "engine.py").write_text(code, encoding="utf-8")
     assert ran("engine.py", cwd=tmp_path).stdout == printed
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import fenced
 
 from pardemo import project, world
 from pardemo.book.chapters import CHAPTERS, notebook_of
@@ -111,14 +112,12 @@ def test_badges_say_what_is_so():
     assert f"](https://codespaces.new/{name})" in TEXT
 
 
-def fenced(mark, page=TEXT):
-    """The two fenced blocks behind a comment: what is run, and what it prints."""
-    return re.findall(r"```\w+\n(.*?)```", page[page.index(f"<!-- {mark}:") :], flags=re.S)[:2]
-
-
 def test_the_verdict_is_the_one_of_the_page_of_prove():
     """Whose example tests/test_prove_page.py runs; here the script has a user's name for it."""
-    (command, printed), (run, shown) = fenced("prove"), fenced("example", (ROOT / "docs" / "prove.md").read_text())
+    (command, printed), (run, shown) = (
+        fenced("prove", TEXT),
+        fenced("example", (ROOT / "docs" / "prove.md").read_text()),
+    )
     words, named = shlex.split(command.replace("\\\n", " ")), shlex.split(run.replace("\\\n", " "))
     assert [word for word in named if word not in words] == ["tests/zoo/no_sync_over_the_last_micro_batch.py"]
     assert [word for word in words if word not in named] == ["train.py"]
@@ -128,7 +127,7 @@ def test_the_verdict_is_the_one_of_the_page_of_prove():
 
 def test_measure_prints_what_the_readme_shows(tmp_path):
     """Shortened where there is an ellipsis; the script has a user's name for it."""
-    command, shown = fenced("measure")
+    command, shown = fenced("measure", TEXT)
     shutil.copy(ROOT / "tests" / "scripts" / "nanogpt_like.py", tmp_path / "train.py")
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)],

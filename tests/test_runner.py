@@ -1,7 +1,6 @@
 """``pardemo run`` on small collections of the test's own: order, failures, resume, bad input."""
 
 import errno
-import fcntl
 import inspect
 import itertools
 import json
@@ -265,8 +264,8 @@ def test_two_notebooks_of_one_chapter_run_by_its_number_and_each_has_its_own_pic
             "second_more",
             "second_two",
         ]
-        assert [path.stem for path in pictures.of(out, "01_first")] == ["first_one"]
-        assert [path.stem for path in pictures.of(out, "01_second")] == ["second_more", "second_two"]
+        assert [path.stem for path in pictures.of_notebook(out, "01_first")] == ["first_one"]
+        assert [path.stem for path in pictures.of_notebook(out, "01_second")] == ["second_more", "second_two"]
     assert (out / "report.html").read_text().count("<img ") == 3
     assert 'rel="next">01' in (out / "01_first.html").read_text()
 
@@ -479,45 +478,6 @@ def test_two_runs_do_not_write_to_one_folder(collection, tmp_path, capsys):
     assert not (root / "out" / project.LOCK).exists()
 
 
-HOLDS = """
-import sys, time
-from pathlib import Path
-from pardemo import project
-with project.only_writer(Path(sys.argv[1]), "wait"):
-    print(flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_killed_run_holds_its_folder_no_longer(tmp_path):
-    owner = subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE)
-    with owner:
-        owner.stdout.readline()
-        with pytest.raises(
-            ValueError, match=rf"^another run \(process {owner.pid}\) writes to {tmp_path}: wait for it"
-        ):
-            project.only_writer(tmp_path, "go").__enter__()
-        owner.kill()
-    with project.only_writer(tmp_path, "go"):
-        assert (tmp_path / project.LOCK).read_text() == str(os.getpid())
-    assert not (tmp_path / project.LOCK).exists()
-
-
-def test_a_lock_that_its_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
-    flock, path = fcntl.flock, tmp_path / project.LOCK
-
-    def after_the_owner(file, how):
-        monkeypatch.undo()
-        path.unlink()  # its owner ends between our opening it and our lock
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", after_the_owner)
-    with project.only_writer(tmp_path, "go"):
-        assert path.read_text() == str(os.getpid())
-        with pytest.raises(ValueError, match="another run"):
-            project.only_writer(tmp_path, "go").__enter__()
-
-
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(collection, monkeypatch, capsys):
     from papermill.iorw import LocalHandler
 
@@ -549,29 +509,6 @@ def test_an_empty_project_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(project, "root", lambda: tmp_path)
     assert run() == 2
     assert "no notebooks in" in capsys.readouterr().err
-
-
-def test_files_are_replaced_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "file.txt"
-    target.write_text("before")
-
-    def fails(temporary):
-        temporary.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        project.write_atomically(target, fails)
-    assert target.read_text() == "before"
-    assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
-
-
-def test_a_full_disk_is_told_with_the_files_name(tmp_path):
-    def fills(file):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write tells it
-
-    with pytest.raises(OSError, match=r"claims\.csv"):
-        project.write_atomically(tmp_path / "claims.csv", fills)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collection):

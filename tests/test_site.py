@@ -1,13 +1,11 @@
 """The site: every page in one frame, every link inside it leads somewhere, and its search finds."""
 
-import functools
-import http.server
 import itertools
 import shutil
-import threading
 
 import pytest
 from bs4 import BeautifulSoup
+from conftest import served_from
 
 from pardemo import cli, compat, project
 from pardemo.book.chapters import CHAPTERS, notebook_of
@@ -32,12 +30,8 @@ def built(tmp_path_factory, reference_pages):
 
 @pytest.fixture(scope="module")
 def served(built):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=built)
-    handler.log_message = lambda *a: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served_from(built) as address:
+        yield address
 
 
 def test_every_chapter_and_document_is_a_page(built):

@@ -1,9 +1,13 @@
-"""What a fine-tune leaves is whole, or it is not there under its name: a run may be killed between any two lines.
+"""What a run leaves is whole, or it is not there under its name: a run may be killed between any two lines.
 
-(That files are replaced whole is :func:`pardemo.project.write_atomically`'s, tested with the runner's files.)
+And one run at a time writes to a folder.
 """
 
+import errno
+import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,3 +99,65 @@ def test_an_adapter_that_could_not_be_written_leaves_the_one_before(tmp_path):
     assert [(path.name, path.read_text()) for path in (tmp_path / "adapter").iterdir()] == [
         ("adapter_model.safetensors", "old")
     ]
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from pardemo import project
+with project.only_writer(Path(sys.argv[1]), "wait"):
+    print(flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_run_holds_its_folder_no_longer(tmp_path):
+    owner = subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE)
+    with owner:
+        owner.stdout.readline()
+        with pytest.raises(
+            ValueError, match=rf"^another run \(process {owner.pid}\) writes to {tmp_path}: wait for it"
+        ):
+            project.only_writer(tmp_path, "go").__enter__()
+        owner.kill()
+    with project.only_writer(tmp_path, "go"):
+        assert (tmp_path / project.LOCK).read_text() == str(os.getpid())
+    assert not (tmp_path / project.LOCK).exists()
+
+
+def test_a_lock_that_its_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    flock, path = fcntl.flock, tmp_path / project.LOCK
+
+    def after_the_owner(file, how):
+        monkeypatch.undo()
+        path.unlink()  # its owner ends between our opening it and our lock
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_owner)
+    with project.only_writer(tmp_path, "go"):
+        assert path.read_text() == str(os.getpid())
+        with pytest.raises(ValueError, match="another run"):
+            project.only_writer(tmp_path, "go").__enter__()
+
+
+def test_files_are_replaced_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "file.txt"
+    target.write_text("before")
+
+    def fails(temporary):
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        project.write_atomically(target, fails)
+    assert target.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_full_disk_is_told_with_the_files_name(tmp_path):
+    def fills(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write tells it
+
+    with pytest.raises(OSError, match=r"claims\.csv"):
+        project.write_atomically(tmp_path / "claims.csv", fills)
+    assert list(tmp_path.iterdir()) == []

@@ -284,7 +284,7 @@ def test_each_row_holds_within_the_block_and_not_without(key, monkeypatch):
     notes = []
     with without_gpu(notes):
         CASES[key]()
-    assert any(line.startswith(TABLE[key].written) for line in notes) == TABLE[key].told
+    assert any(line.startswith(TABLE[key].written) for line in notes) == TABLE[key].noted
     assert len(notes) == len(set(notes))
     as_before()
     with unraised(), pytest.raises(BaseException):  # noqa: B017, PT011

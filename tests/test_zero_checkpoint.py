@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import RunsCode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -183,16 +184,6 @@ def test_what_does_not_fit_is_refused(stage, tmp_path):
     engine.close()
     with pytest.raises(RuntimeError, match="this engine is closed"):
         save(engine, folder)
-
-
-class RunsCode:
-    """A pickle that makes a folder where it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 def damage(folder, how):

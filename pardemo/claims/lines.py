@@ -87,7 +87,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     """``37 claims in 62 cases: 35 hold, 2 differ.``"""
     if not rows:
         return "No claim yet."
-    verdicts = [worst(own) for own in by_claim(rows).values()]
+    verdicts = [worst(booked) for booked in by_claim(rows).values()]
     cases = f" in {len(rows)} cases" if len(rows) != len(verdicts) else ""
     plural = {"holds": "hold", "differs": "differ", "fails": "fail"}
     counts = [

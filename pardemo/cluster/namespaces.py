@@ -134,18 +134,18 @@ def _keep_host(host: int, rate: float | None, line: socket.socket, supervisor: i
         unshare(CLONE_NEWNET)
         line.send(b"1")
         _expect(line)
-        with IPRoute() as own:
-            _up(own, "lo")
-            index = own.link_lookup(ifname=ADAPTER)[0]
+        with IPRoute() as network:
+            _up(network, "lo")
+            index = network.link_lookup(ifname=ADAPTER)[0]
             for name, value in TCP.items():
                 with suppress(OSError):  # where containers may not
                     _write(f"/proc/sys/net/ipv4/{name}", value)
-            own.addr("add", index=index, address=address(host), prefixlen=16)
-            own.link("set", index=index, mtu=packet_bytes(rate), state="up")
-            _limit(own, index, rate)
+            network.addr("add", index=index, address=address(host), prefixlen=16)
+            network.link("set", index=index, mtu=packet_bytes(rate), state="up")
+            _limit(network, index, rate)
             line.send(b"1")
             while said := line.recv(8):  # until the supervisor is gone, which ends this process, too
-                _limit(own, index, struct.unpack("d", said)[0] or None)
+                _limit(network, index, struct.unpack("d", said)[0] or None)
                 line.send(b"1")
         status = 0
     os._exit(status)

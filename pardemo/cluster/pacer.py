@@ -141,8 +141,8 @@ class Pacer:
         for fd, other in zip(self._peers, others, strict=True):
             if other is not None and busy[other] < 255 and _queued(fd):
                 busy[other] += 1
-        own = PORTS + self._rank * MAX_RANKS
-        self._table[own : own + MAX_RANKS] = bytes(busy)
+        first_port = PORTS + self._rank * MAX_RANKS
+        self._table[first_port : first_port + MAX_RANKS] = bytes(busy)
 
     def _limit(self, fd: int, rate: int) -> bool:
         """Sets the limit of a connection where it is another; whether it is set."""
@@ -175,13 +175,13 @@ class Pacer:
 
     def _sharing(self, other: int) -> tuple[list[int], list[int]]:
         """Where it stands how many connections share the link to that rank with this one: at this end, at the other."""
-        own, cluster = self._rank, self._cluster
+        rank, cluster = self._rank, self._cluster
         place = self._places.get(other)
         if place is None:
             everybody, host_of = range(cluster.size), cluster.host_of
-            here, there = host_of(own), host_of(other)
+            here, there = host_of(rank), host_of(other)
             inside = here == there
-            mine, theirs = ([own], [other]) if inside else (cluster.ranks_of(here), cluster.ranks_of(there))
+            mine, theirs = ([rank], [other]) if inside else (cluster.ranks_of(here), cluster.ranks_of(there))
             alike = [(a, b) for a in everybody for b in everybody if (host_of(a) == host_of(b)) == inside]
             leaving = [a * MAX_RANKS + b for a, b in alike if a in mine]
             arriving = [a * MAX_RANKS + b for a, b in alike if b in theirs]

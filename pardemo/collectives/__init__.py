@@ -239,10 +239,10 @@ def _gather_into(out: torch.Tensor, shard: torch.Tensor, links: Link | None, gro
         ring.gather(links, chunks)
     elif links is None and size > 1 and flat.numel():
         chunk = chunks[0].numel()
-        whole = flat if flat.numel() == size * chunk else flat.new_empty(size * chunk)
-        dist.all_gather_single(whole, pad(shard, (0, chunk - shard.numel())), group=group)
-        if whole is not flat:
-            flat.copy_(whole[: flat.numel()])
+        gathered = flat if flat.numel() == size * chunk else flat.new_empty(size * chunk)
+        dist.all_gather_single(gathered, pad(shard, (0, chunk - shard.numel())), group=group)
+        if gathered is not flat:
+            flat.copy_(gathered[: flat.numel()])
     return out
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from pardemo import compat
 from pardemo.collectives.links import Link
+from pardemo.world.errors import ranks_by_value
 
 #: Bytes of a description: the tensor as text, and the collective as text. A longer text ends in a checksum.
 TENSOR_BYTES, EXCHANGE_BYTES = 160, 128
@@ -78,9 +79,7 @@ def _compare(table: np.ndarray) -> None:
 
 
 def _by_rank(texts: list[str]) -> str:
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        ranks.setdefault(text, []).append(rank)
+    ranks = ranks_by_value(dict(enumerate(texts)))
     return "; ".join(f"rank{'s' * (len(r) > 1)} {', '.join(map(str, r))}: {text}" for text, r in ranks.items())
 
 

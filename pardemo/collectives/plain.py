@@ -36,11 +36,11 @@ def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = None)
 
 def all_gather(shard: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The ranks' shards behind one another: [N·numel] from [numel] of each."""
-    whole = shard.new_empty(dist.get_world_size(group) * shard.numel())
-    chunks = _chunks(whole, group)
+    gathered = shard.new_empty(dist.get_world_size(group) * shard.numel())
+    chunks = _chunks(gathered, group)
     chunks[dist.get_rank(group)].copy_(shard.view(-1))
     _hand_out(chunks, group)
-    return whole
+    return gathered
 
 
 def parameter_server_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:

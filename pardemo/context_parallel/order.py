@@ -75,6 +75,6 @@ def join(
     gathered = ring_all_gather(moved, group, what="a sequence's pieces").view(-1, *moved.shape[1:])
     tokens = gathered.shape[0]
     here = torch.cat([positions(tokens, rank, ranks, order, tensor.device) for rank in range(ranks)])
-    whole = torch.empty_like(gathered)
-    whole[here] = gathered
-    return whole.movedim(0, dim)
+    joined = torch.empty_like(gathered)
+    joined[here] = gathered
+    return joined.movedim(0, dim)

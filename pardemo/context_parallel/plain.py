@@ -22,10 +22,10 @@ from torch.nn import functional as F
 Group = dist.ProcessGroup | None
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, own: bool) -> torch.Tensor:
+def _scores(q: torch.Tensor, k: torch.Tensor, diagonal: bool) -> torch.Tensor:
     """[b, heads, queries, keys]; among a rank's own tokens none sees a later one."""
     scores = q @ k.mT / q.shape[-1] ** 0.5
-    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf) if own else scores
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf) if diagonal else scores
 
 
 def _pass_on(tensors: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
@@ -43,18 +43,18 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, group):
         rank, ranks, ctx.group = dist.get_rank(group), dist.get_world_size(group), group
-        own = k, v
+        home = k, v
         out, log_sum = torch.zeros_like(q), torch.full_like(q[..., :1], -torch.inf)  # nothing seen yet
         for step in range(ranks):
             if step <= rank:  # the keys of rank - step
-                scores = _scores(q, k, own=step == 0)
+                scores = _scores(q, k, diagonal=step == 0)
                 block = scores.logsumexp(-1, keepdim=True)
                 both = torch.logaddexp(log_sum, block)
                 out = out * (log_sum - both).exp() + (scores - both).exp() @ v
                 log_sum = both
             if step < ranks - 1:
                 k, v = _pass_on([k, v], group)
-        ctx.save_for_backward(q, *own, out, log_sum)
+        ctx.save_for_backward(q, *home, out, log_sum)
         return out
 
     @staticmethod
@@ -65,7 +65,7 @@ class _Ring(torch.autograd.Function):
         towards = (gradient * out).sum(-1, keepdim=True)  # what softmax takes off each score's gradient
         for step in range(ranks):
             if step <= rank:
-                weights = (_scores(q, k, own=step == 0) - log_sum).exp()
+                weights = (_scores(q, k, diagonal=step == 0) - log_sum).exp()
                 of_scores = weights * (gradient @ v.mT - towards) / q.shape[-1] ** 0.5
                 of_q = of_q + of_scores @ k
                 of_k = of_k + of_scores.mT @ q

@@ -73,8 +73,8 @@ class BucketHook:
             compat.after_backward(lambda: compat.after_backward(self._end))
         if self._overlap or bucket.is_last():
             packed = torch.cuda.current_stream().record_event() if self._stream is not None else None
-            for one in self._held:
-                self._exchanges.append(self.channel.submit(self._exchange, *one, self._what, packed))
+            for held in self._held:
+                self._exchanges.append(self.channel.submit(self._exchange, *held, self._what, packed))
             self._held = []
         return mean
 
@@ -95,7 +95,7 @@ class BucketHook:
                 parameter.grad = part_of(parameter.grad)
 
     def _exchange(
-        self, buffer: torch.Tensor, index: int, mean: torch.futures.Future, of: str,
+        self, buffer: torch.Tensor, index: int, mean: torch.futures.Future, pass_text: str,
         packed: "torch.cuda.Event | None",
     ) -> None:  # fmt: skip
         """In the sender thread: the sum over the ranks. DDP has no way to be told of an error: :meth:`_end` has."""
@@ -105,7 +105,7 @@ class BucketHook:
             with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext(), span:
                 if self._stream is not None and packed is not None:
                     self._stream.wait_event(packed)
-                what = f"{name} of {of}"
+                what = f"{name} of {pass_text}"
                 if self._all_reduce is ring_all_reduce:
                     self.channel.all_reduce(buffer, what)
                 else:

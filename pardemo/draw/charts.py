@@ -48,7 +48,7 @@ def fill(kind: Fill) -> dict[str, Any]:
     """
     kind, hatch = kind if isinstance(kind, tuple) else (kind, HATCHES.get(kind, "") if isinstance(kind, str) else "")
     if not isinstance(kind, str):
-        return {"color": [fill(of)["color"] for of in kind], "hatch": hatch, "edgecolor": "white"}
+        return {"color": [fill(each)["color"] for each in kind], "hatch": hatch, "edgecolor": "white"}
     named = COLOURS.get(kind) or palette.MEANINGS.get(kind) or (kind if is_color_like(kind) else None)
     if named is None:
         named = WAYS[zlib.crc32(kind.encode()) % len(palette.WAYS)]
@@ -83,7 +83,7 @@ def words(values: Table, text: Text = "{:.3g}", per: float = 1.0) -> str:
         elif isinstance(value, str):
             parts.append(f"{called} {value}")
         elif isinstance(value, Sequence | np.ndarray):
-            parts.append(f"{called} {', '.join(_text(text, one / per) for one in value)}")
+            parts.append(f"{called} {', '.join(_text(text, number / per) for number in value)}")
             joint = "; "
         elif isinstance(name, int | float):
             parts.append(f"{_text(text, value / per)} at {name:,}")
@@ -122,12 +122,12 @@ def bars(
     ends, marked = np.zeros(len(groups)), []
     draw: Any = ax.barh if across else ax.bar
     begin = "left" if across else "bottom"
-    whole = table.sum(axis=1).max() if stacked else table.max(axis=None)
+    largest = table.sum(axis=1).max() if stacked else table.max(axis=None)
     for number, name in enumerate(table):
         values = table[name].to_numpy()
         x = places if stacked else places + (number - (side_by_side - 1) / 2) * each
         style = fill((fills or {}).get(name, name))
-        if values.max() < 0.004 * whole and stacked:  # it is narrower than its white edge
+        if values.max() < 0.004 * largest and stacked:  # it is narrower than its white edge
             style = {"color": style["color"]}
         style["label"] = str(name) if values.any() else None
         draw(x, values, (0.86 if side_by_side > 1 else 1) * each, **{begin: ends if stacked else 0}, zorder=2, **style)
@@ -175,7 +175,7 @@ def bars(
 
 def _predicted(outline: Table, table: pd.DataFrame, stacked: bool) -> pd.DataFrame:
     """What is predicted as a table with the names of the measured one; of stacks in one column."""
-    if any(isinstance(of, Mapping | pd.Series) for of in dict(outline).values()):
+    if any(isinstance(values, Mapping | pd.Series) for values in dict(outline).values()):
         return pd.DataFrame(outline).reindex(table.index)
     sums = pd.Series(dict(outline), dtype=float).reindex(table.index)
     return pd.DataFrame({None if stacked else table.columns[0]: sums})
@@ -249,7 +249,7 @@ def bar_chart(
     if unit:
         axes.flat[-1 if across else 0].set(**{"xlabel" if across else "ylabel": unit})
     key(fig, ncols=ncols)
-    values = "; ".join(f"{label}: {of}" for label, of in texts.items()) if len(texts) > 1 else texts[label]
+    values = "; ".join(f"{label}: {alt}" for label, alt in texts.items()) if len(texts) > 1 else texts[label]
     return save(fig, name, " ".join(alt.replace("{}", values).split()))
 
 
@@ -267,13 +267,13 @@ def curves(
     for (name, line), colour, dash, mark in zip(
         lines.items(), cycle(colours), cycle(dashes), cycle(marks or MARKS), strict=False
     ):
-        own = {"color": COLOURS.get(colour, colour), "linewidth": 1.8, "markersize": 5, **style}
-        of = None if points is None else points.get(name)
+        look = {"color": COLOURS.get(colour, colour), "linewidth": 1.8, "markersize": 5, **style}
+        measured = None if points is None else points.get(name)
         on_line = mark if points is None and marks else ""
-        ax.plot(*_xy(line, per), linestyle=dash, marker=on_line, label=None if of is not None else name, **own)
-        if of is not None:
-            own |= {"markersize": 7.5, "linestyle": "none", "zorder": 3}
-            ax.plot(*_xy(of, per), marker=mark, label=name, **own)
+        ax.plot(*_xy(line, per), linestyle=dash, marker=on_line, label=None if measured is not None else name, **look)
+        if measured is not None:
+            look |= {"markersize": 7.5, "linestyle": "none", "zorder": 3}
+            ax.plot(*_xy(measured, per), marker=mark, label=name, **look)
     ends = {name: _xy(line, per)[1] for name, line in lines.items()}
     return "; ".join(
         f"{' '.join(str(name).split())} {text.format(y[0])} to {text.format(y[-1])}" for name, y in ends.items()

@@ -33,7 +33,7 @@ def notebook() -> str:
     return os.environ.get(NOTEBOOK, "")
 
 
-def of(folder: Path, name: str) -> list[Path]:
+def of_notebook(folder: Path, name: str) -> list[Path]:
     """The pictures that a notebook left in a run's folder; those with its chapter's name that nobody signed, too."""
     paths = sorted((folder / "figures").glob(f"{project.chapter_name(name)}_*.svg"))
     return [path for path in paths if _drawn_by(path) in ("", name)]

@@ -85,5 +85,5 @@ def what_each_adds(shares: Mapping[str, Mapping[str, float]], name: str, chosen:
 
 def added(layouts: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Arguments of :func:`pardemo.draw.charts.bars`: what each layout adds, in per cent, by what adds it."""
-    labels = {label: {name: of.get(part, 0.0) for name, of in layouts.items()} for part, (label, *_) in PARTS.items()}
+    labels = {label: {name: by.get(part, 0.0) for name, by in layouts.items()} for part, (label, *_) in PARTS.items()}
     return {"series": labels, "per": 0.01, "fills": {label: tuple(look) for label, *look in PARTS.values()}}

@@ -53,11 +53,11 @@ class ExpertParallel(GroupModule):
         rank, each = dist.get_rank(self.group), share(len(experts), self.group, "a number of experts")
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity is a multiple of the even share, above 0, not {capacity!r}")
-        values = [values_of(one, f"expert {place}") for place, one in enumerate(experts)]
+        values = [values_of(expert, f"expert {place}") for place, expert in enumerate(experts)]
         values += [values_of(router, "router"), {} if shared is None else values_of(shared, "shared")]
-        compare("ExpertParallel", {name: t for of in values for name, t in of.items()}, self.group)
+        compare("ExpertParallel", {name: t for tensors in values for name, t in tensors.items()}, self.group)
         self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
-        self.experts = nn.ModuleList(copy.deepcopy(one) for one in experts[rank * each : (rank + 1) * each])
+        self.experts = nn.ModuleList(copy.deepcopy(expert) for expert in experts[rank * each : (rank + 1) * each])
         self.capacity = capacity
         self.routing: Routing | None = None
         self.plan: Plan | None = None

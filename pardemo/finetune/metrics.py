@@ -21,6 +21,7 @@ _SENTENCE = re.compile(r"""(?:.*?(?:[。！？!?]+|\.+(?=[\s”’」』）"')]|
 
 #: Values gathered at a time, so that 80,000 samples need no more memory than 1,000.
 _BLOCK = 1 << 22
+_RESAMPLES = 2000
 
 
 def score(predictions: Sequence[str], references: Sequence[str]) -> dict:
@@ -43,7 +44,7 @@ def score_rows(predictions: Sequence[str], references: Sequence[str]) -> list[di
     return [_by_name(row) for row in _values(predictions, references).tolist()]
 
 
-def intervals(values: np.ndarray, resamples: int = 2000, seed: int = 0) -> np.ndarray:
+def intervals(values: np.ndarray, seed: int = 0) -> np.ndarray:
     """How far a mean would move had other samples been drawn: the bootstrap's 95 % percentile interval (Efron 1979).
 
     Args:
@@ -58,7 +59,7 @@ def intervals(values: np.ndarray, resamples: int = 2000, seed: int = 0) -> np.nd
     if samples == 1:  # scipy asks for two at least
         return np.stack([values[0], values[0]], axis=1)
     interval = stats.bootstrap(
-        (values,), np.mean, axis=0, n_resamples=resamples, method="percentile", vectorized=True,
+        (values,), np.mean, axis=0, n_resamples=_RESAMPLES, method="percentile", vectorized=True,
         batch=max(1, _BLOCK // (samples * columns)), rng=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
     return np.stack([interval.low, interval.high], axis=1)

@@ -54,9 +54,7 @@ def kv_heads_sent(heads: int, kv_heads: int, ranks: int) -> int:
     )
 
 
-def both_bytes(
-    batch: int, tokens: int, width: int, kv_width: int, inside: int, across: int, element_bytes: int = 2
-) -> tuple[float, float]:
+def both_bytes(batch: int, tokens: int, width: int, kv_width: int, inside: int, across: int) -> tuple[float, float]:
     """Forward bytes of ``inside`` ranks with Ulysses in each of ``across`` groups, between which a ring goes.
 
     The all-to-alls of a group share tokens/``across`` tokens, and the ring passes on 1/``inside`` of the heads' keys.
@@ -65,8 +63,8 @@ def both_bytes(
         Bytes to ranks of the own group, and to the next group.
     """
     return (
-        ulysses_bytes(batch, tokens // across, width, kv_width, inside, element_bytes, passes=1),
-        ring_bytes(batch, tokens, kv_width // inside, across, element_bytes, FORWARD),
+        ulysses_bytes(batch, tokens // across, width, kv_width, inside, passes=1),
+        ring_bytes(batch, tokens, kv_width // inside, across, laps=FORWARD),
     )
 
 

@@ -39,12 +39,12 @@ def worst_error(fraction: int) -> float:
     return 1 / (2 ** (fraction + 1) + 1)
 
 
-def sum_stands_still(fraction: int, addend: float = 1.0) -> float:
-    """Where a sum of equal positive addends, a power of two each, stops growing if it is rounded after each of them.
+def sum_stands_still(fraction: int) -> float:
+    """Where a sum of ones stops growing if it is rounded after each of them.
 
-    There an addend is half the distance to the next number, and the tie goes back to the even one.
+    There a one is half the distance to the next number, and the tie goes back to the even one.
     """
-    return addend * 2.0 ** (fraction + 1)
+    return 2.0 ** (fraction + 1)
 
 
 def bits_a_number(code_bits: float, scale_bits: float = 0, block: int = 1) -> float:

@@ -31,11 +31,11 @@ def block_activation_bytes(
         raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, not {recompute!r}")
     check_ranks(ranks)
     unit = sequence * batch * hidden
-    whole = ranks if sequence_parallel else 1  # what the share of each rank is divided by outside the layers
+    divisor = ranks if sequence_parallel else 1  # what the share of each rank is divided by outside the layers
     if recompute == "full":
-        return 2 * unit / whole
+        return 2 * unit / divisor
     core = 5 * heads * sequence / hidden if recompute == "none" else 0
-    return unit * (10 / whole + (24 + core) / ranks)
+    return unit * (10 / divisor + (24 + core) / ranks)
 
 
 # --- model states: parameters, gradients, optimizer states ------------------------------------------------------------

@@ -115,20 +115,20 @@ def _from_mxfp8(codes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 def _nvfp4(blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
     largest = _largest(blocks)
-    whole = _nonzero(largest.max() / (6 * 448)) if len(largest) else largest.new_ones(())
-    scales = (largest / 6 / whole).clamp(max=448).to(torch.float8_e4m3fn)
-    divided = blocks / _nonzero(scales.float() * whole)
+    tensor_scale = _nonzero(largest.max() / (6 * 448)) if len(largest) else largest.new_ones(())
+    scales = (largest / 6 / tensor_scale).clamp(max=448).to(torch.float8_e4m3fn)
+    divided = blocks / _nonzero(scales.float() * tensor_scale)
     middles = (FP4[1:] + FP4[:-1]) / 2
     below = torch.nextafter(middles, torch.zeros(()))
     ends = torch.stack([below[place] if place in _UP else middles[place] for place in range(7)]).to(blocks.device)
     codes = torch.bucketize(divided.abs().nan_to_num(), ends).to(torch.uint8) + 8 * (divided < 0)
-    return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8), scales, whole.reshape(1)
+    return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8), scales, tensor_scale.reshape(1)
 
 
-def _from_nvfp4(packed: torch.Tensor, scales: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def _from_nvfp4(packed: torch.Tensor, scales: torch.Tensor, tensor_scale: torch.Tensor) -> torch.Tensor:
     codes = torch.stack([packed % 16, packed // 16], -1).flatten(-2).long()
     numbers = torch.cat([FP4, -FP4]).to(packed.device)[codes]
-    return numbers * (scales.float() * _or_nan(whole))
+    return numbers * (scales.float() * _or_nan(tensor_scale))
 
 
 def _largest(blocks: torch.Tensor) -> torch.Tensor:

@@ -41,9 +41,9 @@ def profile_path() -> Path:
     return project.output_dir() / "machine.json"
 
 
-def predict(found: MachineProfile, method: str, nbytes: float, ranks: int) -> float:
+def predict(profile: MachineProfile, method: str, nbytes: float, ranks: int) -> float:
     """Seconds of an all-reduce on this host, whose cores and memory all ranks share: see ``shared_host_seconds``."""
-    return shared_host_seconds(method, nbytes, ranks, found.host_bytes_per_s[method], found.message_s[method])
+    return shared_host_seconds(method, nbytes, ranks, profile.host_bytes_per_s[method], profile.message_s[method])
 
 
 def profile(world_size: int | None = None) -> MachineProfile:
@@ -117,14 +117,14 @@ def all_reduce_seconds(method: str, nbytes: int, rounds: int) -> float:
     return median(times(lambda: METHODS[method](tensor.fill_(1.0)), rounds))
 
 
-def _compute(of: Callable[[list[float]], float] = median) -> tuple[float, float]:
+def _compute(reduce: Callable[[list[float]], float] = median) -> tuple[float, float]:
     """Floating-point operations/s of an fp32 matrix product, and bytes/s of a copy (read and written)."""
     n = 768
     a, b = torch.randn(n, n, device=device()), torch.randn(n, n, device=device())
     source = torch.randn(8 << 20, device=device())
     target = torch.empty_like(source)
-    product = of(times(lambda: a @ b, 15))
-    copy = of(times(lambda: target.copy_(source), 7))
+    product = reduce(times(lambda: a @ b, 15))
+    copy = reduce(times(lambda: target.copy_(source), 7))
     return 2 * n**3 / product, 2 * source.numel() * 4 / copy
 
 

@@ -38,5 +38,5 @@ def _short(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_short(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_short(inner)}" for key, inner in value.items()) + "}"
     return repr(value)

@@ -64,10 +64,10 @@ def of_sums(kinds: Mapping[str, float], who: str) -> list[Block]:
     Args:
         who: what the sums are of; a block has it where others have a line.
     """
-    whole = {kind: round(nbytes) for kind, nbytes in kinds.items()}
-    largest = max(whole, key=whole.__getitem__)
-    whole[largest] += round(sum(kinds.values())) - sum(whole.values())  # lost in rounding
-    return [Block(nbytes, kind, who, "a sum", 0, None) for kind, nbytes in whole.items() if nbytes]
+    rounded = {kind: round(nbytes) for kind, nbytes in kinds.items()}
+    largest = max(rounded, key=rounded.__getitem__)
+    rounded[largest] += round(sum(kinds.values())) - sum(rounded.values())  # lost in rounding
+    return [Block(nbytes, kind, who, "a sum", 0, None) for kind, nbytes in rounded.items() if nbytes]
 
 
 def write(path: Path, blocks: Sequence[Block]) -> None:

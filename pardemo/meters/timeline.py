@@ -30,8 +30,8 @@ class Timeline:
     covers the work itself and not its launch; within a span nothing is delayed.
     """
 
-    def __init__(self, rank: int | None = None):
-        self.rank = _current_rank() if rank is None else rank
+    def __init__(self) -> None:
+        self.rank = _current_rank()
         self.spans: list[Span] = []
         self._lock = threading.Lock()
 

@@ -31,14 +31,14 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 }
 
 
-def orthogonalised(matrix: torch.Tensor, rounds: int = ROUNDS) -> torch.Tensor:
+def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
     """``matrix`` [m, n] with all singular values between about 0.5 and 1.5, in bf16, by a Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     x = matrix.bfloat16()
     tall = matrix.shape[0] > matrix.shape[1]
     x = x.T if tall else x
     x = x / x.norm().clamp(min=1e-7)  # no singular value above 1
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
@@ -93,16 +93,16 @@ class ShardedMuon(torch.optim.Optimizer):
         updates = _by_owners(shards, [(parameter.shape[0], parameter.shape[1]) for parameter in parameters], ranks)
         for parameter, update in zip(parameters, updates, strict=True):
             rows, columns = parameter.shape
-            own = parameter.to_local()
-            own.mul_(1 - group["lr"] * group["weight_decay"])
-            own.add_(update, alpha=-group["lr"] * ADJUSTMENTS[group["adjust_lr_fn"]](rows, columns))
+            local = parameter.to_local()
+            local.mul_(1 - group["lr"] * group["weight_decay"])
+            local.add_(update, alpha=-group["lr"] * ADJUSTMENTS[group["adjust_lr_fn"]](rows, columns))
 
     def _momentum(self, group: dict[str, Any], parameter: DTensor) -> torch.Tensor:
         """This rank's rows of what is to be orthogonalised."""
-        state, whole = self.state[parameter], cast(DTensor, parameter.grad)
+        state, grad = self.state[parameter], cast(DTensor, parameter.grad)
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(whole)
-        gradient, kept = whole.to_local(), state["momentum_buffer"].to_local()
+            state["momentum_buffer"] = torch.zeros_like(grad)
+        gradient, kept = grad.to_local(), state["momentum_buffer"].to_local()
         kept.lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(kept, group["momentum"]) if group["nesterov"] else kept
 
@@ -153,8 +153,8 @@ def _by_owners(
     pieces = received.split([rows[place][other] * shapes[place][1] for other in range(n) for place in mine])
     made = []
     for number, place in enumerate(mine):
-        whole = torch.cat([pieces[other * len(mine) + number] for other in range(n)]).view(shapes[place])
-        made.append(orthogonalised(whole).split(rows[place]))
+        matrix = torch.cat([pieces[other * len(mine) + number] for other in range(n)]).view(shapes[place])
+        made.append(orthogonalised(matrix).split(rows[place]))
     back = [made[number][other].reshape(-1) for other in range(n) for number in range(len(mine))]
     dist.all_to_all_single(packed, torch.cat(back) if back else received, leaving, coming, group=ranks)
     updates = list(packed.split([shards[place].numel() for places in by_owner for place in places]))

@@ -68,20 +68,20 @@ def expert_groups(ep: int) -> Iterator[None]:
 class MegatronMixture(nn.Module):
     """Its ``MoELayer`` with the dispatcher ``alltoall`` and the plain layer's weights; input [T, hidden]."""
 
-    def __init__(self, plain: Mixture, grouped: bool = False, dispatcher: str = "alltoall"):
+    def __init__(self, plain: Mixture):
         super().__init__()
         ranks, router = parallel_state.get_expert_model_parallel_world_size(), plain.router
         width, hidden = plain.shared.out.in_features, plain.shared.out.out_features
         settings = megatron.config(
             hidden, 1, width=width, moe_ffn_hidden_size=width, num_moe_experts=router.num_experts,
-            moe_router_topk=router.top_k, moe_token_dispatcher_type=dispatcher, moe_grouped_gemm=grouped,
+            moe_router_topk=router.top_k, moe_token_dispatcher_type="alltoall", moe_grouped_gemm=False,
             moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0, moe_shared_expert_intermediate_size=width,
             gated_linear_unit=True, activation_func=F.silu, add_bias_linear=False, expert_model_parallel_size=ranks,
             expert_tensor_parallel_size=1,
         )  # fmt: skip
         with warnings.catch_warnings():  # about kernels for GPUs, which are not asked for
             warnings.simplefilter("ignore")
-            specification = get_moe_module_spec(use_te=False, num_experts=router.num_experts, moe_grouped_gemm=grouped)
+            specification = get_moe_module_spec(use_te=False, num_experts=router.num_experts, moe_grouped_gemm=False)
             self.layer = MoELayer(settings, specification.submodules, layer_number=1)
         self.layer.set_layer_number(1)
         self.first = dist.get_rank(parallel_state.get_expert_model_parallel_group()) * self.layer.num_local_experts

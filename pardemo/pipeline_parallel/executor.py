@@ -136,7 +136,7 @@ class Pipeline:
         self._stages = dict(zip(schedule.stages_of(rank), chunks, strict=True))
         self._last = schedule.stages - 1
         self._program = instructions(schedule)[rank]
-        self._last_backward = {one.stage: one for one in self._program if isinstance(one, Backward)}
+        self._last_backward = {step.stage: step for step in self._program if isinstance(step, Backward)}
         self._do: dict[type, Callable[[Any], None]] = {
             Forward: self._forward,
             Backward: self._backward,
@@ -189,7 +189,7 @@ class Pipeline:
         :meth:`step`.
         """
         kinds = Forward | SendActivation | ReceiveActivation
-        return self._run(inputs, targets, [one for one in self._program if isinstance(one, kinds)])
+        return self._run(inputs, targets, [step for step in self._program if isinstance(step, kinds)])
 
     def _run(
         self, inputs: Tensors | None, targets: Tensors | None, program: Sequence[Instruction]
@@ -381,7 +381,7 @@ def _outputs(stage: int, output: object) -> tuple[torch.Tensor, ...]:
 def _micro_batches(what: str, batch: Tensors | None, many: int) -> list[Tensors]:
     """The batch in equal parts; ValueError where there is none, or it does not divide."""
     if isinstance(batch, tuple):
-        return list(zip(*(_micro_batches(what, one, many) for one in batch), strict=True))
+        return list(zip(*(_micro_batches(what, tensor, many) for tensor in batch), strict=True))
     if not isinstance(batch, torch.Tensor):
         raise ValueError(
             f"the rank that reads the {what} needs a tensor or a tuple of them, not {type(batch).__name__}"

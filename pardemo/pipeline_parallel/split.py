@@ -117,13 +117,13 @@ def _groups(edges: Sequence[GradientEdge], gradients: Sequence, inputs: set[Node
     return groups
 
 
-def _with(groups: list[_Group], one: _Group) -> list[_Group]:
-    if not one.leaves:
+def _with(groups: list[_Group], added: _Group) -> list[_Group]:
+    if not added.leaves:
         return groups
     for group in groups:
-        if group.leaves & one.leaves:
-            one = _Group(group.leaves | one.leaves, group.joints + one.joints, group.loose + one.loose)
-    return [group for group in groups if not group.leaves & one.leaves] + [one]
+        if group.leaves & added.leaves:
+            added = _Group(group.leaves | added.leaves, group.joints + added.joints, group.loose + added.loose)
+    return [group for group in groups if not group.leaves & added.leaves] + [added]
 
 
 def _from_the_leaves(edges: Sequence[GradientEdge]) -> list[Node]:

@@ -227,10 +227,10 @@ def _check_order(schedule: Schedule, rank: int) -> None:
             raise ScheduleError(f"rank {rank} is told {step} before {first(step.stage, step.micro_batch)}")
         done.add(step)
     for stage, k in product(stages, micro_batches):
-        whole, parts = Backward(stage, k), (BackwardInput(stage, k), BackwardWeight(stage, k))
-        if whole in done and parts[0] in done:
-            raise ScheduleError(f"rank {rank} is told {whole} and {parts[0]}: a backward is whole or in two parts")
-        for step in (Forward(stage, k), *(parts if parts[0] in done else (whole,))):
+        backward, parts = Backward(stage, k), (BackwardInput(stage, k), BackwardWeight(stage, k))
+        if backward in done and parts[0] in done:
+            raise ScheduleError(f"rank {rank} is told {backward} and {parts[0]}: a backward is whole or in two parts")
+        for step in (Forward(stage, k), *(parts if parts[0] in done else (backward,))):
             if step not in done:
                 raise ScheduleError(f"rank {rank} is never told {step}")
 

@@ -73,9 +73,18 @@ def find(name: str, gpus: int = 1) -> GpuProfile:
     if not is_file(name):
         return GpuProfile(hardware.gpu(name))
     gpu_profile = load(Path(name).expanduser())
-    if gpus > 1 and not gpu_profile.inside:
-        raise ValueError(f"{Path(name).name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
+    check_inside(gpu_profile, Path(name).name, gpus)
     return gpu_profile
+
+
+def check_inside(gpu_profile: GpuProfile, name: str, gpus: int) -> None:
+    """Refuses a profile without the link inside a host for several GPUs; ``name``: its file's.
+
+    Raises:
+        ValueError: it has none, and there are several.
+    """
+    if gpus > 1 and not gpu_profile.inside:
+        raise ValueError(f"{name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
 
 
 def load(path: Path) -> GpuProfile:

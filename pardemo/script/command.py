@@ -115,11 +115,11 @@ def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
     print(f"pardemo measure: {error}", file=sys.stderr)
     if error.standstill.waits or error.standstill.first:
         print(error.standstill.details, file=sys.stderr)
-    told = json.dumps({"error": str(error), "standstill": error.standstill.as_json()}, indent=1)
+    report = json.dumps({"error": str(error), "standstill": error.standstill.as_json()}, indent=1)
     if arguments.json:
-        print(told)
+        print(report)
     if out is not None:
-        project.write_atomically(out / "standstill.json", lambda temporary: temporary.write_text(told, "utf-8"))
+        project.write_atomically(out / "standstill.json", lambda temporary: temporary.write_text(report, "utf-8"))
     return 2
 
 

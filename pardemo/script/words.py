@@ -1,6 +1,6 @@
 """Parts of sentences: lists and texts that are cut short, numbers of things, ranks of which the same is told."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 
 def first_of(names: Iterable[str], most: int, joined: str = ", ", more: str = " and {} more") -> str:
@@ -19,27 +19,19 @@ def shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
 
 
-def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of which the same is told, in the order of the first of each."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks.setdefault(text, []).append(rank)
-    return ranks
-
-
 def at_line(line: str) -> str:
     """``, at train.py:7``; empty where no line is known."""
     return f", at {line}" if line else ""
 
 
-def finding_text(step: int, what: str, factor: float | None, rest: float | None, module: str) -> str:
+def finding_text(step: int, subject: str, factor: float | None, rest: float | None, module: str) -> str:
     """``step 1, gradients (× 4, rest 0.75), first at head``: step, what differs, factor, module."""
     numbers = []
     if factor is not None:
         numbers.append(f"× {factor:.4g}")
     if rest is not None and rest > 1e-6:
         numbers.append(f"rest {rest:.2g}")
-    said = f"step {step}, {what}" + (f" ({', '.join(numbers)})" if numbers else "")
+    said = f"step {step}, {subject}" + (f" ({', '.join(numbers)})" if numbers else "")
     return f"{said}, first at {module}" if module else said
 
 

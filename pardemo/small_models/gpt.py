@@ -213,6 +213,16 @@ def gradients_as_weights(module: nn.Module) -> nn.Module:
     return copied
 
 
+def output_and_input_gradient(layer: Callable, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a forward and a backward pass; a module's weights' gradients are set anew."""
+    if isinstance(layer, nn.Module):
+        layer.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    y = layer(x)
+    y.backward(torch.ones_like(y) / 1024)
+    return y.detach(), x.grad  # type: ignore[return-value] # it was asked for
+
+
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """‖actual − expected‖ / ‖expected‖: a factor of 1.005 is an error of 0.005, however small the numbers are.
 

@@ -93,9 +93,9 @@ class _SumCopies(torch.autograd.Function):
     @staticmethod
     @first_derivative_only
     def backward(ctx, *gradients):
-        own = torch.cat([g[ctx.rows].reshape(-1) for g in gradients])  # [numel]
-        table, part = own.new_zeros(ctx.parts, own.numel()), dist.get_rank(ctx.group) * ctx.parts // ctx.group.size()
-        table[part] = own
+        flat = torch.cat([g[ctx.rows].reshape(-1) for g in gradients])  # [numel]
+        table, part = flat.new_zeros(ctx.parts, flat.numel()), dist.get_rank(ctx.group) * ctx.parts // ctx.group.size()
+        table[part] = flat
         total = exchange.all_reduce_in_place(table, ctx.group)[part]
         results = [g.clone() for g in gradients]
         for result, rows in zip(results, total.split([g[ctx.rows].numel() for g in gradients]), strict=True):
@@ -161,10 +161,10 @@ class ColumnParallelLinear(GroupModule):
 
         def part(full: Sequence[torch.Tensor]) -> nn.Parameter:
             """This rank's rows of every section, one section after the other."""
-            whole = full[0].detach() if len(full) == 1 else torch.cat([one.detach() for one in full])
-            pieces = whole.split(sections)
-            own = [piece.chunk(ranks // n)[rank // n] for piece, n in zip(pieces, self.copies, strict=True)]
-            return nn.Parameter(torch.cat(own), requires_grad=full[0].requires_grad)
+            stacked = full[0].detach() if len(full) == 1 else torch.cat([tensor.detach() for tensor in full])
+            pieces = stacked.split(sections)
+            shards = [piece.chunk(ranks // n)[rank // n] for piece, n in zip(pieces, self.copies, strict=True)]
+            return nn.Parameter(torch.cat(shards), requires_grad=full[0].requires_grad)
 
         self.weight = part([layer.weight for layer in layers])  # [out/t, in]
         self.bias = None if layers[0].bias is None else part([layer.bias for layer in layers])  # [out/t]
@@ -224,9 +224,9 @@ class RowParallelLinear(GroupModule):
         self.sequence_parallel = sequence_parallel
         share(linear.in_features, self.group, "an input width")
         _compare(self, [linear], sequence_parallel=sequence_parallel)
-        own = linear.weight.detach().chunk(self.group.size(), 1)[dist.get_rank(self.group)]  # [out, in/t]
+        shard = linear.weight.detach().chunk(self.group.size(), 1)[dist.get_rank(self.group)]  # [out, in/t]
         self.weight = nn.Parameter(
-            own.clone(memory_format=torch.contiguous_format), requires_grad=linear.weight.requires_grad
+            shard.clone(memory_format=torch.contiguous_format), requires_grad=linear.weight.requires_grad
         )
         self.bias = None
         if linear.bias is not None:  # [out], whole on every rank
@@ -258,7 +258,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _compare(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
     """The ranks' full layers are the same, and trained or frozen alike."""
-    tensors = {f"{number}.{name}": p for number, one in enumerate(full) for name, p in one.named_parameters()}
+    tensors = {f"{number}.{name}": p for number, linear in enumerate(full) for name, p in linear.named_parameters()}
     compare(type(layer).__name__, tensors, layer.group, **settings)
 
 

@@ -53,8 +53,8 @@ class VocabParallelEmbedding(GroupModule):
         settings = {"padding_idx": embedding.padding_idx, "sequence_parallel": sequence_parallel}
         compare("VocabParallelEmbedding", {"weight": embedding.weight}, self.group, **settings)
         self.start = dist.get_rank(self.group) * rows
-        own = embedding.weight.detach()[self.start : self.start + rows].clone()
-        self.weight = nn.Parameter(own, requires_grad=embedding.weight.requires_grad)  # [V/t, h]
+        shard = embedding.weight.detach()[self.start : self.start + rows].clone()
+        self.weight = nn.Parameter(shard, requires_grad=embedding.weight.requires_grad)  # [V/t, h]
         self.mark_parts()
         padding = -1 if embedding.padding_idx is None else embedding.padding_idx - self.start
         self.padding_idx = padding if 0 <= padding < rows else None

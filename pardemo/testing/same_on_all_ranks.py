@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pardemo.world.errors import ranks_text
+from pardemo.world.errors import ranks_by_value, ranks_text
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
 
@@ -43,9 +43,7 @@ def same_on_all_ranks(value: Any, name: str = "value") -> None:
     number = next((k for k, column in enumerate(zip(*everyone, strict=False)) if len(set(column)) > 1), None)
     if number is None:
         return
-    groups: dict[_Print, list[int]] = {}
-    for rank, prints in enumerate(everyone):
-        groups.setdefault(prints[number], []).append(rank)
+    groups: dict[_Print, list[int]] = ranks_by_value({rank: prints[number] for rank, prints in enumerate(everyone)})
     if len({seen.text for seen in groups}) == 1:
         difference = _tensors_apart(_tensor(parts[number][1], name), [*groups.values()])
     else:
@@ -115,20 +113,20 @@ def _tensors_apart(mine: torch.Tensor, groups: Sequence[list[int]]) -> str:
     zero, *others = groups
     lines = []
     for ranks in others:
-        at, theirs, own, rest = differences[ranks[0]]
-        lines.append(f"{at}{_have(zero)} {theirs}, {_have(ranks)} {own} {rest}")
+        at, theirs, ours, rest = differences[ranks[0]]
+        lines.append(f"{at}{_have(zero)} {theirs}, {_have(ranks)} {ours} {rest}")
     return "; ".join(lines)
 
 
 def _difference(first: torch.Tensor, mine: torch.Tensor, apart: Sequence[int]) -> tuple[str, str, str, str]:
     """Place, both values there, and how much of the tensors differs."""
     index = [int(i) for i in np.unravel_index(apart[0], mine.shape)] if mine.dim() else []
-    theirs, own = (repr(tensor.reshape(-1)[apart[0]].item()) for tensor in (first, mine))
+    theirs, ours = (repr(tensor.reshape(-1)[apart[0]].item()) for tensor in (first, mine))
     rest = f"({len(apart)} of {mine.numel()} elements differ"
     if mine.is_floating_point():
         largest = (first.double() - mine.double()).abs().max().item()
         rest += f", by {largest:.3g} at most"
-    return f"at {index} " if index else "", theirs, own, rest + ")"
+    return f"at {index} " if index else "", theirs, ours, rest + ")"
 
 
 def _have(ranks: list[int]) -> str:

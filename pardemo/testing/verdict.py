@@ -6,7 +6,7 @@ from typing import Any
 
 from pardemo.extras import needed_by
 from pardemo.testing.messages import NotPassed, Record
-from pardemo.world.errors import LOST, RankDied, RankFailed, exit_text, ranks_text
+from pardemo.world.errors import LOST, RankDied, RankFailed, exit_text, ranks_by_value, ranks_text
 
 with needed_by("pardemo.testing"):
     import pytest
@@ -62,10 +62,7 @@ def _failure(failed: Mapping[int, Record], records: Mapping[int, Record], error:
     """The frames of the rank that failed first, then of those that failed elsewhere, then the state of all ranks."""
     # a rank that has lost its connection lost it to one that failed before
     order = sorted(failed, key=lambda rank: (failed[rank].type in LOST, rank))
-    alike: dict[Any, list[int]] = {}
-    for rank in order:
-        alike.setdefault((failed[rank].where, failed[rank].type), []).append(rank)
-    first, *others = alike.values()
+    first, *others = ranks_by_value({rank: (failed[rank].where, failed[rank].type) for rank in order}).values()
     record = failed[first[0]]
     text = record.text
     for ranks in others:
@@ -82,7 +79,7 @@ def _failure(failed: Mapping[int, Record], records: Mapping[int, Record], error:
 
 def _states(records: Mapping[int, Record], error: RankFailed, size: int, above: int | None = None) -> list[str]:
     """A line for all ranks that ended alike; ``above``: the rank whose failure is shown above."""
-    lines: dict[str, list[int]] = {}
+    states = {}
     for rank in range(size):
         if rank in records:
             state = _ended(records[rank], None if above is None else records[above])
@@ -91,8 +88,8 @@ def _states(records: Mapping[int, Record], error: RankFailed, size: int, above: 
             state = "did not finish" + (f": {where}" if where else "")
         else:
             state = "passed"
-        lines.setdefault(state, []).append(rank)
-    return [f"{ranks_text(ranks)} {state}" for state, ranks in lines.items()]
+        states[rank] = state
+    return [f"{ranks_text(ranks)} {state}" for state, ranks in ranks_by_value(states).items()]
 
 
 def _ended(record: Record, above: Record | None) -> str:

@@ -5,7 +5,9 @@ import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,7 @@ class RankTimeout(RankError):
 
 def _alike(failures: Iterable[tuple[int, Failure]], part: str) -> dict[str, list[int]]:
     """Each different ``headline`` or ``traceback``, in the order of the failures, and the ranks that have it."""
-    ranks_by_text: dict[str, list[int]] = {}
-    for rank, failure in failures:
-        ranks_by_text.setdefault(getattr(failure, part), []).append(rank)
-    return ranks_by_text
+    return ranks_by_value({rank: getattr(failure, part) for rank, failure in failures})
 
 
 def _doing(waits: list[str] | None, stack: str) -> str:
@@ -144,6 +143,14 @@ def _doing(waits: list[str] | None, stack: str) -> str:
         if not re.search(r"/(site|dist)-packages/|/lib(64)?/python3", path):
             return f"is in {function} ({os.path.basename(path)}, line {line})"
     return ""
+
+
+def ranks_by_value(values: Mapping[int, T]) -> dict[T, list[int]]:
+    """The ranks that have the same value, by it, in the order of the first of each."""
+    ranks: dict[T, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def ranks_text(ranks: list[int]) -> str:

@@ -206,9 +206,9 @@ def _compare(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
         if content[key] != ours[key]:
             raise ValueError(f"{what} has {key} {_short(content[key])}, this engine {ours[key]}")
     pairs = [("alike", lambda value: value), ("shards", lambda value: value and value["of"])]
-    for kind, of in pairs:
+    for kind, value_of in pairs:
         for name in [*content[kind], *ours[kind]]:
-            theirs, mine = of(content[kind].get(name)), of(ours[kind].get(name))
+            theirs, mine = value_of(content[kind].get(name)), value_of(ours[kind].get(name))
             if theirs != mine:
                 raise ValueError(
                     f"{what} is of another model, bucket size or parameter groups: it has {_short(name)} as "
@@ -236,14 +236,14 @@ def _read_manifest(folder: Path) -> tuple[str, dict[str, Any]]:
         raise FileNotFoundError(f"no whole checkpoint in {folder.name}: it has no {MANIFEST}")
     if path.is_symlink() or not path.is_file():
         raise ValueError(f"{what} is a link or a device, not a file of the folder")
-    whole: Any = None
+    manifest: Any = None
     with suppress(ValueError, RecursionError):  # no JSON, no UTF-8, nested without end
-        whole = json.loads(path.read_bytes())
-    if isinstance(whole, dict) and isinstance(whole.get("content"), dict) and whole.get("format") != FORMAT:
-        raise ValueError(f"{what} is of format {_short(whole.get('format'))}, here {FORMAT} is read: save a new one")
-    if not isinstance(whole, dict) or whole.get("sha256") != _digest(whole.get("content")):
+        manifest = json.loads(path.read_bytes())
+    if isinstance(manifest, dict) and isinstance(manifest.get("content"), dict) and manifest.get("format") != FORMAT:
+        raise ValueError(f"{what} is of format {_short(manifest.get('format'))}, here {FORMAT} is read: save a new one")
+    if not isinstance(manifest, dict) or manifest.get("sha256") != _digest(manifest.get("content")):
         raise ValueError(f"{what} is not the file that was written")
-    return where.name, whole["content"]
+    return where.name, manifest["content"]
 
 
 def _run(kind: type[Exception], what: str, exchange: Callable[[], object]) -> None:

@@ -229,10 +229,10 @@ class Engine(nn.Module):
 def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
     """The first rank's tensors to all, as bytes: gloo does not know every dtype that a buffer may have."""
     for tensor in tensors if group.size() > 1 else ():
-        whole = tensor.detach().contiguous()
-        dist.broadcast(whole.reshape(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
-        if whole.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(whole)
+        contiguous = tensor.detach().contiguous()
+        dist.broadcast(contiguous.reshape(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
+        if contiguous.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(contiguous)
 
 
 def _nbytes(tensors: Iterable[torch.Tensor]) -> int:

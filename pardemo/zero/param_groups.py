@@ -28,8 +28,8 @@ class ParamGroups:
             if "params" not in group:
                 raise ValueError(f'param_groups[{number}] has no "params"')
             params: Any = group.pop("params")
-            own: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
-            for parameter in own:
+            listed: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
+            for parameter in listed:
                 if parameter not in names:
                     raise ValueError(f"param_groups[{number}] has a parameter that is not the module's")
                 if parameter in self._number:

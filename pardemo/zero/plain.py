@@ -41,8 +41,8 @@ class Unit:
         self.nbytes = self.flat.untyped_storage().nbytes()
         for parameter, view in zip(self.parameters, self._views(), strict=True):
             parameter.data = view
-        own = self.flat.chunk(self.ranks)[dist.get_rank(group)]
-        self.shard = nn.Parameter(own.float().clone())  # [numel of a shard]
+        chunk = self.flat.chunk(self.ranks)[dist.get_rank(group)]
+        self.shard = nn.Parameter(chunk.float().clone())  # [numel of a shard]
         self.missing = len(self.parameters)
 
     def reduce(self) -> None:

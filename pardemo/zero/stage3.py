@@ -103,22 +103,22 @@ class Zero3(Engine):
             return
         self._free()
         sharded: list[Any] = list(self._masters.values())
-        whole: dict[nn.Parameter, nn.Parameter] = {
+        gathered: dict[nn.Parameter, nn.Parameter] = {
             p: nn.Parameter(p.detach().full_tensor().to(dtype), p.requires_grad) for p, _, dtype in sharded
         }
-        self._replace(whole)
+        self._replace(gathered)
         self._whole = True
         try:
             yield self.module
         finally:
             self._whole = False
-            self._replace({plain: shard for shard, plain in whole.items()})
+            self._replace({plain: shard for shard, plain in gathered.items()})
             with torch.no_grad():
-                for shard, plain in whole.items():
+                for shard, plain in gathered.items():
                     local = compat.local_tensor(shard)
-                    own = plain.detach()[_first_row(shard) :][: len(local)]
-                    written = own != local.to(own.dtype)  # what was not keeps its fp32 digits
-                    local[written] = own[written].to(local.dtype)
+                    rows = plain.detach()[_first_row(shard) :][: len(local)]
+                    written = rows != local.to(rows.dtype)  # what was not keeps its fp32 digits
+                    local[written] = rows[written].to(local.dtype)
 
     def shards(self) -> dict[str, SavedShard]:
         self._free()
@@ -150,15 +150,15 @@ class Zero3(Engine):
         names = {p: name for name, p in self.module.named_parameters()}
         labels = {part: name or "the module" for name, part in self.module.named_modules()}
         self._parts: list[Any] = [*self._layers, self.module]
-        own: dict[nn.Module, list[nn.Parameter]] = {}
+        held: dict[nn.Module, list[nn.Parameter]] = {}
         for part in self._parts:
-            own[part] = [p for p in part.parameters() if not any(p in others for others in map(set, own.values()))]
-            _check_part(own[part], names)
+            held[part] = [p for p in part.parameters() if not any(p in others for others in map(set, held.values()))]
+            _check_part(held[part], names)
         broadcast([*names, *self.module.buffers()], self.group)
         super().zero_grad()
         kinds = {p: (name, groups.number(p), p.dtype) for p, name in names.items()}
         cuts = {name: cut for p, name in names.items() if (cut := cut_of(p))}
-        for part, parameters in own.items():
+        for part, parameters in held.items():
             gathered_in = None
             for parameter in parameters:
                 if parameter.requires_grad and parameter.dtype == torch.bfloat16:

@@ -116,9 +116,9 @@ class Zero1(Engine):
 
     def state_bytes(self) -> dict[str, int]:
         kinds = super().state_bytes()
-        own = [unit.gradient for unit in self.units if unit.gradient is not None]
+        gradients = [unit.gradient for unit in self.units if unit.gradient is not None]
         masters = [unit.master for unit in self.units if unit.master.data_ptr() != unit.own.data_ptr()]
-        kinds["gradients"] += sum(gradient.nbytes for gradient in own)
+        kinds["gradients"] += sum(gradient.nbytes for gradient in gradients)
         kinds["optimizer states"] += sum(master.nbytes for master in masters)
         return kinds
 
@@ -127,8 +127,8 @@ class Zero1(Engine):
         names = {p: name for name, p in self.module.named_parameters()}
         saved = {}
         for unit in self.units:
-            of = [[names[p] for p in unit.parameters], unit.group_index, str(unit.flat.dtype), unit.numel]
-            saved[unit.name] = SavedShard(unit.master, partial(unit.as_dtensor, mesh=self.mesh), of)
+            unit_facts = [[names[p] for p in unit.parameters], unit.group_index, str(unit.flat.dtype), unit.numel]
+            saved[unit.name] = SavedShard(unit.master, partial(unit.as_dtensor, mesh=self.mesh), unit_facts)
         return saved
 
     def alike(self) -> dict[str, torch.Tensor]:

@@ -70,8 +70,8 @@ class Unit:
         """All ranks' chunks as one DTensor [numel], in the same memory; without the padding."""
         from torch.distributed.tensor import DTensor, Shard
 
-        own = chunk.detach()[: max(0, min(self.chunk, self.numel - self.rank * self.chunk))]
-        return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=torch.Size([self.numel]), stride=(1,))
+        rows = chunk.detach()[: max(0, min(self.chunk, self.numel - self.rank * self.chunk))]
+        return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=torch.Size([self.numel]), stride=(1,))
 
     def show(self) -> None:
         """Puts the parameters where the flat tensor is."""
@@ -128,5 +128,5 @@ def make_units(
         part.append(parameter)
         open_parts[kind] = part, room - parameter.numel() * parameter.element_size()
     place = {parameter: at for at, parameter in enumerate(reversed(parameters))}
-    parts.sort(key=lambda one: max(place[parameter] for parameter in one[1]))
+    parts.sort(key=lambda part: max(place[parameter] for parameter in part[1]))
     return [Unit(f"unit {number}", part, kind[0], channel) for number, (kind, part) in enumerate(parts)]

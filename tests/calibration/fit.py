@@ -18,11 +18,12 @@ from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import against
 from pardemo.planner.layouts.published.against import ComparedRun, Halves, compare, errors
 from pardemo.planner.layouts.published.runs import PublishedRun
-from pardemo.planner.layouts.stacks import STACKS
+from pardemo.planner.layouts.stacks import Stack, stack
 from pardemo.planner.layouts.step import step
 from pardemo.tables import text_table
 
 SOFT = 0.1
+_EXPERTS = {"routed_fused": (1, 40), "expert_launch_s": (1e-4, 2e-2), "casts": (0.1, 12), "fp8": (0.6, 1)}
 #: Of each program with enough runs: their file, and the constants that are fitted with the bounds that they may have.
 FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
     "nanotron": (
@@ -45,7 +46,7 @@ FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
         "llm_foundry_fsdp.csv",
         {"small": (5, 500), "attention": (0.2, 1.5), "hidden": (0.2, 1), "reduce_share": (0.1, 1)},
     ),
-    "megatron-core": (
+    "megatron-core@26.02": (
         "megatron_bridge.csv",
         {
             "attention": (0.4, 2.5), "fp8": (0.6, 1), "fp4": (0.3, 1), "casts": (0.1, 12),
@@ -53,6 +54,9 @@ FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
             "filtered": (1, 300), "reduce_share": (0.1, 1),
         },
     ),
+    # Later releases: what is quicker than in the one before. Dense models in bf16 depend on none of it.
+    "megatron-core@26.04": ("newer/megatron_bridge_26.csv", _EXPERTS),
+    "megatron-core@26.06": ("newer/megatron_bridge_26.csv", _EXPERTS | {"hides_routed": (0.05, 1)}),
     "torchtitan-compiled": (
         "tables.csv",
         {"attention": (0.3, 1.5), "whole": (4, 100), "cut": (4, 100), "fp8": (0.6, 0.95)},
@@ -97,10 +101,11 @@ def _print_fit(
     error: Callable[[ComparedRun], float | None],
 ) -> None:
     """Fits, and prints the program's constants, the fitted ones, and the errors of both on the other runs."""
-    fitted, other = ([one.run for one in half if one.run.job.stack.name == name] for half in split)
+    program = stack(name)
+    fitted, other = ([one.run for one in half if _is(one.run.job.stack, program)] for half in split)
     few, count = not other, len(fitted) + len(other)
     other = other or fitted
-    present = {constant: getattr(STACKS[name], constant) for constant in bounds}
+    present = {constant: getattr(program, constant) for constant in bounds}
     results = fit(fitted, with_constants, present, bounds, miss=miss)
     rows = [("constant", "has", "fitted")] + [(n, f"{present[n]:.3g}", f"{results[n]:.3g}") for n in bounds]
     print(f"{name}, {quantity}: {count} runs of {file}, {'all of them' if few else 'every second one'} fitted")
@@ -109,6 +114,11 @@ def _print_fit(
         summary = errors([error(outcome) for outcome in compare(with_constants(run, constants) for run in other)])
         whose = "those that were fitted" if few else "those that were not fitted"
         print(f"  of {whose}, {title}: mean {summary['mean']:.1%}, median {summary['median']:.1%}")
+
+
+def _is(stack: Stack, program: Stack) -> bool:
+    """Whether a run is one of the program's, and of the release that its constants are fitted to."""
+    return (stack.name, stack.fitted) == (program.name, program.fitted)
 
 
 def with_constants(run: PublishedRun, constants: Mapping[str, float]) -> PublishedRun:

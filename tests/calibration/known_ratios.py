@@ -3,12 +3,15 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from statistics import fmean
+from typing import Any
 
 from pardemo import project
-from pardemo.planner.layouts.intervals import FINE_TUNES, RATIOS, kinds
+from pardemo.planner.layouts import intervals
+from pardemo.planner.layouts.intervals import COVERAGE, FINE_TUNES, RATIOS, kinds, stage_hosts
 from pardemo.planner.layouts.memory import peak
-from pardemo.planner.layouts.published import against, finetune_runs
-from pardemo.planner.layouts.published.against import ComparedRun
+from pardemo.planner.layouts.published import against, finetune_runs, published
+from pardemo.planner.layouts.published.against import LEAST_MFU, ComparedRun
 from pardemo.planner.layouts.step import step
 
 Ratios = dict[str, dict[str, list[float]]]
@@ -27,20 +30,58 @@ def ratios(timed: Iterable[ComparedRun], held: Iterable[ComparedRun] = ()) -> Ra
 
 def kept_back() -> tuple[list[ComparedRun], list[ComparedRun]]:
     """The runs of the published tables that no constant was fitted to: those with a time, those with their memory."""
-    files = sorted(path.name for path in against.FOLDER.glob("*.csv"))
-    timed, held = ([one for file in files for one in against.halves(file, what)[1]] for what in ("time", "memory"))
+    timed, held = (
+        [one for file in against.TABLES for one in against.halves(file, what)[1]] for what in ("time", "memory")
+    )
     return timed, held
 
 
-def of_all() -> Ratios:
-    """The ratios of all kinds of runs that no constant was fitted to, layouts' and fine-tunes'."""
-    found = ratios(*kept_back())
+def of_all() -> dict[str, Any]:
+    """The ratios of all kinds of runs that no constant was fitted to, layouts' and fine-tunes'; and what goes beyond.
+
+    ``faster a month``: of each program with releases, :func:`faster`; ``hosts``: of each program, :func:`hosts`.
+    """
+    found: dict[str, Any] = ratios(*kept_back())
     judged = finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]
     timed = [run.seconds / step(run.job, run.layout).seconds for run in judged if run.seconds]
     held = [run.peak_gb * 1e9 / peak(run.job, run.layout).peak_bytes for run in judged if run.peak_gb]
     for what, known in (("seconds", timed), ("bytes", held)):
         found[what][FINE_TUNES] = sorted(round(ratio, 3) for ratio in known)
+    found["faster a month"] = {"megatron-core": faster(found["seconds"])}
+    found["hosts"] = hosts()
     return found
+
+
+def faster(seconds: dict[str, list[float]]) -> float:
+    """The least share of its time that a program may save a month for intervals of earlier constants to hold.
+
+    That is, for four of five runs of each later release to lie in the interval, which goes down by so much a month.
+    """
+    gaps = defaultdict(list)
+    for earlier, one in against.later_runs():
+        stack = one.run.job.stack
+        plain = intervals._of(seconds, kinds(one.run.job, one.run.layout), one.step.seconds, False)
+        gaps[earlier.fitted, stack.fitted, stack.release].append((one.run.seconds, plain, stack.months_ahead))
+    for thousandth in range(500):
+        rate = thousandth / 1000
+        inside = [
+            fmean(plain.low * (1 - rate) ** months <= known <= plain.high for known, plain, months in runs)
+            for runs in gaps.values()
+        ]
+        if min(inside) >= COVERAGE:
+            return rate
+    raise ValueError("no rate makes the intervals of earlier constants hold for later releases")
+
+
+def hosts() -> dict[str, list[int]]:
+    """Of each program: hosts of its largest run that computed, and most that a stage's ranks were on."""
+    found: dict[str, list[int]] = {}
+    for file in against.TABLES:
+        for one in against.usable(against.compare(published.load(against.FOLDER / file, left_out=[])), LEAST_MFU):
+            job, layout = one.run.job, one.run.layout
+            most = found.setdefault(job.stack.name.removesuffix("-compiled"), [1, 1])
+            most[:] = max(most[0], job.machine.hosts), max(most[1], stage_hosts(job, layout))
+    return dict(sorted(found.items()))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Again:
 
         def noted(*args, **kwargs):
             answer = reveal(*args, **kwargs)
-            self._told.append(answer.told)
+            self._told.append(answer.message)
             return answer
 
         kind.reveal = noted

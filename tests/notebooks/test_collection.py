@@ -135,7 +135,7 @@ def test_bytes_of_chapter_01_hold_on_the_wire(rows):
 
 def test_the_run_leaves_pictures_and_a_report(run, notebooks):
     drawn = {p.name for p in (run / "figures").glob("*.svg")}
-    assert drawn == {p.name for name in notebooks for p in pictures.of(COMMITTED, name) if p.suffix == ".svg"}
+    assert drawn == {p.name for name in notebooks for p in pictures.of_notebook(COMMITTED, name) if p.suffix == ".svg"}
     page = (run / "report.html").read_text()
     assert page.count("<img ") == len(drawn)
     assert page.count('<img alt=""') == 0

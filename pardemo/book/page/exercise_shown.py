@@ -11,7 +11,7 @@ _NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"}
 
 @dataclass(frozen=True)
 class ExerciseShown:
-    """How an exercise went; shown as ``told``, in notebooks and pages with what is folded below it.
+    """How an exercise went; shown as ``message``, in notebooks and pages with what is folded below it.
 
     ``attempted`` is False for a stub, and ``solved`` True for a right answer only.
     """
@@ -19,15 +19,15 @@ class ExerciseShown:
     name: str
     attempted: bool
     solved: bool
-    told: str
+    message: str
     hint: str
     solution: str
 
     def __repr__(self) -> str:
-        return self.told
+        return self.message
 
     def _repr_html_(self) -> str:
-        line = html.escape(self.told, quote=False)
+        line = html.escape(self.message, quote=False)
         if self.solved:
             folded = _folded("One way to write it", _code(self.solution))
         else:

@@ -88,7 +88,7 @@ class Answer:
         self._measured, self._given_now, self._exact = measured, given_now, exact
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """One or two sentences, and another where the number given now is not the one revealed first."""
         if _near(self._given_now, self._measured):
             return self._answer()
@@ -110,10 +110,10 @@ class Answer:
         return f"{answer} You guessed {_text(value, self._unit)}{': ' + why if why else '.'}"
 
     def __repr__(self) -> str:
-        return self.told
+        return self.message
 
     def _repr_html_(self) -> str:
-        text = html.escape(self.told)
+        text = html.escape(self.message)
         if self._guess.value is not None:
             return f'<div class="guess">{text}</div>'
         question = html.escape(self._guess.question)

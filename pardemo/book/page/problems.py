@@ -30,7 +30,7 @@ class Problem:
         answer, way = self.work()
         return answer, one_line(way)
 
-    def told(self, answer: float) -> str:
+    def sentence(self, answer: float) -> str:
         """The answer in words."""
         return f"It is {short(answer)} {self.unit}".rstrip() + "."
 
@@ -54,11 +54,11 @@ class ProblemSet:
     def __repr__(self) -> str:
         lines = []
         for number, (problem, answer, way) in enumerate(self._worked, 1):
-            lines += [f"{number}. {problem.question}", f"   {problem.told(answer)} {way}"]
+            lines += [f"{number}. {problem.question}", f"   {problem.sentence(answer)} {way}"]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        shown = (_shown(number, *one) for number, one in enumerate(self._worked, 1))
+        shown = (_shown(number, *worked) for number, worked in enumerate(self._worked, 1))
         return f'<div class="problems">{"".join(shown)}</div>'
 
 
@@ -87,5 +87,6 @@ def _shown(number: int, problem: Problem, answer: float, way: str) -> str:
         f'<div class="guess" data-question="{html.escape(asked)}"><strong>{number}.</strong> '
         f'{html.escape(problem.question)} <em class="hint">{html.escape(unit)}</em></div>'
         f'<details class="guess" {for_the_page(asked, answer, problem.unit)}>'
-        f"<summary>The way there</summary><p>{html.escape(problem.told(answer))}</p><p>{html.escape(way)}</p></details>"
+        f"<summary>The way there</summary><p>{html.escape(problem.sentence(answer))}</p>"
+        f"<p>{html.escape(way)}</p></details>"
     )

@@ -71,8 +71,8 @@ def examine_deepspeed(path: str, ranks: int) -> str:
     return f"{path}: DeepSpeed will take it, on {ranks} ranks"
 
 
-def _row(what: str, found: str, ok: bool) -> dict[str, Any]:
-    return {"what": what, "found": found, "ok": bool(ok)}
+def _row(name: str, value: str, ok: bool) -> dict[str, Any]:
+    return {"what": name, "found": value, "ok": bool(ok)}
 
 
 def _bf16() -> dict[str, Any]:

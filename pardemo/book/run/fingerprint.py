@@ -50,13 +50,13 @@ def modules_of(path: Path) -> set[str]:
         names |= {f"{package}.{name}" for name in re.findall(r"\w+", imported)}
     files = _files(project.PACKAGE)
     room = f"pardemo.book.chapters.{project.chapter_name(path.stem)}"
-    found: set[str] = set()
+    reached: set[str] = set()
     left = [*names, *(name for name in files if name == room or name.startswith(f"{room}."))]
     while left:
-        if (name := left.pop()) in files and name not in found:
-            found.add(name)
+        if (name := left.pop()) in files and name not in reached:
+            reached.add(name)
             left += _imports(name, files[name])
-    return found
+    return reached
 
 
 @cache
@@ -72,16 +72,16 @@ def _imports(module: str, path: Path) -> frozenset[str]:
     """Names that a module imports, or has in a text, and its package; those that are no module are passed over."""
     text = path.read_text(encoding="utf-8")
     late = "import_module" in text and path.name == "__init__.py"  # it names modules of its own in texts
-    found = {module.rpartition(".")[0]}
+    imported = {module.rpartition(".")[0]}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value.partition(":")[0]
-            found |= {name, f"{module}.{name}"} if late else {name}
-    return frozenset(found)
+            imported |= {name, f"{module}.{name}"} if late else {name}
+    return frozenset(imported)
 
 
 @cache

@@ -167,7 +167,7 @@ def _keep(partial: Path, target: Path) -> None:
 
 def _clear(name: str, folder: Path) -> None:
     """Removes what an earlier run of this notebook left: its claims and pictures must not pass for the new one's."""
-    for old in (folder / "claims" / f"{name}.json", folder / f"{name}.ipynb", *pictures.of(folder, name)):
+    for old in (folder / "claims" / f"{name}.json", folder / f"{name}.ipynb", *pictures.of_notebook(folder, name)):
         old.unlink(missing_ok=True)
 
 

@@ -140,17 +140,17 @@ def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = No
     existing_chapters = chapters_of(row["notebook"] for row in rows) if existing is None else set(existing)
     statement_rows = []
     for statement in statements():
-        own = [row for row in rows if row["id"].startswith(statement["id"] + ".")]
+        booked = [row for row in rows if row["id"].startswith(statement["id"] + ".")]
         chapters = statement["chapters"].split()
-        claimed = chapters_of(row["notebook"] for row in own)
+        claimed = chapters_of(row["notebook"] for row in booked)
         missing = [chapter for chapter in chapters if chapter not in existing_chapters | claimed]
         statement_rows.append(
             {
                 **statement,
                 "judgement": JUDGEMENTS[statement["judgement"]],
                 "chapters": chapters,
-                "claims": own,
-                "verdict": _verdict(statement["judgement"], own, missing),
+                "claims": booked,
+                "verdict": _verdict(statement["judgement"], booked, missing),
             }
         )
     return statement_rows
@@ -166,8 +166,8 @@ def title_of(chapter: str) -> str:
     return CHAPTERS.get(chapter, chapter)
 
 
-def _verdict(judgement: str, own: list[dict[str, Any]], missing: list[str]) -> str:
-    parts = [f"{count} × {verdict}" for verdict, count in claims.counts(own).items() if count]
+def _verdict(judgement: str, booked: list[dict[str, Any]], missing: list[str]) -> str:
+    parts = [f"{count} × {verdict}" for verdict, count in claims.counts(booked).items() if count]
     if missing:
         parts.append(f"{' and '.join(map(title_of, missing))} not in this run")
     if not parts:
@@ -184,8 +184,8 @@ def totals(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Claims by ``notebook`` or ``evidence``: how many, in how many cases, and how many cases of each verdict."""
     table = []
     for name in sorted({row[key] for row in rows if row[key]}):
-        own = [row for row in rows if row[key] == name]
-        table.append({key: name, **_sizes(own), **claims.counts(own)})
+        booked = [row for row in rows if row[key] == name]
+        table.append({key: name, **_sizes(booked), **claims.counts(booked)})
     return [*table, {key: "all", **_sizes(rows), **claims.counts(rows)}]
 
 
@@ -209,18 +209,18 @@ def by_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each section or table of a paper: its claims in this run, by verdict, and how far off the equalities are."""
     table = []
     for source in sorted({row["source"] for row in rows if row["source"].startswith(tuple(PAPERS))}):
-        own = [row for row in rows if row["source"] == source]
-        equal = [row for row in own if row["relation"] == "equal" and row["verdict"] == "holds"]
+        booked = [row for row in rows if row["source"] == source]
+        equal = [row for row in booked if row["relation"] == "equal" and row["verdict"] == "holds"]
         off = [abs(value - 1) for row in equal if (value := ratio(row)) is not None]
         paper = next(name for start, name in PAPERS.items() if source.startswith(start))
-        verdicts_text = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
+        verdicts_text = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(booked).items() if n)
         table.append(
             {
                 "paper": paper,
                 "source": source,
-                **_sizes(own),
+                **_sizes(booked),
                 "verdicts": verdicts_text,
-                "evidence": ", ".join(sorted({row["evidence"] for row in own if row["evidence"]})),
+                "evidence": ", ".join(sorted({row["evidence"] for row in booked if row["evidence"]})),
                 "largest deviation of those that hold": f"{max(off):.2%}" if off else "",
             }
         )

@@ -28,7 +28,6 @@ _COMPILE = """import os
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 from deepspeed.ops.op_builder import AsyncIOBuilder
 AsyncIOBuilder().load(verbose=False)"""
-BUFFER_NUMEL = 1 << 22  # of the largest parameter that can be read back, in elements
 YOUNG_S = 30  # a build has its lock a moment before its compilers run
 COMPILERS = ("ninja", "g++", "c++", "cc1plus")
 
@@ -125,15 +124,13 @@ def clear_stale_locks() -> list[str]:
     return [lock.parent.name for lock in stale]
 
 
-def to_disk(folder: str | Path, parameters: bool = False) -> dict[str, Any]:
-    """Keys of ``zero_optimization`` (stage 3) that keep optimizer states, and ``parameters`` too, below ``folder``.
+def to_disk(folder: str | Path) -> dict[str, Any]:
+    """Keys of ``zero_optimization`` (stage 3) that keep optimizer states below ``folder``.
 
     Call :func:`use` on each rank. What is smaller than max(1 MiB, aio.block_size) stays in memory, without a word (of
-    the optimizer's states a rank's part of a whole sub-group, of gradients and parameters each one's): count with
-    :func:`swapped`.
+    the optimizer's states a rank's part of a whole sub-group, of gradients each one's): count with :func:`swapped`.
     """
-    disk: dict[str, Any] = {"device": "nvme", "nvme_path": str(folder)}
-    return {"offload_optimizer": disk} | ({"offload_param": disk | {"buffer_size": BUFFER_NUMEL}} if parameters else {})
+    return {"offload_optimizer": {"device": "nvme", "nvme_path": str(folder)}}
 
 
 def swapped(folder: str | Path) -> dict[str, tuple[int, int]]:

@@ -153,7 +153,7 @@ def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]
 
 
 @contextlib.contextmanager
-def whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+def gathered_parameters(module: nn.Module) -> Iterator[list[nn.Parameter]]:
     """The parameters of a module under ZeRO-3, gathered within the block. Collective."""
     parameters = list(module.parameters())
     with deepspeed.zero.GatheredParameters(parameters):

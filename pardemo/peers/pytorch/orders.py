@@ -51,9 +51,9 @@ def schedule(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> Sche
 def _order(name: str, *sizes: int) -> Order:
     rows = table(name, *sizes)
 
-    def order(rank: int, *of: int) -> Iterator[Compute]:
-        if of != sizes:
-            raise ScheduleError(f"this table of {name} is for {sizes} ranks, micro-batches and chunks, not for {of}")
+    def order(rank: int, *given: int) -> Iterator[Compute]:
+        if given != sizes:
+            raise ScheduleError(f"this table of {name} is for {sizes} ranks, micro-batches and chunks, not for {given}")
         return iter(rows[rank])
 
     order.__name__ = name

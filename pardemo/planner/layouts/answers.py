@@ -6,7 +6,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from pardemo.planner.estimate import RESERVE
-from pardemo.planner.layouts.intervals import of_bytes
+from pardemo.planner.layouts.intervals import beyond_measured, measured_hosts, of_bytes
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check, recomputation
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
@@ -139,7 +139,8 @@ def layout_json(planned: PlannedLayout) -> dict[str, Any]:
 def explained_json(planned: PlannedLayout) -> dict[str, Any]:
     """The same, with the stages, and the constants that each part is computed from."""
     return layout_json(planned) | {
-        "stages": list(planned.step.stages), "fullest_stage": planned.memory.stage, "room_bytes": planned.room,
+        "slower_card": slower_card_json(planned), "stages": list(planned.step.stages),
+        "fullest_stage": planned.memory.stage, "room_bytes": planned.room,
         "reasons": reasons(planned.job),
     }  # fmt: skip
 
@@ -168,7 +169,39 @@ def explained_text(planned: PlannedLayout) -> str:
             f"\nTP {layout.tp} spans {-(-layout.tp // job.machine.host_gpus)} hosts: each layer's sums go over their "
             f"adapters; half of the published runs of that kind took {ACROSS:g} times as long as predicted and more"
         )
-    return "\n".join([heading, "", text_table(rows), "", text_table(lines), "", fitting(planned)])
+    return "\n".join([heading, "", text_table(rows), *card_line(planned), "", text_table(lines), "", fitting(planned)])
+
+
+SLOWER = 0.2  # of a card's rate, that some have less than others of their name
+
+
+def slower_card(planned: PlannedLayout) -> PlannedLayout | None:
+    """The same on a card whose matrix multiplications are slower by :data:`SLOWER`; None where they were measured."""
+    machine = planned.job.machine
+    if machine.gpu.measured:
+        return None
+    gpu = replace(machine.gpu, sustained=machine.gpu.sustained * (1 - SLOWER))
+    return PlannedLayout(replace(planned.job, machine=replace(machine, gpu=gpu)), planned.layout)
+
+
+def slower_card_json(planned: PlannedLayout) -> dict[str, Any] | None:
+    """The same for JSON: the share that it is slower by, and the seconds of a step then."""
+    slower = slower_card(planned)
+    return None if slower is None else {"slower_by": SLOWER, "seconds": slower.seconds}
+
+
+def card_line(planned: PlannedLayout) -> list[str]:
+    """How much depends on what the card's matrix multiplications reach, and which command measures it."""
+    slower = slower_card(planned)
+    if slower is None:
+        return []
+    rate = planned.job.machine.matrix_flops / 1e12
+    return [
+        f"if this card's matrix multiplications reach {SLOWER:.0%} less than the {rate:,.0f} TFLOP/s (bf16, in a step) "
+        f"that are assumed of {planned.job.machine.gpu.name}: {slower.seconds:.2f} s, "
+        f"{slower.seconds / planned.seconds - 1:+.0%}; pardemo plan --measure profile.json measures them there, "
+        "--gpu profile.json plans with them"
+    ]
 
 
 def fitting(planned: PlannedLayout) -> str:
@@ -194,6 +227,7 @@ def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any],
     return {
         "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
         "best": [layout_json(candidate) for candidate in answer.best],
+        "slower_card": slower_card_json(answer.best[0]) if answer.best else None,
         "front": [layout_json(candidate) for candidate in answer.front], "least": layout_json(answer.least),
         "if": {name: changed_json(*pair) for name, pair in changed.items()},
     }  # fmt: skip
@@ -218,7 +252,7 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
         trained += f"parameters) beside the frozen {name}"
     return (
         f"{trained}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
-        f"runs it ({job.stack.about})\n"
+        f"{job.stack.release}{' ' * bool(job.stack.release)}runs it ({job.stack.about})\n"
         f"{assumed['gpus']} × {assumed['gpu']} on {place}{link}; {samples:,} sample{'s' * (samples != 1)} of "
         f"{job.sequence:,} tokens a step, {job.precision}" + (f" (defaults: {', '.join(usual)})" if usual else "")
     ) + left_out
@@ -272,6 +306,7 @@ def search_text(
         for place, each in enumerate(answer.best)
     ]  # fmt: skip
     lines += ["", text_table(rows), *trust(answer), ""]
+    lines += card_line(answer.best[0])
     lines += [changed_line(name, *pair) for name, pair in changed.items()]
     lines += ["", *_front(answer, whole_front)]
     return "\n".join(lines + ([warning] if warning else []))
@@ -308,12 +343,19 @@ def trust(answer: SearchResult) -> list[str]:
     best, others = answer.best[0], answer.best[1:]
     interval = best.interval
     lines = [f"how far times may be off: {interval.why}"]
+    program = answer.job.stack
+    if program.release and not program.months_ahead and not answer.job.measured:
+        lines.append(
+            f"constants of release {program.release}; of a newer one the interval is wider: "
+            f"--program {program.name}@YY.MM"
+        )
+    lines += beyond(answer)
     near = [candidate for candidate in others if candidate.seconds <= interval.high]
     if near:
         equal = "the first two are" if len(near) == 1 else f"the first {len(near) + 1} are"
         lines.append(f"{equal} equal within that: try them on 20 steps before you commit")
     quicker = min(answer.best, key=lambda candidate: candidate.seconds)
-    if quicker is not best:
+    if quicker is not best and not beyond_measured(quicker.job, quicker.layout):
         lines.append(
             f"{quicker.layout} is predicted quicker, but layouts of its kind (tensor parallel or pipelines over hosts) "
             "have taken longer than predicted"
@@ -321,6 +363,22 @@ def trust(answer: SearchResult) -> list[str]:
     if answer.job.machine.gpus <= FINE_TUNED:
         lines.append("as Transformers' Trainer runs the job, with ZeRO or FSDP2, pardemo plan --full says it")
     return lines
+
+
+def beyond(answer: SearchResult) -> list[str]:
+    """Says where a search goes beyond the hosts of any published run of its program; nothing where it does not."""
+    job, known, best = answer.job, measured_hosts(answer.job.stack.name), answer.best[0]
+    if known is None or job.machine.hosts <= known[0]:
+        return []
+    hosts, stage = known
+    over = f"{job.machine.hosts} hosts are more than any published run of {job.stack.name} had ({hosts}, with a "
+    over += f"pipeline stage's ranks over up to {stage}): "
+    quickest = min(answer.best, key=lambda candidate: candidate.seconds)
+    if beyond_measured(job, best.layout):
+        return [f"{over}nobody has shown that {best.layout} scales so far"]
+    if beyond_measured(job, quickest.layout):
+        return [f"{over}{quickest.layout} is predicted quicker, but nobody has shown that it scales so far"]
+    return [f"{over}the first layout's stages stay within that"]
 
 
 def _front(answer: SearchResult, complete: bool) -> list[str]:

@@ -34,7 +34,12 @@ def add(plan: argparse.ArgumentParser) -> None:
     layouts.add_argument(
         "--against", nargs="+", metavar="RUNS.csv", help="instead: predictions beside runs that are known"
     )
-    layouts.add_argument("--program", metavar="NAME", help=f"whose constants: nanotron, torchtitan, … ({PROGRAM})")
+    layouts.add_argument(
+        "--program",
+        metavar="NAME",
+        help=f"whose constants: nanotron, torchtitan, … ({PROGRAM}); "
+        "NAME@RELEASE: those of a release, as megatron-core@26.04 (the newest that is known)",
+    )
     layouts.add_argument(
         "--precision", metavar="NAME", help="with --search, --explain: of the products, fp8, mxfp8 or nvfp4 (bf16)"
     )
@@ -68,6 +73,9 @@ def _against(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"no run is on {measured.gpu.name!r}, the name in {arguments.gpu}; they are on {', '.join(names)}"
         )
+    if measured and not measured.inside:
+        most = max(run.job.machine.gpus for run in published_runs if run.job.machine.gpu is measured.gpu)
+        profile.check_inside(measured, Path(arguments.gpu).name, most)
     outcomes = against.compare(published_runs)
     if arguments.picture:
         from pardemo.planner.layouts.charts import predicted_and_known
@@ -164,6 +172,7 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
     lora = {"rank": tuning.rank, "target": list(tuning.target), "parameters": adapter_params(tuning, job.shape)}
     return {
         "training": "lora" if job.frozen else "full", "lora": lora if job.frozen else None,
+        "program": job.stack.name, "release": job.stack.release, "fitted_release": job.stack.fitted,
         "precision": job.precision, "not_planned": configurations.not_planned(arguments.model),
         "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
         "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": rate,

@@ -26,7 +26,8 @@ class Job:
             and sends, as DeepEP's); "": as the program usually does.
         dropless: whether each token gets to all the experts that it chose, so that the host waits until it knows how
             many go where; else experts have room for the average, and what is above it is dropped.
-        overlap: whether another micro-batch's computation runs beside the exchange of tokens.
+        overlap: whether another micro-batch's computation runs beside the exchange of tokens; None: as the program
+            usually does.
         pace: what every part of a step is multiplied by, as runs on the very machine have shown (``measured``).
         imbalance: tokens of the rank whose experts are chosen most, over the average.
         tuning: what is trained: with LoRA the model's own weights are frozen, so that a backward pass makes one product
@@ -43,7 +44,7 @@ class Job:
     dispatch: str = ""
     imbalance: float = 1.0
     dropless: bool = True
-    overlap: bool = False
+    overlap: bool | None = None
     pace: float = 1.0
     measured: bool = False
     tuning: Tuning = FULL
@@ -98,6 +99,10 @@ class Job:
     def started_by_graphs(self) -> bool:
         usual = self.stack.graphs and self.shape.experts is not None
         return usual if self.graphs is None else self.graphs
+
+    @property
+    def overlapped(self) -> bool:
+        return self.stack.beside if self.overlap is None else self.overlap
 
     @property
     def dispatcher(self) -> str:

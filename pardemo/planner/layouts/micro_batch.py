@@ -149,6 +149,7 @@ def experts(job: Job, layout: Layout) -> Routed:
     products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
     fused = job.dispatcher == "fused"
     moved = 2 * shape.hidden * rows * (stack.routed_fused if fused else stack.routed)
+    moved *= 1 - job.overlapped * stack.hides_routed
     moved += 2 * rows * of.middle / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
     moved += rows * job.casts * sum(sum(each.on(layout.etp)) for each in weights)
     nbytes = 2 * sent * shape.hidden
@@ -156,7 +157,7 @@ def experts(job: Job, layout: Layout) -> Routed:
         exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.chosen)
     else:
         exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
-    exchange *= 1 - job.overlap * stack.hides_experts
+    exchange *= 1 - job.overlapped * stack.hides_experts
     if layout.etp > 1:
         exchange += machine.gather(2 * rows * shape.hidden, layout.etp)
     if of.biased:

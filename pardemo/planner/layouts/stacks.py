@@ -4,10 +4,15 @@
 those of ``stacks.toml``, which are its results rounded. Of Megatron-core it fits eleven; its products, small, whole,
 cut, start, hides_tensor, hides_experts, hidden and launch_s, and how much of its rate a Blackwell sustains, were set by
 hand before that, and which terms the model has was decided with all rows in view.
+
+A program becomes faster from release to release, so a program may have constants by release: those of ``release`` in
+``stacks.toml``, and for each later one that was fitted the constants that differ from the one before. ``stack("NAME")``
+has the newest, ``stack("NAME@26.04")`` those that stand for that release.
 """
 
 import difflib
 import math
+import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +46,9 @@ class Stack:
         routed, routed_fused: times that a token on its way to an expert and back goes through memory, in a pass, sorted
             for NCCL or by a fused kernel. dispatch: which of the two is usual.
         expert_launch_s: host time for a layer's experts, both passes, unless a fused kernel sends tokens and graphs
-            start the rest. hides_experts: of an overlapped exchange of tokens, what is hidden.
+            start the rest. hides_experts: of an overlapped exchange of tokens, what is hidden; hides_routed:
+            the same of the tokens' way through memory. beside: whether another micro-batch's computation usually runs
+            beside the exchange, so that it is overlapped.
         biased: times that outputs of experts with biases go through memory once more. filtered: times that a Mamba
             mixer's inner width does, with its scan. adapters: times that LoRA's adapters go through memory, of what
             they move where they are operations of their own of 16 bits.
@@ -82,7 +89,9 @@ class Stack:
     ``can``: what it runs: tp, cp, pp, ep, etp, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks,
     offload (of activations), states on the host, all-to-all (context parallelism by heads), recomputed modules (by
     name), lora (Megatron-core through Megatron-Bridge, torchtitan since its PR 3264, LLM-Foundry by PEFT).
-    ``about``: what the constants were fitted to.
+    ``about``: what the constants were fitted to. ``release``: the one that is planned with, as 26.04 (the year's and
+    the month's last two digits); ``fitted``: the newest one whose runs the constants are fitted to; "" where a
+    program's runs do not tell releases apart.
     """
 
     name: str
@@ -97,6 +106,8 @@ class Stack:
     dispatch: str = "alltoall"
     expert_launch_s: float = 0.0
     hides_experts: float = 0.0
+    hides_routed: float = 0.0
+    beside: bool = False
     biased: float = 0.0
     filtered: float = 12.0
     adapters: float = 1.0
@@ -145,6 +156,13 @@ class Stack:
     overlaps: bool | None = None
     about: str = ""
     can: frozenset[str] = frozenset()
+    release: str = ""
+    fitted: str = ""
+
+    @property
+    def months_ahead(self) -> int:
+        """Months from the newest release that the constants are fitted to, to the one that is planned with."""
+        return max(0, _month(self.release) - _month(self.fitted)) if self.release else 0
 
     def runs(self, layout: "Layout") -> bool:
         """Whether the program has what a layout needs."""
@@ -179,30 +197,72 @@ class Stack:
 _TABLES = tomllib.loads(Path(__file__).with_name("stacks.toml").read_text(encoding="utf-8"))
 
 
-def _read(tables: dict[str, dict[str, Any]]) -> dict[str, Stack]:
-    """The programs of a table by name; ``like`` names the one whose constants stand where a program has none."""
-    programs: dict[str, Stack] = {}
+def _read(tables: dict[str, dict[str, Any]]) -> dict[str, list[Stack]]:
+    """The programs of a table by name, each in its releases, the newest last.
+
+    ``like`` names the program whose constants stand where one has none; ``releases`` are the later ones.
+    """
+    programs: dict[str, list[Stack]] = {}
     for name, constants in tables.items():
-        base = programs.get(constants.pop("like", ""), Stack(name))
-        programs[name] = base.but(name=name, **constants | {"can": frozenset(constants.get("can", base.can))})
+        later = constants.pop("releases", {})
+        base = programs[constants.pop("like")][-1] if "like" in constants else Stack(name)
+        programs[name] = [_with(base.but(name=name), constants)]
+        for release in sorted(later, key=_month):
+            programs[name].append(_with(programs[name][-1], later[release] | {"release": release}))
     return programs
 
 
-#: By name: the programs that ``--program`` takes; and constants of fine-tunes and of published runs alone.
-STACKS, OTHERS = _read(_TABLES["programs"]), _read(_TABLES["others"])
+def _with(base: Stack, constants: dict[str, Any]) -> Stack:
+    """A program with the constants of a table."""
+    newest = constants.get("release", base.release)
+    return base.but(**constants | {"can": frozenset(constants.get("can", base.can)), "fitted": newest})
+
+
+def _month(release: str) -> int:
+    """Months from the year 2000 to a release's: of 26.04 and 26.04.01 alike.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = re.fullmatch(r"(\d\d)\.(0[1-9]|1[0-2])(\.\d+)*", release)
+    if not found:
+        raise ValueError(f"no release {release!r}; right would be a year and a month, as 26.04")
+    return 12 * int(found[1]) + int(found[2])
+
+
+_PROGRAMS = _read(_TABLES["programs"])
+#: By name, in the newest release: the programs that ``--program`` takes; and constants of fine-tunes and of published
+#: runs alone.
+STACKS = {name: releases[-1] for name, releases in _PROGRAMS.items()}
+OTHERS = {name: releases[-1] for name, releases in _read(_TABLES["others"]).items()}
 NANOTRON, MEGATRON_2022, MEGATRON = (STACKS[name] for name in ("nanotron", "megatron-2022", "megatron-core"))
 FOUNDRY, TORCHTITAN = STACKS["llm-foundry"], STACKS["torchtitan"]
 
 
 def stack(name: str) -> Stack:
-    """The training program of that name.
+    """The training program ``NAME`` with its newest constants, or ``NAME@RELEASE`` with those of that release.
+
+    They are those of the first fitted release that is not older, or of the newest where all are; how many months that
+    is then behind says ``months_ahead``.
 
     Raises:
-        ValueError: there is none; the nearest are offered.
+        ValueError: there is no such program (the nearest are offered), or its constants have no releases.
     """
-    if name in STACKS:
+    name, at, release = name.partition("@")
+    if name not in STACKS:
+        near = difflib.get_close_matches(name, STACKS, 1)
+        raise ValueError(
+            f"no training program {name!r}; "
+            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(STACKS)}")
+        )
+    if not at:
         return STACKS[name]
-    near = difflib.get_close_matches(name, STACKS, 1)
-    raise ValueError(
-        f"no training program {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(STACKS)}")
-    )
+    if not (newest := STACKS[name]).release:
+        raise ValueError(f"{name}'s published runs do not tell releases apart; take --program {name}")
+    month = _month(release)
+    return next((one for one in _PROGRAMS[name] if month <= _month(one.fitted)), newest).but(release=release)
+
+
+def fitted_releases(name: str) -> list[Stack]:
+    """A program in all releases that constants were fitted to, the newest last."""
+    return list(_PROGRAMS[name])

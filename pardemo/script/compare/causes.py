@@ -24,10 +24,10 @@ def initial_findings(
     ``before``: the layout's parameters before the first step.
     """
     truth, order = reference.whole[0].before, reference.order[0]
-    own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
-    unknown = maps.unknown.keys() | {name for name, one in before.items() if not one.covered.all()}
-    alike = [name for name in sorted(unknown) if _same_on_ranks(name, own)]
-    replicas = {name: one.apart for name, one in before.items() if one.apart}
+    by_rank = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
+    unknown = maps.unknown.keys() | {name for name, parameter in before.items() if not parameter.covered.all()}
+    alike = [name for name in sorted(unknown) if _same_on_ranks(name, by_rank)]
+    replicas = {name: parameter.apart for name, parameter in before.items() if parameter.apart}
     cause = "initial-parameters"
     if names := _overwritten_names(truth, before):
         why = (
@@ -62,8 +62,8 @@ def initial_findings(
         return []
     modules = {
         piece.rpartition(".")[0] for rank, parts in maps.parts.items() for piece, part in parts.items()
-        if part.name in names and piece in own[rank]
-        and not torch.equal(part.cut_from(truth[part.name], tuple(own[rank][piece].shape)), own[rank][piece])
+        if part.name in names and piece in by_rank[rank]
+        and not torch.equal(part.cut_from(truth[part.name], tuple(by_rank[rank][piece].shape)), by_rank[rank][piece])
     } or {name.rpartition(".")[0] for name in names}  # fmt: skip
     module = min(modules, key=lambda module: order.get(module, len(order)))  # which runs first
     return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
@@ -74,15 +74,15 @@ def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, A
 
     Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
     """
-    kind = {name: (re.sub(r"\d+", "#", name), tuple(whole.shape)) for name, whole in truth.items()}
+    kind = {name: (re.sub(r"\d+", "#", name), tuple(tensor.shape)) for name, tensor in truth.items()}
     wanted = Counter(kind.values())
-    pieces = Counter(kind[name] for name, one in before.items() for _ in one.holders)
+    pieces = Counter(kind[name] for name, parameter in before.items() for _ in parameter.holders)
     missing = [name for name in truth if name not in before]
     return sorted(name for name in missing if 1 < wanted[kind[name]] <= pieces[kind[name]])
 
 
-def _same_on_ranks(name: str, own: list[dict[str, torch.Tensor]]) -> bool:
-    some = [tensors[name] for tensors in own if name in tensors]
+def _same_on_ranks(name: str, by_rank: list[dict[str, torch.Tensor]]) -> bool:
+    some = [tensors[name] for tensors in by_rank if name in tensors]
     return any(torch.equal(a, b) for a, b in combinations(some, 2))
 
 
@@ -154,8 +154,8 @@ def _is_constant(difference: torch.Tensor) -> bool:
 def _is_rotation(first: ComparedOutput) -> bool:
     """Whether all vectors have the reference's norm, and not its directions."""
     norms, scale = first.difference[:, 2].abs().max(), first.reference[:, 2].abs().max()
-    own = first.reference[:, 2]
-    if bool(own.max() - own.min() <= 1e-3 * scale):
+    norms_wanted = first.reference[:, 2]
+    if bool(norms_wanted.max() - norms_wanted.min() <= 1e-3 * scale):
         return False  # what normalises gives vectors of one length, whatever goes in
     return bool(norms <= 1e-6 * scale) and bool(first.difference[:, :2].abs().max() > 1e-3 * scale)
 
@@ -215,7 +215,7 @@ class UnexplainedGradients:
 def unexplained_gradients(findings: Sequence[Finding], facts: Facts) -> UnexplainedGradients | None:
     """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
     some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
-    pairs = tuple(facts.gradients[name] for one in some for name in one.parameters if name in facts.gradients)
+    pairs = tuple(facts.gradients[name] for finding in some for name in finding.parameters if name in facts.gradients)
     if len(some) != 1 or any(pair.apart for pair in pairs):
         return None
     losses = facts.losses or [math.nan]
@@ -235,15 +235,15 @@ def explain_across(
         left: by a layout's name what it leaves open. layouts: all that were compared.
     """
     some = [(layout, left[layout.name]) for layout in layouts if layout.name in left]
-    if len(some) < 2 or len({(one.finding.step, one.finding.parameters) for _, one in some}) != 1:
+    if len(some) < 2 or len({(case.finding.step, case.finding.parameters) for _, case in some}) != 1:
         return list(findings)
     wrong = {finding.layout for finding in findings}
     for times in (True, False):
         keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, some, layouts, wrong)]
         if keys:
-            explained = [one.finding for _, one in some]
+            explained = [case.finding for _, case in some]
             cause, why = _cause_across(keys, times, some)
-            return [replace(one, cause=cause, why=why) if one in explained else one for one in findings]
+            return [replace(finding, cause=cause, why=why) if finding in explained else finding for finding in findings]
     return list(findings)
 
 
@@ -260,9 +260,9 @@ def _grows_with(
     if min(numbers) < 2 or len(set(numbers)) < 2 or alone:
         return False
     shares = [number - 1 if times else 1 / number - 1 for number in numbers]
-    ratios, lefts = [share / shares[0] for share in shares], [one for _, one in some]
+    ratios, lefts = [share / shares[0] for share in shares], [case for _, case in some]
     return all(
-        _are_parallel(lefts[0], one, ratio) for one, ratio in zip(lefts[1:], ratios[1:], strict=True)
+        _are_parallel(lefts[0], other, ratio) for other, ratio in zip(lefts[1:], ratios[1:], strict=True)
     ) and _losses_agree(lefts, ratios)  # fmt: skip
 
 
@@ -283,11 +283,11 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
 
 def _losses_agree(lefts: Sequence[UnexplainedGradients], ratios: Sequence[float]) -> bool:
     """Whether the losses are right in all layouts, or off as the gradients are."""
-    off = [one.losses[1] - one.losses[0] for one in lefts]
+    off = [case.losses[1] - case.losses[0] for case in lefts]
     allowed = [
-        one.tolerance * 100 * abs(one.losses[0]) * (1 + abs(ratio)) for one, ratio in zip(lefts, ratios, strict=True)
+        case.tolerance * 100 * abs(case.losses[0]) * (1 + abs(ratio)) for case, ratio in zip(lefts, ratios, strict=True)
     ]
-    return all(one.loss_is_right for one in lefts) or all(
+    return all(case.loss_is_right for case in lefts) or all(
         abs(value - off[0] * ratio) <= limit < 0.1 * abs(value)
         for value, ratio, limit in zip(off, ratios, allowed, strict=True)
     )
@@ -298,7 +298,7 @@ def _cause_across(
 ) -> tuple[str, str]:
     named = " or ".join(f"the {size_text(key)}" for key in keys)
     numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in some)
-    loss = all(one.loss_is_right for _, one in some)
+    loss = all(case.loss_is_right for _, case in some)
     same = "the reference's" if loss else "off in the same way"
     how = f"is {'multiplied' if times else 'divided'} by {named}"
     cause = ("counted-per-rank" if loss else "sum-for-mean") if times else "mean-for-sum"
@@ -334,7 +334,7 @@ def gradient_findings(facts: Facts) -> list[Finding]:
             ]
         wrong = [pair for pair in wrong if not alone[pair.name]]
     findings += _findings_by_factor(facts, wrong)
-    return [_as_consequence(facts, one, findings) for one in findings]
+    return [_as_consequence(facts, finding, findings) for finding in findings]
 
 
 def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -> Finding:
@@ -342,10 +342,10 @@ def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -
     if finding.cause or not finding.parameters:
         return finding
     last, apart = facts.place(facts.first(finding.parameters)), _ranks_apart(facts, finding)
-    for one in others:
-        known = one.cause and one.what == "gradients"
-        if known and last < facts.place(one.module) and _ranks_apart(facts, one) == apart:
-            why = f"they lie before {one.module}, where gradients are wrong already: mend that first, this may follow"
+    for other in others:
+        known = other.cause and other.what == "gradients"
+        if known and last < facts.place(other.module) and _ranks_apart(facts, other) == apart:
+            why = f"they lie before {other.module}, where gradients are wrong already: mend that first, this may follow"
             return replace(finding, cause="follows", why=why)
     return finding
 
@@ -400,8 +400,8 @@ def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
         if key is not None and (named := multiple_cause(some, facts)):
             made.append(_finding(facts, some, *named))
         else:
-            told = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(some, facts)))
-            made.append(_finding(facts, some, *next(told, ("", "nobody here knows why"))))
+            explanations = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(some, facts)))
+            made.append(_finding(facts, some, *next(explanations, ("", "nobody here knows why"))))
     return made
 
 
@@ -451,9 +451,9 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
         made.append(_update_finding(facts, rest, "clipped", why))
     elif rest:
         why = "their gradient is right, and what the optimizer makes of it is not"
-        whole = facts.optimizer if facts.optimizer.startswith(WHOLE_MATRIX) else ""
-        if whole and all(pair.name in facts.cut and pair.reference.dim() == 2 for pair in rest):
-            why += f": {whole} needs the whole matrix of a gradient, and ranks step with their parts"
+        optimizer = facts.optimizer if facts.optimizer.startswith(WHOLE_MATRIX) else ""
+        if optimizer and all(pair.name in facts.cut and pair.reference.dim() == 2 for pair in rest):
+            why += f": {optimizer} needs the whole matrix of a gradient, and ranks step with their parts"
         else:
             why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
         made.append(_update_finding(facts, rest, "optimizer-state", why))

@@ -26,18 +26,18 @@ def rows_of_output(cells: torch.Tensor, batch: int, tokens: int) -> dict[str, to
     Args:
         tokens: of a sample, on this rank.
     """
-    found = {}
+    rows = {}
     if batch and cells.dim() >= 2:
         if cells.shape[0] == batch:
-            found[BY_SAMPLES] = cells
+            rows[BY_SAMPLES] = cells
         if cells.dim() >= 3 and cells.shape[1] == batch:
-            found[BY_TOKENS] = cells.transpose(0, 1)
-        if not found and cells.dim() == 2 and cells.shape[0] == tokens:
-            found[SHARED] = cells.unsqueeze(0).expand(batch, -1, -1)
-        if not found and cells.dim() == 2 and cells.shape[0] == batch * tokens:
-            found[FLAT] = cells.reshape(batch, tokens, -1)
-            found[FLAT_BY_TOKENS] = cells.reshape(tokens, batch, -1).transpose(0, 1)
-    return found
+            rows[BY_TOKENS] = cells.transpose(0, 1)
+        if not rows and cells.dim() == 2 and cells.shape[0] == tokens:
+            rows[SHARED] = cells.unsqueeze(0).expand(batch, -1, -1)
+        if not rows and cells.dim() == 2 and cells.shape[0] == batch * tokens:
+            rows[FLAT] = cells.reshape(batch, tokens, -1)
+            rows[FLAT_BY_TOKENS] = cells.reshape(tokens, batch, -1).transpose(0, 1)
+    return rows
 
 
 class StepOutputs:
@@ -68,7 +68,7 @@ class StepOutputs:
         """All rows that a module has given in this step, in no order. [rows, 3]"""
         some = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
                 if call.module == module and call.shape[-1:] == (width,)]  # fmt: skip
-        return torch.cat([one.reshape(-1, one.shape[-1]) for one in some])
+        return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in some])
 
 
 def parted_outputs(
@@ -111,7 +111,7 @@ def parted_outputs(
 def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
     """Whether a module has all of its parameters here: a container that is cut over stages gives something else."""
     model = name in (ROOT, kind)  # which may be called by its class
-    return not any(model or one.startswith(f"{name}.") for one in missing)
+    return not any(model or module.startswith(f"{name}.") for module in missing)
 
 
 def _compare_call(
@@ -122,21 +122,21 @@ def _compare_call(
     ``places``: where the call's rows are in the reference.
     """
     best: ComparedOutput | None = None
-    for way, own in ours.rows(call).items() if places else ():
-        wanted = _reference_rows(truth, name, call, places, way, own.shape[1:], False)
+    for way, ours_here in ours.rows(call).items() if places else ():
+        wanted = _reference_rows(truth, name, call, places, way, ours_here.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
-        difference = own - wanted
+        difference = ours_here - wanted
         scale = wanted.abs().max().item() or 1.0
         off = difference.abs().amax(dim=tuple(range(1, difference.dim()))) > tolerance * scale * 10
         equal = not bool(off.any())
         dispatched = way in (FLAT, FLAT_BY_TOKENS) and not equal
-        if dispatched and _all_rows_present(own, truth.all_of(name, call.shape[-1]), scale, tolerance):
+        if dispatched and _all_rows_present(ours_here, truth.all_of(name, call.shape[-1]), scale, tolerance):
             continue
         inputs = None
-        if (whole := ours.rows(call, True).get(way)) is not None:
-            theirs = _reference_rows(truth, name, call, places, way, whole.shape[1:], True)
-            inputs = None if theirs is None else bool(torch.equal(whole, theirs))
+        if (integers := ours.rows(call, True).get(way)) is not None:
+            theirs = _reference_rows(truth, name, call, places, way, integers.shape[1:], True)
+            inputs = None if theirs is None else bool(torch.equal(integers, theirs))
         if best is None or equal:
             apart, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted))
             order = truth.order[name, call.number]
@@ -144,9 +144,9 @@ def _compare_call(
     return best
 
 
-def _all_rows_present(own: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance: float) -> bool:
+def _all_rows_present(rows: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance: float) -> bool:
     """Whether each of our rows is one of the reference's, wherever: the same tokens in another order."""
-    parts = own.reshape(-1, own.shape[-1]).split(256)
+    parts = rows.reshape(-1, rows.shape[-1]).split(256)
     return all(
         bool(((part[:, None] - theirs[None]).abs().amax(-1).amin(1) <= tolerance * scale * 10).all()) for part in parts
     )
@@ -156,7 +156,7 @@ def _reference_rows(
     truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
 ) -> torch.Tensor | None:
     """The reference's rows for these places, in the shape of ours; None where it has no such output."""
-    found = []
+    expected = []
     by_micro: dict[int, torch.Tensor | None] = {}
     for place in places:
         if place.micro_batch not in by_micro:
@@ -168,13 +168,13 @@ def _reference_rows(
             return None
         row = theirs[place.row]
         if place.tokens is not None and row.dim() == len(shape):
-            for axis, (of, own) in enumerate(zip(row.shape, shape, strict=True)):
-                if of == place.length and own == len(place.tokens) != of:
+            for axis, (size, our_size) in enumerate(zip(row.shape, shape, strict=True)):
+                if size == place.length and our_size == len(place.tokens) != size:
                     row = row.index_select(axis, place.tokens)
         if row.shape != shape:
             return None
-        found.append(row)
-    return torch.stack(found)
+        expected.append(row)
+    return torch.stack(expected)
 
 
 def _that_stay_apart(compared: list[ComparedOutput]) -> list[ComparedOutput]:
@@ -236,18 +236,18 @@ def mask_findings(other: Run, step: int) -> list[Finding]:
 def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     """Forward passes' masks by module and how often it drew before."""
     counts: Counter[str] = Counter()
-    found = {}
+    by_call = {}
     for mask in (mask for mask in masks if not mask.repeated):
-        found[mask.module, counts[mask.module]] = mask
+        by_call[mask.module, counts[mask.module]] = mask
         counts[mask.module] += 1
-    return found
+    return by_call
 
 
 def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
     """A mask that a recomputation draws anew for the same input."""
     for mask in (mask for mask in masks if mask.repeated):
-        before = [one for one in masks if not one.repeated and one.input == mask.input and one.line == mask.line]
-        if before and all(one.dropped != mask.dropped for one in before):
+        before = [m for m in masks if not m.repeated and m.input == mask.input and m.line == mask.line]
+        if before and all(m.dropped != mask.dropped for m in before):
             return Finding(
                 other.layout.name, step + 1, "random numbers", "recomputed-differently",
                 f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is that "
@@ -263,12 +263,12 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
     """
     norms = {name for record in other.records for name in record.batch_norms}
-    own = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
+    by_rank = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
     made: dict[str, list[int]] = {}
     for name, value in reference.run.tensors(step, 0, "buffer").items():
         if name.rpartition(".")[0] in norms or not value.is_floating_point():
             continue
-        for rank, tensors in enumerate(own):
+        for rank, tensors in enumerate(by_rank):
             its = tensors.get(name, value)
             limit = reference.tolerance * 10 * value.abs().max() if value.numel() else 0.0
             if its.shape == value.shape and bool(((its - value).abs() > limit).any()):
@@ -292,13 +292,13 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Findi
     truth = reference.run.records[0].steps[step]
     findings: list[Finding] = []
     for rank, record in enumerate(other.records):
-        own = record.steps[step]
-        if truth.clips and own.clips and not findings:
-            wanted, found = truth.clips[-1], own.clips[-1]
-            if not math.isclose(wanted, found, rel_tol=reference.tolerance * 10):
-                why = _explain_norm(reference, other, step, rank, wanted, found)
-                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, found / wanted))
-        rates = set(truth.learning_rates), set(own.learning_rates)
+        ours = record.steps[step]
+        if truth.clips and ours.clips and not findings:
+            wanted, norm = truth.clips[-1], ours.clips[-1]
+            if not math.isclose(wanted, norm, rel_tol=reference.tolerance * 10):
+                why = _explain_norm(reference, other, step, rank, wanted, norm)
+                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
+        rates = set(truth.learning_rates), set(ours.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):
@@ -307,13 +307,13 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Findi
     return findings
 
 
-def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, found: float) -> Finding:
-    rates = [one.learning_rates[-1:] for one in reference.run.records[0].steps]
-    later = [number for number, of in enumerate(rates) if of and math.isclose(of[0], found, rel_tol=1e-9)]
-    why = f"the learning rate of step {step + 1} is {found:.6g}, and the reference's {wanted:.6g}"
+def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Finding:
+    rates = [record.learning_rates[-1:] for record in reference.run.records[0].steps]
+    later = [number for number, of_step in enumerate(rates) if of_step and math.isclose(of_step[0], rate, rel_tol=1e-9)]
+    why = f"the learning rate of step {step + 1} is {rate:.6g}, and the reference's {wanted:.6g}"
     if later:
-        why += f", which has {found:.6g} in step {later[0] + 1}"
-    factor = found / wanted if wanted else None
+        why += f", which has {rate:.6g} in step {later[0] + 1}"
+    factor = rate / wanted if wanted else None
     if named := layout_factor(other.layout, factor or 0.0, 1e-6):
         why += f": {named.text}"
     steps = other.layout.values.get("accumulate")
@@ -322,15 +322,15 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, fo
     return Finding(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
 
 
-def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, found: float) -> str:
-    told = distinct_digits(found, wanted)
-    why = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"
-    if math.isclose(norm_of(other.tensors(step, rank, "gradient")), found, rel_tol=reference.tolerance * 10):
+def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, norm: float) -> str:
+    norms_text = distinct_digits(norm, wanted)
+    why = f"gradients are right, and clipped by a norm of {norms_text[0]} where it is {norms_text[1]}"
+    if math.isclose(norm_of(other.tensors(step, rank, "gradient")), norm, rel_tol=reference.tolerance * 10):
         return f"{why}: that is the norm of what rank {rank} holds, and not of the whole model"
-    if found <= wanted:
+    if norm <= wanted:
         return f"{why}: parts of it are missing"
     why += ": parts of it are counted more than once"
-    surplus = found**2 - wanted**2
+    surplus = norm**2 - wanted**2
     for name, gradient in reference.whole[step].gradients.items():
         if math.isclose(norm_of({name: gradient}) ** 2, surplus, rel_tol=1e-4):
             why += f", {name}'s twice"
@@ -340,10 +340,10 @@ def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted
 def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
     """What scalers did otherwise than the reference's, or on one rank otherwise than on another."""
     truth = reference.records[0].steps[step]
-    own = [record.steps[step] for record in other.records if record.steps[step].scales]
-    if not own:
+    steps = [record.steps[step] for record in other.records if record.steps[step].scales]
+    if not steps:
         return []
-    skipped, scales = sorted({one.skipped for one in own}), sorted({one.scales[-1] for one in own})
+    skipped, scales = sorted({record.skipped for record in steps}), sorted({record.scales[-1] for record in steps})
     if len(skipped) > 1:
         why = (
             f"before it some ranks skip {skipped[-1]} steps and others {skipped[0]}: each looks for infinities in what "

@@ -298,8 +298,8 @@ def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Ass
     scale = layer_scales(wanted)
     pairs = {}
     for name in (name for name in tensors if name in wanted):
-        whole, floor, tolerance = tensors[name], scale[name], reference.tolerance_of(name)
-        ours, covered = whole.value, whole.covered
+        assembled, floor, tolerance = tensors[name], scale[name], reference.tolerance_of(name)
+        ours, covered = assembled.value, assembled.covered
         if is_update:
             if name in truth.gradients:
                 covered = covered & reference.more_than_rounding(name, step)
@@ -308,7 +308,7 @@ def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Ass
             floor, tolerance = max(floor, rounding / tolerance), tolerance * 10
             ours = ours - truth.before[name]
         noise = reference.allowed(kind, name, step)
-        pairs[name] = compare_pair(name, wanted[name], ours, covered, floor, tolerance, whole.apart, noise)
+        pairs[name] = compare_pair(name, wanted[name], ours, covered, floor, tolerance, assembled.apart, noise)
     return pairs
 
 
@@ -369,11 +369,11 @@ def _facts(
         earlier=[reference.whole[at].gradients for at in range(step)], parted=parted, tied=truth.tied,
         cut={part.name for parts in maps.parts.values() for part in parts.values() if part.is_cut},
         holders={name: len(some) for name, some in before.items()},
-        together={name for name, one in _assemble(reference, holders("applied")).items() if not one.apart},
+        together={name for name, parameter in _assemble(reference, holders("applied")).items() if not parameter.apart},
         names=names, norms=reference.norms, moved=maps.moved,
         accumulated={
-            name: one.value for name, one in _assemble(reference, accumulated).items()
-            if one.covered.all() and not one.apart
+            name: parameter.value for name, parameter in _assemble(reference, accumulated).items()
+            if parameter.covered.all() and not parameter.apart
         },
         optimizer=reference.run.records[0].optimizer, steps=[record.steps[step] for record in other.records],
         reference_step=reference.run.records[0].steps[step],

@@ -112,11 +112,11 @@ def _loss_text(facts: Facts) -> str | None:
     sums, wanted = facts.losses, sum(facts.reference_step.losses)
     if not sums or not wanted:
         return None
-    found = min(sum(sums) / len(sums), sum(sums), key=lambda made: abs(made - wanted))  # of ranks, or of their parts
-    named = layout_factor(facts.layout, found / wanted, 1e-4)
-    if math.isclose(found, wanted, rel_tol=facts.tolerance * 10) or named:
+    loss = min(sum(sums) / len(sums), sum(sums), key=lambda made: abs(made - wanted))  # of ranks, or of their parts
+    named = layout_factor(facts.layout, loss / wanted, 1e-4)
+    if math.isclose(loss, wanted, rel_tol=facts.tolerance * 10) or named:
         return None
-    return f"the loss that is differentiated is {found:.6g} where the reference's is {wanted:.6g}"
+    return f"the loss that is differentiated is {loss:.6g} where the reference's is {wanted:.6g}"
 
 
 #: Types and the bits of their mantissas, those with the fewest first.
@@ -161,15 +161,15 @@ def own_norm(pairs: Sequence[Pair], facts: Facts) -> str | None:
     if times > max(len(facts.reference_step.clips), 1) and not math.isclose(min(norms), max(norms), rel_tol=1e-6):
         return f"gradients are clipped {times} times in a step, each time what is there by then"
     wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
-    found = math.sqrt(sum(float(p.ours.double().square().sum()) for p in facts.gradients.values()))
-    if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, found, rel_tol=1e-6):
+    whole_norm = math.sqrt(sum(float(p.ours.double().square().sum()) for p in facts.gradients.values()))
+    if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, whole_norm, rel_tol=1e-6):
         return None
     if len(pairs) < len(facts.gradients) or layout_factor(facts.layout, pairs[0].factor, 1e-4):
         return None
     often = len(facts.norms) > 1 and all(math.isclose(norm, wanted, rel_tol=1e-6) for norm in facts.norms)
     if not often and not _is_limit(wanted, facts):
         return None  # nothing says that the reference is clipped
-    ours_told, wanted_told = distinct_digits(found, wanted)
+    ours_told, wanted_told = distinct_digits(whole_norm, wanted)
     return (
         f"all gradients are {distinct_digits(pairs[0].factor, 1.0)[0]} times the reference's, and their norm is "
         f"{ours_told} where the reference's is {wanted_told}: clipped by another norm"
@@ -189,28 +189,28 @@ def multiple_cause(pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | Non
     if named is None:
         return None
     every = len(pairs) >= 0.9 * len(facts.gradients)
-    key, told = named.keys[0], named.text
+    key, text = named.keys[0], named.text
     if len(named.keys) > 1 and named.number not in (facts.layout.sizes[key] for key in named.keys):
-        return "sum-for-mean" if named.times else "mean-for-sum", told
+        return "sum-for-mean" if named.times else "mean-for-sum", text
     if facts.layout.sizes.get("pp") and key in ("micro_batches", "accumulate", "pp"):
-        return "stage-scale", f"{told}: the last stage's loss weighs micro-batches wrongly"
+        return "stage-scale", f"{text}: the last stage's loss weighs micro-batches wrongly"
     if key in ("accumulate", "micro_batches"):
         if named.times and not every:
-            return "accumulation-not-divided", f"{told}: the part of each micro-batch has its full weight"
+            return "accumulation-not-divided", f"{text}: the part of each micro-batch has its full weight"
         if named.times:
-            return "accumulation-not-divided", f"{told}: a sum over micro-batches where a mean was meant"
-        return "accumulation-divided-twice", f"{told}: the loss is divided by it twice"
+            return "accumulation-not-divided", f"{text}: a sum over micro-batches where a mean was meant"
+        return "accumulation-divided-twice", f"{text}: the loss is divided by it twice"
     if key == "ep" and {pair.name for pair in pairs} <= facts.cut:
         how = "too few ranks: those that have the same experts, and not all" if named.times else "too many ranks"
-        return "sum-for-mean" if named.times else "mean-for-sum", f"{told}: a sum is divided by {how}"
-    own = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
-    if every or own or _held_by_few(pairs, facts):
+        return "sum-for-mean" if named.times else "mean-for-sum", f"{text}: a sum is divided by {how}"
+    replicas = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
+    if every or replicas or _held_by_few(pairs, facts):
         if named.times:
-            return "sum-for-mean", f"{told}: a sum over ranks where a mean was meant"
-        return "mean-for-sum", f"{told}: a mean over ranks where a sum was meant, or divided by it twice"
+            return "sum-for-mean", f"{text}: a sum over ranks where a mean was meant"
+        return "mean-for-sum", f"{text}: a mean over ranks where a sum was meant, or divided by it twice"
     if named.times:
-        return "counted-per-rank", f"{told}: counted once for each of the ranks that hold it alike"
-    return "mean-for-sum", f"{told}: divided by the {size_text(key)} once too often"
+        return "counted-per-rank", f"{text}: counted once for each of the ranks that hold it alike"
+    return "mean-for-sum", f"{text}: divided by the {size_text(key)} once too often"
 
 
 def _held_by_few(pairs: Sequence[Pair], facts: Facts) -> bool:
@@ -230,9 +230,9 @@ def not_summed(pairs: Sequence[Pair], facts: Facts) -> str | None:
             f"groups among {ranks_text(ranks)} keep their own parts: only the sum over all of them is the "
             "reference's, so these parameters are summed over too few ranks"
         )
-    what = "sum" if how == {"sum"} else "mean"
+    operation = "sum" if how == {"sum"} else "mean"
     return (
-        f"each of {ranks_text(ranks)} keeps its own part: the {what} of their gradients is the reference's, so "
+        f"each of {ranks_text(ranks)} keeps its own part: the {operation} of their gradients is the reference's, so "
         "these parameters are in no all-reduce"
     )
 
@@ -254,9 +254,9 @@ def _summing_way(pair: Pair, facts: Facts) -> str | None:
 def _distinct(some: torch.Tensor) -> torch.Tensor:
     """Of ranks' versions [n, …] those that differ: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
-    for one in some:
-        if not any(is_near(one, other, 1e-12) for other in kept):
-            kept.append(one)
+    for version in some:
+        if not any(is_near(version, other, 1e-12) for other in kept):
+            kept.append(version)
     return torch.stack(kept)
 
 
@@ -283,7 +283,7 @@ def _is_sum_of_uses(pair: Pair, facts: Facts) -> bool:
                 return False
             by_use.setdefault(next(iter(names)), []).append(tensor.double())
         uses = list(by_use.values())
-        if len(uses) < 2 or any(not is_near(one, same[0], predicate_tolerance(facts)) for same in uses for one in same):
+        if len(uses) < 2 or any(not is_near(a, same[0], predicate_tolerance(facts)) for same in uses for a in same):
             return False
         total = torch.stack([same[0] for same in uses]).sum(0)
         if not is_near(total, part.cut_from(pair.reference, tuple(total.shape)), predicate_tolerance(facts), size):
@@ -330,7 +330,7 @@ def _mixed_parts(pair: Pair, facts: Facts) -> int | None:
         return None
     size = float(pair.reference.double().norm())
     for count in (n for n in range(2, facts.layout.ranks + 1) if facts.layout.ranks % n == 0):
-        for axis in (one for one in range(pair.ours.dim()) if pair.ours.shape[one] % count == 0):
+        for axis in (dim for dim in range(pair.ours.dim()) if pair.ours.shape[dim] % count == 0):
             ours = torch.stack(pair.ours.double().chunk(count, axis))
             total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
             alike = is_near(ours, ours[:1].expand_as(ours), predicate_tolerance(facts), size)
@@ -342,7 +342,7 @@ def _mixed_parts(pair: Pair, facts: Facts) -> int | None:
 @_cause("rows-missing")
 def rows_missing(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Rows of a table have no gradient, and all others the reference's."""
-    told = []
+    texts = []
     for pair in pairs:
         if pair.reference.dim() != 2 or pair.apart:
             return None
@@ -352,8 +352,8 @@ def rows_missing(pairs: Sequence[Pair], facts: Facts) -> str | None:
         if not missing.any() or not is_near(pair.ours[has], pair.reference[has], predicate_tolerance(facts)):
             return None
         places = missing.nonzero().reshape(-1)
-        told.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
-    return "; ".join(told)
+        texts.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
+    return "; ".join(texts)
 
 
 @_cause("stale")
@@ -389,8 +389,8 @@ def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: 
     wanted = ours.double().reshape(-1, 1)
     if columns.shape[0] <= columns.shape[1]:
         return None  # a few numbers can be made of anything
-    found = torch.linalg.lstsq(columns, wanted).solution
-    return found.reshape(-1).tolist() if is_near(columns @ found, wanted, tolerance) else None
+    solution = torch.linalg.lstsq(columns, wanted).solution
+    return solution.reshape(-1).tolist() if is_near(columns @ solution, wanted, tolerance) else None
 
 
 @_cause("summed-again")
@@ -418,9 +418,9 @@ def summed_again(pairs: Sequence[Pair], facts: Facts) -> str | None:
 def _clearing_line(name: str, facts: Facts) -> str:
     """The line that cleared a parameter's gradient within the step, on some rank; empty where none did."""
     for rank, step in enumerate(facts.steps):
-        for own in facts.names.get(rank, {}).get(name, {name}):
-            if own in step.cleared:
-                return step.cleared[own]
+        for own_name in facts.names.get(rank, {}).get(name, {name}):
+            if own_name in step.cleared:
+                return step.cleared[own_name]
     return ""
 
 

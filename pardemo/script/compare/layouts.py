@@ -118,8 +118,8 @@ def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], al
     ``alone``: one layout is enough, where no two are compared.
     """
     read = [
-        _layout(_parse_values(one, "--layout takes"), f"--layout {one!r}") if isinstance(one, str)
-        else _layout(one, f"layout {number}") for number, one in enumerate(texts, 1)
+        _layout(_parse_values(text, "--layout takes"), f"--layout {text!r}") if isinstance(text, str)
+        else _layout(text, f"layout {number}") for number, text in enumerate(texts, 1)
     ]  # fmt: skip
     return fill_line(read, line, alone)
 
@@ -130,11 +130,11 @@ def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
     Raises:
         ValueError: one cannot be read, two are the same, or there is one alone; one line.
     """
-    read = [_parse_values(one, "a layout is written as") if isinstance(one, str) else one for one in layouts]
-    for one in read:
-        if not isinstance(one, Mapping):
-            raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {one!r}')
-    made = [_layout(one, f"layout {number}") for number, one in enumerate(read, 1)]
+    read = [_parse_values(text, "a layout is written as") if isinstance(text, str) else text for text in layouts]
+    for given in read:
+        if not isinstance(given, Mapping):
+            raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {given!r}')
+    made = [_layout(values, f"layout {number}") for number, values in enumerate(read, 1)]
     for layout in made:
         if layout.ranks % prod(layout.size(cut) for cut in ("tp", "pp", "cp")) or layout.ranks % layout.size("dp"):
             raise ValueError(f"{layout.name}: {layout.ranks} ranks do not divide into groups of these sizes")
@@ -226,10 +226,10 @@ def distinct_digits(*values: float) -> list[str]:
     ['0.5', '0.50001']
     """
     for digits in range(4, 17):
-        told = [f"{value:.{digits}g}" for value in values]
-        if len(set(told)) == len(set(values)):
+        texts = [f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(set(values)):
             break
-    return told
+    return texts
 
 
 def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | None:

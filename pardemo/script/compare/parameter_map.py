@@ -33,11 +33,11 @@ class Strip:
         """The strip's name among pieces."""
         return f"{piece}[{self.number}]"
 
-    def as_piece(self, whole: Piece) -> Piece:
+    def as_piece(self, piece: Piece) -> Piece:
         """The strip as a piece of its own."""
-        shape = (*whole.shape[: self.axis], len(self.rows), *whole.shape[self.axis + 1 :])
-        tied = tuple(map(self.name_in, whole.tied))
-        return replace(whole, name=self.name_in(whole.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
+        shape = (*piece.shape[: self.axis], len(self.rows), *piece.shape[self.axis + 1 :])
+        tied = tuple(map(self.name_in, piece.tied))
+        return replace(piece, name=self.name_in(piece.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
 
     def as_part(self, dims: int) -> "Part":
         """Where it lies in the parameter; of a piece's only strip in the order in which the piece has its rows."""
@@ -56,14 +56,14 @@ class ParameterIndex:
 
         ``name``: of the one parameter that it may be of; of any by default.
         """
-        of = {name: self._reference[name]} if name else self._reference
-        same = [] if _is_constant(value) else [other for other in of if is_same(of[other], value, self._tolerance)]
+        among = {name: self._reference[name]} if name else self._reference
+        same = [] if _is_constant(value) else [key for key in among if is_same(among[key], value, self._tolerance)]
         if len(same) == 1:
             return [Strip(0, 0, torch.arange(len(value)), same[0], None)]
         for axis in range(value.dim()) if value.numel() else ():
             others = (*value.shape[:axis], *value.shape[axis + 1 :])
             if (name, axis, others) not in self._tables:
-                self._tables[name, axis, others] = _RowTable(of, axis, others, self._tolerance)
+                self._tables[name, axis, others] = _RowTable(among, axis, others, self._tolerance)
             table = self._tables[name, axis, others]
             places = table.places(value.movedim(axis, 0).reshape(value.shape[axis], -1))
             if places is not None:
@@ -80,11 +80,11 @@ class ParameterIndex:
             return []
         made = [replace(strip, name=_beside(strip.name, name)) for strip in strips]
         for strip in made:
-            whole = self._reference.get(strip.name)
-            if whole is None or whole.dim() != value.dim() or len(whole) < len(strip.rows):
+            parameter = self._reference.get(strip.name)
+            if parameter is None or parameter.dim() != value.dim() or len(parameter) < len(strip.rows):
                 return []
-            part = whole if strip.places is None else whole.index_select(0, strip.places)
-            if not is_same(part, strip.cut_from(value), self._tolerance, whole):
+            part = parameter if strip.places is None else parameter.index_select(0, strip.places)
+            if not is_same(part, strip.cut_from(value), self._tolerance, parameter):
                 return []
         return made
 
@@ -99,17 +99,17 @@ class _RowTable:
         self._axis, self._tolerance = axis, tolerance
         self._names: list[str] = []
         self._wholes: list[torch.Tensor] = []
-        for name, whole in reference.items():
-            if whole.dim() == len(others) + 1 and (*whole.shape[:axis], *whole.shape[axis + 1 :]) == others:
+        for name, parameter in reference.items():
+            if parameter.dim() == len(others) + 1 and (*parameter.shape[:axis], *parameter.shape[axis + 1 :]) == others:
                 self._names.append(name)
-                self._wholes.append(whole.movedim(axis, 0).reshape(whole.shape[axis], -1))
-        sizes = torch.tensor([0, *(len(whole) for whole in self._wholes)])
+                self._wholes.append(parameter.movedim(axis, 0).reshape(parameter.shape[axis], -1))
+        sizes = torch.tensor([0, *(len(rows) for rows in self._wholes)])
         self._begins = sizes.cumsum(0)
         width = torch.Size(others).numel()
         self._weights = torch.randn(width, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-        numbers = torch.cat([whole.double() @ self._weights for whole in self._wholes] or [torch.zeros(0)])
+        numbers = torch.cat([rows.double() @ self._weights for rows in self._wholes] or [torch.zeros(0)])
         self._sorted, self._order = numbers.double().sort()
-        self._scales = torch.tensor([float(whole.abs().max()) if len(whole) else 0.0 for whole in self._wholes])
+        self._scales = torch.tensor([float(rows.abs().max()) if len(rows) else 0.0 for rows in self._wholes])
         # roundings add up as random numbers do, and eight times that is more than they ever are
         largest = max(self._scales.tolist(), default=0.0)
         self._window = 8 * tolerance * largest * float(self._weights.norm())
@@ -128,10 +128,10 @@ class _RowTable:
         place = self._order[first.repeat_interleave(many) + within]
         equal = self._equal(rows, row, place)
         row, place = row[equal], place[equal]
-        found = torch.bincount(row, minlength=len(rows))
-        if bool((found == 0).any()):
+        matches = torch.bincount(row, minlength=len(rows))
+        if bool((matches == 0).any()):
             return None
-        made = self._one_of(place.split(found.tolist())) if bool((found > 1).any()) else place
+        made = self._one_of(place.split(matches.tolist())) if bool((matches > 1).any()) else place
         return made if made is not None and len(made.unique()) == len(made) else None
 
     def _equal(self, rows: torch.Tensor, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -139,10 +139,10 @@ class _RowTable:
         equal = torch.zeros(len(row), dtype=torch.bool)
         parameter = self._parameter(place)
         for number in parameter.unique().tolist():
-            own = parameter == number
-            there = self._wholes[number].index_select(0, place[own] - self._begins[number])
-            off = (rows.index_select(0, row[own]) - there).abs().amax(1)
-            equal[own] = off <= self._tolerance * self._scales[number]
+            in_it = parameter == number
+            there = self._wholes[number].index_select(0, place[in_it] - self._begins[number])
+            off = (rows.index_select(0, row[in_it]) - there).abs().amax(1)
+            equal[in_it] = off <= self._tolerance * self._scales[number]
         return equal
 
     def _parameter(self, place: torch.Tensor) -> torch.Tensor:
@@ -169,14 +169,14 @@ class _RowTable:
         """Of each parameter the rows that are its own, in the order in which the piece has the parameters."""
         parameter = self._parameter(places)
         made = []
-        for number, of in enumerate(dict.fromkeys(parameter.tolist())):
-            rows = (parameter == of).nonzero().reshape(-1)
-            own = places[rows] - self._begins[of]
+        for number, which in enumerate(dict.fromkeys(parameter.tolist())):
+            rows = (parameter == which).nonzero().reshape(-1)
+            numbers = places[rows] - self._begins[which]
             if len(rows) < len(places):
-                own, order = own.sort()
+                numbers, order = numbers.sort()
                 rows = rows[order]
-            every = torch.equal(own, torch.arange(len(self._wholes[of])))
-            made.append(Strip(number, self._axis, rows, self._names[of], None if every else own))
+            every = torch.equal(numbers, torch.arange(len(self._wholes[which])))
+            made.append(Strip(number, self._axis, rows, self._names[which], None if every else numbers))
         return made
 
 
@@ -202,15 +202,15 @@ class Part:
         places = tuple(None if axis is None else tuple(axis.tolist()) for axis in self.index)
         return self.name, places, self.flat
 
-    def cut_from(self, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def cut_from(self, parameter: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """The same part of another whole tensor. [shape]"""
         if self.flat is not None:
             count = torch.Size(shape).numel()
-            return whole.reshape(-1)[self.flat : self.flat + count].reshape(shape)
+            return parameter.reshape(-1)[self.flat : self.flat + count].reshape(shape)
         for axis, places in enumerate(self.index):
             if places is not None:
-                whole = whole.index_select(axis, places)
-        return whole
+                parameter = parameter.index_select(axis, places)
+        return parameter
 
 
 def part_of_piece(piece: Piece, name: str, shape: tuple[int, ...]) -> Part:
@@ -220,7 +220,7 @@ def part_of_piece(piece: Piece, name: str, shape: tuple[int, ...]) -> Part:
     if not shape or piece.start is None or piece.whole is None:
         return Part(name, (None,) * len(shape))
     boxes = zip(piece.start, shape, piece.whole, strict=True)
-    return Part(name, tuple(None if size == of else torch.arange(at, at + size) for at, size, of in boxes))
+    return Part(name, tuple(None if size == full else torch.arange(at, at + size) for at, size, full in boxes))
 
 
 @dataclass
@@ -241,12 +241,12 @@ class ParameterMap:
 
     def parameters_of_pieces(self) -> dict[str, set[str]]:
         """Of each piece by its name the reference's parameters of which it has a part: of a fused one several."""
-        found: dict[str, set[str]] = {}
+        parameters: dict[str, set[str]] = {}
         for rank, parts in self.parts.items():
             pieces = {strip.name_in(name): name for name, some in self.strips[rank].items() for strip in some}
             for name, part in parts.items():
-                found.setdefault(pieces.get(name, name), set()).add(part.name)
-        return found
+                parameters.setdefault(pieces.get(name, name), set()).add(part.name)
+        return parameters
 
     def leave_out_unused(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
         """Of pieces of one rank that are the same part: those without a gradient, where another of them has one.
@@ -291,7 +291,7 @@ def map_parameters(
                 parts[piece.name] = part
             else:
                 left.append((piece, value, name))
-        for piece, value, name in sorted(left, key=lambda one: -one[1].dim()):  # a bias is cut as its weight
+        for piece, value, name in sorted(left, key=lambda entry: -entry[1].dim()):  # a bias is cut as its weight
             strips = [] if piece.flat is not None else _strips(index, cut, piece.name, value, name)
             alike = bool(name) and reference[name].shape == value.shape
             if len(strips) == 1:
@@ -318,25 +318,25 @@ def map_parameters(
     return maps
 
 
-def _is_box(piece: Piece, whole: torch.Tensor | None) -> bool:
+def _is_box(piece: Piece, parameter: torch.Tensor | None) -> bool:
     """Whether the framework says which box of a parameter a piece is."""
-    return whole is not None and piece.start is not None and piece.whole == tuple(whole.shape)
+    return parameter is not None and piece.start is not None and piece.whole == tuple(parameter.shape)
 
 
 def _stated_part(
-    whole: torch.Tensor | None, piece: Piece, name: str, value: torch.Tensor, tolerance: float, maps: ParameterMap
+    parameter: torch.Tensor | None, piece: Piece, name: str, value: torch.Tensor, tolerance: float, maps: ParameterMap
 ) -> Part | None:
     """The part by the framework's own word, or all of the parameter of this name, where the values are the same."""
-    if whole is None:
+    if parameter is None:
         return None
-    if (is_flat := piece.flat is not None and piece.whole == tuple(whole.shape)) or _is_box(piece, whole):
+    if (is_flat := piece.flat is not None and piece.whole == tuple(parameter.shape)) or _is_box(piece, parameter):
         part = part_of_piece(piece, name, tuple(value.shape))
-        same = is_same(part.cut_from(whole, tuple(value.shape)), value, tolerance)
+        same = is_same(part.cut_from(parameter, tuple(value.shape)), value, tolerance)
         if is_flat and not same:
             maps.different.add(name)
         if is_flat or same:
             return part
-    return Part(name, (None,) * value.dim()) if is_same(whole, value, tolerance) else None
+    return Part(name, (None,) * value.dim()) if is_same(parameter, value, tolerance) else None
 
 
 def _strips(
@@ -345,16 +345,16 @@ def _strips(
     """What a piece has of the parameter of its name, or as a bias by the weight beside it, or of any parameters."""
     if name and not _is_constant(value) and (strips := index.find(value, name)):
         return strips
-    module, _, own = piece.rpartition(".")
+    module, _, attribute = piece.rpartition(".")
     for weight, strips in cut.items() if value.dim() == 1 else ():
-        if weight.rpartition(".")[0] == module and (strips := index.beside(strips, own, value)):
+        if weight.rpartition(".")[0] == module and (strips := index.beside(strips, attribute, value)):
             return strips
     return index.find(value)
 
 
-def is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float, of: torch.Tensor | None = None) -> bool:
-    """Whether two tensors are the same to a part of the second's largest number, or of that of the tensor ``of``."""
-    largest = b if of is None else of
+def is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: torch.Tensor | None = None) -> bool:
+    """Whether two tensors are the same to a part of the second's largest number, or of that of ``scale``."""
+    largest = b if scale is None else scale
     return a.shape == b.shape and (
         not b.numel() or bool(((a - b).abs() <= tolerance * largest.abs().max().item()).all())
     )
@@ -405,11 +405,11 @@ def _part_by_name(
 
     Else the parameter of its name; or of that of a layer that has another number here, as on a pipeline's later stage.
     """
-    module, _, own = piece.rpartition(".")
+    module, _, attribute = piece.rpartition(".")
     siblings = [part for name, part in parts.items() if name.rpartition(".")[0] == module]
     every = (None,) * value.dim()
-    renamed = f"{reference_name(module, renamed_modules(parts))}.{own}".lstrip(".")
-    for name, part in [(_beside(part.name, own), part) for part in siblings] + [(piece, None), (renamed, None)]:
+    renamed = f"{reference_name(module, renamed_modules(parts))}.{attribute}".lstrip(".")
+    for name, part in [(_beside(part.name, attribute), part) for part in siblings] + [(piece, None), (renamed, None)]:
         if name in reference and reference[name].shape == value.shape:
             return Part(name, every)
         rows = part.index[0] if part is not None and part.index else None
@@ -472,12 +472,12 @@ def assembled(shape: tuple[int, ...], holders: Holders) -> Assembled:
     return made
 
 
-def _insert(whole: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
+def _insert(parameter: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
     if part.flat is not None:
-        whole.reshape(-1)[part.flat : part.flat + tensor.numel()] = tensor.reshape(-1)
+        parameter.reshape(-1)[part.flat : part.flat + tensor.numel()] = tensor.reshape(-1)
         return
-    places = [torch.arange(size) if at is None else at for size, at in zip(whole.shape, part.index, strict=True)]
-    whole[torch.meshgrid(*places, indexing="ij") if places else ...] = tensor
+    places = [torch.arange(size) if at is None else at for size, at in zip(parameter.shape, part.index, strict=True)]
+    parameter[torch.meshgrid(*places, indexing="ij") if places else ...] = tensor
 
 
 def nearly_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:

@@ -159,9 +159,9 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     done = _DONE_BY.get(finding.what)
     wanted = [done, records.STEP] if done else [records.called(finding.module), records.FORWARD]
     lines = [steps[finding.step - 1].lines for steps in ranks if len(steps) >= finding.step]
-    found = next((line for what in wanted for of_rank in lines if (line := of_rank.get(what))), "")
+    site = next((line for event in wanted for of_rank in lines if (line := of_rank.get(event))), "")
     inside = os.path.join(os.getcwd(), "")
-    return found.removeprefix(inside)
+    return site.removeprefix(inside)
 
 
 def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:
@@ -184,7 +184,7 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
 
 def _require_training(truth: Reference) -> None:
     """Where nothing has a gradient, no layout could part from it."""
-    gradients = [tensor for whole in truth.whole for tensor in whole.gradients.values()]
+    gradients = [tensor for parameters in truth.whole for tensor in parameters.gradients.values()]
     if gradients and not any(bool(tensor.any()) for tensor in gradients):  # some engines show none
         raise ProveError(
             f"the reference, {truth.run.layout.name}, does not train: its gradients are zero in "
@@ -400,8 +400,8 @@ def _check_batch(batch: Any, number: int, layout: Layout) -> None:
 
     _map_tensors(batch, note_size)
     if len(sizes) != 1:
-        what = f"tensors of {sorted(sizes)} samples" if sizes else "no tensor with an axis of samples"
-        raise ValueError(f"batch {number + 1} has {what}")
+        contents = f"tensors of {sorted(sizes)} samples" if sizes else "no tensor with an axis of samples"
+        raise ValueError(f"batch {number + 1} has {contents}")
     groups, parts, samples = layout.size("dp"), layout.size("accumulate"), sizes.pop()
     if samples % (groups * parts):
         raise ValueError(
@@ -432,8 +432,8 @@ def _train(
     _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
     given = None if parallelize is None or layout == plain else parallelize(model, layout)
     ours = _as_parallel(model if given is None else given)
-    own = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
-    step: Any = ours.step if own is None else own.step
+    built = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
+    step: Any = ours.step if built is None else built.step
     for batch in batches:
         mine = shard(_to_double(batch) if double else batch, layout, rank)
         if ours.train is not None:
@@ -450,7 +450,7 @@ def _train(
             if ours.synchronize is not None:
                 ours.synchronize()
             step()
-            (own or ours.module).zero_grad()
+            (built or ours.module).zero_grad()
 
 
 def _as_parallel(made: Any) -> Parallel:

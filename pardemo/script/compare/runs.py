@@ -64,10 +64,10 @@ class Run:
         Of a parameter that ranks gather behind the optimizer's step, or in the next forward pass, what it is after a
         step is what the next forward pass has used.
         """
-        found = self._stored(step, rank, kind)
+        stored = self._stored(step, rank, kind)
         if kind == "after" and step + 1 < len(self.records[rank].steps):
-            found |= self._stored(step + 1, rank, "used")
-        return found
+            stored |= self._stored(step + 1, rank, "used")
+        return stored
 
     def keys(self, step: int, rank: int) -> list[str]:
         """Of all tensors that a rank recorded in a step, their kinds and names."""
@@ -83,12 +83,12 @@ class Run:
         file = self.records[rank].steps[step].file
         prefix = f"{kind}/"
         with safe_open(file, framework="pt") as stored:
-            found = {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
+            tensors = {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
         cut = kind in OF_PARAMETERS or kind.startswith(STATE)
         for name, strips in self.strips.get(rank, {}).items() if cut else ():
-            if (tensor := found.pop(name, None)) is not None:  # a state may be one number
-                found |= {strip.name_in(name): strip.cut_from(tensor) if tensor.dim() else tensor for strip in strips}
-        return found
+            if (tensor := tensors.pop(name, None)) is not None:  # a state may be one number
+                tensors |= {strip.name_in(name): strip.cut_from(tensor) if tensor.dim() else tensor for strip in strips}
+        return tensors
 
     def gathers_late(self) -> bool:
         """Whether a forward pass has used other parameters than were there behind the optimizer's step."""
@@ -98,12 +98,12 @@ class Run:
     def cut(self, strips: dict[int, dict[str, list[Strip]]]) -> None:
         """From now on these pieces are read in strips, each a piece of its own."""
         self.strips = strips
-        for rank, own in strips.items():
+        for rank, held in strips.items():
             for step in self.records[rank].steps:
                 step.pieces = [
                     part
                     for piece in step.pieces
-                    for part in ([strip.as_piece(piece) for strip in own[piece.name]] if piece.name in own else [piece])
+                    for part in ([s.as_piece(piece) for s in held[piece.name]] if piece.name in held else [piece])
                 ]
 
 
@@ -285,7 +285,7 @@ class Facts:
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""
-        modules = [one.rpartition(".")[0] for name in names for one in (name, *self.tied.get(name, ()))]
+        modules = [alias.rpartition(".")[0] for name in names for alias in (name, *self.tied.get(name, ()))]
         return max(modules, key=self.place, default="")
 
     def place(self, module: str) -> int:
@@ -314,8 +314,8 @@ def compare_pair(
     a, b = reference[covered].double(), ours[covered].double()
     square, size = float(a @ a), a.numel()
     factor = float(a @ b) / square if square > 0 else float("nan")
-    own = float(b.norm())
-    rest = float((b - factor * a).norm()) / own if own > 0 and square > 0 else 0.0 if own == 0 else 1.0
+    norm = float(b.norm())
+    rest = float((b - factor * a).norm()) / norm if norm > 0 and square > 0 else 0.0 if norm == 0 else 1.0
     allowed = max(tolerance * max(square**0.5, floor * size**0.5), noise)
     difference = float((b - a).norm())
     off = difference / allowed if allowed > 0 else (0.0 if difference == 0 else float("inf"))
@@ -373,8 +373,8 @@ class Reference:
         self.run, self.tolerance, self.noise = run, tolerance, noise or []
         self.order = [order_of(run, step) for step in range(run.steps)]
         self.whole = [self._whole(step) for step in range(run.steps)]
-        self._floors = [layer_scales(whole.gradients) for whole in self.whole]
-        self.norms = [norm_of(whole.gradients) for whole in self.whole]
+        self._floors = [layer_scales(parameters.gradients) for parameters in self.whole]
+        self.norms = [norm_of(parameters.gradients) for parameters in self.whole]
 
     def allowed(self, kind: str, name: str, step: int) -> float:
         """The norm by which a parameter's gradient or update may be off since numbers of few bits are rounded."""
@@ -385,13 +385,13 @@ class Reference:
 
         Where types are short, in none of the steps so far: Adam's moments remember.
         """
-        found = torch.ones(self.whole[step].gradients[name].shape, dtype=torch.bool)
+        above = torch.ones(self.whole[step].gradients[name].shape, dtype=torch.bool)
         for at in range(step + 1) if self.noise else (step,):
             gradient = self.whole[at].gradients.get(name)
             if gradient is not None:
                 each = self.allowed("gradient", name, at) / max(gradient.numel(), 1) ** 0.5
-                found &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], each)
-        return found
+                above &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], each)
+        return above
 
     def tolerance_of(self, name: str) -> float:
         """The relative difference that is rounding in a parameter's own type."""
@@ -402,18 +402,18 @@ class Reference:
     @cached_property
     def _by_type(self) -> dict[str, float]:
         """Of each gradient what is rounding in its type."""
-        found: dict[str, float] = {}
+        tolerances: dict[str, float] = {}
         for rank in range(self.run.layout.ranks):
             for name, tensor in self.run.tensors(0, rank, "gradient").items():
-                own = TOLERANCES.get(dtype_name(tensor.dtype), self.tolerance)
-                found[name] = min(max(own, found.get(name, 0.0)), self.tolerance)
-        return found
+                of_type = TOLERANCES.get(dtype_name(tensor.dtype), self.tolerance)
+                tolerances[name] = min(max(of_type, tolerances.get(name, 0.0)), self.tolerance)
+        return tolerances
 
     @property
     def _moved_nothing(self) -> bool:
         """Whether it computes in short types where no module does, so that rounding otherwise has moved nothing."""
         short = any(SHORT.keys() & {*record.computed_in} for record in self.run.records)
-        return bool(self.noise) and short and not any(by for (of, _), by in self.noise[0].items() if of == "gradient")
+        return bool(self.noise) and short and not any(by for (key, _), by in self.noise[0].items() if key == "gradient")
 
     def _whole(self, step: int) -> WholeParameters:
         """All pieces where one process has all; else put together as the pieces themselves say."""
@@ -437,23 +437,23 @@ class Reference:
                     shapes.setdefault(piece.name, shape if every else piece.whole or piece.shape)
                     holders.setdefault(piece.name, []).append((rank, part, tensors[piece.name]))
         made = {name: assembled(shapes[name], some) for name, some in holders.items()}
-        if kind == "before" and (apart := [name for name, one in made.items() if one.apart]):
+        if kind == "before" and (apart := [name for name, parameter in made.items() if parameter.apart]):
             raise ProveError(
                 f"the ranks of the reference, {self.run.layout.name}, hold different values of {apart[0]} in step "
                 f"{step + 1}: nobody can say which are right; choose one process for the reference"
             )
-        return {name: one.value for name, one in made.items()}
+        return {name: parameter.value for name, parameter in made.items()}
 
 
 def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, str], float]]:
     """What another rounding has moved of each parameter's gradient and update, as norms, step by step."""
     noise = []
     for ours, its in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
-        found = {("gradient", name): (its.gradients[name], ours.gradients[name])
+        pairs = {("gradient", name): (its.gradients[name], ours.gradients[name])
                  for name in ours.gradients.keys() & its.gradients.keys()}  # fmt: skip
-        found |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
+        pairs |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
                   for name in ours.after.keys() & its.after.keys()}  # fmt: skip
-        noise.append({key: float((a - b).norm()) for key, (a, b) in found.items()})
+        noise.append({key: float((a - b).norm()) for key, (a, b) in pairs.items()})
     return noise
 
 

@@ -79,7 +79,7 @@ def _rows_of(run: Run, step: int) -> list[_Row]:
             if micro.samples and not (begins and micro.activations):
                 tokens = tensors[f"{number}/{micro.names[0]}"]
                 rows += [
-                    _Row(rank, number, row, *one) for row, one in enumerate(zip(micro.samples, tokens, strict=True))
+                    _Row(rank, number, row, *pair) for row, pair in enumerate(zip(micro.samples, tokens, strict=True))
                 ]
     return rows
 
@@ -104,10 +104,10 @@ def _match(theirs: list[_Row], ours: list[_Row], reference: Run, other: Run, ste
     return _describe_mismatch(wanted, ours, reference, other, step, samples)
 
 
-def _is_multiple(found: Counter[Any], wanted: Counter[Any]) -> bool:
+def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
     """Whether each of the wanted is there, all of them equally often, and nothing else."""
-    times = found.total() / wanted.total()
-    return found == Counter({sample: round(count * times) for sample, count in wanted.items()})
+    times = samples.total() / wanted.total()
+    return samples == Counter({sample: round(count * times) for sample, count in wanted.items()})
 
 
 def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSamples) -> None:
@@ -139,7 +139,7 @@ def _describe_mismatch(
     least = min((total[sample] for sample in total if sample in wanted), default=1)
     twice = sum(times > max(least, model) for times in total.values())
     by_rank = [_by_rank(ours, rank) for rank in range(layout.ranks)]
-    groups = [[rank for rank, its in enumerate(by_rank) if its == own] for own in by_rank if own]
+    groups = [[rank for rank, its in enumerate(by_rank) if its == drawn] for drawn in by_rank if drawn]
     alike = next((group for group in groups if len(group) > 1), [])
     parts = []
     if missing:
@@ -150,8 +150,8 @@ def _describe_mismatch(
         parts.append(f"{twice} come more than once")
     if alike and model == 1:
         parts.append(f"{ranks_text(alike)} have the same samples")
-    for rank, own in enumerate(by_rank) if strange else ():
-        before = (at for at in range(step) if own and _by_rank(_rows_of(other, at), rank) == own)
+    for rank, drawn in enumerate(by_rank) if strange else ():
+        before = (at for at in range(step) if drawn and _by_rank(_rows_of(other, at), rank) == drawn)
         if (again := next(before, None)) is not None:
             parts.append(f"rank {rank} has its samples of step {again + 1} again: is set_epoch called there?")
     if model > 1 and strange:
@@ -186,9 +186,9 @@ def _match_parts(theirs: list[_Row], ours: list[_Row], other: Run, step: int) ->
         rows = [row for row in ours if row.rank == rank]
         places = _place_rows([row.tokens for row in rows], table, covered)
         complete &= places is not None
-        for row, (whole, tokens) in zip(rows, places or (), strict=False):
-            samples.places[row.place] = RowPosition(theirs[whole].micro_batch, theirs[whole].number, tokens, length)
-            covered[whole, tokens] += 1
+        for row, (at, tokens) in zip(rows, places or (), strict=False):
+            samples.places[row.place] = RowPosition(theirs[at].micro_batch, theirs[at].number, tokens, length)
+            covered[at, tokens] += 1
     if samples.places and (not complete or len(covered.unique()) != 1):
         why = "the ranks' parts of the samples do not make the reference's samples: tokens are missing or come twice"
         samples.finding = _finding(other, step, why)
@@ -229,26 +229,26 @@ def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
 
 
 def _place_rows(
-    own: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
+    rows: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
 ) -> list[tuple[int, torch.Tensor]] | None:
     """Of each of a rank's rows the whole row and the places in it, the same places for all; None where there are none.
 
     Where several places would do, those that other ranks have least.
     """
-    if not own or any(len(one) != len(own[0]) for one in own) or not 0 < len(own[0]) <= table.shape[1]:
+    if not rows or any(len(row) != len(rows[0]) for row in rows) or not 0 < len(rows[0]) <= table.shape[1]:
         return None
     best, least = None, float("inf")
-    for places in _candidate_positions(len(own[0]), table.shape[1]):
+    for places in _candidate_positions(len(rows[0]), table.shape[1]):
         at: dict[tuple[int, ...], list[int]] = {}
         for number, row in enumerate(table[:, places].tolist()):
             at.setdefault(tuple(row), []).append(number)
-        if not all(tuple(one.tolist()) in at for one in own):
+        if not all(tuple(row.tolist()) in at for row in rows):
             continue
         counts = covered[:, places].sum(1).tolist()
         chosen: list[tuple[int, torch.Tensor]] = []
         load = 0
-        for one in own:
-            number = min(at[tuple(one.tolist())], key=lambda n: counts[n])
+        for values in rows:
+            number = min(at[tuple(values.tolist())], key=lambda n: counts[n])
             load += counts[number]
             counts[number] += len(places)
             chosen.append((number, places))
@@ -257,15 +257,15 @@ def _place_rows(
     return best
 
 
-def _candidate_positions(length: int, whole: int) -> Iterator[torch.Tensor]:
+def _candidate_positions(length: int, total: int) -> Iterator[torch.Tensor]:
     """Places that a part may have: one block, at a multiple of its length first, or two halves of one, as in zigzag."""
-    begins = [*range(0, whole - length + 1, length), *(b for b in range(whole - length + 1) if b % length)]
+    begins = [*range(0, total - length + 1, length), *(b for b in range(total - length + 1) if b % length)]
     for begin in begins:
         yield torch.arange(begin, begin + length)
     if length % 2 == 0:
         half = length // 2
-        for first in range(0, whole - half + 1, half):
-            for second in range(0, whole - half + 1, half):
+        for first in range(0, total - half + 1, half):
+            for second in range(0, total - half + 1, half):
                 if second not in (first, first + half):
                     yield torch.cat([torch.arange(first, first + half), torch.arange(second, second + half)])
 
@@ -280,12 +280,12 @@ def samples_by_step(run: Run) -> list[Samples]:
 
     Beside ranks with samples, activations are none. Where all want a gradient (a script may ask for one), all are.
     """
-    found = []
+    by_step = []
     for step in range(min(len(record.steps) for record in run.records)):
         micros = [micro for record in run.records for micro in record.steps[step].micro_batches]
         samples = [micro for micro in micros if not micro.activations] or micros
-        found.append(Counter(sample for micro in samples for sample in micro.samples))
-    return found
+        by_step.append(Counter(sample for micro in samples for sample in micro.samples))
+    return by_step
 
 
 def samples_difference(reference: Sequence[Samples], resumed: Sequence[Samples], begin: int) -> tuple[str, int]:
@@ -295,14 +295,14 @@ def samples_difference(reference: Sequence[Samples], resumed: Sequence[Samples],
     """
     wanted = list(reference[begin:])
     steps = min(len(wanted), len(resumed))
-    own = [_divide_by_copies(resumed[number], wanted[number]) for number in range(steps)]
-    first = next((number for number in range(steps) if own[number] != wanted[number]), None)
+    ours = [_divide_by_copies(resumed[number], wanted[number]) for number in range(steps)]
+    first = next((number for number in range(steps) if ours[number] != wanted[number]), None)
     if first is None:
         return "", 0
-    if moved := _shift_text(reference, own, begin):
+    if moved := _shift_text(reference, ours, begin):
         return moved, begin
     before, due = sum(reference[:begin], Counter()), sum(wanted[:steps], Counter())
-    came = sum(own, Counter())
+    came = sum(ours, Counter())
     missing, extra = due - came, came - due
     again = (extra & before).total()
     strange = extra.total() - again
@@ -329,10 +329,10 @@ def ranks_difference(reference: Run, resumed: Run, begin: int) -> tuple[str, int
     """
     steps = min(min(len(record.steps) for record in resumed.records), len(reference.records[0].steps) - begin)
     for step, (theirs, ours) in product(range(steps), zip(reference.records, resumed.records, strict=True)):
-        wanted, own = _samples_in_order(theirs, begin + step), _samples_in_order(ours, step)
-        if wanted != own and Counter(wanted) == Counter(own):
+        wanted, got = _samples_in_order(theirs, begin + step), _samples_in_order(ours, step)
+        if wanted != got and Counter(wanted) == Counter(got):
             return f"rank {theirs.rank} has its samples of step {begin + step + 1} in another order", begin + step
-        if wanted != own:
+        if wanted != got:
             return f"from step {begin + step + 1} on ranks train on samples that others had", begin + step
     return "", 0
 
@@ -342,32 +342,32 @@ def _samples_in_order(record: RankRecord, step: int) -> list[str]:
     return [sample for micro in micros for sample in micro.samples]
 
 
-def _divide_by_copies(own: Samples, wanted: Samples) -> Samples:
+def _divide_by_copies(samples: Samples, wanted: Samples) -> Samples:
     """Samples as if each were on as many ranks as in the reference."""
-    times = own.total() / max(1, wanted.total())
+    times = samples.total() / max(1, wanted.total())
     copies = round(times) if times > 1 else 1
-    if copies > 1 and all(count % copies == 0 for count in own.values()):
-        return Counter({sample: count // copies for sample, count in own.items()})
-    return own
+    if copies > 1 and all(count % copies == 0 for count in samples.values()):
+        return Counter({sample: count // copies for sample, count in samples.items()})
+    return samples
 
 
 def steps_away(
-    own: Sequence[Any], reference: Sequence[Any], begin: int, least: int, same: Callable[[Any, Any], bool] = eq
+    ours: Sequence[Any], reference: Sequence[Any], begin: int, least: int, same: Callable[[Any, Any], bool] = eq
 ) -> int:
     """By how many steps a run is away from the place ``begin`` of the reference; 0 where it is not, or elsewhere.
 
     ``least``: steps that have to be the same before anything is said.
     """
     for place in range(len(reference)):
-        pairs = list(zip(own, reference[place:], strict=False))
+        pairs = list(zip(ours, reference[place:], strict=False))
         if place != begin and len(pairs) >= least and all(same(a, b) for a, b in pairs):
             return place - begin
     return 0
 
 
-def _shift_text(reference: Sequence[Samples], own: Sequence[Samples], begin: int) -> str:
+def _shift_text(reference: Sequence[Samples], ours: Sequence[Samples], begin: int) -> str:
     """Whether each step has the samples of another one, always as many steps away; one step alone says nothing."""
-    away = steps_away(own, reference, begin, 2)
+    away = steps_away(ours, reference, begin, 2)
     number = sum(step.total() for step in reference[min(begin, begin + away) : max(begin, begin + away)])
     if away > 0:
         return f"the samples of {away} step{'s' * (away > 1)}, {number} of them, are left out: no step trains on them"

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._exceptions = 0
 
-    def begins(self, call: int, *what: Any) -> None:
-        """A call begins; ``what`` are the fields of :class:`LoggedCall`, ``call`` is its number on this rank."""
-        self._write(json.dumps(["begins", call, *what]))
+    def begins(self, call: int, *values: Any) -> None:
+        """A call begins; ``values`` of its :data:`BEGINS`, ``call`` is its number on this rank."""
+        self._write(json.dumps(["begins", call, *values]))
 
     def over(self, call: int, at_s: float) -> None:
         """Its exchange is over."""
@@ -73,11 +73,12 @@ class LoggedCall:
     """A call as the log has it.
 
     Args:
-        kind: as of :class:`~pardemo.script.step.collectives.Call`; also ``new_group``, whose ``shape`` are its ranks.
-        ranks: of the group; of a message its sender, −1 where it may be any, and its receiver.
-        number: in its group, counted from 0. group: its name. nbytes: of the whole array.
-        shape, dtype: of the tensor that this rank gives, or gets where it gives none.
-        line, module, phase, step: where the script was.
+        kind: as a paper names it; also ``new_group``, whose ``shape`` are its ranks.
+        ranks: of the group, in order; of a message its sender, −1 where it may be any, and its receiver.
+        number: in its group, counted from 0. group: its name: several may have the same ranks.
+        nbytes: of the whole array. dtype: the elements', without ``torch.``.
+        shape: of the tensor that this rank gives, or gets where it gives none; the sizes of several.
+        line, module, phase: where the script was. step: how many steps of the optimizer were over.
         begin_s, end_s: the machine's monotonic clock; not over: None. failed: it raised.
     """
 
@@ -105,6 +106,10 @@ class LoggedCall:
     def state(self) -> str:
         """``over``, ``failed``, or ``waits``."""
         return "failed" if self.failed else "waits" if self.end_s is None else "over"
+
+
+#: Fields of a call that are known as it begins.
+BEGINS = tuple(each.name for each in fields(LoggedCall) if each.name not in ("end_s", "failed"))
 
 
 @dataclass(frozen=True)
@@ -177,19 +182,19 @@ def _read_log(file: Path) -> Log:
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
         if not line.endswith("\n"):
             continue
-        what, *told = json.loads(line)
-        if what == "begins":
-            call = LoggedCall(*told[1:])
+        event, *values = json.loads(line)
+        if event == "begins":
+            call = LoggedCall(*values[1:])
             call.ranks, call.shape = tuple(call.ranks), tuple(call.shape)
             log.calls.append(call)
-        elif what in ("over", "failed"):
-            call = log.calls[told[0]]
-            call.end_s, call.failed = told[1], call.failed or what == "failed"
-        elif what == "raised":
-            log.raised.append(RaisedError(*told))
+        elif event in ("over", "failed"):
+            call = log.calls[values[0]]
+            call.end_s, call.failed = values[1], call.failed or event == "failed"
+        elif event == "raised":
+            log.raised.append(RaisedError(*values))
         else:
-            log.ended = told[1]
-            log.why = RaisedError(told[0], told[2], told[3]) if told[1] == "raised" else None
+            log.ended = values[1]
+            log.why = RaisedError(values[0], values[2], values[3]) if values[1] == "raised" else None
     return log
 
 

@@ -20,10 +20,10 @@ import psutil
 from pardemo.deadline import Deadline
 from pardemo.script.hangs import journal
 from pardemo.script.hangs.journal import Log, LoggedCall, RaisedError
-from pardemo.script.words import at_line, ranks_by_text, shortened
+from pardemo.script.words import at_line, shortened
 from pardemo.tables import text_table
 from pardemo.world import World
-from pardemo.world.errors import STOPPED, ranks_text
+from pardemo.world.errors import STOPPED, ranks_by_value, ranks_text
 
 #: Collectives whose tensors have as many elements on all ranks; of the others each rank may have its own. A root that
 #: scatters or gathers has all parts, and the others have theirs.
@@ -100,8 +100,8 @@ class CallTable:
         parts = next((number for number, differ in enumerate(before) if differ), None)
         if parts is None:
             return []
-        own = _agreement_key(of_ranks[rank][parts])
-        return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != own]
+        key = _agreement_key(of_ranks[rank][parts])
+        return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != key]
 
     def stuck(self) -> set[int]:
         """Ranks all of whose calls that are not over wait for ranks that will not come."""
@@ -146,7 +146,7 @@ class CallTable:
             }
             begun = min(call.begin_s for call in calls.values() if call)
             candidates.append((begun, Mismatch(number, ranks, calls)))
-        return min(candidates, key=lambda one: one[0])[1] if candidates else None
+        return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
     def _parts(self, of_ranks: dict[int, list[LoggedCall]], loosely: bool) -> int | None:
         most = max(len(calls) for calls in of_ranks.values())
@@ -160,7 +160,7 @@ class CallTable:
 
     def _differ(self, of_ranks: dict[int, list[LoggedCall]], number: int, loosely: bool) -> bool:
         """Whether ranks that have come to a call do different things there."""
-        calls = {rank: own[number] for rank, own in of_ranks.items() if len(own) > number}
+        calls = {rank: calls_of_rank[number] for rank, calls_of_rank in of_ranks.items() if len(calls_of_rank) > number}
         if len({_agreement_key(call) for call in calls.values()}) > 1:
             return True
         if not loosely or any(call.message for call in calls.values()):
@@ -169,11 +169,11 @@ class CallTable:
             return True
         # another place: a parting only where one rank is where the other is at another time. Ranks that call from
         # lines of their own, as the two branches of a condition, do so each time.
-        places = {rank: {_line_and_module(call) for call in own} for rank, own in of_ranks.items()}
+        places = {rank: {_line_and_module(call) for call in calls_of_rank} for rank, calls_of_rank in of_ranks.items()}
         return any(
-            _line_and_module(one) != _line_and_module(other)
-            and (_line_and_module(one) in places[b] or _line_and_module(other) in places[a])
-            for a, one in calls.items()
+            _line_and_module(call) != _line_and_module(other)
+            and (_line_and_module(call) in places[b] or _line_and_module(other) in places[a])
+            for a, call in calls.items()
             for b, other in calls.items()
         )
 
@@ -217,8 +217,8 @@ class Standstill:
     def line(self) -> str:
         """One line: where the ranks part, who waits for whom and since when."""
         raised = [
-            f"rank {rank} went on after {shortened(one.text, LONGEST)}{at_line(one.line)}"
-            for rank, one in self.raised.items()
+            f"rank {rank} went on after {shortened(error.text, LONGEST)}{at_line(error.line)}"
+            for rank, error in self.raised.items()
         ]
         return "; ".join(filter(None, [self.parted, self.waited, *raised]))
 
@@ -232,11 +232,11 @@ class Standstill:
         calls = {
             rank: call_text(call) + (f", in step {call.step + 1}" if steps else "") for rank, call in there.items()
         }
-        told = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_text(calls).items()]
-        absent = ranks_by_text({rank: self.does[rank] for rank in self.first.calls if rank not in there})
+        texts = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_value(calls).items()]
+        absent = ranks_by_value({rank: self.does[rank] for rank in self.first.calls if rank not in there})
         for text, ranks in absent.items():
-            told.append(f"{ranks_text(ranks)} {'do' if ranks[1:] else 'does'} not come: {_plural(text, ranks)}")
-        return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(told)
+            texts.append(f"{ranks_text(ranks)} {'do' if ranks[1:] else 'does'} not come: {_plural(text, ranks)}")
+        return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(texts)
 
     @property
     def waited(self) -> str:
@@ -247,8 +247,8 @@ class Standstill:
         texts = []
         for others, some in by_others.items():
             has = "has" if len(some) == 1 else "have"
-            waiting, awaited = ranks_text([one.rank for one in some]), ranks_text(list(others))
-            texts.append(f"{waiting} {has} waited for {awaited} for {max(one.since_s for one in some):.1f} s")
+            waiting, awaited = ranks_text([wait.rank for wait in some]), ranks_text(list(others))
+            texts.append(f"{waiting} {has} waited for {awaited} for {max(wait.since_s for wait in some):.1f} s")
         return ", ".join(texts)
 
     @property
@@ -269,7 +269,7 @@ class Standstill:
     def whereabouts(self) -> str:
         """What each rank does; those that do the same share a part."""
         parts = []
-        for text, ranks in ranks_by_text(self.does).items():
+        for text, ranks in ranks_by_value(self.does).items():
             who, does = ranks_text(ranks), _plural(text, ranks).partition(" ")[2]
             parts.append(f"the script has ended on {who}" if text.startswith("its ") else f"{who} {does}")
         return "; ".join(parts)
@@ -283,16 +283,16 @@ class Standstill:
         return {name: value for name, value in made.items() if name != "does"}
 
     def _row(self, rank: int) -> tuple[str, ...]:
-        own = [wait for wait in self.waits if wait.rank == rank][:1]
+        waits = [wait for wait in self.waits if wait.rank == rank][:1]
         cells = []
         if self.first is not None:
             call = self.first.calls.get(rank)
             inside = f" ({call.module})" if call and call.module else ""
             cells = [f"{_named_call(call)}{_tensor_text(call)}{at_line(call.line)}{inside}" if call else "–"]
-        here = bool(own) and self.first is not None and own[0].call is self.first.calls.get(rank)
+        here = bool(waits) and self.first is not None and waits[0].call is self.first.calls.get(rank)
         here = here and self.does[rank].startswith("it is in ")
         cells.append("is in it" if here else shortened(self.does[rank].removeprefix("it "), 90))
-        cells.append(", ".join(map(str, own[0].waits_for)) if own else "–")
+        cells.append(", ".join(map(str, waits[0].waits_for)) if waits else "–")
         return tuple(cells)
 
 
@@ -322,15 +322,15 @@ def call_text(call: LoggedCall) -> str:
     """A call in words: what, in which group, how much, from which line."""
     size = f", {call.nbytes:,} bytes"
     if call.message or call.kind == "new_group":
-        told = f"{_named_call(call)}{size * call.message}{at_line(call.line)}"
+        text = f"{_named_call(call)}{size * call.message}{at_line(call.line)}"
     else:
-        told = f"{_named_call(call)} of {ranks_text(list(call.ranks))}{size}, at {call.line or 'no line'}"
-    return told + (f" ({call.module})" if call.module else "")
+        text = f"{_named_call(call)} of {ranks_text(list(call.ranks))}{size}, at {call.line or 'no line'}"
+    return text + (f" ({call.module})" if call.module else "")
 
 
 def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
     """The last exception that a rank went on after, where not all ranks have had it."""
-    own = {}
+    errors = {}
     for rank, log in logs.items():
         others = [
             {(error.text, error.line) for error in other.raised} for number, other in logs.items() if number != rank
@@ -338,8 +338,8 @@ def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
         for error in log.raised:
             ended_it = log.why is not None and error.text == log.why.text
             if not ended_it and not all((error.text, error.line) in some for some in others):
-                own[rank] = error
-    return own
+                errors[rank] = error
+    return errors
 
 
 def _activity(log: Log, line: str) -> str:
@@ -456,8 +456,8 @@ class DeadlockWatch:
             with contextlib.suppress(psutil.Error, IndexError):
                 process = psutil.Process(pids[rank])
                 if process.status() == psutil.STATUS_SLEEPING:
-                    own = [process, *process.children(recursive=True)]
-                    used[rank] = sum(sum(one.cpu_times()[:2]) for one in own)
+                    processes = [process, *process.children(recursive=True)]
+                    used[rank] = sum(sum(running.cpu_times()[:2]) for running in processes)
         return used
 
     def _in_a_wait(self, ranks: list[int]) -> bool:

@@ -90,9 +90,9 @@ def unseeded_noted(sites: CallSites, lines: list[str]) -> Iterator[None]:
         """The function, which first asks of its first argument what to note."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            what = unseeded(args[0] if args else next(iter(kwargs.values()), None))
-            if what and is_script(sys._getframe(1).f_code.co_filename):
-                note_once(lines, f"{sites.here().line} ({what})")
+            call_text = unseeded(args[0] if args else next(iter(kwargs.values()), None))
+            if call_text and is_script(sys._getframe(1).f_code.co_filename):
+                note_once(lines, f"{sites.here().line} ({call_text})")
             return function(*args, **kwargs)
 
         return call

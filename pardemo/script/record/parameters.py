@@ -69,9 +69,9 @@ class Parameters:
         models = self.models()
         if any(is_engine(root) for root in models):
             return []
-        own = {id(parameter) for root in models for parameter in root.parameters()}
+        held = {id(parameter) for root in models for parameter in root.parameters()}
         optimized = self._optimized()
-        left = [(name, parameter) for name, parameter in optimized if id(parameter) not in own]
+        left = [(name, parameter) for name, parameter in optimized if id(parameter) not in held]
         return left if not models or len(left) < len(optimized) else []
 
     def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:

@@ -80,21 +80,21 @@ def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterato
 
 def names_of(root: torch.nn.Module) -> Names:
     """A model's parameters by their ids, each with all its names, without wrappers."""
-    found: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
+    names: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
-        known = found.get(id(parameter), (parameter, ()))[1]
-        found[id(parameter)] = (parameter, (*known, without_wrappers(name)))
-    return found
+        known = names.get(id(parameter), (parameter, ()))[1]
+        names[id(parameter)] = (parameter, (*known, without_wrappers(name)))
+    return names
 
 
 def _plain_piece(parameter: Any, names: tuple[str, ...], at_hand: bool = False) -> HeldPiece:
     gradient = parameter.grad
     if gradient is None:
         gradient = getattr(parameter, "main_grad", None)  # Megatron-core's buffers
-    value, whole, start = parameter, None, None
+    value, shape, start = parameter, None, None
     if _is_dtensor(parameter):
         mesh, placements = parameter.device_mesh, parameter.placements
-        value, whole = compat.local_tensor(parameter), tuple(parameter.shape)
+        value, shape = compat.local_tensor(parameter), tuple(parameter.shape)
         start = tuple(compat.local_offset(parameter.shape, mesh, placements))
         if _is_dtensor(gradient) and gradient.placements != placements:  # a part of a sum, or whole where it is cut
             gradient = None if at_hand else gradient.redistribute(mesh, placements)
@@ -102,7 +102,7 @@ def _plain_piece(parameter: Any, names: tuple[str, ...], at_hand: bool = False) 
         gradient = compat.local_tensor(gradient)
     if gradient is not None and gradient.is_sparse:
         gradient = None if at_hand else gradient.to_dense()
-    piece = Piece(names[0], tuple(value.shape), whole, start, tied=names[1:])
+    piece = Piece(names[0], tuple(value.shape), shape, start, tied=names[1:])
     return HeldPiece(piece, value.detach(), None if gradient is None else gradient.detach())
 
 
@@ -120,9 +120,9 @@ def _fsdp1_units(root: torch.nn.Module) -> list[tuple[str, Any]]:
 def _fsdp1_pieces(units: Iterable[tuple[str, Any]]) -> Iterator[HeldPiece]:
     """The parameters of FSDP1's units as ranges of their elements, as far as this rank has them."""
     for name, unit in units:
-        for own, whole, begin, value, gradient in compat.fsdp1_ranges(unit):
-            full = without_wrappers(f"{name}.{own}" if name else own)
-            yield HeldPiece(Piece(full, tuple(value.shape), tuple(whole), None, begin), value, gradient)
+        for attribute, shape, begin, value, gradient in compat.fsdp1_ranges(unit):
+            full = without_wrappers(f"{name}.{attribute}" if name else attribute)
+            yield HeldPiece(Piece(full, tuple(value.shape), tuple(shape), None, begin), value, gradient)
 
 
 def _whole_piece(names: tuple[str, ...], value: torch.Tensor, gradient: torch.Tensor | None) -> HeldPiece:

@@ -160,10 +160,10 @@ class CurrentStep:
         self.clipped_after = 0  # and after how many backward passes
         self.accumulated_after = 0  # the backward passes after which gradients were last looked at within the step
 
-    def note_line(self, what: str, where: Callable[[], str]) -> None:
+    def note_line(self, event: str, where: Callable[[], str]) -> None:
         """Notes the script's line for what the step does, where it has none yet."""
-        if what not in self.step.lines:
-            self.step.lines[what] = where()
+        if event not in self.step.lines:
+            self.step.lines[event] = where()
 
 
 #: Edge of the block of which a sketch keeps one number, along each of a parameter's last two axes.
@@ -178,11 +178,11 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 @cache
-def signs(elements: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Random signs, the same on every rank and in every run. [elements]"""
+def signs(elements: int, seed: int) -> torch.Tensor:
+    """Random signs in fp64, the same on every rank and in every run. [elements]"""
     generator = torch.Generator(device="cpu").manual_seed(0x9E3779B9 + seed)
     drawn = torch.randint(0, 2, (elements,), generator=generator, device="cpu")
-    return (drawn * 2 - 1).to(dtype)
+    return (drawn * 2 - 1).double()
 
 
 def project_rows(output: torch.Tensor) -> torch.Tensor:
@@ -239,10 +239,10 @@ def scale_piece(piece: Piece, shape: tuple[int, ...]) -> Piece:
     """
     if shape == piece.shape or piece.whole is None or piece.start is None:
         return piece
-    steps = [BLOCK if own != size else 1 for own, size in zip(piece.shape, shape, strict=True)]
-    if any(of % step or at % step for of, at, step in zip(piece.whole, piece.start, steps, strict=True)):
+    steps = [BLOCK if length != size else 1 for length, size in zip(piece.shape, shape, strict=True)]
+    if any(size % step or at % step for size, at, step in zip(piece.whole, piece.start, steps, strict=True)):
         return piece
-    whole = tuple(of // step for of, step in zip(piece.whole, steps, strict=True))
+    whole = tuple(size // step for size, step in zip(piece.whole, steps, strict=True))
     start = tuple(at // step for at, step in zip(piece.start, steps, strict=True))
     return replace(piece, shape=shape, whole=whole, start=start)
 
@@ -268,9 +268,9 @@ def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torc
     """
     named = [*((f"input {number}", value) for number, value in enumerate(inputs)), *given.items()]
     leaves = [leaf for name, value in named for leaf in _input_leaves(name, value)]
-    found = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
-    found = found or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
-    return sorted(found, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else len(_FIRST))
+    tensors = [(name, tensor) for name, value in leaves if (tensor := _as_tensor(value)) is not None]
+    tensors = tensors or [(name, tensor) for name, value in leaves if (tensor := _list_as_tensor(value)) is not None]
+    return sorted(tensors, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else len(_FIRST))
 
 
 def unseen_inputs(inputs: Any, given: Mapping[str, Any]) -> list[str]:

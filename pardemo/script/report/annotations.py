@@ -72,7 +72,7 @@ def annotations(verdict: Verdict, script: str, root: Path) -> list[str]:
     for row in verdict["layouts"]:
         if row["error"]:
             line = next(
-                (found[2] for found in _LINE.finditer(row["error"]) if found[1] == os.path.basename(script)), ""
+                (match[2] for match in _LINE.finditer(row["error"]) if match[1] == os.path.basename(script)), ""
             )
             made.append(annotation(row["error"], f"pardemo prove, {row['layout']}", _from(root, script), line))
     return made
@@ -148,13 +148,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.verdict.is_file():
         verdict = json.loads(arguments.verdict.read_text("utf-8"))
         script = arguments.script or _script(verdict["layouts"][0]["line"])
-        told, tests = annotations(verdict, script, arguments.root), junit(verdict, script)
+        lines, tests = annotations(verdict, script, arguments.root), junit(verdict, script)
     else:
         verdict, script = None, arguments.script
         screen = _error(arguments.log.read_text("utf-8") if arguments.log else "")
-        told = [annotation(screen, "pardemo prove", _from(arguments.root, script))]
+        lines = [annotation(screen, "pardemo prove", _from(arguments.root, script))]
         tests = junit_of_an_error(screen, script)
-    print("\n".join(told), end="\n" if told else "")
+    print("\n".join(lines), end="\n" if lines else "")
     if arguments.junit:
         ElementTree.indent(tests)
         ElementTree.ElementTree(tests).write(arguments.junit, encoding="utf-8", xml_declaration=True)

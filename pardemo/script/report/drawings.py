@@ -55,7 +55,7 @@ def memory(course: MemoryTimeline, line: str) -> str:
     edges: list[tuple[str, list[float]]] = []
     for kind in there:
         sums = [before + column.get(kind, 0) for before, column in zip(sums, columns, strict=True)]
-        edges.append((kind, [height(one) for one in sums]))
+        edges.append((kind, [height(total) for total in sums]))
     for kind, upper in reversed(edges):  # each down to the axis: the next one covers what is below it
         canvas.steps(left, wide, upper, bottom, HELD[kind])
     for share, name in shares.items():
@@ -74,8 +74,8 @@ def memory(course: MemoryTimeline, line: str) -> str:
             name = phase_name(phase)
             fits = width_of(name, TEXT) < b - a - 6
             canvas.box(a, bottom + 8, b - a, 30, PHASES[phase], name if fits else "", size=TEXT, thick=0.8)
-    told = ", ".join(f"{kind} {amount(n)}" for kind, n in course.columns[course.peak_column].items() if n)
-    return canvas.svg(f"Memory of one step by kind, over its allocations; {words}: {told}.")
+    kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in course.columns[course.peak_column].items() if n)
+    return canvas.svg(f"Memory of one step by kind, over its allocations; {words}: {kinds}.")
 
 
 def phase_name(phase: str) -> str:
@@ -94,14 +94,14 @@ def timeline(seen: Sequence[Seen]) -> str:
     canvas = Canvas(WIDE, bottom + 34)
     scale = (right - label) / long
     last = last_begun(seen)
-    for number, one in enumerate(seen):
+    for number, rank in enumerate(seen):
         y, high = 4 + row * number, row - 10
-        canvas.text(label - 10, y + high / 2, f"rank {one.rank}", size=TEXT, anchor="end")
-        since, until = one.cuts[step - 1].at_s, one.cuts[step].at_s
+        canvas.text(label - 10, y + high / 2, f"rank {rank.rank}", size=TEXT, anchor="end")
+        since, until = rank.cuts[step - 1].at_s, rank.cuts[step].at_s
         canvas.boxes([(label + scale * (since - begin), y, scale * (until - since), high)], palette.COMPUTED, thick=0.8)
-        calls = [call for call in one.calls if call.step == step]
+        calls = [call for call in rank.calls if call.step == step]
         flights = [(call.begin_s, min(call.end_s or call.begin_s, until)) for call in calls]
-        stood = [(a, min(b, until)) for a, b in one.waits if since <= a < until]
+        stood = [(a, min(b, until)) for a, b in rank.waits if since <= a < until]
         late = [(a, b) for a, b in waiting_spans(calls, stood, last) if b > a]
         for some, colour in (([*flights, *stood], palette.DONE["communication"]), (late, palette.DONE["idle"])):
             spans = _merge_spans(some, 0.5 / scale)

@@ -63,9 +63,9 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int, int]]] = {}
     for trace in seen:
 
-        def add(name: str, row: int, begin_s: float, end_s: float, rank: int = trace.rank, **told: Any) -> None:
+        def add(name: str, row: int, begin_s: float, end_s: float, rank: int = trace.rank, **fields: Any) -> None:
             span = {"ts": (begin_s - zero_s) * 1e6, "dur": max((end_s - begin_s) * 1e6, 0.1)}
-            made.append({"ph": "X", "name": name, "pid": rank, "tid": row, "args": told} | span)
+            made.append({"ph": "X", "name": name, "pid": rank, "tid": row, "args": fields} | span)
 
         def names(kind: str, name: str, tid: int = 0, rank: int = trace.rank) -> None:
             made.append({"ph": "M", "name": kind, "pid": rank, "tid": tid, "args": {"name": name}})

@@ -51,20 +51,20 @@ class MapLine:
     first: bool
 
 
-def map_blocks(of: ModelMap, first: Iterable[str]) -> list[Block]:
+def map_blocks(model: ModelMap, first: Iterable[str]) -> list[Block]:
     """The map, and what its signs mean.
 
     Args:
         first: modules at which a finding begins.
     """
     rows: list[Sequence[Line]] = []
-    for line in map_lines(of, first):
+    for line in map_lines(model, first):
         indent = f' style="margin-left: {line.depth}em" title="{escape(line.title)}"'
         kind = "" if line.row.kind == line.label else line.row.kind
         here = Marked("strong", "◀ first" * line.first, ' class="failed"')
         cells: list[Line] = [
-            [_cell(cell, f' title="{escape(line.title)}, {what}: {cell.state or "none"}"')]
-            for cell, what in zip(line.row.cells, COLUMNS, strict=True)
+            [_cell(cell, f' title="{escape(line.title)}, {column}: {cell.state or "none"}"')]
+            for cell, column in zip(line.row.cells, COLUMNS, strict=True)
         ]
         rows.append(([Marked("code", line.label, indent), " ", Marked("small", kind), " ", here], *cells))
     means = {
@@ -80,14 +80,14 @@ def _cell(cell: Cell, title: str = "") -> Marked:
     return Marked("span", sign, f' class="cell {_CLASSES.get(cell.state, "")}"{title}')
 
 
-def map_lines(of: ModelMap, first: Iterable[str] = ()) -> list[MapLine]:
+def map_lines(model: ModelMap, first: Iterable[str] = ()) -> list[MapLine]:
     """The rows of the drawing. One that only holds others is left out, and its name stands before theirs; of numbered
     siblings in a row that are alike, with all that is inside them, the first stands for all.
     """  # fmt: skip
     marked = frozenset(first)
     roots: list[_Module] = []
     by_name: dict[str, _Module] = {}
-    for row in of.rows:
+    for row in model.rows:
         module = by_name[row.module] = _Module(row)
         around = by_name.get(row.module.rpartition(".")[0])
         (around.inside if around else roots).append(module)
@@ -96,25 +96,25 @@ def map_lines(of: ModelMap, first: Iterable[str] = ()) -> list[MapLine]:
 
 def _lines(modules: list[_Module], before: str, depth: int, marked: frozenset[str]) -> Iterator[MapLine]:
     for same in _runs_of_equal(modules, marked):
-        one, last = same[0], same[-1]
-        if one.empty and len(same) == 1:
-            yield from _lines(one.inside, f"{before}{one.name}.", depth, marked)
+        module, last = same[0], same[-1]
+        if module.empty and len(same) == 1:
+            yield from _lines(module.inside, f"{before}{module.name}.", depth, marked)
             continue
-        label, title = f"{before}{one.name}", one.row.module
+        label, title = f"{before}{module.name}", module.row.module
         if len(same) > 1:
             label, title = f"{label} … {before}{last.name}", f"{title} … {last.row.module}"
-        yield MapLine(label, title, depth, one.row, one.row.module in marked)
-        yield from _lines(one.inside, "", depth + 1, marked)
+        yield MapLine(label, title, depth, module.row, module.row.module in marked)
+        yield from _lines(module.inside, "", depth + 1, marked)
 
 
 def _runs_of_equal(modules: list[_Module], marked: frozenset[str]) -> Iterator[list[_Module]]:
     """Modules one by one, and runs of numbered ones that are alike together."""
-    for key, group in groupby(modules, lambda one: (one.name.isdigit(), _look(one, marked))):
+    for key, group in groupby(modules, lambda module: (module.name.isdigit(), _look(module, marked))):
         some = list(group)
         if key[0] and len(some) >= FOLDED:
             yield some
         else:
-            yield from ([one] for one in some)
+            yield from ([module] for module in some)
 
 
 def _look(module: _Module, marked: frozenset[str]) -> tuple:

@@ -38,7 +38,7 @@ def screen(measured: Summary, name: str) -> str:
 
 def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
     """The report for a browser, with drawings of what each rank saw. ``name``: the script's."""
-    files: list[Line] = [[Marked("code", name), f" {what}"] for name, what in FILES.items()]
+    files: list[Line] = [[Marked("code", name), f" {content}"] for name, content in FILES.items()]
     beside = Section("files", "Beside this page", "", [Lines(files)])
     return blocks.page(f"{name}, measured", f"{head(measured, name)}.", [*sections(measured, seen), beside])
 
@@ -55,21 +55,21 @@ def sections(measured: Summary, seen: Sequence[Seen] = ()) -> list[Section]:
 def head(measured: Summary, name: str) -> str:
     """What ran, on how many ranks, and what was measured of it."""
     m = measured.micro_batches
-    of = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
+    micro_batches = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
     if measured.closures > 1:
-        of += f", for which the optimizer calls its closure {measured.closures} times"
+        micro_batches += f", for which the optimizer calls its closure {measured.closures} times"
     ended = "" if measured.ended == "enough" else "; the script ended by itself"
     hosts = f" on {measured.hosts} nodes" if measured.hosts > 1 else ""
     ranks = f"{count_text(measured.ranks, 'rank')}{hosts} ({measured.backend or 'no group'})"
     steps = f"{count_text(measured.steps, 'step')} after three that warm up"
-    return f"{name} on {ranks}: the median of {steps}, {of}{ended}"
+    return f"{name} on {ranks}: the median of {steps}, {micro_batches}{ended}"
 
 
 def _findings(measured: Summary) -> Section:
     """Those about most bytes first."""
     lines: list[Line] = [
-        [Marked("code", one.line or "–"), f": {one.what}", Marked("b", f"{amount(one.bytes)} a step" * bool(one.bytes))]
-        for one in sorted(measured.findings, key=lambda finding: -finding.bytes)
+        [Marked("code", row.line or "–"), f": {row.what}", Marked("b", f"{amount(row.bytes)} a step" * bool(row.bytes))]
+        for row in sorted(measured.findings, key=lambda finding: -finding.bytes)
     ]
     return Section("findings", "Findings", "" if lines else "none", [Lines(lines)])
 
@@ -103,17 +103,17 @@ def groups(kinds: Sequence[GroupKind], ranks: int, hosts: int = 1) -> list[Table
 
 def _model(measured: Summary) -> list[str]:
     """The model in a line, and a line each for what is frozen, tied, recomputed, computed in another dtype."""
-    of = measured.model
-    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in of["dtypes"].items())
-    lines = [f"{', '.join(of['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
-    if of["frozen"]:
-        lines.append(f"frozen: {of['frozen']:,} of {of['parameters']:,}")
-    if of["tied"]:
-        lines.append(f"tied: {'; '.join(of['tied'][:3])}")
-    if of["recomputed"]:
-        lines.append(f"recomputed in the backward pass: {first_of(of['recomputed'], 4)}")
-    if of["computed_in"]:
-        lines.append(f"autocast computes in {', '.join(of['computed_in'])}")
+    model = measured.model
+    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model["dtypes"].items())
+    lines = [f"{', '.join(model['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
+    if model["frozen"]:
+        lines.append(f"frozen: {model['frozen']:,} of {model['parameters']:,}")
+    if model["tied"]:
+        lines.append(f"tied: {'; '.join(model['tied'][:3])}")
+    if model["recomputed"]:
+        lines.append(f"recomputed in the backward pass: {first_of(model['recomputed'], 4)}")
+    if model["computed_in"]:
+        lines.append(f"autocast computes in {', '.join(model['computed_in'])}")
     return lines
 
 
@@ -124,8 +124,8 @@ def parallelisms_text(measured: Summary) -> list[str]:
         of_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
     alike: dict[tuple[str, tuple[str, ...], int], list[tuple[int, ...]]] = {}
     for (kind, ranks), some in of_group.items():  # stages of a pipeline: one group has several
-        wraps = tuple(dict.fromkeys(name for one in some for name in one.wraps))
-        size = sum(sum(one.unit_bytes.values()) for one in some)
+        wraps = tuple(dict.fromkeys(name for p in some for name in p.wraps))
+        size = sum(sum(p.unit_bytes.values()) for p in some)
         alike.setdefault((kind, wraps, size), []).append(ranks)
     lines = []
     for (kind, wraps, size), some_ranks in alike.items():
@@ -164,14 +164,14 @@ def _merge_numbered(rows: list[Row]) -> list[Row]:
         together.setdefault((row.kind, row.ranks, row.line, row.place.phase, row.dtype, *form), []).append(row)
     made = []
     for (*_, module, why), some in together.items():
-        one = some[0]
+        merged = some[0]
         if len(some) > 1:
             expected = [row.expected_bytes for row in some if row.expected_bytes is not None]
-            one = replace(
-                one, calls=sum(row.calls for row in some), bytes=sum(row.bytes for row in some),
-                expected_bytes=sum(expected) if expected else None, place=one.place._replace(module=module), why=why,
+            merged = replace(
+                merged, calls=sum(row.calls for row in some), bytes=sum(row.bytes for row in some),
+                expected_bytes=sum(expected) if expected else None, place=merged.place._replace(module=module), why=why,
             )  # fmt: skip
-        made.append(one)
+        made.append(merged)
     return sorted(made, key=lambda row: -row.bytes)
 
 
@@ -182,12 +182,12 @@ def _collectives(measured: Summary) -> list[Sequence[Line]]:
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
         most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
-        what = "; ".join(filter(None, [row.why, most]))
-        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, what
+        remark = "; ".join(filter(None, [row.why, most]))
+        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, remark
         together.setdefault(rest, []).append(ranks)
     return [
-        (kind, first_of(some, 4, " | "), calls, sent, expected, [Marked("code", line)], module, what)
-        for (kind, calls, sent, expected, line, module, what), some in together.items()
+        (kind, first_of(some, 4, " | "), calls, sent, expected, [Marked("code", line)], module, remark)
+        for (kind, calls, sent, expected, line, module, remark), some in together.items()
     ]
 
 
@@ -197,10 +197,10 @@ def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
     lead = f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}: {kinds}"
     rows: list[Sequence[Line]] = [
         (
-            amount(one["bytes"]), one["kind"], f"{' × '.join(map(str, one['shape']))} {one['dtype']}",
-            [Marked("code", one["line"])], one["module"],
+            amount(tensor["bytes"]), tensor["kind"], f"{' × '.join(map(str, tensor['shape']))} {tensor['dtype']}",
+            [Marked("code", tensor["line"])], tensor["module"],
         )
-        for one in memory["largest"]
+        for tensor in memory["largest"]
     ]  # fmt: skip
     largest = Table(("largest", "kind", "shape", "line", "module"), rows)
     if not seen:
@@ -208,26 +208,26 @@ def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
     fullest, *others = sorted(seen, key=lambda trace: trace.rank != memory["rank"])
     below: list[Block] = [blocks.note("The second step, allocation by allocation:"), _course(fullest), largest]
     if others:
-        peaks = "; ".join(f"rank {one.rank} {amount(one.memory.peak_bytes)}" for one in others)
-        charts = [_course(one, f"Rank {one.rank}") for one in others[:OTHERS]]
+        peaks = "; ".join(f"rank {other.rank} {amount(other.memory.peak_bytes)}" for other in others)
+        charts = [_course(other, f"Rank {other.rank}") for other in others[:OTHERS]]
         below.append(blocks.Folded("The other ranks", [blocks.paragraphs(f"Their peaks: {peaks}."), *charts]))
     return Section("memory", "Memory", lead, below)
 
 
 def _course(trace: Seen, title: str = "") -> Block:
     """The picture of a rank's memory, and its key with what each kind has at the peak."""
-    of = memory_timeline(trace.memory.blocks)
-    if not of.columns:
+    over_time = memory_timeline(trace.memory.blocks)
+    if not over_time.columns:
         return blocks.paragraphs("Nothing was allocated.")
-    at_peak = of.columns[of.peak_column]
+    at_peak = over_time.columns[over_time.peak_column]
     held = {
         f"{kind} {amount(at_peak.get(kind, 0))}": colour
         for kind, colour in drawings.HELD.items()
-        if any(column.get(kind) for column in of.columns)
+        if any(column.get(kind) for column in over_time.columns)
     }
-    ran = {phase for phase, _, _ in of.phases}
+    ran = {phase for phase, _, _ in over_time.phases}
     phases = {drawings.phase_name(phase): colour for phase, colour in drawings.PHASES.items() if phase in ran}
-    return Chart(drawings.memory(of, trace.memory.line), {"at the peak": held, "below": phases}, title)
+    return Chart(drawings.memory(over_time, trace.memory.line), {"at the peak": held, "below": phases}, title)
 
 
 def full_size(measured: Summary) -> Section:
@@ -235,14 +235,14 @@ def full_size(measured: Summary) -> Section:
     full, heading = measured.memory.get("full_size"), "At full size"
     if full is None:
         return Section("full-size", heading)
-    what = f"with {full['model']} on {full['gpus']:,} GPU{'s' * (full['gpus'] != 1)}"
+    subject = f"with {full['model']} on {full['gpus']:,} GPU{'s' * (full['gpus'] != 1)}"
     if full["peak_bytes"] is None:
-        return Section("full-size", heading, f"{what}: no plan, since {full['why_not']}")
-    lead = f"{what}, {full['layout']}: {amount(full['peak_bytes'])} a GPU, planned and not measured"
+        return Section("full-size", heading, f"{subject}: no plan, since {full['why_not']}")
+    lead = f"{subject}, {full['layout']}: {amount(full['peak_bytes'])} a GPU, planned and not measured"
     table = Table(("kind", "here, at the peak", "here, at most", "planned"), _full_size_rows(full))
     assumed = f"assumed: {'; '.join(full['assumed'])}"
-    told = blocks.paragraphs("; ".join(full["taken_over"]), assumed, [Marked("code", full["command"])])
-    return Section("full-size", heading, lead, [table, told])
+    assumptions = blocks.paragraphs("; ".join(full["taken_over"]), assumed, [Marked("code", full["command"])])
+    return Section("full-size", heading, lead, [table, assumptions])
 
 
 def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -293,10 +293,10 @@ def _paced(measured: Summary) -> Section:
 def _times(times: Sequence[Times], digits: int, other: str = "other") -> list[Block]:
     """Seconds by rank: their figures, and bars. ``other``: what the rest of a step is called."""
     names = ("computes", "waits for bytes", "waits for ranks", other)
-    rows = [(str(one.rank), *(f"{1e3 * seconds:.{digits}f}" for seconds in one.figures)) for one in times]
+    rows = [(str(rank.rank), *(f"{1e3 * seconds:.{digits}f}" for seconds in rank.figures)) for rank in times]
     parts = [(part, colour, mark) for (part, colour), mark in zip(drawings.SPENT.items(), MARKS, strict=True)]
-    longest = max(sum(getattr(one, part) for part, _, _ in parts) for one in times) or 1.0
-    bars = [[blocks.Bar(getattr(one, part) / longest, colour, mark) for part, colour, mark in parts] for one in times]
+    longest = max(sum(getattr(rank, part) for part, _, _ in parts) for rank in times) or 1.0
+    bars = [[blocks.Bar(getattr(rank, part) / longest, colour, mark) for part, colour, mark in parts] for rank in times]
     columns = ("rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", other)
     key = dict(zip(names, drawings.SPENT.values(), strict=True))
     return [Table(columns, rows, bars, f"█ computes ▓ bytes ░ ranks · {other}"), Chart("", {"": key})]

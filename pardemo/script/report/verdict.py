@@ -299,8 +299,9 @@ def proof_page(proof: Proof, script: str) -> str:
     sections: list[Section] = []
     for number, layout in enumerate(proof.layouts[1:], 1):
         sign, colour = _sign(proof, layout)
-        found = _of(proof, layout)
-        said = "could not be compared" if layout.name in proof.failed else finding_head(found[0]) if found else ALIKE
+        findings = _of(proof, layout)
+        said = finding_head(findings[0]) if findings else ALIKE
+        said = "could not be compared" if layout.name in proof.failed else said
         link = Marked("a", layout.name, f' href="#layout-{number}"')
         lines.append([Marked("strong", sign, f' class="{colour}"'), " ", link, f": {said}"])
         sections.append(Section(f"layout-{number}", f"{sign} {layout.name}", "", _layout_blocks(proof, layout)))
@@ -322,17 +323,17 @@ def proof_page(proof: Proof, script: str) -> str:
 
 
 def _layout_blocks(proof: Proof, layout: Layout) -> list[Block]:
-    found, of = _of(proof, layout), proof.maps.get(layout.name)
+    findings, model = _of(proof, layout), proof.maps.get(layout.name)
     below: list[Block] = [paragraphs([Marked("code", " ".join(layout.line))])]
     if lead := _lead(proof, layout):
         below.append(paragraphs(blocks.sentence(lead)))
-    for finding in found if not lead else ():
+    for finding in findings if not lead else ():
         below += _entry(finding, _kept(proof, finding) if finding in proof.files else "")
-    if layout.name in proof.failed or of is None:
+    if layout.name in proof.failed or model is None:
         return below
-    title = Chart("", title=f"The model in step {of.step}")
-    drawn = model_map.map_blocks(of, [finding.module for finding in found if finding.module])
-    return [*below, title, paragraphs(_compared(of, found)), *drawn]
+    title = Chart("", title=f"The model in step {model.step}")
+    drawn = model_map.map_blocks(model, [finding.module for finding in findings if finding.module])
+    return [*below, title, paragraphs(_compared(model, findings)), *drawn]
 
 
 def _kept(proof: Proof, finding: Finding) -> Line:
@@ -346,16 +347,16 @@ def _kept(proof: Proof, finding: Finding) -> Line:
     return ["tensors: ", Marked("a", name, f' href="{name}"'), said]
 
 
-def _compared(of: ModelMap, found: list[Finding]) -> str:
+def _compared(model: ModelMap, findings: list[Finding]) -> str:
     """What was compared of the step that the map shows, and what was not."""
-    numbers = "; ".join(f"{what}: {of.counts[key][0]} of {of.counts[key][1]}" for key, what in COLUMNS.items())
+    numbers = "; ".join(f"{label}: {model.counts[key][0]} of {model.counts[key][1]}" for key, label in COLUMNS.items())
     said = f"Compared are {numbers}."
-    what = {finding.what for finding in found}
-    if {"data", "parameters"} & what:
+    kinds = {finding.what for finding in findings}
+    if {"data", "parameters"} & kinds:
         return f"{said} Where samples or first parameters are wrong, nothing that is made of them is looked at."
-    if "forward" in what:
+    if "forward" in kinds:
         return f"{said} Where outputs are wrong, gradients are not looked at, nor what is made of them."
-    return f"{said} Steps behind the first one that differs are not compared." if found else said
+    return f"{said} Steps behind the first one that differs are not compared." if findings else said
 
 
 PAGE, VERDICT, TENSORS = "prove.html", "prove.json", "tensors"
@@ -394,17 +395,17 @@ def write_proof(folder: Path, proof: Proof, script: str) -> None:
     for left in folder.glob(f"{_WRITTEN}*"):  # by a proof that was killed while it wrote
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_WRITTEN) as temporary:
-        whole = Path(temporary)
+        new = Path(temporary)
         for finding, kept in proof.kept.items():
-            _save(whole / proof.files[finding], kept)
-        (whole / VERDICT).write_text(json.dumps(proof.as_json(), indent=1), "utf-8")
-        (whole / PAGE).write_text(proof_page(proof, script), "utf-8")
+            _save(new / proof.files[finding], kept)
+        (new / VERDICT).write_text(json.dumps(proof.as_json(), indent=1), "utf-8")
+        (new / PAGE).write_text(proof_page(proof, script), "utf-8")
         (folder / PAGE).unlink(missing_ok=True)
         (folder / VERDICT).unlink(missing_ok=True)
         shutil.rmtree(folder / TENSORS, ignore_errors=True)
         for name in (TENSORS, VERDICT, PAGE):
-            if (whole / name).exists():
-                os.replace(whole / name, folder / name)
+            if (new / name).exists():
+                os.replace(new / name, folder / name)
 
 
 def _save(path: Path, kept: Kept) -> None:

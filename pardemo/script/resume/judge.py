@@ -25,23 +25,23 @@ def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> li
     Returns:
         names, as ``torch's``. One from which nothing is drawn may be anywhere.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for theirs, ours in zip(reference.records, resumed.records, strict=True):
-        around = [one.generators for one in theirs.steps[max(0, step - 1) : step + 2]]
+        around = [step_record.generators for step_record in theirs.steps[max(0, step - 1) : step + 2]]
         for name, place in theirs.steps[step].generators.items():
             drawn = any(other.get(name, place) != place for other in around)
             if drawn and ours.steps[step - begins].generators.get(name, place) != place:
-                found.setdefault(name)
-    return list(found)
+                names.setdefault(name)
+    return list(names)
 
 
 def generators_text(names: list[str]) -> str:
     """``torch's and numpy's generators, which this step draws from, are not where they were without the stop``."""
     some = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    one = len(names) == 1
+    single = len(names) == 1
     return (
-        f"{some} generator{'' if one else 's'}, from which the run draws, {'is' if one else 'are'} not where "
-        f"{'it was' if one else 'they were'} without the stop: that is not restored"
+        f"{some} generator{'' if single else 's'}, from which the run draws, {'is' if single else 'are'} not where "
+        f"{'it was' if single else 'they were'} without the stop: that is not restored"
     )
 
 
@@ -52,12 +52,12 @@ def length_difference(reference: Run, resumed: Run, begins: int) -> str:
     all the same.
     """
     shortest = min(resumed.records, key=lambda record: len(record.steps))
-    own, wanted = len(shortest.steps), len(reference.records[0].steps) - begins
-    if shortest.ended == "end" and own < wanted:
+    ours, wanted = len(shortest.steps), len(reference.records[0].steps) - begins
+    if shortest.ended == "end" and ours < wanted:
         ended = reference.records[0].ended == "end"
-        missing = wanted - own if ended else f"at least {wanted - own}"
-        return f"the run is over {missing} step{'s' * (wanted - own > 1)} before the undisturbed one"
-    if reference.records[0].ended == "end" and own > wanted:
+        missing = wanted - ours if ended else f"at least {wanted - ours}"
+        return f"the run is over {missing} step{'s' * (wanted - ours > 1)} before the undisturbed one"
+    if reference.records[0].ended == "end" and ours > wanted:
         return "the run takes more steps than the undisturbed one: its count of steps or epochs begins anew"
     return ""
 
@@ -65,14 +65,14 @@ def length_difference(reference: Run, resumed: Run, begins: int) -> str:
 def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, int] | None:
     """What is wrong with the learning rates of a run that goes on behind ``begins`` steps, and since when; or None."""
     rates = [step.learning_rates for step in reference.records[0].steps]
-    own = [step.learning_rates for step in resumed.records[0].steps]
+    ours = [step.learning_rates for step in resumed.records[0].steps]
     wanted = rates[begins:]
-    steps = min(len(wanted), len(own))
-    first = next((n for n in range(steps) if not _is_close(own[n], wanted[n])), None)
+    steps = min(len(wanted), len(ours))
+    first = next((n for n in range(steps) if not _is_close(ours[n], wanted[n])), None)
     if first is None:
         return None
-    said = f"the rate is {_rate_text(own[first])} in place of {_rate_text(wanted[first])}"
-    away = steps_away(own[first:steps], rates, begins + first, min(2, steps - first), _is_close)
+    said = f"the rate is {_rate_text(ours[first])} in place of {_rate_text(wanted[first])}"
+    away = steps_away(ours[first:steps], rates, begins + first, min(2, steps - first), _is_close)
     if away:
         moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
         anew = ": it begins anew" if away == -begins else ""
@@ -104,11 +104,11 @@ def compare_states(
         theirs, ours: by rank, of the undisturbed and the resumed run. steps: the undisturbed run's in each step, one
             after the other; read where something is not equal.
     """
-    what = SLOTS.get(kind.removeprefix(STATE), f"the optimizer's {kind.removeprefix(STATE)}")
-    exact, told = True, dict[str, list[str]]()
-    for rank, (wanted, own) in enumerate(zip(theirs, ours, strict=True)):
+    slot = SLOTS.get(kind.removeprefix(STATE), f"the optimizer's {kind.removeprefix(STATE)}")
+    exact, names_by_reason = True, dict[str, list[str]]()
+    for rank, (wanted, values) in enumerate(zip(theirs, ours, strict=True)):
         for name, tensor in wanted.items():
-            value = own.get(name)
+            value = values.get(name)
             if value is not None and value.shape == tensor.shape and torch.equal(value, tensor):
                 continue
             exact = False
@@ -116,35 +116,35 @@ def compare_states(
                 continue
             if value is None and not bool(tensor.any()):
                 continue
-            why = _state_difference(what, name, tensor, value, rank, steps, begins)
-            names = told.setdefault(why, [])
+            why = _state_difference(slot, name, tensor, value, rank, steps, begins)
+            names = names_by_reason.setdefault(why, [])
             if name not in names:
                 names.append(name)
-    return exact, told
+    return exact, names_by_reason
 
 
 def _state_difference(
-    what: str, name: str, wanted: torch.Tensor, own: torch.Tensor | None, rank: int, steps: Steps, begins: int
+    slot: str, name: str, wanted: torch.Tensor, ours: torch.Tensor | None, rank: int, steps: Steps, begins: int
 ) -> str:
-    if own is None or not bool(own.any()):
-        return f"{what} starts at zero"
+    if ours is None or not bool(ours.any()):
+        return f"{slot} starts at zero"
     for step, of_ranks in steps():
-        tensors = of_ranks[rank]
-        if step != begins and name in tensors and tensors[name].shape == own.shape and torch.equal(tensors[name], own):
-            return f"{what} is the one before step {step + 1}"
-    if wanted.dim() == 0 and own.dim() == 0:
-        return f"{what} is {float(own):g} in place of {float(wanted):g}"
-    if is_rounded_to_bf16(wanted, own):
-        return f"{what} comes back rounded to bf16"
-    if own.numel() == wanted.numel() and torch.equal(own.reshape(-1).sort().values, wanted.reshape(-1).sort().values):
-        return f"{what} has its numbers in other places"
-    return f"{what} is another one"
+        then = of_ranks[rank].get(name)
+        if step != begins and then is not None and then.shape == ours.shape and torch.equal(then, ours):
+            return f"{slot} is the one before step {step + 1}"
+    if wanted.dim() == 0 and ours.dim() == 0:
+        return f"{slot} is {float(ours):g} in place of {float(wanted):g}"
+    if is_rounded_to_bf16(wanted, ours):
+        return f"{slot} comes back rounded to bf16"
+    if ours.numel() == wanted.numel() and torch.equal(ours.reshape(-1).sort().values, wanted.reshape(-1).sort().values):
+        return f"{slot} has its numbers in other places"
+    return f"{slot} is another one"
 
 
-def is_rounded_to_bf16(wanted: torch.Tensor, own: torch.Tensor) -> bool:
+def is_rounded_to_bf16(wanted: torch.Tensor, ours: torch.Tensor) -> bool:
     """Whether one is the other in bf16."""
-    return wanted.is_floating_point() and wanted.shape == own.shape and torch.equal(
-        wanted.to(torch.bfloat16).to(own.dtype), own
+    return wanted.is_floating_point() and wanted.shape == ours.shape and torch.equal(
+        wanted.to(torch.bfloat16).to(ours.dtype), ours
     )  # fmt: skip
 
 
@@ -214,15 +214,15 @@ class ResumedRun:
 
         Parameters come from a file, and a step changes little of them: there, what repeats itself has no rounding.
         """
-        found: dict[str, tuple[int, torch.Tensor, torch.Tensor]] = {}
+        tensors: dict[str, tuple[int, torch.Tensor, torch.Tensor]] = {}
         strict = self.repeats and (kind == "before" or (kind == "after" and self.exact))
         for rank, (theirs, ours) in enumerate(zip(*self.tensors(kind), strict=True)):
             for name in (name for name in theirs if name in ours):
                 same = theirs[name].shape == ours[name].shape and torch.equal(theirs[name], ours[name])
                 self.exact &= same
                 if not same and not nearly_equal(ours[name], theirs[name], _BITS if strict else self.tolerance):
-                    found.setdefault(name, (rank, theirs[name], ours[name]))
-        return found
+                    tensors.setdefault(name, (rank, theirs[name], ours[name]))
+        return tensors
 
 
 def rounding_only(run: Run) -> Noise:
@@ -232,12 +232,12 @@ def rounding_only(run: Run) -> Noise:
     """
     gradients = [[run.tensors(step, rank, "gradient") for step in range(run.steps)] for rank in range(run.layout.ranks)]
     largest = max(
-        (float(g.abs().max()) for own in gradients for of in own for g in of.values() if g.numel()), default=0.0
+        (float(g.abs().max()) for steps in gradients for step in steps for g in step.values() if g.numel()), default=0.0
     )
     return {
-        (rank, name): torch.stack([of[name].abs() for of in own if name in of]).amax(0) <= _ROUNDING * largest
-        for rank, own in enumerate(gradients)
-        for name in own[0]
+        (rank, name): torch.stack([step[name].abs() for step in steps if name in step]).amax(0) <= _ROUNDING * largest
+        for rank, steps in enumerate(gradients)
+        for name in steps[0]
     }
 
 
@@ -253,14 +253,14 @@ def resumed_after(reference: Run, resumed: Run, expected: int, tolerance: float,
 
     None where they are farther than ``tolerance``, relative; of several steps the one nearest the expected.
     """
-    own = [resumed.tensors(0, rank, "before") for rank in range(resumed.layout.ranks)]
+    ours = [resumed.tensors(0, rank, "before") for rank in range(resumed.layout.ranks)]
     far = {}
     for step in range(reference.steps):
         theirs = [reference.tensors(step, rank, "before") for rank in range(reference.layout.ranks)]
-        if _shapes(theirs) == _shapes(own):
+        if _shapes(theirs) == _shapes(ours):
             pairs = [
                 (a[name], _without_noise(noise.get((rank, name)), a[name], b[name]))
-                for rank, (a, b) in enumerate(zip(theirs, own, strict=True))
+                for rank, (a, b) in enumerate(zip(theirs, ours, strict=True))
                 for name in a
             ]
             far[step] = max(float((a - b).double().norm() / a.double().norm().clamp_min(1e-30)) for a, b in pairs)
@@ -282,20 +282,20 @@ def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tole
     def held_against(step: int) -> tuple[Run, compare.Comparison]:
         """With its own copy of what is known of pieces: a comparison cuts those that are several of the reference's."""
         records = [replace(record, steps=[replace(step) for step in record.steps]) for record in resumed.records]
-        own = replace(resumed, records=records, strips={})
-        return own, compare.compare_layout(Reference(reference.since(step), tolerance), own)
+        cut_run = replace(resumed, records=records, strips={})
+        return cut_run, compare.compare_layout(Reference(reference.since(step), tolerance), cut_run)
 
     begins = None
     for step in sorted(range(reference.steps), key=lambda step: (step != expected, step)):
         with contextlib.suppress(ProveError):  # nothing of it is where this step's parameters are
-            own, compared = held_against(step)
+            cut_run, compared = held_against(step)
             begun = any(finding.what == "parameters" and finding.step == 1 for finding in compared.findings)
             if not compared.unmatched and not compared.maps.different and not begun:  # whatever its samples are
                 begins = step
                 break
     else:
-        own, compared = held_against(expected)
-    return ResumedRun(name, reference, own, expected, begins, tolerance, compared=compared, states=False)
+        cut_run, compared = held_against(expected)
+    return ResumedRun(name, reference, cut_run, expected, begins, tolerance, compared=compared, states=False)
 
 
 def judge(beside: ResumedRun) -> None:
@@ -320,9 +320,10 @@ def judge(beside: ResumedRun) -> None:
         _random(beside)
         if not beside.findings:
             _numbers(beside)
-    told = {finding.cause for finding in beside.findings} & {"data", "learning-rate", "loss-scale", "optimizer-state"}
+    causes = {finding.cause for finding in beside.findings}
+    explained = causes & {"data", "learning-rate", "loss-scale", "optimizer-state"}
     for finding in compared.findings if compared else ():
-        if finding.cause not in told:  # by what was looked at for itself
+        if finding.cause not in explained:  # by what was looked at for itself
             beside.findings.append(replace(finding, layout=beside.name, step=finding.step + behind))
 
 
@@ -371,9 +372,9 @@ def _states(beside: ResumedRun) -> None:
                 continue  # they are there, and kept in a form that says not whose they are
             theirs, ours = [in_whole], [parts]
         steps: Steps = partial(_states_by_step, beside, kind) if truth is None else tuple
-        exact, told = compare_states(kind, theirs, ours, steps, beside.behind, beside.tolerance)
+        exact, names_by_reason = compare_states(kind, theirs, ours, steps, beside.behind, beside.tolerance)
         beside.exact &= exact
-        for why, names in told.items():
+        for why, names in names_by_reason.items():
             if kind == STATE + KEPT:
                 beside.add("beside the model", "not-restored", why, names)
             else:
@@ -419,7 +420,7 @@ def _random(beside: ResumedRun) -> None:
 
 def _numbers(beside: ResumedRun) -> None:
     """Gradients, the loss, buffers and updates of the first step, when all that they are made of is right."""
-    for kind, what in (("buffer", "buffers"), ("gradient", "gradients"), ("after", "parameters after the step")):
+    for kind, label in (("buffer", "buffers"), ("gradient", "gradients"), ("after", "parameters after the step")):
         if kind == "gradient" and beside.repeats and _losses(beside):
             return
         if kind == "after" and beside.behind + 1 >= len(beside.reference.records[0].steps):
@@ -433,9 +434,9 @@ def _numbers(beside: ResumedRun) -> None:
             }[kind]  # fmt: skip
             names = moved_generators(beside.reference, beside.resumed, beside.behind, beside.behind)
             if kind == "gradient" and names:
-                beside.add(what, "random-state", f"{why}; {generators_text(names)}", apart)
+                beside.add(label, "random-state", f"{why}; {generators_text(names)}", apart)
             else:
-                beside.add(what, "not-restored" if kind == "buffer" else "", why, apart)
+                beside.add(label, "not-restored" if kind == "buffer" else "", why, apart)
             return
 
 
@@ -446,10 +447,10 @@ def _losses(beside: ResumedRun) -> bool:
         theirs, ours = run[beside.behind].losses, beside.resumed.records[rank].steps[0].losses
         beside.exact = beside.exact and theirs == ours
         size = max((abs(loss) for step in run for loss in step.losses), default=0.0)
-        for wanted, own in zip(theirs, ours, strict=False):
-            if math.isnan(wanted) or abs(own - wanted) <= beside.tolerance * size:
+        for wanted, got in zip(theirs, ours, strict=False):
+            if math.isnan(wanted) or abs(got - wanted) <= beside.tolerance * size:
                 continue
-            why = f"the samples and the parameters are right, and the loss is {own:.6g} in place of {wanted:.6g}"
+            why = f"the samples and the parameters are right, and the loss is {got:.6g} in place of {wanted:.6g}"
             names = moved_generators(beside.reference, beside.resumed, beside.behind, beside.behind)
             why = f"{why}; {generators_text(names)}" if names else why
             beside.add("loss", "random-state" if names else "", why)

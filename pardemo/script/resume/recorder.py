@@ -92,13 +92,13 @@ def draw_stops(
     made = []
     for kind in kinds:
         done, moment = draw.choice(places), draw.choice(list(MOMENTS))
-        one, share = draw.randrange(ranks), draw.random()
+        drawn_rank, share = draw.randrange(ranks), draw.random()
         if kind == "save":
             later = [place for place in saves_s if any(0 < number < place for number in saved) and place < steps]
             if not later:
                 continue
             done, moment = draw.choice(later), "forward"
-        which = (one,) if kind == "rank" else tuple(range(ranks))
+        which = (drawn_rank,) if kind == "rank" else tuple(range(ranks))
         made.append(Stop(kind, done, moment, which, share, tuple(saves_s[done]) if kind == "save" else ()))
     return made
 
@@ -170,9 +170,9 @@ def kept_beside(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.
             state = _state_of(value)
         else:
             continue
-        for of, tensor in _state_tensors(name, state):
+        for slot, tensor in _state_tensors(name, state):
             if id(tensor) not in trained:
-                yield of, tensor
+                yield slot, tensor
 
 
 def _reachable() -> Iterator[tuple[str, Any]]:
@@ -193,7 +193,7 @@ def _of_scope(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         yield name, value
         if type(value).__module__ == "__main__" and not isinstance(value, (torch.nn.Module, type)):
-            yield from ((f"{name}.{of}", inner) for of, inner in list(getattr(value, "__dict__", {}).items()))
+            yield from ((f"{name}.{key}", inner) for key, inner in list(getattr(value, "__dict__", {}).items()))
 
 
 def _state_of(value: Any) -> Any:
@@ -208,8 +208,8 @@ def _state_tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if local_part(state).numel() >= LEAST:
             yield name, _copy_of_part(state)
     elif isinstance(state, (Mapping, list, tuple)):
-        for of, inner in state.items() if isinstance(state, Mapping) else enumerate(state):
-            yield from _state_tensors(f"{name}.{of}", inner)
+        for key, inner in state.items() if isinstance(state, Mapping) else enumerate(state):
+            yield from _state_tensors(f"{name}.{key}", inner)
 
 
 class StopFollower:
@@ -282,13 +282,13 @@ class StopFollower:
 
     def _present(self) -> set[tuple[str, int, int]]:
         """Files in the script's folder: name, size, time of the last change."""
-        found = set()
+        files = set()
         for folder, _, names in os.walk(self._folder):  # which passes over what another rank has just removed
             for name in names:
                 with contextlib.suppress(OSError):  # it is being replaced
                     known = os.stat(os.path.join(folder, name))
-                    found.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
-        return found
+                    files.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
+        return files
 
     def _saved(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Saves, and notes how long it took."""
@@ -377,8 +377,8 @@ def _saving_functions() -> list[Callable[..., Any]]:
     """What scripts and libraries save tensors by, as far as this script has imported it."""
     names = {"torch": ("save",), "torch.distributed.checkpoint": ("save", "async_save"),
              "safetensors.torch": ("save_file", "save_model")}  # fmt: skip
-    there = {of: functions for of, functions in names.items() if of in sys.modules}
-    return [getattr(sys.modules[of], name) for of, functions in there.items() for name in functions]
+    there = {module: functions for module, functions in names.items() if module in sys.modules}
+    return [getattr(sys.modules[module], name) for module, functions in there.items() for name in functions]
 
 
 def generator_states() -> dict[str, str]:

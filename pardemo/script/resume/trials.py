@@ -50,11 +50,11 @@ def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, save
                 ranks = psutil.Process(launcher.pid).children(recursive=True)
         finally:
             launcher.kill()  # SIGKILL: the stop itself; or the end of one that never came
-    limit, left = Deadline(10.0, [one.pid for one in ranks]), ranks
+    limit, left = Deadline(10.0, [process.pid for process in ranks]), ranks
     while left and limit.left_s():
         left = psutil.wait_procs(left, timeout=0.1)[1]
-    for one in left:
-        one.kill()
+    for process in left:
+        process.kill()
     psutil.wait_procs(left, timeout=5)
     if not marker.exists():
         error = place / "error"
@@ -130,14 +130,14 @@ def _verdict(
         verdict.notes.append(f"{sum(runs.elements(first).values()):,} elements: parameters are compared by sketches")
     pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
     others = zip(layouts[1:], resumed[1:], strict=True)
-    pairs += [(drawn[number % len(drawn)], own, layout) for number, (own, layout) in enumerate(others)]
-    for number, (stop, own, layout) in enumerate(pairs):
+    pairs += [(drawn[number % len(drawn)], to, layout) for number, (to, layout) in enumerate(others)]
+    for number, (stop, resumed_on, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
         expected = max(step for step in verdict.saved if 0 < step < stop.done + (stop.kind != "save"))
         trial = Trial(replace(stop, grace_s=grace_s), layout, expected, asynchronous, stop.kind == "save")
         resumed_run = _stop_and_resume(trial, layouts[0], first, options, place, verdict.saved)
         if resumed_run is not None:
-            there = partial(_undisturbed_there, own, options, place) if own is not layouts[0] else None
+            there = partial(_undisturbed_there, resumed_on, options, place) if resumed_on is not layouts[0] else None
             try:
                 _judge(trial, _beside(trial, first, resumed_run, tolerance, exact, there), there)
             except ProveError as error:
@@ -318,8 +318,8 @@ def stopped(
     """
     words = _words(line)
     again = words if resume is None else _words(resume)
-    for which, of in (("the script's line", words), ("--resume", again)):
-        if not any("{folder}" in word for word in of):
+    for which, argv in (("the script's line", words), ("--resume", again)):
+        if not any("{folder}" in word for word in argv):
             raise ValueError(f"{which} has no {{folder}}: say with it where the script saves, as --out {{folder}}")
     kinds = tuple(KINDS) if stops is None else tuple(stops)
     if unknown := [kind for kind in kinds if kind not in KINDS]:
@@ -327,8 +327,8 @@ def stopped(
     if not kinds:
         raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
     begun, resumed = (
-        of_layouts.from_texts(layouts, [word.replace("{folder}", FOLDER) for word in of], alone=True)
-        for of in (words, again)
+        of_layouts.from_texts(layouts, [word.replace("{folder}", FOLDER) for word in argv], alone=True)
+        for argv in (words, again)
     )
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
         runs.launch_of(layout)

@@ -120,8 +120,8 @@ def _variables(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """``NAME=VALUE`` before a command, as a shell takes it, also behind ``env``."""
     words = list(words[1:] if words[:1] == ["env"] else words)
     given = {}
-    while words and (found := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
-        given[found[1]] = found[2]
+    while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
+        given[match[1]] = match[2]
         del words[0]
     return given, words
 
@@ -255,8 +255,8 @@ def _chosen_hosts(runner: Any, pool: Mapping[str, int], args: argparse.Namespace
     return runner.apply_num_nodes_and_gpus(some, args.num_nodes, args.num_gpus)
 
 
-def _for_each_gpu(what: str) -> str:
-    return f"{what} is a rank for each GPU, and there is none here: --ranks says how many instead"
+def _for_each_gpu(launcher: str) -> str:
+    return f"{launcher} is a rank for each GPU, and there is none here: --ranks says how many instead"
 
 
 def _launcher_result(name: str, action: Callable[[], Any]) -> Any:

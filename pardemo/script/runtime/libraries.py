@@ -99,9 +99,9 @@ def own_folder(path: str) -> Iterator[None]:
         library_folders.cache_clear()
 
     forget()
-    own = f"{os.path.realpath(path)}{os.sep}"
-    if path and own.startswith(library_folders()):  # a folder around an environment is not meant
-        _own_folders.append(own)
+    folder = f"{os.path.realpath(path)}{os.sep}"
+    if path and folder.startswith(library_folders()):  # a folder around an environment is not meant
+        _own_folders.append(folder)
     try:
         yield
     finally:

@@ -130,7 +130,7 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
 def _raised_text(name: str, error: RankFailed, still: Standstill) -> str:
     rank, failure = error.first
     if failure.type == "Exited":
-        ranks = [one for one, other in error.failures.items() if other.message == failure.message]
+        ranks = [rank for rank, other in error.failures.items() if other.message == failure.message]
         alone = f" (on {ranks_text(ranks)})" if error.stopped or len(ranks) < len(error.failures) else ""
         return f"{name} ended by {_as_one_line(failure.message)}; what it printed says why{alone}"
     if failure.type == "OwnProcesses":
@@ -199,11 +199,11 @@ def scratch(folder: str) -> Iterator[Scratch]:
 
 def _files_of(folder: str) -> dict[str, int]:
     """Files of a folder and when they changed, in ns, without :data:`LEFT_OUT`."""
-    found = {}
+    times = {}
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
         for name in names:
             path = os.path.join(where, name)
             with contextlib.suppress(OSError):
-                found[os.path.relpath(path, folder)] = os.lstat(path).st_mtime_ns
-    return found
+                times[os.path.relpath(path, folder)] = os.lstat(path).st_mtime_ns
+    return times

@@ -229,7 +229,7 @@ def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
             note("seeds")
             torch.default_generator.manual_seed(seed)
 
-    def told(key: str, value: Callable) -> Callable:
+    def noting(key: str, value: Callable) -> Callable:
         return lambda *args, **kwargs: (note(key), value(*args, **kwargs))[1]
 
     def refused(*_: Any, **__: Any) -> None:
@@ -266,12 +266,12 @@ def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     ):
         yield from ((getattr(module, name), no_op) for name in names.split())
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        yield getattr(cuda, name), told("memory", _zero)
-        yield getattr(accelerator, name), told("memory", _zero)
+        yield getattr(cuda, name), noting("memory", _zero)
+        yield getattr(accelerator, name), noting("memory", _zero)
     for module in (cuda, accelerator):
-        yield module.memory_stats, told("memory", lambda *_: defaultdict(int))
-    yield cuda.memory_summary, told("memory", lambda *_, **__: "")
-    yield cuda.memory_snapshot, told("memory", lambda *_, **__: [])
+        yield module.memory_stats, noting("memory", lambda *_: defaultdict(int))
+    yield cuda.memory_summary, noting("memory", lambda *_, **__: "")
+    yield cuda.memory_snapshot, noting("memory", lambda *_, **__: [])
     yield from ((real, seed) for real in (cuda.manual_seed, cuda.manual_seed_all))
     yield cuda.initial_seed, torch.initial_seed
     yield cuda.get_rng_state, lambda device=None: torch.get_rng_state()
@@ -280,7 +280,7 @@ def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     yield cuda.set_rng_state_all, lambda states: torch.set_rng_state(states[0]) if states else None
     stream = Stream()
     for kind, mine in ((cuda.Stream, Stream), (torch.Stream, Stream), (cuda.Event, Event), (torch.Event, Event)):
-        yield kind, type(kind.__name__, (mine,), {"__init__": told("streams", mine.__init__)})
+        yield kind, type(kind.__name__, (mine,), {"__init__": noting("streams", mine.__init__)})
     yield cuda.stream, lambda stream: contextlib.nullcontext()
     for real in (cuda.current_stream, cuda.default_stream, accelerator.current_stream):
         yield real, lambda *_: stream
@@ -367,13 +367,13 @@ def replaced_everywhere(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
     Also in modules that are imported within the block, once it ends.
     """
     # each needs one of its own, to be told by which it stands for
-    own = [(real, ours if isinstance(ours, type) else functools.partial(ours)) for real, ours in pairs]
+    replacements = [(real, ours if isinstance(ours, type) else functools.partial(ours)) for real, ours in pairs]
     _NAMES.update()
-    for real, ours in own:
+    for real, ours in replacements:
         _NAMES.replace(real, ours)
     try:
         yield
     finally:
         _NAMES.update()
-        for real, ours in own:
+        for real, ours in replacements:
             _NAMES.replace(ours, real)

@@ -28,11 +28,11 @@ from pardemo.world import bf16
 
 
 class Row(NamedTuple):
-    """What a script writes, what it gets on a CPU rank, and whether a run that meets it is told."""
+    """What a script writes, what it gets on a CPU rank, and whether a run that meets it notes it."""
 
     written: str
     here: str
-    told: bool = True
+    noted: bool = True
 
 
 #: All that is different under :func:`without_gpu`.
@@ -42,18 +42,18 @@ TABLE = {
         "the CPU; nothing is copied, so what is moved shares its memory with what it was moved from",
     ),
     "nccl": Row("the backend nccl, also in cpu:gloo,cuda:nccl; device_id and pg_options of groups", "the backend gloo"),
-    "wrappers": Row("device_ids, output_device of DDP; device_id of FSDP1; a mesh of cuda", "the CPU's", told=False),
+    "wrappers": Row("device_ids, output_device of DDP; device_id of FSDP1; a mesh of cuda", "the CPU's", noted=False),
     "asked": Row(
         "torch.cuda.is_available(), device_count(), torch.accelerator, is_nccl_available(), x.device, x.is_cuda",
         "a GPU for each rank of a host, where the script asks; none where a library does",
-        told=False,
+        noted=False,
     ),
     "properties": Row(
         "get_device_capability(), get_device_properties(), mem_get_info(), is_bf16_supported()",
         "compute capability 8.0 with bf16, and the memory of this machine",
     ),
-    "current": Row("set_device(), current_device(), torch.cuda.device", "a number that is kept", told=False),
-    "nothing": Row("synchronize(), empty_cache(), nvtx, the profiler's start and stop", "nothing", told=False),
+    "current": Row("set_device(), current_device(), torch.cuda.device", "a number that is kept", noted=False),
+    "nothing": Row("synchronize(), empty_cache(), nvtx, the profiler's start and stop", "nothing", noted=False),
     "streams": Row("streams and events", "work runs at once, in the order of the script; events read the clock"),
     "memory": Row("torch.cuda's memory statistics", "zeros: no allocator of a GPU runs"),
     "seeds": Row("torch.cuda's seeds and random states", "the CPU's generator, the only one: the last seed counts"),
@@ -65,8 +65,8 @@ TABLE = {
     "autocast": Row(
         "autocast on cuda", "autocast on the CPU in the same dtype; it has a list of its own of what runs in fp32"
     ),
-    "GradScaler": Row("GradScaler on cuda", "GradScaler on the CPU: it scales, and skips steps alike", told=False),
-    "foreach": Row("an optimizer's default implementation", "foreach, as on a GPU", told=False),
+    "GradScaler": Row("GradScaler on cuda", "GradScaler on the CPU: it scales, and skips steps alike", noted=False),
+    "foreach": Row("an optimizer's default implementation", "foreach, as on a GPU", noted=False),
     "fused": Row("an optimizer with fused=True", "torch's fused implementation for CPUs"),
     "capturable": Row("an optimizer with capturable=True", "capturable=False: there are no CUDA graphs"),
     "tf32": Row("TF32 switched on", "fp32: the CPU's matrix multiplications take no notice"),
@@ -75,10 +75,10 @@ TABLE = {
         "through fp32, and rounded once to bf16: the processor's own take 40 times as long",
     ),
     "compile": Row("torch.compile", "not compiled: operations run one by one, and keep what a compiler would not"),
-    "graphs": Row("CUDA graphs", "refused", told=False),
-    "kernels": Row(", ".join(libraries.GPU_ONLY), "refused, with what to choose instead", told=False),
-    "DataParallel": Row("torch.nn.DataParallel", "refused: a rank is one device", told=False),
-    "threads": Row("cuda in a thread of the script", "the CPU there, too", told=False),
+    "graphs": Row("CUDA graphs", "refused", noted=False),
+    "kernels": Row(", ".join(libraries.GPU_ONLY), "refused, with what to choose instead", noted=False),
+    "DataParallel": Row("torch.nn.DataParallel", "refused: a rank is one device", noted=False),
+    "threads": Row("cuda in a thread of the script", "the CPU there, too", noted=False),
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def without_gpu(notes: list[str]) -> Iterator[None]:
         return
 
     def note(key: str) -> None:
-        if TABLE[key].told:
+        if TABLE[key].noted:
             libraries.note_once(notes, f"{TABLE[key].written} → {TABLE[key].here}")
 
     tf32, multiplied = _tf32(), bf16.multiplied()

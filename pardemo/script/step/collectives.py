@@ -22,7 +22,7 @@ import torch.distributed as dist
 from pardemo import compat
 from pardemo.formulas import communication as formulas
 from pardemo.meters.tensors import tensors_in
-from pardemo.script.hangs.journal import Journal, headline
+from pardemo.script.hangs.journal import BEGINS, Journal, LoggedCall, headline
 from pardemo.script.runtime.call_sites import CallSite, CallSites, dtype_name
 from pardemo.script.runtime.libraries import script_line
 
@@ -53,34 +53,20 @@ KINDS = {
 
 
 @dataclass
-class Call:
-    """One collective of one rank.
+class Call(LoggedCall):
+    """A call as its rank has it: as in the log, and what its bytes are reckoned from.
 
     Args:
-        kind: as a paper names it. ranks: of its group, in order; of a message, sender and receiver.
-        group: its name, which all its ranks have in common: several may have the same ranks.
-        number: of this call in its group, counted from 0.
-        nbytes: the whole array's. sent: what this rank sends of it where least is sent, as on nccl's ring.
+        place: where the script is.
+        sent: what this rank sends of the array where least is sent, as on nccl's ring.
         gloo_bytes: what it sends by gloo's own, which sums where it has to scatter sums, and sends trees.
-        dtype: the elements', without ``torch.``. place: where the script is.
-        begin_s, end_s: of the call, and of the exchange; the machine's monotonic clock. Not ended: None.
-        step: how many steps of the optimizer were over.
         shapes: of its tensors, the first eight. logged: its number among all of the rank's, in the journal.
     """
 
-    kind: str
-    ranks: tuple[int, ...]
-    number: int
-    nbytes: int
-    sent: float
-    gloo_bytes: float
-    dtype: str
-    place: CallSite
-    begin_s: float
-    step: int
-    group: str
+    place: CallSite = field(kw_only=True)
+    sent: float = 0.0
+    gloo_bytes: float = 0.0
     shapes: tuple[tuple[int, ...], ...] = ()
-    end_s: float | None = field(default=None, compare=False)
     logged: int = -1
 
 
@@ -175,27 +161,28 @@ class Calls:
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
         tensors = {key: tensors_in(value) for key, value in arguments.items()}
         nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
-        own, place = group.rank(), self._sites.here()
+        rank, place = group.rank(), self._sites.here()
         if kind == "send":
-            ranks = (ranks[own], ranks[int(arguments["dst"])])
+            ranks = (ranks[rank], ranks[int(arguments["dst"])])
         elif kind == "receive":
-            ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[own])
-        sent = formulas.BYTES_OF_COLLECTIVE[_formula_name(name)](nbytes, group.size(), own == root).sent
-        of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (own - root) % group.size())
+            ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[rank])
+        sent = formulas.BYTES_OF_COLLECTIVE[_formula_name(name)](nbytes, group.size(), rank == root).sent
+        of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (rank - root) % group.size())
         if kind == "all-to-all":  # each rank its own part, which need not be equal parts
-            sent = of_gloo = _all_to_all_sent(arguments, own)
+            sent = of_gloo = _all_to_all_sent(arguments, rank)
         some = next((many for many in tensors.values() if many), [])
-        call = Call(
-            kind, ranks, self._number(group.group_name, ranks), nbytes if kind != "barrier" else 0, sent, of_gloo,
-            dtype_name(some[0].dtype) if some else "", place, time.monotonic(), self._step(),
-            group.group_name, tuple(tuple(t.shape) for t in some[:8]),
-        )  # fmt: skip
-        self.list.append(call)
         inputs = [t for key in ("input", "input_tensor", "inputs", "input_tensors") for t in tensors.get(key, [])]
         given = inputs or some
         # one tensor's shape, or of several their sizes: what the same call on another rank has to agree with
         shape = tuple(given[0].shape) if len(given) == 1 else tuple(t.numel() for t in given[:8])
-        self._log(call, () if kind == "barrier" else shape)
+        nbytes, shape = (0, ()) if kind == "barrier" else (nbytes, shape)
+        call = Call(
+            kind, ranks, self._number(group.group_name, ranks), group.group_name, nbytes, shape,
+            dtype_name(some[0].dtype) if some else "", *place[:3], self._step(), time.monotonic(), place=place,
+            sent=sent, gloo_bytes=of_gloo, shapes=tuple(tuple(t.shape) for t in some[:8]),
+        )  # fmt: skip
+        self.list.append(call)
+        self._log(call)
         if self._on_tensors is not None:
             outputs = [t for key, many in tensors.items() if key.startswith("output") for t in many]
             self._on_tensors(kind, inputs or tensors.get("tensors", []), outputs)
@@ -206,24 +193,22 @@ class Calls:
             self._numbers[group, ranks] += 1
             return self._numbers[group, ranks] - 1
 
-    def _log(self, call: Call, shape: tuple[int, ...]) -> None:
+    def _log(self, call: Call) -> None:
         """Writes a call down as it begins."""
-        call.logged, place = next(self._begun), call.place
-        self._journal.begins(
-            call.logged, call.kind, call.ranks, call.number, call.group, call.nbytes, shape, call.dtype, place.line,
-            place.module, place.phase, call.step, call.begin_s,
-        )  # fmt: skip
+        call.logged = next(self._begun)
+        self._journal.begins(call.logged, *(getattr(call, name) for name in BEGINS))
 
     def _makes_group(self, make: Callable[[], Any], ranks: list[int] | None, alone: bool) -> Any:
         """A new group is made as by a collective of all ranks; ``alone``: of its own ones."""
         world = tuple(range(dist.get_world_size()))
-        own = world if ranks is None else tuple(ranks)
-        callers = own if alone else world
+        members = world if ranks is None else tuple(ranks)
+        callers = members if alone else world
+        number, place = self._number("new_group", callers), self._sites.here()
         call = Call(
-            "new_group", callers, self._number("new_group", callers), 0, 0.0, 0.0, "", self._sites.here(),
-            time.monotonic(), self._step(), "new_group",
+            "new_group", callers, number, "new_group", 0, members, "", *place[:3], self._step(), time.monotonic(),
+            place=place,
         )  # fmt: skip
-        self._log(call, own)
+        self._log(call)
         with self._until_over(call):
             return make()
 
@@ -299,14 +284,14 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _all_to_all_sent(arguments: dict[str, Any], own: int) -> float:
+def _all_to_all_sent(arguments: dict[str, Any], sender: int) -> float:
     """Bytes of an all-to-all that leave the rank: of its input all but its own part."""
     if "input_tensors" in arguments:
-        return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != own)
-    whole, splits = arguments["input"].nbytes, list(arguments.get("input_split_sizes") or ())
+        return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != sender)
+    nbytes, splits = arguments["input"].nbytes, list(arguments.get("input_split_sizes") or ())
     size = dist.ProcessGroup.unbox(arguments["process_group"]).size()
-    kept = splits[own] / max(sum(splits), 1) if splits else 1 / size
-    return whole * (1 - kept)
+    kept = splits[sender] / max(sum(splits), 1) if splits else 1 / size
+    return nbytes * (1 - kept)
 
 
 def _formula_name(name: str) -> str:

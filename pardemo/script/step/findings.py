@@ -34,28 +34,28 @@ def bytes_of(rows: Iterable[Row]) -> float:
     return sum(row.bytes for row in rows)
 
 
-def share(rows: list[Row], whole: float, why: str = "") -> None:
+def share(rows: list[Row], expected: float, why: str = "") -> None:
     """Gives rows what a formula says of them together, by their shares of what was sent; and what they are."""
     sent = bytes_of(rows)
     for row in rows:
-        row.expected_bytes = whole * row.bytes / sent if sent else whole / len(rows)
+        row.expected_bytes = expected * row.bytes / sent if sent else expected / len(rows)
         row.why = why or row.why
 
 
-def expect_together(rows: list[Row], whole: float, why: str, name: str = "", reason: str = "") -> Iterator[Finding]:
+def expect_together(rows: list[Row], expected: float, why: str, name: str = "", reason: str = "") -> Iterator[Finding]:
     """What several rows are expected to send together; a finding where they do not."""
-    share(rows, whole, why)
+    share(rows, expected, why)
     sent = bytes_of(rows)
-    if rows and whole and abs(sent / whole - 1) >= 0.05:
-        named = f"{name or why}: the formula says {amount(whole)} a step, {amount(sent)} were sent"
-        yield Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - whole, 0.0))
+    if rows and expected and abs(sent / expected - 1) >= 0.05:
+        named = f"{name or why}: the formula says {amount(expected)} a step, {amount(sent)} were sent"
+        yield Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - expected, 0.0))
 
 
 def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
     """2S(N−1)/N a step, once, whatever the number of micro-batches; for each evaluation of a closure."""
     n, m, options = len(parallelism.ranks), measured.micro_batches, parallelism.options
-    whole = sum(parallelism.unit_bytes.values())
-    once = ring_all_reduce(whole, n).sent * measured.closures
+    total = sum(parallelism.unit_bytes.values())
+    once = ring_all_reduce(total, n).sent * measured.closures
     rows = []
     for row in rows_of(measured, ["all-reduce"], parallelism.ranks):
         if row.place.phase == "backward" and row.dtype == "int32":
@@ -82,9 +82,9 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
         )  # fmt: skip
     for name, (used, rows_) in options["rows_used"].items():
         nbytes = parallelism.unit_bytes.get(name, 0)
-        if used < 0.5 * rows_ and nbytes > 0.1 * whole:
+        if used < 0.5 * rows_ and nbytes > 0.1 * total:
             yield Finding(
-                f"{name} is summed whole, {nbytes / whole:.0%} of all gradients, though a step touches {used:,} of its "
+                f"{name} is summed whole, {nbytes / total:.0%} of all gradients, though a step touches {used:,} of its "
                 f"{rows_:,} rows", line, ring_all_reduce(nbytes, n).sent,
             )  # fmt: skip
     unused = options["unused"]
@@ -201,8 +201,8 @@ def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
          if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
         for kinds in (("all-reduce", "reduce-scatter", "reduce"), ("all-gather", "broadcast"))
     )  # fmt: skip
-    whole = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
-    yield from expect_together(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", whole)
+    why = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
+    yield from expect_together(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", why)
     if stage:
         parameters, reason = half * (2 * m if stage == 3 else 1), ""
         if stage == 3 and bytes_of(gathered) < parameters:
@@ -237,12 +237,12 @@ def by_terms(measured: Summary) -> list[Finding]:
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
-    found = []
+    findings = []
     for some, of_rows in _together([(term, [row for row in rows if _fits(term, row)]) for term in terms]):
-        found += _compare_rows(measured, some, of_rows)
+        findings += _compare_rows(measured, some, of_rows)
     for parallelism in measured.parallelism:
         _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.get("by", ""))
-    return found
+    return findings
 
 
 def _fits(term: Term, row: Row) -> bool:
@@ -254,8 +254,8 @@ def _fits(term: Term, row: Row) -> bool:
         return False
     if row.place.repeated and not term["repeated"] and term["phase"]:
         return False
-    whole, n = term["elements"], len(row.ranks)
-    return not whole or any(prod(shape) in (whole, whole // n) for shape in row.shapes)
+    elements, n = term["elements"], len(row.ranks)
+    return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
 
 
 def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list[Row]]]:
@@ -265,44 +265,44 @@ def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list
         if not rows:
             continue
         ids = set(map(id, rows))
-        joined = [one for one in sets if ids & set(map(id, one[1]))]
-        sets = [one for one in sets if all(one is not other for other in joined)]
-        terms = [t for one in joined for t in one[0]] + [term]
-        unique = {id(row): row for one in joined for row in one[1]} | {id(row): row for row in rows}
+        joined = [group for group in sets if ids & set(map(id, group[1]))]
+        sets = [group for group in sets if all(group is not other for other in joined)]
+        terms = [t for group in joined for t in group[0]] + [term]
+        unique = {id(row): row for group in joined for row in group[1]} | {id(row): row for row in rows}
         sets.append((terms, list(unique.values())))
     return sets
 
 
 def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
     """Expected bytes, and the reason where they differ, for rows that belong together."""
-    whole, sent = sum(term["bytes"] for term in terms), bytes_of(rows)
-    vocabularies, found = measured.model.get("vocabularies", []), []
+    expected, sent = sum(term["bytes"] for term in terms), bytes_of(rows)
+    vocabularies, findings = measured.model.get("vocabularies", []), []
     if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
-        found.append(gathered_logits(rows[0], sent))
-    share(rows, whole)
+        findings.append(gathered_logits(rows[0], sent))
+    share(rows, expected)
     for row in rows:
-        own = [term for term in terms if _fits(term, row)]
-        own = [term for term in own if term["repeated"] == row.place.repeated] or own
-        row.why = "; ".join(dict.fromkeys(f"{term['what']}{RECOMPUTED if term['repeated'] else ''}" for term in own))
-    if abs(sent - whole) > MET * whole:
-        found += _shared_inputs(terms, rows, whole, sent)
-        if not found:
-            reason = _difference(measured, terms, rows, whole, sent)
+        fits = [term for term in terms if _fits(term, row)]
+        fits = [term for term in fits if term["repeated"] == row.place.repeated] or fits
+        row.why = "; ".join(dict.fromkeys(f"{term['what']}{RECOMPUTED if term['repeated'] else ''}" for term in fits))
+    if abs(sent - expected) > MET * expected:
+        findings += _shared_inputs(terms, rows, expected, sent)
+        if not findings:
+            reason = _difference(measured, terms, rows, expected, sent)
             for row in rows:
                 row.why += f": {reason}"
     for row in rows:
         row.why += "; small: it costs its latency" if 0 < row.bytes <= SMALL else ""
-    return found
+    return findings
 
 
-def _shared_inputs(terms: list[Term], rows: list[Row], whole: float, sent: float) -> list[Finding]:
+def _shared_inputs(terms: list[Term], rows: list[Row], expected: float, sent: float) -> list[Finding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
     again = sum(term["again_bytes"] for term in terms)
-    if not again or abs(sent - whole - again) > MET * (whole + again):
+    if not again or abs(sent - expected - again) > MET * (expected + again):
         return []
     same = {name: first for term in terms for name, first in term["same"].items()}
     once = [row for row in rows if row.module not in same]
-    if abs(bytes_of(once) - whole) <= MET * whole:
+    if abs(bytes_of(once) - expected) <= MET * expected:
         for row in rows:
             row.expected_bytes = 0.0 if row.module in same else row.bytes
     for row in rows:
@@ -313,13 +313,13 @@ def _shared_inputs(terms: list[Term], rows: list[Row], whole: float, sent: float
     each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
     return [Finding(
         f"{some} share inputs, and each {each} for itself, {amount(sent)} a step where once for an input would be "
-        f"{amount(whole)}: PrepareModuleInput on the module around them does it once", rows[0].line, sent - whole,
+        f"{amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line, sent - expected,
     )]  # fmt: skip
 
 
-def _difference(measured: Summary, terms: list[Term], rows: list[Row], whole: float, sent: float) -> str:
+def _difference(measured: Summary, terms: list[Term], rows: list[Row], expected: float, sent: float) -> str:
     """Why more, or less, was sent than the formula says."""
-    times, m = sent / whole if whole else 0.0, measured.micro_batches
+    times, m = sent / expected if expected else 0.0, measured.micro_batches
     if all(term["what"] == REPLICATED for term in terms) and times > 1.5 and abs(times - round(times)) < MET:
         if all(row.place.phase == "step" for row in rows):
             return (
@@ -330,7 +330,7 @@ def _difference(measured: Summary, terms: list[Term], rows: list[Row], whole: fl
             return f"after each of {m} micro-batches"
     if all(term["what"] == PARAMETERS for term in terms) and abs(times - terms[0]["optimizers"]) < MET:
         return f"{times:.0f} times, since each of the {times:.0f} chained optimizers has all of them gathered"
-    return f"the formula says {amount(whole)} for all {amount(sent)}; why it differs is not known"
+    return f"the formula says {amount(expected)} for all {amount(sent)}; why it differs is not known"
 
 
 def gathered_logits(row: Row, nbytes: float) -> Finding:
@@ -349,7 +349,7 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
     """Calls of more than a few bytes that no formula has: what they carry."""
     if kind not in CARRIED:
         return
-    phases, what = CARRIED[kind]
+    phases, carried = CARRIED[kind]
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
     for row in measured.collectives:
         within = row.kind == "send" and kind in ("PP", "CP") and set(row.ranks) <= set(ranks)
@@ -358,7 +358,7 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
         if kind == "CP" and by == "torch" and row.place.use != CONTEXT:
             continue
         if row.place.phase in phases and row.bytes > SMALL and not row.why:
-            row.why = what
+            row.why = carried
 
 
 #: Elements up to which a tensor is a metric, and no loss of each token.
@@ -381,20 +381,20 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 
 def explain(measured: Summary) -> None:
     """Gives rows what was expected of them, and the summary its findings."""
-    found = measured.findings
+    findings = measured.findings
     for parallelism in measured.parallelism:
         if rule := RULES.get(parallelism.kind.partition(" ")[0]):
-            found += rule(measured, parallelism)
-    found += by_terms(measured)
+            findings += rule(measured, parallelism)
+    findings += by_terms(measured)
     _by_hand(measured)
     for row in measured.collectives:
         if row.place.phase == "evaluation":
             row.why = "of a model that runs without gradients: an evaluation, a teacher"
         elif not row.why:
-            row.why, what = _other(measured, row)
-            found += [what] if isinstance(what, Finding) else [Finding(what, row.line, row.bytes)] if what else []
-    found += [*one_unit(measured.parallelism), *_late(measured)]
-    measured.findings = list(dict.fromkeys(found))  # what two groups of one parallelism both have
+            row.why, hint = _other(measured, row)
+            findings += [hint] if isinstance(hint, Finding) else [Finding(hint, row.line, row.bytes)] if hint else []
+    findings += [*one_unit(measured.parallelism), *_late(measured)]
+    measured.findings = list(dict.fromkeys(findings))  # what two groups of one parallelism both have
     if measured.ranks > 1 and _alone(measured):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
         measured.findings.insert(0, Finding(alone))
@@ -465,8 +465,8 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
     """What a row is that no parallelism has, and what to change: objects, barriers, metrics, logits, small messages."""
     times, between = _times_text(row), row.place.phase == "between"
     if row.place.objects:
-        what = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
-        return f"Python objects, pickled ({row.place.objects})", what
+        hint = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
+        return f"Python objects, pickled ({row.place.objects})", hint
     if row.kind == "barrier":
         return "a barrier", Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
     vocabularies = measured.model.get("vocabularies", [])
@@ -491,12 +491,12 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
 
 def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
     """FSDP2 on the whole model alone, which has layers: nothing is gathered while something else computes."""
-    for one in parallelism:
-        layers = {name.rpartition(".")[0] for name in one.options.get("shapes", {}) if "." in name}
-        if one.kind in ("FSDP2", "HSDP") and one.wraps == (ROOT,) and len(layers) > 2:
+    for unit in parallelism:
+        layers = {name.rpartition(".")[0] for name in unit.options.get("shapes", {}) if "." in name}
+        if unit.kind in ("FSDP2", "HSDP") and unit.wraps == (ROOT,) and len(layers) > 2:
             yield Finding(
                 "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
-                "the last; call fully_shard on each layer, then on the model", "", sum(one.unit_bytes.values()),
+                "the last; call fully_shard on each layer, then on the model", "", sum(unit.unit_bytes.values()),
             )  # fmt: skip
 
 
@@ -504,8 +504,8 @@ def _late(measured: Summary) -> Iterator[Finding]:
     """A rank that computes longer than the others, who wait for it; of two slow ones neither is late."""
     if measured.ranks < 2:
         return
-    *others, longest = sorted(measured.time, key=lambda one: one.compute_s)
-    waited = statistics.median(one.idle_s for one in others)
+    *others, longest = sorted(measured.time, key=lambda times: times.compute_s)
+    waited = statistics.median(times.idle_s for times in others)
     late = max(LATE * longest.step_s, LATE_S)
     if longest.compute_s - others[-1].compute_s > late and waited > late:
         yield Finding(

@@ -83,15 +83,15 @@ def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str
     if any(parallelism.kind.startswith("DeepSpeed") for parallelism in measured.parallelism):
         way = _planned_deepspeed
     try:
-        told = way(asked, measured, seen, fullest)
+        planned = way(asked, measured, seen, fullest)
     except NoCounterpart as why:
         return answer | {"why_not": str(why)}
     except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
         return answer | {"why_not": f"the planner refuses it: {wrong}"}
-    order = [*BESIDE, *told["kinds"]]
-    kinds = {kind: round(told["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
+    order = [*BESIDE, *planned["kinds"]]
+    kinds = {kind: round(planned["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
     kinds = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
-    return answer | told | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
+    return answer | planned | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
 
 
 def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
@@ -139,8 +139,8 @@ def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fu
     from pardemo.planner.layouts.memory import memory
 
     trained = trained_of(fullest, measured)
-    own = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]
-    chosen, data = _degrees(own, measured, asked)
+    of_rank = [parallelism for parallelism in measured.parallelism if fullest.rank in parallelism.ranks]
+    chosen, data = _degrees(of_rank, measured, asked)
     samples, sequence = tokens(asked, seen, chosen.cp)
     chosen = chosen.but(micro_batch=samples, recompute=recomputed(trained))
     gpus = asked.gpus or measured.ranks
@@ -167,12 +167,12 @@ def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fu
         f"activations as {PROGRAM} keeps them, with attention that is fused; gradients are whole at the peak",
         "the program's own: CUDA, nccl and what the allocator wastes",
     ]
-    whole = kinds["parameters"] / weight
+    elements = kinds["parameters"] / weight
     if data is not None and data.kind == "DDP" and not trained["bucket_view"]:
-        kinds["communication buffers"] = gradient * whole
+        kinds["communication buffers"] = gradient * elements
     if compute == 2 < weight and fullest.model["computed_in"]:
         cast = 2 * max(
-            0.0, whole - asked.shape.embedding_params / chosen.tp * (chosen.pp == 1 and not asked.shape.tied)
+            0.0, elements - asked.shape.embedding_params / chosen.tp * (chosen.pp == 1 and not asked.shape.tied)
         )
         kinds["activations"] += cast
         assumed.append("autocast's 16-bit copies of the weights stay from forward to backward: among activations")
@@ -254,13 +254,13 @@ def _degrees(
     from pardemo.planner.layouts import Layout
 
     by: dict[str, list[Parallelism]] = {}
-    for one in parallelisms:
+    for parallelism in parallelisms:
         refuse(
-            one.options.get("by") == "Megatron-core",
+            parallelism.options.get("by") == "Megatron-core",
             "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
             "has its constants",
         )
-        by.setdefault(one.kind, []).append(one)
+        by.setdefault(parallelism.kind, []).append(parallelism)
     twice = [kind for kind, some in by.items() if len(some) > 1]
     refuse(twice, f"a rank is in several groups of {''.join(twice[:1])}, and a layout has one")
     sizes = {kind: len(some[0].ranks) for kind, some in by.items()}
@@ -361,8 +361,8 @@ def _planned_deepspeed(asked: Question, measured: Summary, seen: Sequence[Seen],
 
     trained = trained_of(fullest, measured)
     settings = trained["deepspeed"]
-    (engine,) = (one for one in measured.parallelism if one.kind.startswith("DeepSpeed") and fullest.rank in one.ranks)
-    others = sorted({one.kind for one in measured.parallelism} - {engine.kind})
+    (engine,) = (p for p in measured.parallelism if p.kind.startswith("DeepSpeed") and fullest.rank in p.ranks)
+    others = sorted({p.kind for p in measured.parallelism} - {engine.kind})
     refuse(others, f"{engine.kind} together with {', '.join(others)} is not run dry")
     refuse(
         not settings or settings["offloads"],

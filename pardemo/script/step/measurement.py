@@ -78,16 +78,16 @@ def measured(
         seen = run_on_ranks(
             summary.run, program, text, name=name, ranks=ranks, journals=journals, timeout_s=timeout_s, cluster=cluster
         )
-        found = summary.summarize(seen)
-        found.hosts = cluster.hosts if cluster else 1
+        step_summary = summary.summarize(seen)
+        step_summary.hosts = cluster.hosts if cluster else 1
     except ValueError as error:
         raise error if isinstance(error, ScriptError) else ScriptError(f"{name}: {error}") from None
     finally:
         if log is not None:
             journal.write_csv(journal.read(journals), log)
         shutil.rmtree(journals, ignore_errors=True)
-    findings.explain(found)
-    return found, seen
+    findings.explain(step_summary)
+    return step_summary, seen
 
 
 @dataclass(frozen=True)

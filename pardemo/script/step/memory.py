@@ -76,7 +76,7 @@ class ScriptMemoryMeter(MemoryMeter):
 
     def begin(self) -> None:
         """The peak and the count of changes begin anew, with what is alive now; what has died before is forgotten."""
-        self.storages = {record: one for record, one in self.storages.items() if one.died is None}
+        self.storages = {record: life for record, life in self.storages.items() if life.died is None}
         for storage in self.storages.values():
             storage.born = 0
         self._earlier.clear()
@@ -91,8 +91,8 @@ class ScriptMemoryMeter(MemoryMeter):
 
     def used(self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """A collective's tensors: what it gathers is gathered, what it sums and is no gradient a buffer."""
-        of = {"all-gather": ("", "gathered"), "all-reduce": ("communication buffers", "")}
-        of_inputs, of_outputs = of.get(kind, ("communication buffers", "communication buffers"))
+        kinds = {"all-gather": ("", "gathered"), "all-reduce": ("communication buffers", "")}
+        of_inputs, of_outputs = kinds.get(kind, ("communication buffers", "communication buffers"))
         for tensors, use in ((inputs, of_inputs), (outputs, of_outputs)):
             for part in (p for tensor in tensors if use for p in local_tensors(tensor)):
                 with self._lock:
@@ -104,17 +104,17 @@ class ScriptMemoryMeter(MemoryMeter):
         """Bytes by kind of :data:`KINDS` at the peak, and its storages with their kinds, the largest first."""
         kinds = dict.fromkeys(KINDS, 0)
         alive = []
-        for record, one in (*self._earlier, *self.storages.items()):
-            if one.born <= self._peak_change and (one.died is None or one.died > self._peak_change):
-                kind = self._shown_kind(record.kind, one)
-                kinds[kind] += one.nbytes
-                alive.append((kind, one))
+        for record, life in (*self._earlier, *self.storages.items()):
+            if life.born <= self._peak_change and (life.died is None or life.died > self._peak_change):
+                kind = self._shown_kind(record.kind, life)
+                kinds[kind] += life.nbytes
+                alive.append((kind, life))
         return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
 
     def all(self) -> list[tuple[str, Storage]]:
         """Every storage since :meth:`begin`, with its kind, in the order in which they came."""
         lives = (*self._earlier, *self.storages.items())
-        shown = ((self._shown_kind(record.kind, one), one) for record, one in lives)
+        shown = ((self._shown_kind(record.kind, life), life) for record, life in lives)
         return sorted(shown, key=lambda item: item[1].born)
 
     def _shown_kind(self, kind: str, storage: Storage) -> str:
@@ -293,10 +293,10 @@ def _bytes_each(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Any]:
                 if isinstance(value, torch.Tensor) and (many := _elements(value)) > 1:  # a count of steps is a number
                     unlike |= many != count
                     state += _nbytes(value)
-    whole = max(elements, 1)
+    total = max(elements, 1)
     return {
-        "elements": elements, "weight": weight / whole, "gradient": gradient / with_gradient if with_gradient else None,
-        "state": state / whole, "unlike": unlike,
+        "elements": elements, "weight": weight / total, "gradient": gradient / with_gradient if with_gradient else None,
+        "state": state / total, "unlike": unlike,
     }  # fmt: skip
 
 

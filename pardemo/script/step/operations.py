@@ -188,14 +188,14 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def equal_layers(roots: Iterable[torch.nn.Module], name: Callable[[torch.nn.Module], str]) -> tuple[str, ...]:
     """The names of the modules of one class that stand in one list, of the list that holds most parameters."""
-    found: tuple[int, tuple[str, ...]] = (0, ())
+    largest: tuple[int, tuple[str, ...]] = (0, ())
     for holder in (part for root in roots for part in root.modules()):
         if isinstance(holder, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)):
             parts = list(holder.children())
             if parts and len({type(part) for part in parts}) == 1:
                 size = sum(parameter.numel() for part in parts for parameter in part.parameters())
-                found = max(found, (size, tuple(name(part) for part in parts)))
-    return found[1]
+                largest = max(largest, (size, tuple(name(part) for part in parts)))
+    return largest[1]
 
 
 #: A backward pass against its forward: two products for each one.

@@ -88,7 +88,7 @@ class _Replay:
         rank.stands = []
         rank.cpu_s += self._launch_s
         begin = max(rank.gpu_s, rank.cpu_s)
-        for flight in sorted(awaited, key=lambda one: one.end_s or 0.0):
+        for flight in sorted(awaited, key=lambda awaited_flight: awaited_flight.end_s or 0.0):
             until = max(begin, flight.end_s or 0.0)
             late = min(max(flight.begin_s - begin, 0.0), until - begin)
             rank.late_s, rank.bytes_s = rank.late_s + late, rank.bytes_s + until - begin - late
@@ -108,9 +108,9 @@ class _Replay:
         flight = self._flights.setdefault((call.group, call.ranks, call.number), Flight(call))
         rank.cpu_s += self._launch_s
         sends = rank.ended[event.operations - 1] if event.operations else 0.0
-        flight.ready[rank.rank] = max([rank.cpu_s, sends, *(one.end_s or 0.0 for one in awaited)])
+        flight.ready[rank.rank] = max([rank.cpu_s, sends, *(earlier.end_s or 0.0 for earlier in awaited)])
         line = (call.group, call.ranks, call.kind in ("send", "receive"))
-        if line in rank.last and not any(rank.last[line] is one for one in flight.before):
+        if line in rank.last and not any(rank.last[line] is earlier for earlier in flight.before):
             flight.before.append(rank.last[line])
         rank.last[line] = flight
         rank.flights.append(flight)
@@ -120,7 +120,7 @@ class _Replay:
     def end_s(self, flight: Flight) -> float | None:
         """When a collective is over; None as long as not all its ranks have begun it."""
         if flight.end_s is None:
-            before = [self.end_s(one) for one in flight.before]
+            before = [self.end_s(earlier) for earlier in flight.before]
             if not set(flight.call.ranks) <= set(flight.ready) or None in before:
                 return None
             flight.begin_s = max(flight.ready.values())
@@ -164,9 +164,9 @@ def replay(programs: Programs, compute_s: ComputeTime, launch_s: float, exchange
             event = rank.program[rank.at]
             awaited = [*(rank.flights[number] for number in event.after), *rank.stands]
             calls = [flight.call for flight in awaited if flight.end_s is None]
-            of = {call.kind: {one.place.line: 0 for one in calls if one.kind == call.kind} for call in calls}
-            told = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in of.items())
-            raise ValueError(f"rank {rank.rank} waits for ever for {told}")
+            by_kind = {kind: {c.place.line: 0 for c in calls if c.kind == kind} for kind in {c.kind: 0 for c in calls}}
+            lines_text = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in by_kind.items())
+            raise ValueError(f"rank {rank.rank} waits for ever for {lines_text}")
     return [played.times(rank) for rank in played.ranks]
 
 
@@ -191,17 +191,17 @@ def add_pace(asked: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
         machine = devices(asked.gpu, measured.ranks, host_ranks, asked.between, asked.inside)
         measured.paced = on_gpus(seen, machine)
         return
-    own = {
+    own_s = {
         name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
         for trace in seen
         if trace.waited
         for name, some in trace.waited.computed_s.items()
     }
-    if own and max(own.values()) > asked.layer_s:
-        name = max(own, key=own.__getitem__)
+    if own_s and max(own_s.values()) > asked.layer_s:
+        name = max(own_s, key=own_s.__getitem__)
         raise ValueError(
-            f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own[name]:.1f} ms by itself; "
-            "give --pace more, or make the layers smaller"
+            f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own_s[name]:.1f} ms "
+            "by itself; give --pace more, or make the layers smaller"
         )
     measured.paced = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
 
@@ -212,10 +212,10 @@ def devices(name: str, ranks: int, host_ranks: int, between: float | None, insid
     Raises:
         ValueError: there is no such GPU.
     """
-    one = gpu(name)
+    device = gpu(name)
     if inside is not None:
-        one = replace(one, link_bytes_per_s=inside)
-    return Machine(one, ranks, host_ranks, **({} if between is None else {"between": between}))
+        device = replace(device, link_bytes_per_s=inside)
+    return Machine(device, ranks, host_ranks, **({} if between is None else {"between": between}))
 
 
 def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
@@ -239,7 +239,7 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
     def exchange_s(call: Call) -> float:
         return collective_s(call, machine)
 
-    return _paced(seen, machine, lambda _, one: on_gpu(one), LAUNCH_S, exchange_s, assumed)
+    return _paced(seen, machine, lambda _, operation: on_gpu(operation), LAUNCH_S, exchange_s, assumed)
 
 
 def _works(seen: Sequence[Seen]) -> dict[int, StepWork]:
@@ -265,7 +265,7 @@ def _paced(
         programs, compute_s, launch_s, lambda call: exchange_s(call) if _call_key(call) in later else None
     )
     alone = replay(programs, compute_s, launch_s, lambda call: None)
-    return Paced(machine.gpu.name, _links(machine), with_links, max(one.step_s for one in alone), assumed)
+    return Paced(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
 
 
 def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
@@ -286,7 +286,7 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
     def exchange_s(call: Call) -> float:
         return collective_s(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
 
-    paced = _paced(seen, machine, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, exchange_s, [])
+    paced = _paced(seen, machine, lambda rank, operation: shares[rank].get(id(operation), 0.0), 0.0, exchange_s, [])
     return replace(paced, layer_s=seen[0].waited.forward_s if seen[0].waited else 0.0)
 
 
@@ -304,9 +304,9 @@ def _shares(trace: Seen) -> dict[int, float]:
                 passes[layer, event.phase].append((id(event), weight))
     shares: dict[int, float] = {}
     for (_, phase), events in passes.items():
-        whole = sum(weight for _, weight in events) or 1.0
+        total = sum(weight for _, weight in events) or 1.0
         seconds = trace.waited.forward_s * (BACKWARD if phase == "backward" else 1) * trace.cuts[1].backwards
-        shares |= {event: seconds * weight / whole for event, weight in events}
+        shares |= {event: seconds * weight / total for event, weight in events}
     return shares
 
 

@@ -55,7 +55,7 @@ TIED = "gradients of the embedding, which the first and the last stage both have
 def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
     """Parameters that are cut along a mesh that no FSDP has: tensor parallel."""
     known = list(known)
-    taken = {one.ranks for one in known} | {ranks for one in known for ranks in one.options.get("replicas", ())}
+    taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.options.get("replicas", ())}
     cut: dict[Ranks, Counter[str]] = {}
     partial: set[Ranks] = set()
     for name, parameter in root.named_parameters():
@@ -81,7 +81,7 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
     roots = list(roots)
     data = _megatron_buckets(roots)
     yield from data
-    there = {one.ranks for one in data}
+    there = {p.ranks for p in data}
     for kind, group in (
         ("TP", "tensor_model_parallel"), ("PP", "pipeline_model_parallel"), ("CP", "context_parallel"),
         ("EP", "expert_model_parallel"), ("DP", "data_parallel"),
@@ -114,8 +114,8 @@ def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
                     some.append(_term("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
     made = []
     for ranks, some in terms.items():
-        gradients = [one for one in some if one["kind"] != "all-gather"]
-        sizes = {f"bucket {number}": one["whole"] for number, one in enumerate(gradients)}
+        gradients = [term for term in some if term["kind"] != "all-gather"]
+        sizes = {f"bucket {number}": term["whole"] for number, term in enumerate(gradients)}
         wraps = (f"{count_text(len(sizes), 'bucket')} of gradients",)
         made.append(Parallelism("DP", ranks, wraps, sizes, {"by": MEGATRON, "terms": some}))
     return made
@@ -127,10 +127,10 @@ def _optimizers() -> int:
     return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
-def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, what: str, **more: Any) -> dict[str, Any]:
+def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str, **more: Any) -> dict[str, Any]:
     """A term that a step has once, whatever the phase."""
     nbytes = sent_by(kind, tensor.nbytes, len(ranks))
-    return traffic(ranks, kind, what, nbytes, tensor.numel(), whole=tensor.nbytes, **more)
+    return traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes, **more)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
@@ -164,13 +164,13 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
         if type(thing) is pipelining.PipelineStage:
             by_group.setdefault(ranks_of(thing.group or dist.GroupMember.WORLD), []).append(thing)
     for ranks, some in by_group.items():
-        names = tuple(f"stage {one.stage_index} of {one.num_stages}" for one in some)
+        names = tuple(f"stage {stage.stage_index} of {stage.num_stages}" for stage in some)
         stages = []
-        for one in some:
-            place = one.stage_index_to_group_rank
-            if not one.is_last and place[one.stage_index] != place[one.stage_index + 1]:
-                outputs = shapes.outputs.setdefault(one.submod, {})
-                stages.append((ranks[place[one.stage_index]], ranks[place[one.stage_index + 1]], outputs))
+        for stage in some:
+            place = stage.stage_index_to_group_rank
+            if not stage.is_last and place[stage.stage_index] != place[stage.stage_index + 1]:
+                outputs = shapes.outputs.setdefault(stage.submod, {})
+                stages.append((ranks[place[stage.stage_index]], ranks[place[stage.stage_index + 1]], outputs))
         yield Parallelism("PP", ranks, names, {}, {"by": "torch.distributed.pipelining", "stages": stages})
 
 
@@ -190,30 +190,32 @@ def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Par
         replicas = ranks_of(grid.get_data_parallel_group())
         trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
         if len(replicas) > 1 and trained:
-            whole = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device="meta")
-            term = _term("all-reduce", replicas, whole, "gradients, summed whole") | {"elements": 0}
+            gradients = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device="meta")
+            term = _term("all-reduce", replicas, gradients, "gradients, summed whole") | {"elements": 0}
             yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [term]})
 
 
-def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]) -> list[Parallelism]:
+def with_terms(
+    parallelisms: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]
+) -> list[Parallelism]:
     """The parallelisms with what their formulas say of the median step from step ``first`` on."""
     of_group = shapes.terms(first, vocabularies)
-    told = []
-    for one in found:
-        options = dict(one.options)
-        if one.kind in ("FSDP2", "HSDP"):
-            options["runs"] = {unit: shapes.times(unit, first) for unit in one.wraps}
-        terms = [*options.pop("terms", []), *of_group.pop((one.kind, one.ranks), [])]
+    with_them = []
+    for parallelism in parallelisms:
+        options = dict(parallelism.options)
+        if parallelism.kind in ("FSDP2", "HSDP"):
+            options["runs"] = {unit: shapes.times(unit, first) for unit in parallelism.wraps}
+        terms = [*options.pop("terms", []), *of_group.pop((parallelism.kind, parallelism.ranks), [])]
         for sender, receiver, outputs in options.pop("stages", []):
             nbytes, elements = shapes.median(outputs, first)
-            for ends, what in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
-                terms.append(traffic(ends, "send", what, nbytes, elements))
-        told.append(replace(one, options=options | {"terms": terms}) if terms else replace(one, options=options))
+            for ends, carries in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
+                terms.append(traffic(ends, "send", carries, nbytes, elements))
+        with_them.append(replace(parallelism, options=options | ({"terms": terms} if terms else {})))
     rest = [
         Parallelism(kind, ranks, ("attention" if kind == "CP" else "activations",), {}, {"by": "torch", "terms": terms})
         for (kind, ranks), terms in of_group.items()
     ]
-    return told + rest
+    return with_them + rest
 
 
 def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
@@ -296,29 +298,29 @@ def _buckets(ddp: torch.nn.Module, names: list[str]) -> list[list[str]]:
     return [[names[number] for number in bucket] for bucket in buckets]
 
 
-def _models_together(found: list[Parallelism]) -> list[Parallelism]:
+def _models_together(parallelisms: list[Parallelism]) -> list[Parallelism]:
     """Several models under DDP over the same ranks as one: a step may train one of them, and whose bytes are whose is
     not to be seen."""
     together: dict[Ranks, list[Parallelism]] = {}
-    for one in found:
-        if one.kind == "DDP":
-            together.setdefault(one.ranks, []).append(one)
+    for parallelism in parallelisms:
+        if parallelism.kind == "DDP":
+            together.setdefault(parallelism.ranks, []).append(parallelism)
     joined = [
-        Parallelism("DDP", ranks, tuple(name for one in some for name in one.wraps), {}, {"models": len(some)})
+        Parallelism("DDP", ranks, tuple(name for p in some for name in p.wraps), {}, {"models": len(some)})
         for ranks, some in together.items()
         if len(some) > 1
     ]
-    return [one for one in found if one.kind != "DDP" or len(together[one.ranks]) == 1] + joined
+    return [p for p in parallelisms if p.kind != "DDP" or len(together[p.ranks]) == 1] + joined
 
 
-def _trained_ones(found: list[Parallelism]) -> list[Parallelism]:
+def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
     """Of two models with the same units, as a teacher and a student, the one that is trained: units go by names."""
 
-    def is_trained(one: Parallelism) -> bool:
-        return any(one.options.get("gradient_bytes", {"": 1}).values())
+    def is_trained(p: Parallelism) -> bool:
+        return any(p.options.get("gradient_bytes", {"": 1}).values())
 
-    trained = {(one.kind, one.ranks, one.wraps) for one in found if is_trained(one)}
-    return [one for one in found if is_trained(one) or (one.kind, one.ranks, one.wraps) not in trained]
+    trained = {(p.kind, p.ranks, p.wraps) for p in parallelisms if is_trained(p)}
+    return [p for p in parallelisms if is_trained(p) or (p.kind, p.ranks, p.wraps) not in trained]
 
 
 def _rows_used(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
@@ -351,19 +353,19 @@ def _fsdp2(root: torch.nn.Module) -> Iterator[Parallelism]:
                     "gathered_in": dtypes, "shapes": shapes,
                 },
             ))  # fmt: skip
-            own = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
+            unit = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
             gathered = scattered = 0
             for parameter in group.fsdp_params:
                 elements = parameter.padded_sharded_param_size.numel() * len(shard)
-                of = policy.param_dtype or parameter.sharded_param.dtype
-                gathered += elements * of.itemsize
+                dtype = policy.param_dtype or parameter.sharded_param.dtype
+                gathered += elements * dtype.itemsize
                 if parameter.sharded_param.requires_grad:
-                    scattered += elements * (policy.reduce_dtype or of).itemsize
-                dtypes.add(dtype_name(of))
-            known.unit_bytes[own], known.options["gradient_bytes"][own] = gathered, scattered
-            known.options["reshard_after_forward"][own] = group.post_forward_mesh_info is not None
-    for one in of_groups.values():
-        yield replace(one, wraps=tuple(one.unit_bytes), options=one.options | {"gathered_in": sorted(dtypes)})
+                    scattered += elements * (policy.reduce_dtype or dtype).itemsize
+                dtypes.add(dtype_name(dtype))
+            known.unit_bytes[unit], known.options["gradient_bytes"][unit] = gathered, scattered
+            known.options["reshard_after_forward"][unit] = group.post_forward_mesh_info is not None
+    for known in of_groups.values():
+        yield replace(known, wraps=tuple(known.unit_bytes), options=known.options | {"gathered_in": sorted(dtypes)})
 
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
@@ -391,10 +393,10 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
     if not is_deepspeed(root):
         return
     stage = root.zero_optimization_stage()
-    whole = ranks_of(root.data_parallel_group)
-    sizes: dict[Ranks, dict[str, int]] = {whole: {}}
+    data_ranks = ranks_of(root.data_parallel_group)
+    sizes: dict[Ranks, dict[str, int]] = {data_ranks: {}}
     for name, parameter in root.module.named_parameters():
-        ranks = whole
+        ranks = data_ranks
         if not getattr(parameter, "allreduce", True):  # an expert's, which other ranks than all may have as well
             ranks = ranks_of(compat.expert_group(parameter))
         nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
@@ -402,9 +404,9 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
     kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"
     options = {"micro_batches": root.gradient_accumulation_steps(), "stage": stage}
     for ranks, of_ranks in sizes.items():
-        if ranks == whole or len(ranks) > 1:
-            own = type(root.module).__name__ if ranks == whole else "experts"
-            yield Parallelism(kind, ranks, (own,), of_ranks, options)
+        if ranks == data_ranks or len(ranks) > 1:
+            unit = type(root.module).__name__ if ranks == data_ranks else "experts"
+            yield Parallelism(kind, ranks, (unit,), of_ranks, options)
 
 
 class GroupKind(NamedTuple):
@@ -416,8 +418,8 @@ class GroupKind(NamedTuple):
 
     def letter_of(self, rank: int) -> str:
         """The letter of the group that a rank is in; empty where it is in none."""
-        of = (letter for letter, ranks in zip(self.letters, self.groups, strict=True) if rank in ranks)
-        return next(of, "")
+        letters = (letter for letter, ranks in zip(self.letters, self.groups, strict=True) if rank in ranks)
+        return next(letters, "")
 
 
 def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
@@ -426,13 +428,13 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
     under DDP over different ranks), the second stands in a row of its own.
     """
-    found: dict[str, dict[Ranks, None]] = {}
+    groups: dict[str, dict[Ranks, None]] = {}
     for parallelism in parallelisms:
-        replicas = parallelism.options.get("replicas", ())
-        found.setdefault(f"{parallelism.kind} shards" if replicas else parallelism.kind, {})[parallelism.ranks] = None
+        kind, replicas = parallelism.kind, parallelism.options.get("replicas", ())
+        groups.setdefault(f"{kind} shards" if replicas else kind, {})[parallelism.ranks] = None
         for ranks in replicas:
-            found.setdefault(f"{parallelism.kind} replicas", {})[ranks] = None
-    rows = [(name, row) for name, groups in found.items() for row in _disjoint_rows(sorted(groups))]
+            groups.setdefault(f"{kind} replicas", {})[ranks] = None
+    rows = [(name, row) for name, ranks in groups.items() for row in _disjoint_rows(sorted(ranks))]
     names = _letters()
     return [
         GroupKind(name, tuple(row), tuple(next(names) for _ in row))

@@ -133,13 +133,13 @@ class Shapes(Hooks):
         if not passage.counts or (phase == "backward" and not passage.backward) or len(ranks) < 2:
             return
         term = Term(of, ranks, kind, "backward" if repeated else phase, repeated, elements, what, width, loss)
-        one = self._sums.setdefault(term, {}).setdefault(self._step(), Sum())
+        total = self._sums.setdefault(term, {}).setdefault(self._step(), Sum())
         nbytes = times * (sent_by(kind, elements * itemsize, len(ranks)) if sent is None else sent)
         if again:
-            one.again_bytes += nbytes
-            one.same[self.name(passage.module)] = again
+            total.again_bytes += nbytes
+            total.same[self.name(passage.module)] = again
         else:
-            one.bytes += nbytes
+            total.bytes += nbytes
 
     def once(self, term: Term, nbytes: float) -> None:
         """A term that a step has once, however often it is seen."""
@@ -153,19 +153,19 @@ class Shapes(Hooks):
             seen = [by_step.get(step, Sum()) for step in range(first, self._step())]
             if not seen or (term.loss and term.width not in known):
                 continue
-            nbytes = statistics.median(one.bytes for one in seen)
+            nbytes = statistics.median(total.bytes for total in seen)
             some = of_group.setdefault((term.parallelism, term.ranks), [])
             key: dict[str, Any] = {
                 "kind": term.kind, "phase": term.phase, "what": term.what, "elements": term.elements,
             }  # fmt: skip
-            same = [one for one in some if term.of and key.items() <= one.items()]
+            same = [total_row for total_row in some if term.of and key.items() <= total_row.items()]
             if same:
                 same[0]["bytes"] += nbytes
             elif nbytes:
                 some.append(traffic(
                     term.ranks, nbytes=nbytes, repeated=term.repeated, width=term.width, **key,
-                    again_bytes=statistics.median(one.again_bytes for one in seen),
-                    same={name: before for one in seen for name, before in one.same.items()},
+                    again_bytes=statistics.median(total.again_bytes for total in seen),
+                    same={name: before for total in seen for name, before in total.same.items()},
                 ))  # fmt: skip
         return {group: some for group, some in of_group.items() if some}
 
@@ -253,8 +253,8 @@ def _add_ring(shapes: Shapes, key: DTensor, value: DTensor) -> None:
     gathers, in_float32 = compat.context_parallel_options()
     kind, n = "all-gather" if gathers else "all-to-all", len(ranks)
     once = sent_by("all-gather", elements * size, n)
-    for phase, what in (("forward", KEYS), ("backward", f"{KEYS} again")):
-        shapes.add(passage, "CP", ranks, kind, phase, elements, size, what, sent=once)
+    for phase, carried in (("forward", KEYS), ("backward", f"{KEYS} again")):
+        shapes.add(passage, "CP", ranks, kind, phase, elements, size, carried, sent=once)
     hop = elements // n * (4 if in_float32 else size)
     shapes.add(passage, "CP", ranks, "all-to-all", "backward", elements // n, size, HOPS, sent=hop, times=n)
 
@@ -297,9 +297,9 @@ class DTensors:
             return
         passage.begun = tuple((_layout(a), a.numel()) if isinstance(a, torch.Tensor) else None for a in args)
         passage.hook = passage.module.register_forward_hook(lambda module, args, output: self._left(passage, output))
-        for position, one in known.items():
+        for position, taken in known.items():
             if position < len(args) and isinstance(args[position], torch.Tensor):
-                self._input(passage, one, args[position])
+                self._input(passage, taken, args[position])
 
     def _input(self, passage: Passage, taken: Input, raw: torch.Tensor) -> None:
         """What has to travel before, and after, a module's input is used: known since it was called before."""
@@ -309,9 +309,9 @@ class DTensors:
         if not again and (taken.comes == SHARD or taken.summed):
             self._taken.append((weakref.ref(raw), self._shapes.name(passage.module)))
 
-        def add(kind: str, phase: str, what: str) -> None:
+        def add(kind: str, phase: str, carried: str) -> None:
             elements = raw.numel() * taken.ratio
-            self._shapes.add(passage, "TP", taken.ranks, kind, phase, elements, taken.itemsize, what, again=again)
+            self._shapes.add(passage, "TP", taken.ranks, kind, phase, elements, taken.itemsize, carried, again=again)
 
         if taken.comes == SHARD:
             add("all-gather", "forward", GATHERED)
@@ -333,8 +333,8 @@ class DTensors:
             if isinstance(arg, DTensor) and position < len(passage.begun) and passage.begun[position] is not None:
                 self._learn(passage, known, position, arg)
         if isinstance(first, DTensor) and (ranks := _ranks(first)):
-            of = first.numel(), first.element_size(), first.requires_grad, first.shape
-            passage.ended = ranks, _layout(first), *of
+            traits = first.numel(), first.element_size(), first.requires_grad, first.shape
+            passage.ended = ranks, _layout(first), *traits
         if not list(self._shapes.outer()):
             self._taken = []
 
@@ -365,12 +365,12 @@ class DTensors:
 
     def _replicated(self, passage: Passage, ranks: Ranks) -> None:
         """Parameters that all ranks have, of a module whose input is cut: their gradients are sums over the ranks."""
-        own = [p for p in passage.module.parameters(recurse=False) if isinstance(p, DTensor) and p.requires_grad]
-        if not passage.counts or not own or any(_layout(p) != WHOLE or _ranks(p) != ranks for p in own):
+        parameters = [p for p in passage.module.parameters(recurse=False) if isinstance(p, DTensor) and p.requires_grad]
+        if not passage.counts or not parameters or any(_layout(p) != WHOLE or _ranks(p) != ranks for p in parameters):
             return
-        for number, parameter in enumerate(own):
-            of = f"{self._shapes.name(passage.module)} {number}"
-            term = Term("TP", ranks, "all-reduce", "", False, parameter.numel(), REPLICATED, of=of)
+        for number, parameter in enumerate(parameters):
+            label = f"{self._shapes.name(passage.module)} {number}"
+            term = Term("TP", ranks, "all-reduce", "", False, parameter.numel(), REPLICATED, of=label)
             self._shapes.once(term, sent_by("all-reduce", parameter.numel() * parameter.element_size(), len(ranks)))
 
     def _left(self, passage: Passage, output: Any) -> None:
@@ -386,8 +386,8 @@ class DTensors:
             became = WHOLE if first.numel() == elements else SHARD if first.numel() * len(ranks) == elements else ""
         module = self._shapes.name(passage.module)
 
-        def add(kind: str, phase: str, what: str) -> None:
-            self._shapes.add(passage, "TP", ranks, kind, phase, elements, itemsize, what, width=shape[-1])
+        def add(kind: str, phase: str, carried: str) -> None:
+            self._shapes.add(passage, "TP", ranks, kind, phase, elements, itemsize, carried, width=shape[-1])
 
         if layout == SUM and became == WHOLE:
             add("all-reduce", "forward", SUMMED)
@@ -466,10 +466,10 @@ class Megatron:
         return next((roles[base.__name__] for base in kind.__mro__ if base.__name__ in roles), None)
 
     def _tp(
-        self, passage: Passage, ranks: Ranks, kind: str, phase: str, whole: int, of: torch.Tensor, what: str
+        self, passage: Passage, ranks: Ranks, kind: str, phase: str, elements: int, tensor: torch.Tensor, carried: str
     ) -> None:  # fmt: skip
-        if phase == "forward" or of.requires_grad:
-            self._shapes.add(passage, "TP", ranks, kind, phase, whole, of.element_size(), what)
+        if phase == "forward" or tensor.requires_grad:
+            self._shapes.add(passage, "TP", ranks, kind, phase, elements, tensor.element_size(), carried)
 
     def _column(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         layer: Any = passage.module
@@ -478,17 +478,17 @@ class Megatron:
         if layer.explicit_expert_comm:
             return
         if layer.sequence_parallel:
-            whole, frozen = taken.numel() * len(ranks), layer.weight is not None and not layer.weight.requires_grad
-            self._tp(passage, ranks, "all-gather", "forward", whole, taken, GATHERED)
+            elements, frozen = taken.numel() * len(ranks), layer.weight is not None and not layer.weight.requires_grad
+            self._tp(passage, ranks, "all-gather", "forward", elements, taken, GATHERED)
             if made.requires_grad:
                 if not frozen:
-                    self._tp(passage, ranks, "all-gather", "backward", whole, made, AGAIN)
-                self._tp(passage, ranks, "reduce-scatter", "backward", whole, made, GRADIENTS)
+                    self._tp(passage, ranks, "all-gather", "backward", elements, made, AGAIN)
+                self._tp(passage, ranks, "reduce-scatter", "backward", elements, made, GRADIENTS)
         elif layer.allreduce_dgrad:
             self._tp(passage, ranks, "all-reduce", "backward", taken.numel(), made, GRADIENTS)
         if layer.gather_output:
-            what = f"outputs of {self._shapes.name(layer)}, gathered whole"
-            self._tp(passage, ranks, "all-gather", "forward", made.numel(), made, what)
+            carried = f"outputs of {self._shapes.name(layer)}, gathered whole"
+            self._tp(passage, ranks, "all-gather", "forward", made.numel(), made, carried)
 
     def _row(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         layer: Any = passage.module
@@ -497,8 +497,8 @@ class Megatron:
         if layer.explicit_expert_comm:
             return
         if not layer.input_is_parallel:
-            what = "gradients of row-cut layers' inputs, gathered"
-            self._tp(passage, ranks, "all-gather", "backward", args[0].numel(), made, what)
+            carried = "gradients of row-cut layers' inputs, gathered"
+            self._tp(passage, ranks, "all-gather", "backward", args[0].numel(), made, carried)
         self._summed(passage, ranks, made, layer.sequence_parallel)
 
     def _vocabulary(self, passage: Passage, args: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -517,8 +517,8 @@ class Megatron:
         scattered = layer.scatter_to_sequence_parallel and not layer.reduce_scatter_embeddings
         if layer.config.sequence_parallel and scattered:
             ranks = ranks_of(layer.word_embeddings.tp_group)
-            what = "gradients of the embedding's output, gathered"
-            self._tp(passage, ranks, "all-gather", "backward", output.numel() * len(ranks), output, what)
+            carried = "gradients of the embedding's output, gathered"
+            self._tp(passage, ranks, "all-gather", "backward", output.numel() * len(ranks), output, carried)
 
     def _loss(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         model: Any = passage.module
@@ -555,21 +555,21 @@ class Megatron:
         ranks, size = ranks_of(dispatcher.ep_group), hidden.element_size()
         width, probability = hidden.shape[-1], routed["probability_bytes"]
 
-        def add(kind: str, phase: str, elements: int, itemsize: int, what: str, sent: float | None = None) -> None:
-            self._shapes.add(passage, "EP", ranks, kind, phase, elements, itemsize, what, sent=sent)
+        def add(kind: str, phase: str, elements: int, itemsize: int, carried: str, sent: float | None = None) -> None:
+            self._shapes.add(passage, "EP", ranks, kind, phase, elements, itemsize, carried, sent=sent)
 
         if type(dispatcher).__name__ == "MoEAlltoAllTokenDispatcher":
-            own = int(routed["counts"][layer.local_expert_indices].sum())
-            leave, come = int(routed["counts"].sum()) - own, routed["received"] - own
+            kept = int(routed["counts"][layer.local_expert_indices].sum())
+            leave, come = int(routed["counts"].sum()) - kept, routed["received"] - kept
             add("all-to-all", "forward", 0, size, TOKENS, leave * (width * size + probability) + come * width * size)
             add("all-to-all", "backward", 0, size, TOKENS, come * (width * size + probability) + leave * width * size)
         elif type(dispatcher).__name__ == "MoEAllGatherTokenDispatcher":
-            whole = hidden.numel() * len(ranks)
-            chances = whole // width * layer.config.num_moe_experts
+            numel = hidden.numel() * len(ranks)
+            chances = numel // width * layer.config.num_moe_experts
             for kind, other in (("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")):
-                add(kind, "forward", whole, size, TOKENS)
-                add(other, "backward", whole, size, TOKENS)
-            what = "each token's probabilities, to all ranks"
-            add("all-gather", "forward", chances, probability, what)
-            add("reduce-scatter", "backward", chances, probability, what)
+                add(kind, "forward", numel, size, TOKENS)
+                add(other, "backward", numel, size, TOKENS)
+            carried = "each token's probabilities, to all ranks"
+            add("all-gather", "forward", chances, probability, carried)
+            add("reduce-scatter", "backward", chances, probability, carried)
             add("all-gather", "forward", chances, 1, "each token's experts")

@@ -117,8 +117,8 @@ class _ScriptFollower:
         stores, started = job.store_ports_noted(self._ports), list[str]()
         with contextlib.ExitStack() as stack:
             followed = (self._sites, self._shapes, self._steps, self._calls, pace, self._following)
-            for one in (stores, job.processes_noted(started), *followed):
-                stack.enter_context(one)  # type: ignore[arg-type]
+            for follower in (stores, job.processes_noted(started), *followed):
+                stack.enter_context(follower)  # type: ignore[arg-type]
             if self._work is not None:
                 self._following.enter_context(self._work)  # below the meter of memory, which passes operations on
             self._following.enter_context(self._held)
@@ -176,15 +176,15 @@ def _memory(held: ScriptMemoryMeter) -> Memory:
     kinds, alive = held.at_peak()
     largest = [
         {
-            "kind": kind, "bytes": one.nbytes, "shape": one.shape, "dtype": one.dtype, "line": one.place.line,
-            "module": one.place.module,
+            "kind": kind, "bytes": life.nbytes, "shape": life.shape, "dtype": life.dtype, "line": life.place.line,
+            "module": life.place.module,
         }
-        for kind, one in alive[:5]
+        for kind, life in alive[:5]
     ]  # fmt: skip
     blocks = [
-        Block(one.nbytes, kind, one.place.line, one.place.module, one.born, one.died, one.place.phase)
-        for kind, one in held.all()
-        if one.nbytes
+        Block(life.nbytes, kind, life.place.line, life.place.module, life.born, life.died, life.place.phase)
+        for kind, life in held.all()
+        if life.nbytes
     ]
     return Memory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest, blocks)
 
@@ -304,7 +304,7 @@ class Summary:
             return {name: value for name, value in vars(thing).items() if name not in left_out}
 
         return plain(self) | {
-            "parallelism": [plain(one) for one in self.parallelism],
+            "parallelism": [plain(p) for p in self.parallelism],
             "groups": [
                 {"kind": kind.name, "groups": kind.groups} for kind in parallelisms.groups_by_kind(self.parallelism)
             ],
@@ -331,7 +331,7 @@ def summarize(seen: Sequence[Seen]) -> Summary:
         raise ValueError(_too_few(seen, last))
     steps = range(WARM, last)
     begun = last_begun(seen)
-    fullest = max(seen, key=lambda one: one.memory.peak_bytes)
+    fullest = max(seen, key=lambda rank: rank.memory.peak_bytes)
     wire = [
         typical([trace.cuts[step].sent_bytes - trace.cuts[step - 1].sent_bytes for step in steps]) for trace in seen
     ]
@@ -366,23 +366,23 @@ def _too_few(seen: Sequence[Seen], cuts: int) -> str:
 
 def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
     """Each parallelism of each group once; torch's context parallelism is seen by its calls alone."""
-    found: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
+    by_groups: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
     for trace in seen:
         for parallelism in trace.parallelisms:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
-            if (known := found.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
+            if (known := by_groups.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
                 both = dict.fromkeys((*known.options["replicas"], *parallelism.options["replicas"]))
-                found[key] = replace(known, options=known.options | {"replicas": tuple(both)})
+                by_groups[key] = replace(known, options=known.options | {"replicas": tuple(both)})
     context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
-    there = {one.ranks for one in found.values() if one.kind == "CP"}
+    there = {p.ranks for p in by_groups.values() if p.kind == "CP"}
     cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
-    return [*found.values(), *cut]
+    return [*by_groups.values(), *cut]
 
 
-def _median_sum(calls: Iterable[Call], steps: Iterable[int], what: str) -> float:
+def _median_sum(calls: Iterable[Call], steps: Iterable[int], field: str) -> float:
     sums: dict[int, float] = defaultdict(float)
     for call in calls:
-        sums[call.step] += getattr(call, what)
+        sums[call.step] += getattr(call, field)
     return typical([sums[step] for step in steps])
 
 
@@ -413,7 +413,7 @@ def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
         for call in calls:
             for rank, by in sent_by[call.group, call.ranks, call.number].items():
                 sums[rank][call.step] += by
-        medians = {rank: typical(list(of.values())) for rank, of in sums.items()}
+        medians = {rank: typical(list(by_step.values())) for rank, by_step in sums.items()}
         most = max(medians, key=lambda rank: (medians[rank], -rank))
         uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
         shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))

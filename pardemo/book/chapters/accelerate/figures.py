@@ -29,11 +29,11 @@ def configurations_compared(
         sent, sends: counted and predicted, by configuration. kept: configuration -> kind -> bytes per parameter.
         keeps: predicted sums of the model states, so without what is "others".
     """
-    series = {label: {name: of.get(kind, 0.0) for name, of in kept.items()} for kind, (label, _) in _KEPT.items()}
+    series = {label: {name: kinds.get(kind, 0.0) for name, kinds in kept.items()} for kind, (label, _) in _KEPT.items()}
     texts = []
-    for of in kept.values():
-        more = of.get("others", 0.0)
-        texts.append(f"{sum(of.values()) - more:.1f}" + (f" + {more:.1f}" if more > 0.2 else ""))
+    for kinds in kept.values():
+        more = kinds.get("others", 0.0)
+        texts.append(f"{sum(kinds.values()) - more:.1f}" + (f" + {more:.1f}" if more > 0.2 else ""))
     sent_panel = {"series": {"sent": {name: sent[name] for name in kept}}, "outline": sends, "text": "{:.2f} Ψ"}
     return bar_chart(
         "accelerate_configurations", "A rank of each configuration: {} per parameter.",
@@ -53,7 +53,7 @@ def losses_of_mistakes(runs: Mapping[str, tuple[Sequence[float], str]]) -> Pictu
     fig, ax = new(size=(5.8, 1.0 + 0.62 * len(runs)))
     places = np.arange(len(runs))
     colours = [palette.VERDICTS["fails" if message else "holds"] for _, message in runs.values()]
-    first, last = ([of[at] for of, _ in runs.values()] for at in (0, -1))
+    first, last = ([curve[at] for curve, _ in runs.values()] for at in (0, -1))
     for place, begin, end, colour in zip(places, first, last, colours, strict=True):
         ax.annotate("", (end, place), (begin, place), arrowprops={"arrowstyle": "->", "color": colour, "lw": 2.2})
     ax.scatter(first, places, s=52, facecolor="white", edgecolor=colours, linewidth=1.8, zorder=3)
@@ -64,7 +64,7 @@ def losses_of_mistakes(runs: Mapping[str, tuple[Sequence[float], str]]) -> Pictu
     ax.set_xlim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     ax.grid(axis="y", visible=False)
     values_text = "; ".join(
-        f"{name} from {of[0]:.3f} to {of[-1]:.3f}: {message or 'well'}" for name, (of, message) in runs.items()
+        f"{name} from {curve[0]:.3f} to {curve[-1]:.3f}: {message or 'well'}" for name, (curve, message) in runs.items()
     )
     return save(
         fig,

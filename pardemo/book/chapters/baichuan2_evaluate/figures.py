@@ -41,12 +41,12 @@ def scores_of_answers(results: Mapping[str, Mapping[str, Mapping]], measures: Ma
     groups = list(next(iter(results.values())))
     fig, axes = new(len(measures), 1, size=(5.6, 2.6 * len(measures)), squeeze=False)
     for ax, (measure, title) in zip(axes.flat, measures.items(), strict=True):
-        values = {group: {answer: of[group][measure] for answer, of in results.items()} for group in groups}
-        ends = {group: [of[group]["intervals"][measure] for of in results.values()] for group in groups}
+        values = {group: {answer: scores[group][measure] for answer, scores in results.items()} for group in groups}
+        ends = {group: [scores[group]["intervals"][measure] for scores in results.values()] for group in groups}
         _with_intervals(ax, values, ends)
         ax.set_ylabel(f"{title}, %")
     key(fig, loc="outside upper center", ncols=len(groups), fontsize=10, columnspacing=1)
-    rouge = {answer: [of[group]["rouge-l"] for group in groups] for answer, of in results.items()}
+    rouge = {answer: [scores[group]["rouge-l"] for group in groups] for answer, scores in results.items()}
     alt = f"Scores by answer on {', '.join(groups)}, 95 % intervals; ROUGE-L {words(rouge, '{:.0f}')}."
     return save(fig, "baichuan2_evaluate_scores", alt)
 
@@ -78,10 +78,10 @@ def _shares(
 ) -> Picture:
     """Bars of shares with two standard errors as whiskers: name -> what is counted -> its share and standard error."""
     fig, ax = new(size=(5.6, 3.2))
-    values = {model: {what: 100 * share for what, (share, _) in of.items()} for model, of in shares.items()}
+    values = {model: {end: 100 * share for end, (share, _) in each.items()} for model, each in shares.items()}
     ends = {
-        model: [(100 * (share - 2 * error), 100 * (share + 2 * error)) for share, error in of.values()]
-        for model, of in shares.items()
+        model: [(100 * (share - 2 * error), 100 * (share + 2 * error)) for share, error in each.values()]
+        for model, each in shares.items()
     }
     _with_intervals(ax, values, ends, shades)
     ax.set_ylabel("%")
@@ -96,8 +96,8 @@ def where_it_stops(shares: Mapping[str, Mapping[str, float]], rows: int) -> Pict
         rows: of each group.
     """
     errors = {
-        group: {what: (share, (share * (1 - share) / rows) ** 0.5) for what, share in of.items()}
-        for group, of in shares.items()
+        group: {ending: (share, (share * (1 - share) / rows) ** 0.5) for ending, share in by_ending.items()}
+        for group, by_ending in shares.items()
     }
     return _shares("baichuan2_evaluate_where", "What the tuned model gets right.", errors, _SHADES)
 
@@ -109,7 +109,7 @@ def copied_words(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture
         shares: model -> what is counted -> a share for each row.
     """
     means = {
-        model: {what: (float(np.mean(of)), np.std(of) / len(of) ** 0.5) for what, of in counted.items()}
+        model: {kind: (float(np.mean(v)), np.std(v) / len(v) ** 0.5) for kind, v in counted.items()}
         for model, counted in shares.items()
     }
     alt = "What is copied from the news, without the section."
@@ -129,6 +129,6 @@ def sections_named(wanted: Mapping[str, int], named: Mapping[str, int], right: M
          outlined="wanted")  # fmt: skip
     ax.set(xlabel="rows of a hundred")
     key(fig, loc="outside upper center", ncols=3)
-    told = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
-    alt = f"Rows in which a section is wanted, named, and rightly named: {told}."
+    summary = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
+    alt = f"Rows in which a section is wanted, named, and rightly named: {summary}."
     return save(fig, "baichuan2_evaluate_sections", alt)

@@ -51,8 +51,8 @@ def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     last = max(step for by_step in losses.values() for step in by_step)
     ax.set(xlabel="optimizer step", ylabel="loss per labelled token (logarithmic)", xlim=(-2, 1.12 * last))
     key(fig)
-    told = "; ".join(f"{group} from {of[min(of)]:.2f} to {of[max(of)]:.2f}" for group, of in losses.items())
-    return save(fig, "baichuan2_finetune_loss", f"Loss by optimizer step: {told}.")
+    text = "; ".join(f"{group} from {loss[min(loss)]:.2f} to {loss[max(loss)]:.2f}" for group, loss in losses.items())
+    return save(fig, "baichuan2_finetune_loss", f"Loss by optimizer step: {text}.")
 
 
 def losses_by_token(losses: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Picture:
@@ -63,7 +63,7 @@ def losses_by_token(losses: Mapping[str, Mapping[int, Mapping[str, float]]]) -> 
     """
     fig, axes = new(1, len(losses), size=(5.6, 4.2), sharey=True)
     for ax, (group, by_step) in zip(axes, losses.items(), strict=True):
-        kinds = {kind: {step: of[kind] for step, of in by_step.items()} for kind in next(iter(by_step.values()))}
+        kinds = {kind: {step: row[kind] for step, row in by_step.items()} for kind in next(iter(by_step.values()))}
         looks = {"colours": (palette.OTHER, "gradients", "parameters"), "dashes": (":", "--", "-"), "marks": "s^o"}
         curves(ax, kinds, **looks)
         ax.set(title=group, xlabel="optimizer step")
@@ -84,22 +84,22 @@ def lora_by_stage(kept: Mapping[str, Mapping[int, float]], sent: Mapping[int, fl
     empty.set_axis_off()
     states = _frozen_apart(kept, frozen)
     style = {"per": 1e6, "text": "{:.2f}", "room": 1.2}
-    whole = bars(left, states, stacked=True, fills=dict(zip(_KINDS, _KINDS, strict=True)), **style)
+    states_text = bars(left, states, stacked=True, fills=dict(zip(_KINDS, _KINDS, strict=True)), **style)
     sends = bars(right, {"_sent": sent}, fills={"_sent": ("communication", "")}, **style)
     bars(below, states, stacked=True, fills=dict(zip(_KINDS[1:], _KINDS[1:], strict=True)), **style)
     for ax, title in ((left, "kept by a rank, MB"), (right, "sent in a step, MB"), (below, "of it for LoRA, MB")):
         ax.set(title=title, xlabel="ZeRO stage")
     empty.legend(*left.get_legend_handles_labels(), loc="center")
-    alt = f"With LoRA on two ranks, by ZeRO's stage, MB that a rank keeps: {whole}; and sends: {sends}."
+    alt = f"With LoRA on two ranks, by ZeRO's stage, MB that a rank keeps: {states_text}; and sends: {sends}."
     return save(fig, "baichuan2_finetune_zero", alt)
 
 
 def _frozen_apart(kept: Mapping[str, Mapping], frozen: float) -> dict[str, dict]:
     """A table of kinds, of whose parameters a share is frozen."""
-    of = kept["parameters"]
+    parameters = kept["parameters"]
     parts = {"frozen parameters": frozen, "parameters": 1 - frozen}
     return {
-        **{kind: {at: share * nbytes for at, nbytes in of.items()} for kind, share in parts.items()},
+        **{kind: {at: share * nbytes for at, nbytes in parameters.items()} for kind, share in parts.items()},
         **{kind: dict(kept[kind]) for kind in _KINDS[2:]},
     }
 
@@ -124,8 +124,8 @@ def losses_by_format(losses: Mapping[tuple[str, int], float]) -> Picture:
     ax.set(xlabel="largest activation (logarithmic)", xlim=(min(sizes) / 2.5, max(sizes) * 2.5))
     ax.set_ylim(len(formats) - 0.3, -0.7)
     ax.grid(visible=False)
-    told = "; ".join(f"{name} at {size:,}: {loss:.3f}" for (name, size), loss in losses.items())
-    return save(fig, "baichuan2_finetune_formats", f"Losses by format and largest activation: {told}.")
+    summary = "; ".join(f"{name} at {size:,}: {loss:.3f}" for (name, size), loss in losses.items())
+    return save(fig, "baichuan2_finetune_formats", f"Losses by format and largest activation: {summary}.")
 
 
 def losses_of_ways(losses: Mapping[str, Mapping[str, float]]) -> Picture:
@@ -136,9 +136,9 @@ def losses_of_ways(losses: Mapping[str, Mapping[str, float]]) -> Picture:
     """
     fig, ax = new(size=(5.6, 4.4))
     looks = (("white", "////"), *_GROUPS)  # the same model before training, and trained in three ways
-    told = bars(ax, losses, across=True, text="{:.2g}", fills=dict(zip(losses, looks, strict=False)))
+    summary = bars(ax, losses, across=True, text="{:.2g}", fills=dict(zip(losses, looks, strict=False)))
     log(ax, x=_TICKS)
-    values = [value for of in losses.values() for value in of.values()]
+    values = [value for by_way in losses.values() for value in by_way.values()]
     ax.set(xlabel="loss per labelled token (logarithmic)", xlim=(min(*values, 0.01) / 2, 3 * max(values)))
     key(fig)
-    return save(fig, "baichuan2_finetune_ways", f"Losses at the end. {told}.")
+    return save(fig, "baichuan2_finetune_ways", f"Losses at the end. {summary}.")

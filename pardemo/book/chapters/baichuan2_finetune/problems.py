@@ -45,10 +45,10 @@ def _same_strength():
 def _logits_of_labels():
     """A micro-batch has 16 samples of 512 tokens, of which 15 % have a label. Baichuan2's vocabulary has 125,696
     entries. How much memory of fp32 logits does `loss_head: labels` save?"""
-    whole = _FP32 * 16 * 512 * _BAICHUAN.vocabulary / 1e9
-    saved = 0.85 * whole
-    return saved, f"""Logits of all {16 * 512:,} tokens take {whole:.2f} GB, 4 bytes for each token and entry. With
-        `loss_head: labels` only 15 % of them are made, {whole - saved:.2f} GB, so {saved:.2f} GB are saved. The loss is
+    full = _FP32 * 16 * 512 * _BAICHUAN.vocabulary / 1e9
+    saved = 0.85 * full
+    return saved, f"""Logits of all {16 * 512:,} tokens take {full:.2f} GB, 4 bytes for each token and entry. With
+        `loss_head: labels` only 15 % of them are made, {full - saved:.2f} GB, so {saved:.2f} GB are saved. The loss is
         the same, since it never looks at the others."""  # fmt: skip
 
 

@@ -81,22 +81,23 @@ def course_of_step(footprint) -> Picture:
     handles, labels = ax.get_legend_handles_labels()
     visible = [k for k in range(len(kinds)) if share[:, k].max() >= 0.2]
     fig.legend([handles[k] for k in visible], [labels[k] for k in visible], loc="outside lower center", ncols=2)
-    told = words({kind: nbytes for kind, nbytes in footprint.lines.items() if nbytes > 1e8}, "{:.1f}", per=1e9)
-    return save(fig, "baichuan2_plan_step", f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {told}.")
+    sizes = words({kind: nbytes for kind, nbytes in footprint.lines.items() if nbytes > 1e8}, "{:.1f}", per=1e9)
+    alt = f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {sizes}."
+    return save(fig, "baichuan2_plan_step", alt)
 
 
 def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
     """How far each rule is from the measured peak, in per cent: ``job -> rule -> share``; black is no error."""
     fig, ax = new(size=(6.2, 0.85 * len(errors) + 1.5))
-    rules = list(dict.fromkeys(rule for of in errors.values() for rule in of))
+    rules = list(dict.fromkeys(rule for by_rule in errors.values() for rule in by_rule))
     styles = dict(zip(rules, (("holds", ""), ("off", "///"), ("differs", "...")), strict=False))
     high = 0.8 / len(rules)
-    for row, of in enumerate(errors.values()):
+    for row, by_rule in enumerate(errors.values()):
         for place, rule in enumerate(rules):
-            if rule not in of:
+            if rule not in by_rule:
                 continue
             colour, hatch = styles[rule]
-            at, value = row + (place - (len(rules) - 1) / 2) * high, 100 * of[rule]
+            at, value = row + (place - (len(rules) - 1) / 2) * high, 100 * by_rule[rule]
             label = rule if rule not in ax.get_legend_handles_labels()[1] else None
             if abs(value) < 1:  # no bar would be seen
                 ax.plot([value], [at], "D", color=COLOURS[colour], markersize=8, linestyle="", label=label, zorder=3)
@@ -109,19 +110,19 @@ def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
             ax.annotate(text, (value, at), (away if value >= 0 else -away, 0), textcoords="offset points", **side)
     ax.axvline(0, color="black", linewidth=1.2)
     ax.set_yticks(range(len(errors)), list(errors))
-    low, most = (100 * end(v for of in errors.values() for v in of.values()) for end in (min, max))
+    low, most = (100 * end(v for by_rule in errors.values() for v in by_rule.values()) for end in (min, max))
     ax.set(xlabel="per cent off the measured peak", ylim=(len(errors) - 0.4, -0.6))
     ax.set_xlim(min(low, 0) - 0.14 * (most - low), most + 0.14 * (most - low))
     ax.grid(axis="y", visible=False)
     key(fig)
-    told = words(errors, "{:+.0f} %", per=0.01)
-    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {told}.")
+    summary = words(errors, "{:+.0f} %", per=0.01)
+    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {summary}.")
 
 
 def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:
     """Operations of a micro-batch by phase, in units of 10¹²; ``recomputation`` is the forward pass again."""
     fills = {"forward": "forward", "recomputation": ("forward", "///"), "backward": "backward"}
-    series = {phase: {way: of.get(phase, 0.0) for way, of in steps.items()} for phase in fills}
+    series = {phase: {way: phases.get(phase, 0.0) for way, phases in steps.items()} for phase in fills}
     return bar_chart(
         "baichuan2_plan_operations", "10¹² operations of a micro-batch: {}.",
         {"10¹² operations for 8 × 1,024 tokens": {"series": series}}, across=True, stacked=True, per=1e12, fills=fills,
@@ -139,7 +140,7 @@ _LINES = (
 def memory_of_ways(ways: Mapping[str, Mapping[str, float]], room_bytes: float, name: str) -> Picture:
     """GB that a GPU needs, line by line, against what it has to give: ``way -> line -> bytes``."""
     room = room_bytes / 1e9
-    series = {kind: {way: of.get(kind, 0.0) for way, of in ways.items()} for kind in _LINES}
+    series = {kind: {way: kinds.get(kind, 0.0) for way, kinds in ways.items()} for kind in _LINES}
     return bar_chart(
         name, f"With room for {room:.1f} GB: {{}}.", {"GB that a GPU needs": {"series": series}},
         fills={kind: (palette.OTHER, "///") if kind == "overhead" else kind for kind in _LINES}, across=True,

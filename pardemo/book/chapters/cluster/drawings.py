@@ -84,11 +84,11 @@ def sent_instead(canvas: Canvas, rows: int, columns: int, directions: int, every
         raise ValueError(f"{rows} × {columns} numbers by {directions} directions cannot be drawn")
     unit = min(190 / rows, 156 / columns)  # of a number of 4 bytes, each way
     high, wide, thin = rows * unit, columns * unit, directions * unit
-    whole = 4 * rows * columns
+    matrix = 4 * rows * columns
     ways = {
-        "each step": (110, whole, "4 bytes each"),
+        "each step": (110, matrix, "4 bytes each"),
         "PowerSGD": (340, 4 * directions * (rows + columns), "P and Qᵀ"),
-        f"every {every} steps": (540, whole / every, f"1/{every} a step"),
+        f"every {every} steps": (540, matrix / every, f"1/{every} a step"),
     }
     canvas.height = top + high + 68
     for name, (middle, nbytes, note) in ways.items():

@@ -124,17 +124,17 @@ def who_waits(stretches: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
     fills = {"computing": "compute", "in the all-reduce": ("communication", "")}
     for ax, (name, parts) in zip(axes, stretches.items(), strict=True):
         bars(ax, dict(zip(fills, parts, strict=True)), stacked=True, fills=fills, wide=0.7)
-        for rank, (own, wait) in enumerate(zip(*parts, strict=True)):
-            ax.text(rank, own / 2, f"{own:.0f}", ha="center", va="center", fontsize=9)
-            ax.text(rank, own + wait / 2, f"{wait:.0f}", ha="center", va="center", fontsize=9, color="white")
+        for rank, (computing, wait) in enumerate(zip(*parts, strict=True)):
+            ax.text(rank, computing / 2, f"{computing:.0f}", ha="center", va="center", fontsize=9)
+            ax.text(rank, computing + wait / 2, f"{wait:.0f}", ha="center", va="center", fontsize=9, color="white")
         ax.set(title=name, xlabel="rank")
     most = max(float(np.sum(parts, axis=0).max()) for parts in stretches.values())
     axes[0].set(ylabel="milliseconds of a step", ylim=(0, 1.05 * most))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = {
+    milliseconds = {
         name: dict(zip(("computing", "all-reduce"), map(list, parts), strict=True)) for name, parts in stretches.items()
     }
-    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {words(told, '{:.0f}')}.")
+    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {words(milliseconds, '{:.0f}')}.")
 
 
 def does_a_node_pay(steps: Mapping[str, tuple[float, float]]) -> Picture:

@@ -157,12 +157,12 @@ def ring_all_reduce(ranks: int = 4, laps: int = 2) -> Player:
         for rank, chunk in sent:
             to = (rank + 1) % ranks
             held[to][chunk] = before[rank][chunk] | (before[to][chunk] if adds else set())
-        what = f"step {at} of {last}: rank 0 sends chunk {sent[0][1]} to rank 1"
+        move = f"step {at} of {last}: rank 0 sends chunk {sent[0][1]} to rank 1"
         if adds:
-            caption = f"Reduce-scatter, {what}, which adds it to its own; all send at once."
+            caption = f"Reduce-scatter, {move}, which adds it to its own; all send at once."
             caption += " Now each rank has one chunk with everybody's numbers: reduce-scatter is done." * (at == last)
         else:
-            caption = f"All-gather, {what}, which keeps it as it is."
+            caption = f"All-gather, {move}, which keeps it as it is."
             count = unbroken(f"2({ranks} − 1)")
             caption += f" Every rank has the whole sum, and has sent {count} chunks of S/{ranks}." * (at == last)
         frames.append((_ring_frame(held, sent), caption))
@@ -203,15 +203,15 @@ def unequal_shards(canvas: Canvas, samples: Sequence[int]) -> str:
     Args:
         samples: of each rank, 2 to 4 ranks, at least one on each; others raise a ValueError.
     """
-    ranks, whole = len(samples), sum(samples)
+    ranks, total = len(samples), sum(samples)
     if not 2 <= ranks <= 4 or min(samples) < 1:
         raise ValueError(f"the samples of 2 to 4 ranks can be drawn, at least one on each, not {list(samples)}")
     left, plain = 84, [Fraction(1, ranks * count) for count in samples]
     panels = (
         ("plain mean: each rank counts the same", plain),
-        ("weighted: each sample counts the same", [Fraction(1, whole)] * ranks),
+        ("weighted: each sample counts the same", [Fraction(1, total)] * ranks),
     )
-    scale = 440 / (max(*samples, whole / ranks) / whole)  # units for what counts 1, the same in both panels
+    scale = 440 / (max(*samples, total / ranks) / total)  # units for what counts 1, the same in both panels
     canvas.height = 2 * (36 + 34 * ranks) + 28
     for panel, (title, counts) in enumerate(panels):
         top = panel * (56 + 34 * ranks) + 6
@@ -224,5 +224,5 @@ def unequal_shards(canvas: Canvas, samples: Sequence[int]) -> str:
             canvas.text(left + wide * number + 10, y + 13, label, "start")
     return (
         f"Ranks with {', '.join(map(str, samples))} samples. In the plain mean of their means a sample counts "
-        f"{', '.join(map(str, plain))}; with weighted losses it counts {Fraction(1, whole)} everywhere."
+        f"{', '.join(map(str, plain))}; with weighted losses it counts {Fraction(1, total)} everywhere."
     )

@@ -22,10 +22,10 @@ def bytes_per_rank(counted: Mapping[str, Sequence], theory: Mapping[str, Sequenc
     for method in counted:
         sides = (
             {
-                side: {f"rank {rank}": both[at] for rank, both in enumerate(of[method])}
+                side: {f"rank {rank}": both[at] for rank, both in enumerate(by_way[method])}
                 for at, side in enumerate(("send", "receive"))
             }
-            for of in (counted, theory)
+            for by_way in (counted, theory)
         )
         panels[method] = dict(zip(("series", "outline"), sides, strict=True))
     return bar_chart(
@@ -68,7 +68,7 @@ def seconds_on_links(lines: Seconds, points: Seconds) -> Picture:
 def latency(lines: Mapping[int, Mapping[int, float]], points: Mapping[int, Mapping[int, float]]) -> Picture:
     """Milliseconds of the ring against S, from small to large, a curve for each N."""
     fig, ax = new(size=(5.6, 3.8))
-    tables = ({f"N = {n}": {size / 1024: s for size, s in of[n].items()} for n in lines} for of in (lines, points))
+    tables = ({f"N = {n}": {size / 1024: s for size, s in row[n].items()} for n in lines} for row in (lines, points))
     curves(ax, *tables, per=1e-3, colours=["ring"])
     log(ax, x=(), y=())
     ax.set(xlabel="tensor S, KiB", ylabel="milliseconds")

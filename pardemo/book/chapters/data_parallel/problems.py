@@ -10,10 +10,10 @@ _BF16 = 2  # bytes
 def _gradients_of_seven_billion():
     """A model has 7 billion parameters, and its gradients are bf16. How much does each of 8 GPUs send in a ring
     all-reduce of them?"""
-    whole = _BF16 * 7e9
-    sent = communication.ring_all_reduce(whole, 8).sent
-    return sent / 1e9, f"""In bf16 the gradients are {whole / 1e9:g} GB. On a ring each GPU sends 2(N−1)/N of them,
-        {sent / whole:g} times as much: {sent / 1e9:g} GB."""  # fmt: skip
+    size = _BF16 * 7e9
+    sent = communication.ring_all_reduce(size, 8).sent
+    return sent / 1e9, f"""In bf16 the gradients are {size / 1e9:g} GB. On a ring each GPU sends 2(N−1)/N of them,
+        {sent / size:g} times as much: {sent / 1e9:g} GB."""  # fmt: skip
 
 
 @problem("s")

@@ -83,14 +83,14 @@ def check_bias(bias: torch.Tensor, load: torch.Tensor):
 )
 def check_bytes(tokens: int, hidden: int, chosen: int, ranks: int, layers: int):
     """The bytes that a rank sends in a step, in 16 bits."""
-    one = layers * formulas.one_way_bytes(tokens, hidden, chosen, ranks, 2)
-    return 4 * one, [
-        (one, "rows travel there, and back, forward and once more backward"),
-        (2 * one, "there and back is the forward pass alone, or one direction of both passes"),
-        (8 * one, "16 bits are two bytes"),
-        (4 * one * ranks / (ranks - 1), "rows whose expert lies on their own rank do not travel"),
-        (4 * one / chosen, "a token goes to k experts, as k rows"),
-        (4 * one / layers, "that is a single layer"),
+    one_way = layers * formulas.one_way_bytes(tokens, hidden, chosen, ranks, 2)
+    return 4 * one_way, [
+        (one_way, "rows travel there, and back, forward and once more backward"),
+        (2 * one_way, "there and back is the forward pass alone, or one direction of both passes"),
+        (8 * one_way, "16 bits are two bytes"),
+        (4 * one_way * ranks / (ranks - 1), "rows whose expert lies on their own rank do not travel"),
+        (4 * one_way / chosen, "a token goes to k experts, as k rows"),
+        (4 * one_way / layers, "that is a single layer"),
     ]
 
 

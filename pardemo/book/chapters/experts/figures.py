@@ -25,8 +25,8 @@ def dropped_tokens(shares: Mapping[float, float], losses: Mapping[float, float],
     axes[1].axhline(without, color=palette.INK, linestyle="--", linewidth=1.2)
     axes[1].annotate("nothing dropped", (len(labels) - 0.8, without), (0, 8), textcoords="offset points", ha="right")
     axes[1].set(title="loss", xlabel="capacity factor")
-    told = "; ".join(f"factor {f:g}: {100 * shares[f]:.0f} % dropped, loss {losses[f]:.2f}" for f in shares)
-    return save(fig, "experts_dropped", f"{told}; loss {without:.2f} where nothing is dropped.")
+    summary = "; ".join(f"factor {f:g}: {100 * shares[f]:.0f} % dropped, loss {losses[f]:.2f}" for f in shares)
+    return save(fig, "experts_dropped", f"{summary}; loss {without:.2f} where nothing is dropped.")
 
 
 def who_waits_for_experts(seconds: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]]) -> Picture:
@@ -36,13 +36,13 @@ def who_waits_for_experts(seconds: Mapping[str, Sequence[float]], predicted: Map
         seconds, predicted: case -> by rank; an outline is what the rank's rows predict.
     """
     panels = {
-        case: {"series": {"experts compute": busy, "idle": [max(busy) - own for own in busy]},
+        case: {"series": {"experts compute": busy, "idle": [max(busy) - s for s in busy]},
                "outline": dict(enumerate(predicted[case]))}
         for case, busy in seconds.items()
     }  # fmt: skip
-    told = "; ".join(f"{case}: {', '.join(f'{1e3 * own:.1f}' for own in of)} ms" for case, of in seconds.items())
+    summary = "; ".join(f"{case}: {', '.join(f'{1e3 * s:.1f}' for s in row)} ms" for case, row in seconds.items())
     return bar_chart(
-        "experts_slowest", f"Experts of each rank compute {told}; the others wait for the slowest.", panels,
+        "experts_slowest", f"Experts of each rank compute {summary}; the others wait for the slowest.", panels,
         shared=True, stacked=True, per=1e-3, fills={"experts compute": "compute", "idle": ("wait", "")}, axis="rank",
         unit="ms", outlined="predicted by its rows", ncols=3, size=(6.4, 3.3), room=1.05,
     )  # fmt: skip
@@ -65,15 +65,15 @@ def loads_over_time(loads: Mapping[str, Sequence[Sequence[int]]], losses: Mappin
         ax.grid(visible=False)
         if place % 2 == 0:
             ax.set_ylabel("experts' shares, %")
-    curves(ax_of_loss, {way: _smooth(np.asarray(of, float)[:, None])[:, 0] for way, of in losses.items()})
+    curves(ax_of_loss, {way: _smooth(np.asarray(curve, float)[:, None])[:, 0] for way, curve in losses.items()})
     first = next(iter(losses.values()))
     ax_of_loss.set(title="loss", ylim=(None, first[len(first) // 8]))
     for ax in grid[1]:
         ax.set_xlabel("step")
     grid[0, 2].axis("off")
     grid[0, 2].legend(*ax_of_loss.get_legend_handles_labels(), loc="lower left", title="loss, below:")
-    told = words({way: np.mean(of[-20:]) for way, of in losses.items()}, "{:.2f}")
-    return save(fig, "experts_loads", f"The experts' shares while a model is trained. Losses at the end: {told}.")
+    summary = words({way: np.mean(curve[-20:]) for way, curve in losses.items()}, "{:.2f}")
+    return save(fig, "experts_loads", f"The experts' shares while a model is trained. Losses at the end: {summary}.")
 
 
 def _smooth(values: np.ndarray, steps: int = 8) -> np.ndarray:
@@ -123,6 +123,6 @@ def groups_of_experts(
             ax.text(x, y, str(rank), ha="center", va="center", color=palette.INK, fontweight=bold)
         ax.set(xlim=(-0.5, host - 0.5), ylim=(len(grid) - 0.5, -0.5))
     axes[0].set_ylabel("node")
-    told = f"{len(dense)} tensor groups of {len(dense[0])}, {len(experts)} expert groups of {len(experts[0])}"
+    summary = f"{len(dense)} tensor groups of {len(dense[0])}, {len(experts)} expert groups of {len(experts[0])}"
     same = ", ".join(map(str, replicas[0]))
-    return save(fig, "experts_groups", f"{told}. Ranks {same}, in bold, have the same experts.")
+    return save(fig, "experts_groups", f"{summary}. Ranks {same}, in bold, have the same experts.")

@@ -47,8 +47,8 @@ def rounding_error_by_size(sizes: Sequence[float], errors: Mapping[str, Sequence
     ax.set(yscale="log", xlabel="size of the number", ylabel="off by at most, per cent", ylim=(0.1, 150))
     ax.yaxis.set_major_formatter("{x:g}")
     key(fig, ncols=len(errors))
-    told = words({name: min(values) for name, values in errors.items()}, "{:.2g} per cent at best", per=0.01)
-    return save(fig, "fewer_bits_rounding", f"Relative error of rounding by the number's size: {told}.")
+    summary = words({name: min(values) for name, values in errors.items()}, "{:.2g} per cent at best", per=0.01)
+    return save(fig, "fewer_bits_rounding", f"Relative error of rounding by the number's size: {summary}.")
 
 
 def sums_by_addends(errors: Mapping[str, Mapping[int, float]], stands_still: Mapping[int, float]) -> Picture:
@@ -60,8 +60,8 @@ def sums_by_addends(errors: Mapping[str, Mapping[int, float]], stands_still: Map
     ax.set_xscale("log", base=2)
     ax.set(yscale="log", xlabel="products in the sum", ylabel="relative error", ylim=(1e-8, 3))
     ax.legend(loc="center right")
-    told = "; ".join(f"{name} {list(by_count.values())[-1]:.2g}" for name, by_count in errors.items())
-    return save(fig, "fewer_bits_sums", f"Relative error of the longest sums: {told}.")
+    summary = "; ".join(f"{name} {list(by_count.values())[-1]:.2g}" for name, by_count in errors.items())
+    return save(fig, "fewer_bits_sums", f"Relative error of the longest sums: {summary}.")
 
 
 def small_updates(
@@ -76,8 +76,8 @@ def small_updates(
     curves(ax, lines, colours=INKS, dashes=LINES, linewidth=2.2)
     ax.set(xlabel="updates", ylabel="weight")
     ax.legend(loc="upper left")
-    told = words({name: values[-1] for name, values in means.items()}, "{:.4g}")
-    return save(fig, "fewer_bits_updates", f"Weights that began at 1, at the end: {told}.")
+    summary = words({name: values[-1] for name, values in means.items()}, "{:.4g}")
+    return save(fig, "fewer_bits_updates", f"Weights that began at 1, at the end: {summary}.")
 
 
 def losses_apart(losses: Mapping[str, Sequence[float]], plain: Sequence[float]) -> Picture:
@@ -94,8 +94,8 @@ def losses_apart(losses: Mapping[str, Sequence[float]], plain: Sequence[float]) 
     axes[0].set(xlabel="step", title="loss", ylim=(0, None))
     axes[1].set(xlabel="step", title="distance to fp32's", ylim=(1e-6, 1e-1), yscale="log")
     key(fig, ncols=3)
-    told = words({"fp32": plain[-1]} | {name: values[-1] for name, values in losses.items()}, "{:.4f}")
-    return save(fig, "fewer_bits_losses", f"Loss after the last step: {told}.")
+    summary = words({"fp32": plain[-1]} | {name: values[-1] for name, values in losses.items()}, "{:.4f}")
+    return save(fig, "fewer_bits_losses", f"Loss after the last step: {summary}.")
 
 
 def published_precisions(rows: Mapping[str, Mapping[str, tuple[float | None, float]]]) -> Picture:
@@ -104,18 +104,18 @@ def published_precisions(rows: Mapping[str, Mapping[str, tuple[float | None, flo
     Args:
         rows: model -> precision -> what was published, or None, and what the planner says.
     """
-    panels, told = {}, []
+    panels, summaries = {}, []
     for model, by_precision in rows.items():
         panels[model] = {
             "series": {"published by NVIDIA": {name: public or 0.0 for name, (public, _) in by_precision.items()}},
             "outline": {name: planned for name, (_, planned) in by_precision.items()},
             "text": [f"{public or planned:,.0f}" for public, planned in by_precision.values()],
         }
-        told += [
+        summaries += [
             f"{model}, {name}: {f'{public:,.0f}' if public else 'nothing'} published, {planned:,.0f} planned"
             for name, (public, planned) in by_precision.items()
         ]
     return bar_chart(
-        "fewer_bits_published", f"Tokens a second of a GPU. {'; '.join(told)}.", panels, unit="tokens/s of a GPU",
+        "fewer_bits_published", f"Tokens a second of a GPU. {'; '.join(summaries)}.", panels, unit="tokens/s of a GPU",
         fills={"published by NVIDIA": "compute"}, outlined="planned", size=(5.8, 3.6),
     )  # fmt: skip

@@ -33,8 +33,8 @@ def tensors_and_formats(
     ax.set(ylabel="per cent of the numbers", ylim=(0, 46))
     for place, (name, (small, large)) in enumerate(formats.items()):
         below.barh(place + 0.22, large - small, 0.34, left=small, color=palette.OTHER)
-        told = f"{name}: {100 * vanished[name]:.0f} % of the gradients become 0"
-        below.annotate(told, (2.0**_LEFT, place - 0.2), (4, 0), textcoords="offset points", va="center")
+        summary = f"{name}: {100 * vanished[name]:.0f} % of the gradients become 0"
+        below.annotate(summary, (2.0**_LEFT, place - 0.2), (4, 0), textcoords="offset points", va="center")
     below.set(ylim=(len(formats) - 0.4, -0.6), xlabel="size of a number", yticks=[])
     below.set_xscale("log", base=2)
     below.set_xlim(2.0**_LEFT, 2.0**18)
@@ -77,8 +77,8 @@ def scaling_over_steps(errors: Mapping[str, Sequence[float]], outliers: Sequence
         ax.axvline(step, color=palette.OTHER, linewidth=0.9, linestyle=":", zorder=1)
     ax.set(xlabel=f"step; the history is of {history}", ylabel="off by, per cent", ylim=(-3, 104))
     key(fig)
-    told = words({name: max(values) for name, values in errors.items()}, "at most {:.1f}", per=0.01)
-    return save(fig, "fewer_bits_scaling", f"Error of a tensor over steps, in per cent: {told}.")
+    summary = words({name: max(values) for name, values in errors.items()}, "at most {:.1f}", per=0.01)
+    return save(fig, "fewer_bits_scaling", f"Error of a tensor over steps, in per cent: {summary}.")
 
 
 def sent_by_format(sent: Mapping[str, float], expected: Mapping[str, float], errors: Mapping[str, float]) -> Picture:

@@ -62,11 +62,11 @@ def shards_of_fewer(canvas: Canvas, rows: int = 12, before: int = 4, now: int = 
             x, width = left + each * begin, each * (end - begin)
             canvas.box(x, 146, width, 34, thick=4)
             canvas.text(x + width / 2, 200, f"rank {rank}")
-    told = "; ".join(
+    summary = "; ".join(
         f"rank {rank} from " + " and ".join(f"shard {r.shard} rows {r.begin} to {r.end - 1}" for r in of_rank)
         for rank, of_rank in enumerate(reads)
     )
-    return f"{rows} rows, saved in {before} shards, are read by {now} ranks: {told}."
+    return f"{rows} rows, saved in {before} shards, are read by {now} ranks: {summary}."
 
 
 @drawing()

@@ -27,8 +27,8 @@ def hours_between_failures(published: Mapping[int, float], of_one_s: float) -> P
     log(ax, x=gpus[::3], y={1: "an hour", 24: "a day", 24 * 30: "a month"})
     ax.set(xlabel="GPUs", ylabel="between two failures")
     ax.legend(loc="upper right")
-    told = words(published, "{:.1f}", per=HOUR)
-    return save(fig, "host_fails_between", f"Hours between failures by GPUs; published {told}; the line is 1/N.")
+    summary = words(published, "{:.1f}", per=HOUR)
+    return save(fig, "host_fails_between", f"Hours between failures by GPUs; published {summary}; the line is 1/N.")
 
 
 def goodput_by_interval(
@@ -46,8 +46,8 @@ def goodput_by_interval(
     lost = {interval: failures.lost_shares(interval, save_s, between_s, restart_s) for interval in grid}
     lines = {
         "the law": {interval: failures.goodput(interval, save_s, between_s, restart_s) for interval in grid},
-        "saves alone": {interval: 1 - of.saves for interval, of in lost.items()},
-        "repeated work alone": {interval: 1 - of.repeated for interval, of in lost.items()},
+        "saves alone": {interval: 1 - shares.saves for interval, shares in lost.items()},
+        "repeated work alone": {interval: 1 - shares.repeated for interval, shares in lost.items()},
     }
     curves(ax, lines, colours=("predicted", "communication", "fails"), dashes=("-", "--", "-."))
     curves(ax, {name: points}, colours=["ring"], dashes=["none"], marks="o", markersize=7.5)
@@ -56,8 +56,8 @@ def goodput_by_interval(
     log(ax, x={interval: f"{interval:.2g}" for interval in points})
     ax.set(xlabel="seconds of training between two saves", ylabel="goodput", ylim=(0, 1.02), xlim=(least, most))
     key(fig)
-    told = ", ".join(f"{interval:.2g} s: {share:.2f}" for interval, share in points.items())
-    return save(fig, "host_fails_goodput", f"Goodput by interval, {name}: {told}; Young's interval is {best:.2g} s.")
+    summary = ", ".join(f"{interval:.2g} s: {share:.2f}" for interval, share in points.items())
+    return save(fig, "host_fails_goodput", f"Goodput by interval, {name}: {summary}; Young's interval is {best:.2g} s.")
 
 
 def held_up(ways: Mapping[str, Sequence[Span]]) -> Picture:
@@ -69,7 +69,7 @@ def held_up(ways: Mapping[str, Sequence[Span]]) -> Picture:
     """
     fig, axes = new(len(ways), 1, size=(6.4, 1.1 + 1.0 * len(ways)), sharex=True)
     labels = {"compute": "a step", "wait": "the training waits", "send": "a file is written"}
-    fills, told = {label: kind for kind, label in labels.items()}, {}
+    fills, waited_s = {label: kind for kind, label in labels.items()}, {}
     for ax, (way, spans) in zip(axes, ways.items(), strict=True):
         begin = min(span.begin_s for span in spans)
         rows: dict[str, list] = {"training": [], "writing": []}
@@ -77,11 +77,11 @@ def held_up(ways: Mapping[str, Sequence[Span]]) -> Picture:
             box = 1e3 * (span.begin_s - begin), 1e3 * (span.end_s - begin), labels[span.kind]
             rows["writing" if span.kind == "send" else "training"].append(box)
         lanes(ax, rows, fills)
-        told[way] = sum(span.end_s - span.begin_s for span in spans if span.kind == "wait")
-        ax.set_title(f"{way}: the training waits {1e3 * told[way]:.0f} ms in all")
+        waited_s[way] = sum(span.end_s - span.begin_s for span in spans if span.kind == "wait")
+        ax.set_title(f"{way}: the training waits {1e3 * waited_s[way]:.0f} ms in all")
     axes[-1].set_xlabel("milliseconds")
     key(fig, ncols=3)
-    waited = "; ".join(f"{way}: {1e3 * seconds:.0f} ms" for way, seconds in told.items())
+    waited = "; ".join(f"{way}: {1e3 * seconds:.0f} ms" for way, seconds in waited_s.items())
     return save(fig, "host_fails_held_up", f"What the training waits for, for each way to save: {waited}.")
 
 
@@ -93,20 +93,20 @@ def resumed_without(losses: Mapping[str, Sequence[float]], whole: Sequence[float
             that was not stopped, from the same step on.
     """
     fig, axes = new(-(-(len(losses) + 1) // 2), 2, size=(6.4, 1.8 * (len(losses) // 2 + 1)), sharex=True, sharey=True)
-    told = []
+    summaries = []
     for ax, (wrong, values) in zip(axes.flat, losses.items(), strict=False):
         lines = {"not stopped": dict(enumerate(whole, first)), "resumed": dict(enumerate(values, first))}
         curves(ax, lines, colours=("predicted", "fails"), linewidth=1.4)
         ax.set_title(wrong, fontsize="medium")
         ax.set_xlabel("step")
         ax.tick_params(labelbottom=True)
-        told.append(f"{wrong} {max(abs(a - b) for a, b in zip(values, whole, strict=True)):.1g}")
+        summaries.append(f"{wrong} {max(abs(a - b) for a, b in zip(values, whole, strict=True)):.1g}")
     for ax in axes[:, 0]:
         ax.set_ylabel("loss")
     spare = axes.flat[len(losses)]
     spare.set_axis_off()
     spare.legend(*axes.flat[0].get_legend_handles_labels(), loc="center")
-    return save(fig, "host_fails_resumed", f"Losses after a resume; largest differences: {', '.join(told)}.")
+    return save(fig, "host_fails_resumed", f"Losses after a resume; largest differences: {', '.join(summaries)}.")
 
 
 def restarts_in_parts(restarts: Mapping[str, Restart]) -> Picture:
@@ -121,7 +121,7 @@ def restarts_in_parts(restarts: Mapping[str, Restart]) -> Picture:
         "ranks meet, read, train a step": ("ranks_s", ("compute", "//")),
     }
     series = {
-        part: {what: getattr(restart, field) for what, restart in restarts.items()}
+        part: {restart_name: getattr(restart, field) for restart_name, restart in restarts.items()}
         for part, (field, _) in parts.items()
     }
     return bar_chart(

@@ -14,10 +14,10 @@ _GPUS = 16_384
 def _a_smaller_job():
     """16,384 GPUs had 419 unexpected interruptions in 54 days. How many days does a job on 256 of the same GPUs run
     between two failures, on average?"""
-    one = _BETWEEN_S * _GPUS
-    days = failures.between_failures(one, 256) / 3600 / 24
-    return days, f"""One GPU and what is around it fails every {_BETWEEN_S / 3600:.2f} · 16,384 = {one / 3600:,.0f}
-        hours. 256 of them fail 256 times as often: every {one / 3600 / 256:.0f} hours, {days:.1f} days."""  # fmt: skip
+    gpu = _BETWEEN_S * _GPUS
+    days = failures.between_failures(gpu, 256) / 3600 / 24
+    return days, f"""One GPU and what is around it fails every {_BETWEEN_S / 3600:.2f} · 16,384 = {gpu / 3600:,.0f}
+        hours. 256 of them fail 256 times as often: every {gpu / 3600 / 256:.0f} hours, {days:.1f} days."""  # fmt: skip
 
 
 @problem("times")

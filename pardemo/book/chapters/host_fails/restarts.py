@@ -30,7 +30,7 @@ def events_of(printed: str) -> list[Event]:
     Raises:
         ValueError: there is none.
     """
-    rows = [Event(*map(int, who), what, int(step), float(at)) for *who, what, step, at in _EVENT.findall(printed)]
+    rows = [Event(*map(int, who), event, int(step), float(at)) for *who, event, step, at in _EVENT.findall(printed)]
     if not rows:
         raise ValueError(f"no rank said anything: {printed[-500:]}")
     return sorted(rows, key=lambda event: event.at_s)
@@ -82,14 +82,14 @@ def restarts_of(events: Sequence[Event]) -> list[Restart]:
     return restarts
 
 
-def largest_difference(one: Any, other: Any) -> float:
+def largest_difference(first: Any, other: Any) -> float:
     """The largest difference between numbers at the same place of two trees of dictionaries and tensors.
 
     Raises:
         ValueError: one of them has a name that the other one has not.
     """
-    if isinstance(one, Mapping):
-        if set(one) != set(other):
-            raise ValueError(f"only one of them has {', '.join(map(str, sorted(set(one) ^ set(other))))}")
-        return max((largest_difference(value, other[name]) for name, value in one.items()), default=0.0)
-    return float((torch.as_tensor(one).double() - torch.as_tensor(other).double()).abs().max())
+    if isinstance(first, Mapping):
+        if set(first) != set(other):
+            raise ValueError(f"only one of them has {', '.join(map(str, sorted(set(first) ^ set(other))))}")
+        return max((largest_difference(value, other[name]) for name, value in first.items()), default=0.0)
+    return float((torch.as_tensor(first).double() - torch.as_tensor(other).double()).abs().max())

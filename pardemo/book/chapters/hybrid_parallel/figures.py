@@ -69,8 +69,8 @@ def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: 
         square(ax, values.round(), cluster, most, size=8)
         crossing[name] = values[where[:, None] != where].sum()
         ax.set(xlabel="to rank", ylabel="from rank", title=f"{name}: {crossing[name]:.0f} MiB cross")
-    told = words(crossing, "{:.0f} MiB between nodes")
-    return save(fig, "hybrid_parallel_orders", f"MiB from rank to rank; frames are nodes. {told}.")
+    summary = words(crossing, "{:.0f} MiB between nodes")
+    return save(fig, "hybrid_parallel_orders", f"MiB from rank to rank; frames are nodes. {summary}.")
 
 
 def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:
@@ -90,5 +90,5 @@ def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:
             ax.text(100 * hfu + 1.5, place, f"HFU {100 * hfu:.0f}", va="center", color=palette.INK)
     ax.set(xlabel="per cent of the peak")
     key(fig)
-    told = ", ".join(f"{name}: MFU {100 * mfu:.0f}, HFU {100 * hfu:.0f}" for name, (mfu, hfu) in rows.items())
-    return save(fig, "hybrid_parallel_mfu", f"Per cent of the peak: {told}.".replace("\n", " "))
+    summary = ", ".join(f"{name}: MFU {100 * mfu:.0f}, HFU {100 * hfu:.0f}" for name, (mfu, hfu) in rows.items())
+    return save(fig, "hybrid_parallel_mfu", f"Per cent of the peak: {summary}.".replace("\n", " "))

@@ -10,11 +10,11 @@ from pardemo.planner.layouts.configurations import find, of
 def _tensor_over_pipeline():
     """A GPU has 10 layers of a model with t = 4 and p = 8, in a stage in the middle. Nothing is recomputed. For each
     micro-batch, how many times as many bytes does it send to its tensor group as to its neighbours in the pipeline?"""
-    whole = 2 * 4096 * 8192
+    size = 2 * 4096 * 8192
     inside = 10 * tensor_parallel.block() * tensor_parallel.phi(1, 4096, 8192, 4, element_bytes=2)
-    onward, _ = pipeline.boundary_bytes(1, 8, 1, whole)
-    return inside / onward, f"""φ is ¾·A, so 8φ in each of 10 layers are {inside / whole:g}·A. To its neighbours in the
-        pipeline the GPU sends an activation onward and a gradient back, {onward / whole:g}·A. That is why the tensor
+    onward, _ = pipeline.boundary_bytes(1, 8, 1, size)
+    return inside / onward, f"""φ is ¾·A, so 8φ in each of 10 layers are {inside / size:g}·A. To its neighbours in the
+        pipeline the GPU sends an activation onward and a gradient back, {onward / size:g}·A. That is why the tensor
         group stays inside a node: it gets {inside / onward:g} times as much."""  # fmt: skip
 
 

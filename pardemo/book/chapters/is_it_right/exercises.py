@@ -66,9 +66,9 @@ def _prove(name: str, function: Callable[[str], str], layout: str) -> None:
         raise Mistake(f"Your script on 2 ranks: {next(iter(made.failed.values()))}")
     if made.findings:
         first = made.findings[0]
-        what = {"forward": "outputs", "data": "samples"}.get(first.what, first.what)
+        kind = {"forward": "outputs", "data": "samples"}.get(first.what, first.what)
         raise Mistake(
-            f"It does not train as one process does. In step {first.step} the {what} differ: {finding_why(first)}."
+            f"It does not train as one process does. In step {first.step} the {kind} differ: {finding_why(first)}."
         )
 
 

@@ -26,7 +26,7 @@ def four_curves(losses: Mapping[str, Sequence[float]], beside: str = "wednesday"
     looks = {"colours": [_OF_DAYS[name] for name in losses], "dashes": [_DASHES[name] for name in losses]}
     curves(axes[0], dict(zip(names, losses.values(), strict=True)), linewidth=1.1, **looks)
     away = [_smooth(np.subtract(values, losses[beside])) for values in losses.values()]
-    curves(axes[1], {name: dict(enumerate(of, _MEAN_OF - 1)) for name, of in zip(names, away, strict=True)}, **looks)
+    curves(axes[1], {name: dict(enumerate(gap, _MEAN_OF - 1)) for name, gap in zip(names, away, strict=True)}, **looks)
     axes[0].set(ylabel="loss")
     reach = np.ptp(losses[beside][len(losses[beside]) // 2 :]) / 2  # as far as steps of one curve are apart
     axes[1].set(xlabel="step", ylabel=f"beside {beside.capitalize()}'s", ylim=(-reach, reach))
@@ -70,8 +70,8 @@ def map_of_modules(versions: Mapping[str, Mapping[str, tuple[float, float]]]) ->
     ax.tick_params(length=0)
     key(fig, patch("=  right", ("idle", "")), patch("≠  wrong, or its factor", "fails"))
     counts = {
-        " ".join(version.split()): len({name.rpartition(".")[0] for name, pair in of.items() if wrong(*pair)})
-        for version, of in versions.items()
+        " ".join(version.split()): len({name.rpartition(".")[0] for name, pair in modules.items() if wrong(*pair)})
+        for version, modules in versions.items()
     }
     texts = "; ".join(f"{version}: {count}" for version, count in counts.items())
     return save(fig, "is_it_right_map", f"Modules with wrong gradients, of {len(order)}: {texts}.")

@@ -74,8 +74,8 @@ def _memory_of_a_proof():
     = 4,096 and V = 128,256. Parameters, gradients and a copy of both lie on one rank in fp64. How much memory do they
     take?"""
     llama = replace(of(configurations.find("llama3-8b")), layers=2)
-    whole, small = (4 * _FP64 * replace(llama, vocabulary=v).params / 1e9 for v in (llama.vocabulary, 1024))
-    return whole, f"""Two layers and two tables of {llama.vocabulary * llama.hidden / 1e6:.1f} million parameters make
-        {llama.params / 1e9:.3f} billion. At four times 8 bytes they take {whole:.1f} GB. Most of that are the tables:
+    full, small = (4 * _FP64 * replace(llama, vocabulary=v).params / 1e9 for v in (llama.vocabulary, 1024))
+    return full, f"""Two layers and two tables of {llama.vocabulary * llama.hidden / 1e6:.1f} million parameters make
+        {llama.params / 1e9:.3f} billion. At four times 8 bytes they take {full:.1f} GB. Most of that are the tables:
         with a vocabulary of 1,024 it is {small:.1f} GB, and with a smaller width a laptop does it in seconds. A bug of
         the layout shows all the same."""  # fmt: skip

@@ -93,7 +93,7 @@ def check_bytes(way: str, ranks: int, batch: int, tokens: int, hidden: int, head
     width = hidden * kv_heads // heads
     if way == "ring":
         right = formulas.ring_bytes(batch, tokens, width, ranks)
-        own = [
+        more = [
             (right / 3, "that is the forward pass alone"),
             (right * 2 / 3, "backward, keys and values go round once more, and their gradients behind them"),
             (right / 2, "both keys and values travel, in 2 bytes for each number"),
@@ -102,12 +102,12 @@ def check_bytes(way: str, ranks: int, batch: int, tokens: int, hidden: int, head
         ]
     else:
         right = formulas.ulysses_bytes(batch, tokens, hidden, width, ranks)
-        own = [
+        more = [
             (right / 2, "that is the forward pass alone, or one byte for each number"),
             (right * 2 / (1 + share), "keys and values have fewer heads than queries and outputs"),
             (right * ranks / (ranks - 1), "a rank's own part, 1/N, stays where it is"),
         ]
-    return right, [(2 * right, "numbers have 2 bytes"), (ranks * right, "a rank has s/N tokens"), *own]
+    return right, [(2 * right, "numbers have 2 bytes"), (ranks * right, "a rank has s/N tokens"), *more]
 
 
 @exercise("positions")

@@ -30,8 +30,8 @@ def tokens_in_memory(per_token: Mapping[str, float], room_bytes: float) -> Pictu
     log(ax, x=_in_thousands(tokens[::2]), y=())
     ax.set(xlabel="tokens of one sequence", ylabel="GB")
     key(fig, ncols=1)
-    told = words({name: room_bytes / each for name, each in per_token.items()}, "{:,.0f} tokens")
-    return save(fig, "long_sequences_tokens", f"What fills {room:.0f} GB alone: {told}.")
+    summary = words({name: room_bytes / each for name, each in per_token.items()}, "{:,.0f} tokens")
+    return save(fig, "long_sequences_tokens", f"What fills {room:.0f} GB alone: {summary}.")
 
 
 def blocks_by_rank(measured: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]]) -> Picture:
@@ -58,7 +58,7 @@ def sent_by_ranks(
     """
     fig, axes = new(1, len(lines), size=(6.4, 3.6), sharey=True)
     for ax, (heads, ways) in zip(axes, lines.items(), strict=True):
-        curves(ax, {f"{way}, formula": of for way, of in ways.items()}, colours=_WAYS)
+        curves(ax, {f"{way}, formula": line for way, line in ways.items()}, colours=_WAYS)
         counted = {f"{way}, counted": {ranks: measured[heads][way]} for way in ways}
         curves(ax, counted, colours=_WAYS, dashes=["none"], marks="os", markersize=7.5)
         most = max(max(values) for values in ways.values())
@@ -66,8 +66,8 @@ def sent_by_ranks(
         ax.set(title=heads, xlabel="ranks", ylim=(0, None))
     axes[0].set_ylabel("sent by a rank, A")
     key(fig)
-    told = words({f"{heads}, {way}": of for heads, ways in lines.items() for way, of in ways.items()}, "{:.2f}")
-    return save(fig, "long_sequences_sent", f"Activations that a rank sends, forward and backward: {told}.")
+    summary = words({f"{heads}, {way}": line for heads, ways in lines.items() for way, line in ways.items()}, "{:.2f}")
+    return save(fig, "long_sequences_sent", f"Activations that a rank sends, forward and backward: {summary}.")
 
 
 def attention_on_links(tokens: Sequence[int], slower: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
@@ -77,25 +77,25 @@ def attention_on_links(tokens: Sequence[int], slower: Mapping[str, Mapping[str, 
         slower: link -> way -> a factor for each of ``tokens``.
     """
     fig, axes = new(1, len(slower), size=(6.4, 3.6), sharey=True)
-    told = []
+    summaries = []
     for ax, (link, ways) in zip(axes, slower.items(), strict=True):
         lines = {way: dict(zip(tokens, factors, strict=True)) for way, factors in ways.items()}
-        told.append(f"{link}: {curves(ax, lines, colours=_WAYS, marks='os', text='{:.2f}')}")
+        summaries.append(f"{link}: {curves(ax, lines, colours=_WAYS, marks='os', text='{:.2f}')}")
         log(ax, x=_in_thousands([n for n in tokens if n.bit_length() % 2 == tokens[0].bit_length() % 2]))
         ax.set(title=link, xlabel="tokens of the sequence")
     axes[0].set(ylabel="time / computing alone", ylim=(0.9, None))
     key(fig)
     alt = f"Attention's time over that of its computing, from {tokens[0]:,} to {tokens[-1]:,} tokens"
-    return save(fig, "long_sequences_links", f"{alt}: {'; '.join(told)}.")
+    return save(fig, "long_sequences_links", f"{alt}: {'; '.join(summaries)}.")
 
 
 def wrong_at_cuts(errors: Mapping[str, float], losses: Mapping[str, float]) -> Picture:
     """The gradient's relative error with each mistake, on a logarithmic scale, and the loss that it reports."""
     least = 1e-8
-    told = words({name: f"{error:.1e} (loss {losses[name]:.3f})" for name, error in errors.items()}, "{}")
+    summary = words({name: f"{error:.1e} (loss {losses[name]:.3f})" for name, error in errors.items()}, "{}")
     return bar_chart(
-        "long_sequences_wrong", f"Relative error of the gradient: {told}.",
-        {"relative error of the gradient": {"series": {"error": {n: max(of, least) for n, of in errors.items()}}}},
+        "long_sequences_wrong", f"Relative error of the gradient: {summary}.",
+        {"relative error of the gradient": {"series": {"error": {n: max(gap, least) for n, gap in errors.items()}}}},
         across=True, text=[f"loss {losses[name]:.3f}" for name in errors], log_limits=(least, 90),
         fills={"error": ["holds" if error < 1e-4 else "fails" for error in errors.values()]},
     )  # fmt: skip
@@ -103,9 +103,9 @@ def wrong_at_cuts(errors: Mapping[str, float], losses: Mapping[str, float]) -> P
 
 def loss_in_chunks(measured: Mapping[str, Mapping[int, float]], predicted: Mapping[int, float]) -> Picture:
     """Peak memory of a loss over the number of its chunks, ours and DeepSpeed's; the line is predicted. In bytes."""
-    told = words(measured, "{:.0f} MB", per=1e6)
+    summary = words(measured, "{:.0f} MB", per=1e6)
     return line_chart(
-        "long_sequences_loss", f"Peak memory of the loss by its chunks. {told}.",
+        "long_sequences_loss", f"Peak memory of the loss by its chunks. {summary}.",
         {"predicted": predicted, **measured}, per=1e6, size=(6.4, 3.4), x="chunks", y="peak, MB",
         colours=("predicted", palette.SHADES["logits"], palette.WAYS["torch"]), dashes=("-", "none", "none"),
         marks=("", "o", "s"), markersize=8, fillstyle="none", markeredgewidth=1.8, ncols=3,
@@ -123,8 +123,8 @@ def remedies_for_length(steps: Mapping[str, tuple[float, float, float]], room_by
     series: dict[str, dict[str, float]] = {"logits, their gradient": {}, "checkpoints": {}, "one layer, again": {}}
     for name, (logits, checkpoints, layer) in steps.items():
         counted = logits * (logits > layer), checkpoints, layer * (layer >= logits)
-        for of, nbytes in zip(series.values(), counted, strict=True):
-            of[name] = nbytes
+        for by_name, nbytes in zip(series.values(), counted, strict=True):
+            by_name[name] = nbytes
     fills = dict(zip(series, ("logits", "activations", ("activations", "///")), strict=True))
     return bar_chart(
         "long_sequences_remedies", "GB on one GPU after one remedy and the next: {}.",

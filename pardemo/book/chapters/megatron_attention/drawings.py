@@ -66,8 +66,8 @@ def fused_qkv(canvas: Canvas) -> None:
     canvas.text(32, 158, "So cut each block:", "start")
     for rank in range(_RANKS):
         x = 32 if rank == 0 else 328
-        own = [(letter, head) for letter, head in in_blocks(_HEADS) if head in heads_of(rank)]
-        _strip(canvas, x, 178, own, wide=46.7)
+        held = [(letter, head) for letter, head in in_blocks(_HEADS) if head in heads_of(rank)]
+        _strip(canvas, x, 178, held, wide=46.7)
         canvas.text(x + 140, 236, f"rank {rank}: its heads, whole")
     canvas.line([(0, 270), (640, 270)], thick=0.8, dashed=True)
     canvas.text(32, 300, "Stored head by head", "start", bold=True, size=20)

@@ -17,7 +17,7 @@ def changed_features(panels: Mapping[str, Sequence[float]], per_head: int) -> Pi
         panels: title -> the change of each feature. per_head: features of a head.
     """
     fig, axes = new(len(panels), 1, size=(5.8, 1.45 * len(panels)), sharex=True)
-    told = []
+    summaries = []
     for ax, (name, changes) in zip(axes, panels.items(), strict=True):
         most = max(changes)
         ax.bar(range(len(changes)), [change / most for change in changes], 1.0, color=COLOURS["activations"])
@@ -26,9 +26,9 @@ def changed_features(panels: Mapping[str, Sequence[float]], per_head: int) -> Pi
         moved = f"{sum(change > 0 for change in changes)} of {len(changes)}"
         ax.set(title=f"{name}: {moved} features change", xlim=(-0.5, len(changes) - 0.5), yticks=[])
         ax.grid(visible=False)
-        told.append(f"{name}: {moved}")
+        summaries.append(f"{name}: {moved}")
     axes[-1].set(xlabel=f"feature; a line after every {per_head}", xticks=range(0, len(changes) + 1, 4 * per_head))
-    return save(fig, "megatron_attention_changed", f"Features that change with one head. {'; '.join(told)}.")
+    return save(fig, "megatron_attention_changed", f"Features that change with one head. {'; '.join(summaries)}.")
 
 
 def wrong_by_cut(errors: Mapping[str, float]) -> Picture:
@@ -95,7 +95,7 @@ def blocks_beside(
     kinds = (("weights, MB", "parameters", weights), ("kept for backward, MB", "activations", activations))
     return bar_chart(
         "megatron_attention_blocks_beside", f"Of what a block keeps on one of {ranks} ranks: {{}}.",
-        {title: {"series": {kind: {names[name]: of[name] for name in weights}}} for title, kind, of in kinds},
+        {title: {"series": {kind: {names[name]: sizes[name] for name in weights}}} for title, kind, sizes in kinds},
         across=True, beside=True, per=1e6, text="{:.1f}", room=1.2, size=(6.4, 3.2),
     )  # fmt: skip
 

@@ -30,16 +30,16 @@ class Comparison(NamedTuple):
 def plain(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     """The plain block, whole on every rank."""
     block, x = _plain(batch, sequence, hidden, heads)
-    results = _both_ways(block, x)
+    results = gpt.output_and_input_gradient(block, x)
     return _comparison(block, x, results, results, 0.0)
 
 
 def ours(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     """:class:`pardemo.tensor_parallel.ParallelBlock` on all ranks, from the plain block's weights. Collective."""
     block, x = _plain(batch, sequence, hidden, heads)
-    expected = _both_ways(block, x)
+    expected = gpt.output_and_input_gradient(block, x)
     layer = gpt.parallel_block(block)
-    results = _both_ways(layer, x)
+    results = gpt.output_and_input_gradient(layer, x)
     truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
     return _comparison(layer, x, expected, results, gpt.largest_error(gpt.gradients(layer), truth))
 
@@ -49,11 +49,11 @@ def megatron(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     from pardemo.peers import megatron as peer
 
     block, x = _plain(batch, sequence, hidden, heads)
-    expected = _both_ways(block, x)
+    expected = gpt.output_and_input_gradient(block, x)
     truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
     with peer.megatron(tp=dist.get_world_size()):
         layer, turned = peer.Block(block), _turned(x)
-        results = tuple(_turned(t) for t in _both_ways(layer, turned))
+        results = tuple(_turned(t) for t in gpt.output_and_input_gradient(layer, turned))
         return _comparison(layer, turned, expected, results, gpt.largest_error(peer.gradients(layer), truth))
 
 
@@ -62,9 +62,9 @@ def dtensor(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     from pardemo.peers.pytorch import dtensor as peer
 
     block, x = _plain(batch, sequence, hidden, heads)
-    expected = _both_ways(block, x)
+    expected = gpt.output_and_input_gradient(block, x)
     layer = peer.block(block, peer.mesh(dist.get_world_size()))
-    results = _both_ways(layer, x)
+    results = gpt.output_and_input_gradient(layer, x)
     return _comparison(layer, x, expected, results, gpt.largest_error(peer.gradients(layer), gpt.gradients(block)))
 
 
@@ -72,15 +72,6 @@ def _plain(batch: int, sequence: int, hidden: int, heads: int) -> tuple[gpt.Bloc
     """The same weights and tokens on every rank, although the ranks' generators are seeded differently."""
     block = gpt.seeded(lambda: gpt.Block(hidden, heads)).to(device())
     return block, gpt.numbers(batch, sequence, hidden, seed=1).to(device())
-
-
-def _both_ways(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the input's gradient; the weights' gradients are set anew."""
-    layer.zero_grad()
-    x = x.detach().clone().requires_grad_()
-    y = layer(x)
-    y.backward(torch.ones_like(y) / 1024)
-    return y.detach(), x.grad
 
 
 def _comparison(layer: nn.Module, x: torch.Tensor, expected: tuple, results: tuple, weights_error: float) -> Comparison:

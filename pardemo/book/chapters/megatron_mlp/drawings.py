@@ -79,11 +79,11 @@ def mlp_cut(canvas: Canvas, backward: bool = False, gated: bool = False) -> str:
         canvas.lines(g - 14, 170, ["forward:", "all-reduce"], "end", fill=_TALK, bold=True)
         canvas.text(20, 362, "white: whole on both ranks, and the same", "start")
         alt_sentence = "f adds up gradients on the way back, g the two parts of Z on the way forward."
-    what = "Megatron's MLP on two ranks: each takes all of X through its columns of W₁, GeLU and its rows of W₂. "
+    alt = "Megatron's MLP on two ranks: each takes all of X through its columns of W₁, GeLU and its rows of W₂. "
     if gated:
-        what = "A gated MLP on two ranks: each takes all of X through its columns of W_gate and W_up, the gate and its "
-        what += "rows of W_down. "
-    return what + alt_sentence
+        alt = "A gated MLP on two ranks: each takes all of X through its columns of W_gate and W_up, the gate and its "
+        alt += "rows of W_down. "
+    return alt + alt_sentence
 
 
 _SIDE, _HIGH = 46, 34  # of a number's box

@@ -90,16 +90,16 @@ def _try_split(function: Callable) -> str | tuple[int, float]:
     with WireMeter() as wire, FlopCounterMode(display=False) as flops:
         result = function(x, w_1, w_2)
     parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), w_1.chunk(size, 0), strict=True)]
-    own = F.gelu(x @ w_1.chunk(size, 1)[rank]) @ w_2.chunk(size, 0)[rank]
+    part = F.gelu(x @ w_1.chunk(size, 1)[rank]) @ w_2.chunk(size, 0)[rank]
     mistakes = [
         (sum(parts) @ w_2, "the GeLUs of the parts were added: GeLU(x + y) is not GeLU(x) + GeLU(y)."),
-        (own, "this is this rank's part of the sum alone: the ranks' parts have to be added."),
+        (part, "this is this rank's part of the sum alone: the ranks' parts have to be added."),
     ]
     otherwise = "the result is not gelu(x @ w_1) @ w_2"
     if problem := compare_tensors(result, F.gelu(x @ w_1) @ w_2, mistakes, otherwise, atol=1e-4):
         return problem
-    whole = 2 * 2 * x.shape[0] * x.shape[1] * w_1.numel()
-    return wire.sent_bytes, flops.get_total_flops() / whole
+    expected = 2 * 2 * x.shape[0] * x.shape[1] * w_1.numel()
+    return wire.sent_bytes, flops.get_total_flops() / expected
 
 
 class SumBackward(torch.autograd.Function):

@@ -98,7 +98,7 @@ def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
         "megatron_mlp_waiting",
         f"Milliseconds of an MLP, computed: {words(series, '{:.2f}', per=1e-3)} for all-reduces.",
         {"milliseconds, forward and backward": {"series": series}}, across=True, stacked=True, per=1e-3, room=1.42,
-        text=[f"{1e3 * (own + wait):.1f} ms, {wait / (own + wait):.0%} waiting" for own, wait in rows.values()],
+        text=[f"{1e3 * (busy + wait):.1f} ms, {wait / (busy + wait):.0%} waiting" for busy, wait in rows.values()],
         fills={"computing": "compute", "waiting": "wait"},
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def libraries(
                 "same result?": f"{'yes' if error < SAME else 'no'}, to {error:.0e}",
                 "sent by a rank": f"{sent[name, t]:.2f} φ",
                 "all-reduces": ", ".join(
-                    f"{n} {way}" for (of, size, way), n in calls.items() if (of, size) == (name, t)
+                    f"{n} {way}" for (library, size, way), n in calls.items() if (library, size) == (name, t)
                 ),
                 "arithmetic of a rank": f"{shares[name, t]:.0%}" if name != "DTensor" else "not counted",
             }

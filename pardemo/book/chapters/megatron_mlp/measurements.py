@@ -34,9 +34,9 @@ def compare(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
     if library != "pardemo":
         return _theirs({"Megatron-core": "megatron", "DTensor": "dtensor"}[library], batch, sequence, hidden)
     mlp, x = _plain(batch, sequence, hidden)
-    expected, gradient = _both_ways(mlp, x)
+    expected, gradient = gpt.output_and_input_gradient(mlp, x)
     parts = gpt.parallel_mlp(mlp)
-    output, input_gradient = _both_ways(parts, x)
+    output, input_gradient = gpt.output_and_input_gradient(parts, x)
     truth = dict(gpt.parallel_mlp(gpt.gradients_as_weights(mlp)).named_parameters())
     weights_error = gpt.largest_error(gpt.gradients(parts), truth)
     error = max(gpt.relative_error(output, expected), gpt.relative_error(input_gradient, gradient), weights_error)
@@ -49,14 +49,14 @@ def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
 
     peer = {"megatron": megatron, "dtensor": dtensor}[library]
     mlp, x = _plain(batch, sequence, hidden)
-    expected, gradient = _both_ways(mlp, x)
+    expected, gradient = gpt.output_and_input_gradient(mlp, x)
     with megatron.megatron(tp=dist.get_world_size()):
         if library == "megatron":  # lays activations out as [sequence, batch, hidden]
             turn, layer = _turned, peer.MLP(mlp)
             truth = dict(gpt.parallel_mlp(gpt.gradients_as_weights(mlp)).named_parameters())
         else:
             turn, layer, truth = _same, peer.mlp(mlp, peer.mesh(dist.get_world_size())), gpt.gradients(mlp)
-        output, input_gradient = _both_ways(layer, turn(x))
+        output, input_gradient = gpt.output_and_input_gradient(layer, turn(x))
         weights_error = gpt.largest_error(peer.gradients(layer), truth)
         error = max(
             gpt.relative_error(turn(output), expected),
@@ -86,7 +86,7 @@ def overlapped(
     """
     early, best = {}, {}
     for overlap in (False, True):
-        begun = [begun_before_end(spans, "compute", "communication") for of in passes for spans in of[overlap]]
+        begun = [begun_before_end(spans, "compute", "communication") for by_way in passes for spans in by_way[overlap]]
         early[overlap] = begun.count(2)
         best[overlap] = min(passes[0][overlap][1:], key=_length_s)
     return early, best, _length_s(best[False]) - _length_s(best[True])
@@ -102,16 +102,6 @@ def _plain(batch: int, sequence: int, hidden: int) -> tuple[gpt.MLP, torch.Tenso
     return mlp, gpt.numbers(batch, sequence, hidden, seed=1).to(device())
 
 
-def _both_ways(layer: Callable, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A forward and a backward pass: the output and the input's gradient; the weights' gradients are set anew."""
-    if isinstance(layer, torch.nn.Module):
-        layer.zero_grad()
-    x = x.detach().clone().requires_grad_()
-    y = layer(x)
-    y.backward(torch.ones_like(y) / 1024)
-    return y.detach(), x.grad
-
-
 def _sent(layer: Callable, x: torch.Tensor) -> tuple[int, dict[str, int]]:
     x = x.detach().clone().requires_grad_()
     with WireMeter() as wire:
@@ -125,10 +115,10 @@ def _sent(layer: Callable, x: torch.Tensor) -> tuple[int, dict[str, int]]:
 
 def _share_of_flops(layer: Callable, mine: torch.Tensor, mlp: Callable, x: torch.Tensor) -> float:
     with FlopCounterMode(display=False) as part:
-        _both_ways(layer, mine)
-    with FlopCounterMode(display=False) as whole:
-        _both_ways(mlp, x)
-    return part.get_total_flops() / whole.get_total_flops()
+        gpt.output_and_input_gradient(layer, mine)
+    with FlopCounterMode(display=False) as counter:
+        gpt.output_and_input_gradient(mlp, x)
+    return part.get_total_flops() / counter.get_total_flops()
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def check_states(parameters: list[tuple[str, tuple[int, ...]]]):
     """The bytes that Muon, with Adam for the rest, keeps in mixed precision."""
 
     def states(for_muon: Callable[[str, tuple[int, ...]], bool]) -> int:
-        return sum(formulas.KEPT["Muon" if for_muon(*one) else "Adam"](one[1]) for one in parameters)
+        return sum(formulas.KEPT["Muon" if for_muon(*shape) else "Adam"](shape[1]) for shape in parameters)
 
     masters = 4 * sum(math.prod(shape) for _, shape in parameters)
     right = masters + states(lambda name, shape: len(shape) == 2 and name not in ("embedding", "head"))

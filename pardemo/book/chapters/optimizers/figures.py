@@ -27,9 +27,9 @@ def kept_per_parameter(
     """
     small = {name: measured.get(name, 0.0) for name in large}
     texts = [f"{measured.get(name, predicted[name]):.3g}" for name in large]
-    told = "; ".join(f"{name} {text} B, {large[name]:.3g} GB" for name, text in zip(large, texts, strict=True))
+    summary = "; ".join(f"{name} {text} B, {large[name]:.3g} GB" for name, text in zip(large, texts, strict=True))
     return bar_chart(
-        "optimizers_kept", f"States a parameter of the small GPT, and of Llama 3 8B: {told}.",
+        "optimizers_kept", f"States a parameter of the small GPT, and of Llama 3 8B: {summary}.",
         {"the small GPT,\nbytes a parameter": {"series": {"measured": small}, "outline": predicted, "text": texts},
          "Llama 3 8B,\nGB": {"series": {"measured": dict.fromkeys(large, 0.0)}, "outline": large,
                             "text": [f"{value:.3g}" for value in large.values()]}},
@@ -61,8 +61,8 @@ def rows_alone(whole: Sequence[float], stacked: Mapping[int, Sequence[float]], o
     curves(ax, lines, colours=("black", "0.35", "0.6"))
     ax.set(xlabel="singular value, from the largest on", ylabel="its size in the update", ylim=(0, None))
     key(fig, ncols=1)
-    told = words({f"{ranks} ranks": value for ranks, value in off.items()}, "{:.0%}")
-    return save(fig, "optimizers_rows_alone", f"Updates made of each rank's rows alone are off by so much: {told}.")
+    summary = words({f"{ranks} ranks": value for ranks, value in off.items()}, "{:.0%}")
+    return save(fig, "optimizers_rows_alone", f"Updates made of each rank's rows alone are off by so much: {summary}.")
 
 
 def sent_by_products(
@@ -79,28 +79,28 @@ def sent_by_products(
     fills = {
         "x xᵀ": ("communication", ""), "its square": ("communication", "///"), "applied to x": ("communication", "...")
     }  # fmt: skip
-    series = {name: {of: rounds * sends[at] for of, sends in measured.items()} for at, name in enumerate(fills)}
+    series = {name: {shape: rounds * sends[at] for shape, sends in measured.items()} for at, name in enumerate(fills)}
     sums = {name: rounds * sum(values) for name, values in predicted.items()}
     style = {"wide": 0.36, "text": "{:.2f}"}
-    told = bars(ax, series, sums, stacked=True, fills=fills, at=places - 0.2, **style)
+    summary = bars(ax, series, sums, stacked=True, fills=fills, at=places - 0.2, **style)
     top = ax.get_ylim()[1]
     once = bars(ax, {"put together once": owned}, fills={"put together once": palette.OTHER}, at=places + 0.26, **style)
     ax.set_xticks(places, list(measured))
     ax.set(ylabel="numbers sent / parameter", ylim=(0, top))
     key(fig, ncols=3)
-    alt = f"Numbers that a rank sends for each parameter, by products: {told}; once: {once}."
+    alt = f"Numbers that a rank sends for each parameter, by products: {summary}; once: {once}."
     return save(fig, "optimizers_sent", alt)
 
 
 def across_hosts(sent: Mapping[str, tuple[float, float]], predicted: Mapping[str, tuple[float, float]]) -> Picture:
     """Bytes for each parameter over a node's card in one step: gradients and weights, and the optimizer's own."""
     fills = {"forward and backward": ("communication", ""), "the optimizer": ("communication", "///")}
-    series = {part: {name: of[at] for name, of in sent.items()} for at, part in enumerate(fills)}
-    told = words({name: f"{a:.1f} + {b:.1f}" for name, (a, b) in sent.items()})
+    series = {part: {name: parts[at] for name, parts in sent.items()} for at, part in enumerate(fills)}
+    summary = words({name: f"{a:.1f} + {b:.1f}" for name, (a, b) in sent.items()})
     return bar_chart(
-        "optimizers_across_hosts", f"Bytes a parameter that leave a node, model + optimizer: {told}.",
+        "optimizers_across_hosts", f"Bytes a parameter that leave a node, model + optimizer: {summary}.",
         {"bytes a parameter over a node's card": {
-            "series": series, "outline": {name: sum(of) for name, of in predicted.items()}}},
+            "series": series, "outline": {name: sum(parts) for name, parts in predicted.items()}}},
         across=True, stacked=True, fills=fills, text="{:.1f}", ncols=3,
     )  # fmt: skip
 
@@ -118,5 +118,5 @@ def training(losses: Mapping[str, Sequence[float]], step_ms: Mapping[str, float]
     axes[1].set_title("optimizer step, ms")
     axes[1].tick_params(axis="x", rotation=30)
     key(fig, ncols=4)
-    told = "; ".join(f"{name} {np.mean(values[-5:]):.2f}, {step_ms[name]:.0f} ms" for name, values in losses.items())
-    return save(fig, "optimizers_training", f"Loss at the end, and an optimizer step: {told}.")
+    summary = "; ".join(f"{name} {np.mean(values[-5:]):.2f}, {step_ms[name]:.0f} ms" for name, values in losses.items())
+    return save(fig, "optimizers_training", f"Loss at the end, and an optimizer step: {summary}.")

@@ -62,12 +62,12 @@ def muon_step(way: str, rows: int, columns: int, layers: int) -> MuonStep:
             started = time.perf_counter()
             optimizer.step()
             seconds = time.perf_counter() - started
-    whole = [p.full_tensor() if sharded else p for p in module.parameters()]
-    triples = zip(whole, alone.parameters(), begin, strict=True)
+    parameters = [p.full_tensor() if sharded else p for p in module.parameters()]
+    triples = zip(parameters, alone.parameters(), begin, strict=True)
     error = max(gpt.relative_error(mine.detach() - old, plain.detach() - old) for mine, plain, old in triples)
     momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
     numbers = rows * columns * layers
-    kept = sum((of.to_local() if sharded else of).nbytes for of in momenta) / numbers
+    kept = sum((momentum.to_local() if sharded else momentum).nbytes for momentum in momenta) / numbers
     return MuonStep(error, wire.sent_bytes / 2 / numbers, kept, seconds)
 
 
@@ -110,7 +110,7 @@ def deepspeed_step(stage: int, optimizer: str, width: int, layers: int) -> Engin
         with torch.compiler.set_stance("force_eager"), WireMeter() as wire:
             running.backward(running(inputs[dist.get_rank()]).float().square().mean())
             running.step()
-    with peer.whole(running.module) if stage == 3 else contextlib.nullcontext():
+    with peer.gathered_parameters(running.module) if stage == 3 else contextlib.nullcontext():
         now = [p.detach().float().clone() for p in running.module.parameters()]
     numbers = width**2 * layers
     kept = sum(t.nbytes for t in peer.states(running)["optimizer states"]) / numbers
@@ -133,7 +133,7 @@ def megatron_layer_wise(width: int, layers: int) -> MuonStep:
     module = gpt.seeded(make).to(device())
     alone = copy.deepcopy(module)
     begin = [p.detach().clone() for p in alone.parameters()]
-    inner, truth = (torch.optim.Muon(of.parameters(), lr=LR) for of in (module, alone))
+    inner, truth = (torch.optim.Muon(model.parameters(), lr=LR) for model in (module, alone))
     with megatron.megatron():
         groups = ProcessGroupCollection.use_mpu_process_groups()
         outer = LayerWiseDistributedOptimizer([inner], OptimizerConfig(optimizer="adam"), groups)

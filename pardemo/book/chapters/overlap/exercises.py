@@ -68,10 +68,10 @@ def _try_scatter(function: Callable, seed: int) -> str | list[str | int]:
 
     with compat.replaced(dist, "isend", noting("isend")), compat.replaced(dist, "irecv", noting("irecv")):
         result = function(xs[rank].clone(), multiply)
-    whole = sum(x @ w for x, w in zip(xs, weights, strict=True))
-    if isinstance(result, torch.Tensor) and result.shape == whole.shape:
+    total = sum(x @ w for x, w in zip(xs, weights, strict=True))
+    if isinstance(result, torch.Tensor) and result.shape == total.shape:
         return "this is the sum for all tokens; each rank keeps only its own chunk of them."
-    chunks = whole.chunk(RANKS)
+    chunks = total.chunk(RANKS)
     mistakes = [(chunk, f"this is rank {owner}'s chunk of the sum.") for owner, chunk in enumerate(chunks)]
     return compare_tensors(result, chunks[rank], mistakes, "these are not the sums over the ranks", atol=1e-4) or log
 

@@ -16,8 +16,8 @@ def over_pieces(line: Mapping[int, float], points: Mapping[int, float], computin
     log(ax, x=list(points))
     ax.set(xlabel="pieces", ylabel="milliseconds", ylim=(0, 1.1e3 * max(*line.values(), *points.values())))
     ax.legend(loc="lower right")
-    told = ", ".join(f"{pieces}: {1e3 * seconds:.0f}" for pieces, seconds in points.items())
-    return save(fig, "overlap_pieces", f"Milliseconds by number of pieces, measured: {told}; the line is the law.")
+    summary = ", ".join(f"{pieces}: {1e3 * seconds:.0f}" for pieces, seconds in points.items())
+    return save(fig, "overlap_pieces", f"Milliseconds by number of pieces, measured: {summary}; the line is the law.")
 
 
 def ways(
@@ -31,21 +31,21 @@ def ways(
     """
     series = {
         "computation": {way: computing[way] for way in seconds},
-        "exposed": {way: max(0.0, whole - computing[way]) for way, whole in seconds.items()},
+        "exposed": {way: max(0.0, total - computing[way]) for way, total in seconds.items()},
     }
-    told = "; ".join(f"{way} {1e3 * seconds[way]:.0f}, predicted {1e3 * expected[way]:.0f}" for way in seconds)
+    summary = "; ".join(f"{way} {1e3 * seconds[way]:.0f}, predicted {1e3 * expected[way]:.0f}" for way in seconds)
     return bar_chart(
-        f"overlap_{name}", f"Milliseconds: {told}.", {"milliseconds": {"series": series, "outline": expected}},
+        f"overlap_{name}", f"Milliseconds: {summary}.", {"milliseconds": {"series": series, "outline": expected}},
         across=True, stacked=True, per=1e-3, fills=dict(zip(series, ("compute", "communication"), strict=True)),
-        text=[f"{1e3 * whole:.0f} ms" for whole in seconds.values()], ncols=3,
+        text=[f"{1e3 * total:.0f} ms" for total in seconds.values()], ncols=3,
     )  # fmt: skip
 
 
 def prefetched(seconds: Mapping[int, float], expected: Mapping[int, float], mebibytes: Mapping[int, float]) -> Picture:
     """Milliseconds of a forward pass, and MiB that are gathered at most, over the layers that are gathered ahead."""
-    told = "; ".join(f"{depth} ahead: {1e3 * seconds[depth]:.0f} ms, {mebibytes[depth]:.1f} MiB" for depth in seconds)
+    depths = "; ".join(f"{depth} ahead: {1e3 * seconds[depth]:.0f} ms, {mebibytes[depth]:.1f} MiB" for depth in seconds)
     return bar_chart(
-        "overlap_prefetched", f"A forward pass by layers gathered ahead: {told}.",
+        "overlap_prefetched", f"A forward pass by layers gathered ahead: {depths}.",
         {"milliseconds": {"series": {"compute": seconds}, "outline": expected, "per": 1e-3, "text": "{:.0f}"},
          "gathered at most, MiB": {"series": {"gathered parameters": mebibytes}, "text": "{:.1f}"}},
         axis="layers ahead", room=1.2, ncols=3,
@@ -69,5 +69,5 @@ def ddp_passes(
         ax.axvline(1e3 * ends_s[mebibytes], color=COLOURS["predicted"], linestyle=":")
     axes[-1].set_xlabel("milliseconds; dotted: predicted end")
     key(fig)
-    told = "; ".join(f"{mebibytes} MiB: {share:.0%} hidden" for mebibytes, share in hidden.items())
-    return save(fig, "overlap_ddp", f"DDP's backward pass with buckets of {told}.")
+    summary = "; ".join(f"{mebibytes} MiB: {share:.0%} hidden" for mebibytes, share in hidden.items())
+    return save(fig, "overlap_ddp", f"DDP's backward pass with buckets of {summary}.")

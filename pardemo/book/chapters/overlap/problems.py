@@ -10,11 +10,11 @@ def _last_bucket():
     """The gradients of 7 billion parameters, in bf16, are all-reduced in 20 equal buckets over 64 GPUs at 25 GB/s
     beside a backward pass of 1 s. How much of the communication is exposed?"""
     sends = [communication.cluster_seconds("ring", 2 * 7e9 / 20, 64, 25e9)] * 20
-    whole = overlap.computed_then_sent_s([1.0 / 20] * 20, sends)
-    return 1e3 * (whole - 1.0), f"""A bucket has 0.7 GB, and its ring sends 2(N−1)/N of it: {1e3 * sends[0]:.1f} ms at
+    step = overlap.computed_then_sent_s([1.0 / 20] * 20, sends)
+    return 1e3 * (step - 1.0), f"""A bucket has 0.7 GB, and its ring sends 2(N−1)/N of it: {1e3 * sends[0]:.1f} ms at
         25 GB/s. Its gradients take {1e3 / 20:g} ms to compute, which is shorter, so each message waits for the one
         before it. The first one starts at {1e3 / 20:g} ms, the last one ends 20 · {1e3 * sends[0]:.1f} ms later,
-        {1e3 * (whole - 1.0):.1f} ms after the pass."""  # fmt: skip
+        {1e3 * (step - 1.0):.1f} ms after the pass."""  # fmt: skip
 
 
 @problem("pieces")
@@ -22,9 +22,9 @@ def _pieces():
     """A matrix multiplication takes 2 ms, the message with its result 1 ms, and each message costs 20 µs to start. In
     how many equal pieces is it quickest, up to 64?"""
     best = overlap.best_pieces(0.002, 0.001, 20e-6)
-    whole = overlap.pieces_s(0.002, 0.001, 20e-6, best)
+    total = overlap.pieces_s(0.002, 0.001, 20e-6, best)
     return best, f"""More pieces leave a shorter last message, as long as sending and starts together fit beside the
-        computation: 1 ms + n · 20 µs = 2 ms at n = {best}. It then takes {1e3 * whole:.2f} ms, and 3.02 in one
+        computation: 1 ms + n · 20 µs = 2 ms at n = {best}. It then takes {1e3 * total:.2f} ms, and 3.02 in one
         piece."""  # fmt: skip
 
 
@@ -35,10 +35,10 @@ def _ring():
     gpu = hardware.gpu("H100")
     hop = 2 * 4096 * 8192 / 8 / rates.inside(gpu)
     multiply = 2 * 4096 / 8 * 8192 * (28672 / 8) / rates.matrix(gpu)
-    whole = overlap.ring_s(multiply, hop, 8)
-    return 1e6 * whole, f"""A chunk has 512 tokens. It takes 2 · 512 · 8,192 · 3,584 operations, {1e6 * multiply:.1f}
+    total = overlap.ring_s(multiply, hop, 8)
+    return 1e6 * total, f"""A chunk has 512 tokens. It takes 2 · 512 · 8,192 · 3,584 operations, {1e6 * multiply:.1f}
         µs, and its hop {1e6 * hop:.1f} µs. The hop is shorter, so all seven hide: 8 · {1e6 * multiply:.1f} =
-        {1e6 * whole:.0f} µs. (A rank has 3,584 columns, more than F/B = 1,767.)"""  # fmt: skip
+        {1e6 * total:.0f} µs. (A rank has 3,584 columns, more than F/B = 1,767.)"""  # fmt: skip
 
 
 @problem("times")

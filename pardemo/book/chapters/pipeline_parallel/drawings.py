@@ -274,9 +274,9 @@ def two_chunks(canvas: Canvas, ranks: int = 4) -> str:
     """
     check_range(ranks, 2, 5)
     canvas.height = 54 + 62 * ranks
-    whole = [[f"layers {2 * rank + 1}, {2 * rank + 2}"] for rank in range(ranks)]
+    blocks = [[f"layers {2 * rank + 1}, {2 * rank + 2}"] for rank in range(ranks)]
     chunks = [[f"layer {rank + 1}", f"layer {ranks + rank + 1}"] for rank in range(ranks)]
-    stages_on_ranks(canvas, 84, "one stage each", whole, list(range(ranks)))
+    stages_on_ranks(canvas, 84, "one stage each", blocks, list(range(ranks)))
     stages_on_ranks(canvas, 400, "two chunks each", chunks, list(range(ranks)) * 2)
     return (
         f"{2 * ranks} layers on {ranks} ranks. Either each rank has one stage of two layers, or rank i has layers "

@@ -101,8 +101,8 @@ def held_by_schedule(
     fig, ax = new(size=(WIDE, 1.2 + 0.6 * len(measured)))
     ranks = range(len(next(iter(measured.values()))))
     held, rule = (
-        {rank: {key.replace(", ", ",\n"): of[key][rank] for key in measured} for rank in ranks}
-        for of in (measured, predicted)
+        {rank: {key.replace(", ", ",\n"): by_schedule[key][rank] for key in measured} for rank in ranks}
+        for by_schedule in (measured, predicted)
     )
     bars(ax, held, rule, across=True, fills=dict.fromkeys(ranks, "activations"), room=1.35)
     for place, (schedule, peaks) in enumerate(measured.items()):
@@ -120,8 +120,8 @@ def held_by_schedule(
         loc="outside lower center",
         ncols=2,
     )
-    told = words(measured, "{:.1f}")
-    return save(fig, name, f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {told}.")
+    summary = words(measured, "{:.1f}")
+    return save(fig, name, f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {summary}.")
 
 
 def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, float], label: str) -> Picture:
@@ -130,7 +130,7 @@ def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, floa
     Args:
         lines: p -> m -> the share. point: (m, its share). label: of the point.
     """
-    shares = {f"p = {ranks}": of for ranks, of in lines.items()}
+    shares = {f"p = {ranks}": curve for ranks, curve in lines.items()}
     return line_chart(
         "pipeline_parallel_idle",
         f"More micro-batches make the idle share smaller, and never nothing; {label}: {point[1]:.0%}.",
@@ -177,11 +177,11 @@ def memory_of_schedules(
     """
     series = {kind: dict.fromkeys(activations, nbytes) for kind, nbytes in states.items()}
     series["activations"] = activations
-    whole = sum(states.values())
-    texts = [f"{(whole + held) / 1e9:.1f} GB,\n{idle[name]:.1%} idle" for name, held in activations.items()]
+    states_bytes = sum(states.values())
+    texts = [f"{(states_bytes + held) / 1e9:.1f} GB,\n{idle[name]:.1%} idle" for name, held in activations.items()]
     return bar_chart(
         "pipeline_parallel_on_a_gpu",
-        f"GB on a GPU, with {whole / 1e9:.0f} GB of model states: {{}}; activations and idle time: "
+        f"GB on a GPU, with {states_bytes / 1e9:.0f} GB of model states: {{}}; activations and idle time: "
         + "; ".join(f"{name} {held / 1e9:.1f}, {idle[name]:.1%} idle" for name, held in activations.items()),
         {"GB on each GPU": {"series": series}}, per=1e9, across=True, stacked=True, text=texts, room=1.32,
         line=("room", room_bytes / 1e9), size=(WIDE, 1.8 + 0.55 * len(activations)), ncols=2,

@@ -116,14 +116,14 @@ def compared(
 ) -> dict[tuple[str, str], tuple[float, float, float]]:
     """For each case of :func:`train` on both ranks: the largest error of its losses, what rank 0 sent in a step, in
     m·A, and the most activations of a rank, in what a micro-batch leaves in two MLPs."""
-    sizes, found = 4 * samples * width, {}
+    sizes, by_case = 4 * samples * width, {}
     for case in runs[0]:
         first, last = (of_rank[case] for of_rank in runs)
         pairs = zip(first.losses or last.losses or [], losses, strict=True)
         error = max(abs(loss - right) for loss, right in pairs)
         held = max(first.peak_bytes, last.peak_bytes) / (18 * sizes)
-        found[case] = error, first.sent_bytes / (MICRO_BATCHES * sizes), held
-    return found
+        by_case[case] = error, first.sent_bytes / (MICRO_BATCHES * sizes), held
+    return by_case
 
 
 def stage_lengths(vocabulary: int, hidden: int) -> tuple[dict[str, list[float]], dict[str, list[int]]]:

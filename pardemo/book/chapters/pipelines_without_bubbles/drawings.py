@@ -76,9 +76,9 @@ def a_pair(canvas: Canvas) -> None:
         canvas.text(4, y + 92, "network", "start")
         x = float(left)
         for kind in kinds:
-            wide, of = compute[kind] * scale, kind[0].upper()
-            canvas.box(x, y + 22, wide, 40, DONE[kind], of)
-            canvas.box(x + wide, y + 74, message * scale, 36, DONE["communication"], f"{of}'s")
+            wide, letter = compute[kind] * scale, kind[0].upper()
+            canvas.box(x, y + 22, wide, 40, DONE[kind], letter)
+            canvas.box(x + wide, y + 74, message * scale, 36, DONE["communication"], f"{letter}'s")
             if wait:
                 canvas.box(x + wide, y + 22, wait * scale, 40, DONE["idle"], border=DONE["idle"])
             x += wide + wait * scale
@@ -116,13 +116,13 @@ def filled(course: Course) -> dict[tuple[int, int], str]:
                 continue
             following, batch, direction = later[0]
             if direction == "forward":
-                needed, what = (following - 1, batch, "forward"), "activation"
+                needed, arrives = (following - 1, batch, "forward"), "activation"
             elif following == last:
-                needed, what = (following, batch, "forward"), "loss"
+                needed, arrives = (following, batch, "forward"), "loss"
             else:
-                needed, what = (following + 1, batch, "backward"), "gradient"
+                needed, arrives = (following + 1, batch, "backward"), "gradient"
             if needed[0] >= 0 and course.times[needed][1] > begin:  # the first stage's input is always there
-                gaps[stage, k] = f"the {what} of micro-batch {batch}"
+                gaps[stage, k] = f"the {arrives} of micro-batch {batch}"
     return gaps
 
 

@@ -51,10 +51,10 @@ def beside_one_process(schedule: pp.Schedule, layers: Sequence[nn.Module], batch
     pipeline.step(*batch)  # opens connections
     model.zero_grad()
     with WireMeter() as meter:
-        found = pipeline.step(*batch)
+        stage_loss = pipeline.step(*batch)
     errors = [gpt.relative_error(w.grad, right[w]) for chunk in mine for w in chunk.parameters()]
-    if found is not None:  # on the last stage's rank
-        errors.append(gpt.relative_error(found, loss.detach()))
+    if stage_loss is not None:  # on the last stage's rank
+        errors.append(gpt.relative_error(stage_loss, loss.detach()))
     return StepResult(max(errors), meter.sent_bytes)
 
 
@@ -94,7 +94,7 @@ def counted_and_published(sizes: Sequence[int]) -> dict[str, tuple[Idle, Idle]]:
     Returns, for each of :data:`TIMES`, what the two timetables come to and what the two published formulas say.
     """
     panels = {}
-    for what, times in TIMES.items():
+    for case, times in TIMES.items():
         forward, of_input, of_weights, pair = times
         backward = of_input + of_weights
         counted = {
@@ -107,7 +107,7 @@ def counted_and_published(sizes: Sequence[int]) -> dict[str, tuple[Idle, Idle]]:
                 p: formulas.mindspeed_bubble(p, forward, backward, of_weights, pair) for p in sizes
             },
         }
-        panels[what] = counted, published
+        panels[case] = counted, published
     return panels
 
 
@@ -119,7 +119,7 @@ def law_holds(panels: dict[str, tuple[Idle, Idle]]) -> list[bool]:
             - formulas.dual_pipe_v_idle(p, forward, of_input + of_weights, of_weights, pair, puts_off=name == PUT_OFF)
         )
         < 1e-9
-        for what, (forward, of_input, of_weights, pair) in TIMES.items()
-        for name, counted in panels[what][0].items()
+        for case, (forward, of_input, of_weights, pair) in TIMES.items()
+        for name, counted in panels[case][0].items()
         for p, waits_for in counted.items()
     ]

@@ -23,9 +23,9 @@ def _short_weights():
     input τI = 50 ms, and those of its weights, since there is much attention, only τW = 30 ms. How long is a rank idle
     in a step?"""
     idle = 1e3 * pipeline.idle("zb_h1", 8, 32, 0.04, 0.08, 0.03)
-    whole = 1e3 * pipeline.idle("one_f_one_b", 8, 32, 0.04, 0.08)
+    idle_ms = 1e3 * pipeline.idle("one_f_one_b", 8, 32, 0.04, 0.08)
     return idle, f"""It is (p−1)·(τF + τI − τW) = 7 · (40 + 50 − 30) ms = {idle:g} ms. 1F1B would be idle for 7 · 120 =
-        {whole:g} ms: short weights' gradients fill half of that, and not two thirds."""  # fmt: skip
+        {idle_ms:g} ms: short weights' gradients fill half of that, and not two thirds."""  # fmt: skip
 
 
 @problem("GB")

@@ -57,12 +57,12 @@ def _panel(ax: Axes, rows: Mapping[str, Sequence[tuple[float, str]]]) -> dict[st
     drawn: dict[str, object] = {}
     for place, points in enumerate(rows.values()):
         for kind, (marker, colour, filled) in POINTS.items():
-            own = [min(ratio - 1, FURTHEST) for ratio, point_kind in points if point_kind == kind]
-            if not own:
+            kept = [min(ratio - 1, FURTHEST) for ratio, point_kind in points if point_kind == kind]
+            if not kept:
                 continue
-            spread = [place + 0.62 * ((0.618 * k) % 1 - 0.5) for k in range(len(own))]  # even, and the same every time
+            spread = [place + 0.62 * ((0.618 * k) % 1 - 0.5) for k in range(len(kept))]  # even, and the same every time
             drawn[kind] = ax.scatter(
-                own, spread, s=20, marker=marker, linewidths=0.9, zorder=3, alpha=0.85,
+                kept, spread, s=20, marker=marker, linewidths=0.9, zorder=3, alpha=0.85,
                 facecolors=COLOURS[colour] if filled else "white", edgecolors=COLOURS[colour],
             )  # fmt: skip
     ax.axvline(0, color=COLOURS["predicted"], linewidth=1.2, zorder=2)
@@ -89,9 +89,9 @@ def verdicts(totals: Sequence[Mapping[str, Any]]) -> Picture:
     """
     rows = {row["evidence"]: row for row in sorted(totals, key=lambda row: -row["cases"])}
     texts = [", ".join(f"{row[kind]} {kind}" for kind in _KINDS if row[kind]) for row in rows.values()]
-    told = "; ".join(f"{name}: {text}" for name, text in zip(rows, texts, strict=True))
+    summary = "; ".join(f"{name}: {text}" for name, text in zip(rows, texts, strict=True))
     series = {kind: {name: row[kind] for name, row in rows.items()} for kind in _KINDS}
     return bar_chart(
-        "scorecard_verdicts", f"Cases by evidence and verdict. {told}.", {"cases": {"series": series}}, across=True,
+        "scorecard_verdicts", f"Cases by evidence and verdict. {summary}.", {"cases": {"series": series}}, across=True,
         stacked=True, text=texts, room=1.6, ncols=3,
     )  # fmt: skip

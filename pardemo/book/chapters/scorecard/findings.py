@@ -50,9 +50,9 @@ class Finding:
         if not path.is_file():
             return f"<div>Not in this run: the picture {html.escape(self._picture)}.</div>"
         svg = path.read_text(encoding="utf-8")
-        own, data = pictures.read(svg), base64.b64encode(svg.encode()).decode()
+        size, data = pictures.read(svg), base64.b64encode(svg.encode()).decode()
         image_tag = (
-            f'<img alt="{html.escape(own.alt)}" style="width:{WIDTH}px;min-width:{own.least}px;max-width:100%" '
+            f'<img alt="{html.escape(size.alt)}" style="width:{WIDTH}px;min-width:{size.least}px;max-width:100%" '
             f'src="data:image/svg+xml;base64,{data}">'
         )
         chapter = self._chapter(path)
@@ -102,13 +102,13 @@ def of_papers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each paper its cases by verdict, and how far measured and printed are apart at most."""
     table = []
     for start, name in scorecard.PAPERS.items():
-        own = [row for row in rows if row["source"].startswith(start)]
-        equal = [row for row in own if row["relation"] == "equal" and scorecard.ratio(row)]
+        chosen = [row for row in rows if row["source"].startswith(start)]
+        equal = [row for row in chosen if row["relation"] == "equal" and scorecard.ratio(row)]
         near = [abs(scorecard.ratio(row) - 1) for row in equal if row["verdict"] == "holds"]
         far = [scorecard.ratio(row) for row in equal if row["verdict"] in ("differs", "off")]
         far = [max(value, 1 / value) for value in far if value > 0]
-        counted = claims.counts(own)
-        if own:
+        counted = claims.counts(chosen)
+        if chosen:
             table.append(
                 {"paper": name, **{kind: str(counted[kind]) for kind in ("holds", "differs", "off")},
                  "holds within": f"{max(near):.1%}" if near else "", "others up to": f"× {max(far):.1f}" if far else ""}

@@ -43,8 +43,8 @@ def sums_of_a_step(canvas: Canvas) -> None:
             canvas.box(x, y + 30, forward, 32, DONE["forward"], "F", size=20)
             canvas.box(x + forward, y + 30, backward, 32, DONE["backward"], "B", size=20)
             x += forward + backward + 4
-            for what in after:
-                canvas.box(x, y + 66, sends, 32, colours[what], what, bold=True, size=20)
+            for label in after:
+                canvas.box(x, y + 66, sends, 32, colours[label], label, bold=True, size=20)
                 x += sends + 4
         canvas.box(x, y + 30, 86, 32, "none", "update")
     legend(canvas, 10, 362, {"gradients, summed": colours["Σ"], "logits, gathered": colours["L"]})

@@ -27,27 +27,27 @@ def sent_by_line(sums: Mapping[str, float], logits: Mapping[str, float], must: f
         sums, logits: version -> bytes of the two lines. must: bytes by the formula.
     """
     times = {version: f"{(sums[version] + logits[version]) / must:.2f}" for version in sums}
-    told = "; ".join(
-        f"{version} {sums[version] / 1e6:.2f} + {logits[version] / 1e6:.2f}, {of} times the formula"
-        for version, of in times.items()
+    summary = "; ".join(
+        f"{version} {sums[version] / 1e6:.2f} + {logits[version] / 1e6:.2f}, {lines} times the formula"
+        for version, lines in times.items()
     )
     return bar_chart(
-        "script_measured_sent", f"MB of gradients and of logits that a rank sends in a step: {told}.",
+        "script_measured_sent", f"MB of gradients and of logits that a rank sends in a step: {summary}.",
         {"sent by a rank in a step, MB": {
             "series": dict(zip(_SENT, (sums, logits), strict=True)), "outline": dict.fromkeys(sums, must)}},
-        across=True, stacked=True, per=1e6, fills=_SENT, text=[f"{of} ×" for of in times.values()],
+        across=True, stacked=True, per=1e6, fills=_SENT, text=[f"{lines} ×" for lines in times.values()],
         outlined="the formula",
     )  # fmt: skip
 
 
 def held_at_the_peak(kinds: Mapping[str, Mapping[str, float]]) -> Picture:
     """MB that a rank holds at the peak of a step of each version of the script, by kind."""
-    series = {label: {name: of.get(kind, 0.0) for name, of in kinds.items()} for kind, (label, _) in _HELD.items()}
-    others = {name: sum(n for kind, n in of.items() if kind not in _HELD) for name, of in kinds.items()}
+    series = {label: {name: by.get(kind, 0.0) for name, by in kinds.items()} for kind, (label, _) in _HELD.items()}
+    others = {name: sum(n for kind, n in by.items() if kind not in _HELD) for name, by in kinds.items()}
     fills = dict(_HELD.values())
     if max(others.values()) > 1e5:
         series["others"], fills["others"] = others, palette.OTHER
-    shown = {label: of for label, of in series.items() if any(of.values())}
+    shown = {label: by for label, by in series.items() if any(by.values())}
     return bar_chart(
         "script_measured_held", f"MB at the peak: {{}}; by kind: {words(shown, '{:.1f}', per=1e6)}.",
         {"held by a rank at the peak, MB": {"series": series}}, across=True, stacked=True, per=1e6, fills=fills,
@@ -62,7 +62,7 @@ def step_by_parts(parts: Mapping[str, Mapping[str, float]], predicted: Mapping[s
         parts: run -> what the rank does -> seconds. predicted: run -> seconds that it waits for bytes by the formula;
             outlines, where there is a link to predict with.
     """
-    series = {what: {run: of[what] for run, of in parts.items()} for what in _TIMES}
+    series = {part: {run: seconds[part] for run, seconds in parts.items()} for part in _TIMES}
     return bar_chart(
         "script_measured_seconds", f"Milliseconds of a step: {words(series, '{:.0f}', per=1e-3)}.",
         {"milliseconds of a step": {"series": series, "outline": predicted}}, across=True, stacked=True, per=1e-3,
@@ -87,7 +87,7 @@ def steps_on_gpus(networks: Mapping[str, Mapping[str, Sequence[float]]]) -> Pict
     """
     fills = {"computes": "compute", **_SENT}
     panels = {
-        network: {"series": {kind: {name: of[at] for name, of in versions.items()} for at, kind in enumerate(fills)}}
+        network: {"series": {kind: {name: row[at] for name, row in versions.items()} for at, kind in enumerate(fills)}}
         for network, versions in networks.items()
     }
     return bar_chart(

@@ -35,11 +35,11 @@ def findings_of(measured: "Summary") -> list[dict[str, str]]:
     """What the measurement would change, a row for each, with its line and what is sent there."""
     return [
         {
-            "line": one.line or "the whole script",
-            "what": one.what,
-            "a rank sends": amount(one.bytes) if one.bytes else "",
+            "line": finding.line or "the whole script",
+            "what": finding.what,
+            "a rank sends": amount(finding.bytes) if finding.bytes else "",
         }
-        for one in measured.findings
+        for finding in measured.findings
     ]
 
 
@@ -68,5 +68,5 @@ def seconds_of(measured: "Summary") -> dict[str, float]:
     """Seconds of a step by what a rank does, the mean over the ranks; without what its process waited for a core."""
     kinds = {"waits for bytes": "exposed_s", "computes": "compute_s", "waits for ranks": "idle_s"}
     return {
-        what: sum(getattr(one, field) for one in measured.time) / len(measured.time) for what, field in kinds.items()
+        name: sum(getattr(time, field) for time in measured.time) / len(measured.time) for name, field in kinds.items()
     }

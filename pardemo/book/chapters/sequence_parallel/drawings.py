@@ -91,7 +91,7 @@ STEPS = (
 def block_activations(canvas: Canvas) -> str:
     """A bar of bytes for each tensor that a block keeps: white where both ranks keep all of it, coloured where cut."""
     left, high = 164, 26
-    whole = sum(step.plain for step in STEPS if not step.cut)
+    kept = sum(step.plain for step in STEPS if not step.cut)
     cut = sum(step.plain for step in STEPS if step.cut)
     scores = sum(step.scores for step in STEPS)
     bars = [(left, 34 + 34 * n, 24 * step.plain + 140 * step.scores, high, step.cut) for n, step in enumerate(STEPS)]
@@ -108,11 +108,11 @@ def block_activations(canvas: Canvas) -> str:
         amounts = [str(step.plain)] * (step.plain > 0) + ["as/h", "2as/h"][step.scores - 1 : step.scores]
         canvas.text(left - 12, y + high / 2, step.name, "end")
         canvas.text(left + wide + 10, y + high / 2, " + ".join(amounts), "start")
-    canvas.text(64, 498, f"white: {whole} in all, whole on both ranks", "start")
+    canvas.text(64, 498, f"white: {kept} in all, whole on both ranks", "start")
     canvas.text(64, 530, f"coloured: cut; {cut} in all, and {scores}as/h, drawn shortened", "start")
     return (
         f"What each step of a transformer block keeps on two tensor-parallel ranks. The inputs of norms and of layers "
-        f"cut by columns and two dropout masks, {whole} bytes for each number of the block's input, are whole on both; "
+        f"cut by columns and two dropout masks, {kept} bytes for each number of the block's input, are whole on both; "
         f"{cut} bytes and the attention's scores, {scores}as/h, are cut."
     )
 
@@ -151,19 +151,19 @@ def still_whole(canvas: Canvas) -> None:
     """A transformer block on two tensor-parallel ranks. Attention and MLP are cut: each rank has a half. The norms,
     dropouts and additions before, between and after them are whole on both ranks, all tokens with all features."""
     lefts, wide = (310, 482), 146
-    whole = "[b·s, h] on every rank"
-    steps = {"norm": whole, "attention": "cut by heads", "dropout, addition, norm": whole,
-             "MLP": "cut by columns, then rows", "dropout, addition": whole}  # fmt: skip
+    shape = "[b·s, h] on every rank"
+    steps = {"norm": shape, "attention": "cut by heads", "dropout, addition, norm": shape,
+             "MLP": "cut by columns, then rows", "dropout, addition": shape}  # fmt: skip
     for rank, x in enumerate(lefts):
         canvas.text(x + wide / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
     for name, note in steps.items():
-        high = 44 if note == whole else 60
+        high = 44 if note == shape else 60
         middle = y + high / 2
         canvas.text(20, middle - 11, name, "start", bold=True, size=20)
         canvas.text(20, middle + 13, note, "start")
         for rank, x in enumerate(lefts):
-            if note == whole:
+            if note == shape:
                 canvas.box(x, y, wide, high, WHOLE, "all of it")
             else:
                 half_of(canvas, x, y, wide, high, rank)

@@ -38,7 +38,7 @@ def _try_gradients(function: Callable, seed: int) -> str | int:
     shapes = [tuple(tensor.shape) for tensor in result]
     if shapes != list(SHAPES):
         return f"the shapes should be {list(SHAPES)}, as they came, not {shapes}."
-    sums, mine = (torch.cat([one.flatten() for one in ones]) for ones in (map(sum, parts), [p[rank] for p in parts]))
+    sums, mine = (torch.cat([g.flatten() for g in ones]) for ones in (map(sum, parts), [p[rank] for p in parts]))
     mistakes = [
         (mine, "these are the parts of this rank's own tokens."),
         (sums / size, "these are means. The ranks have parts of one sum here, and not replicas of it."),

@@ -46,8 +46,8 @@ def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], 
     ax.set(xlabel="feature of the norm", ylabel="gradient of its weight", xticks=places)
     ax.grid(axis="x", visible=False)
     key(fig)
-    told = words({f"rank {rank}": off for rank, off in enumerate(alone)}, "{:.0%}")
-    alt = f"Each rank has a part of a norm's gradient; alone it is so far off: {told}."
+    summary = words({f"rank {rank}": off for rank, off in enumerate(alone)}, "{:.0%}")
+    alt = f"Each rank has a part of a norm's gradient; alone it is so far off: {summary}."
     return save(fig, "sequence_parallel_norm", alt)
 
 
@@ -76,8 +76,8 @@ def activation_memory(
     panels = {}
     for way in ways:
         cuts, theory = (
-            {cut.removesuffix(" parallel"): value for (core, cut), value in of.items() if core == way}
-            for of in (measured, predicted)
+            {cut.removesuffix(" parallel"): value for (core, cut), value in table.items() if core == way}
+            for table in (measured, predicted)
         )
         panels[way] = {"series": {"activations": cuts}, "outline": theory}
     return bar_chart(

@@ -95,9 +95,9 @@ def selective_percent(sequence: int, hidden: int, heads: int) -> float:
     return 100 * (operations(True) / operations(False) - 1)
 
 
-def _own(whole: torch.Tensor, tokens: int) -> torch.Tensor:
+def _own(full: torch.Tensor, tokens: int) -> torch.Tensor:
     """This rank's tokens of [batch, sequence, hidden], with the tokens in dimension 0 or 1."""
-    turned = whole.detach() if tokens == 1 else whole.detach().transpose(0, 1)
+    turned = full.detach() if tokens == 1 else full.detach().transpose(0, 1)
     return turned.chunk(dist.get_world_size(), tokens)[dist.get_rank()].contiguous()
 
 

@@ -67,7 +67,7 @@ def own_times(own: Mapping[str, float], whole: Mapping[str, float], most: int = 
     phases = [phase for phase in ("forward", "backward", "optimizer") if phase in own]
     names = sorted([*operators, *phases], key=own.__getitem__, reverse=True)
     fills = ["compute" if name in MULTIPLICATIONS else _PHASES.get(name, palette.OTHER) for name in names]
-    own_s, whole_s = ({_short(name): of[name] for name in names} for of in (own, whole))
+    own_s, whole_s = ({_short(name): seconds[name] for name in names} for seconds in (own, whole))
     return bar_chart(
         "trace_own_times", "Own time by name, ms: {}.",
         {"ms": {"series": {"own": own_s}, "outline": whole_s}}, fills={"own": fills}, per=1e-3, across=True,
@@ -87,7 +87,7 @@ def exposed_parts(cases: Mapping[str, Sequence[Bar]]) -> Picture:
         cases: name -> bars of a rank.
     """
     fig, ax = new(size=(6.8, 0.9 * len(cases) + 1.9))
-    rows, told = {}, []
+    rows, summaries = {}, []
     for number, (name, bars) in enumerate(cases.items()):
         begin, end = next((bar.begin_s, bar.end_s) for bar in bars if bar.name == "backward")
         work = [bar for bar in bars if bar.kind == "cpu_op" and begin <= bar.begin_s < end]
@@ -98,11 +98,11 @@ def exposed_parts(cases: Mapping[str, Sequence[Bar]]) -> Picture:
         rows["all-reduces" + "\N{NO-BREAK SPACE}" * number] = [
             *_boxes(sums, "hidden", begin), *_boxes(late, "exposed", begin)
         ]  # fmt: skip
-        told.append(f"{name}: {len(sums)} all-reduces, {1e3 * sum(bar.seconds for bar in late):.0f} ms exposed")
+        summaries.append(f"{name}: {len(sums)} all-reduces, {1e3 * sum(bar.seconds for bar in late):.0f} ms exposed")
     lanes(ax, rows, {"computes": "compute", "hidden": palette.RECEIVED, "exposed": "communication"})
     ax.set_xlabel("ms of the backward pass")
     key(fig, ncols=3)
-    return save(fig, "trace_exposed", "; ".join(told) + ".")
+    return save(fig, "trace_exposed", "; ".join(summaries) + ".")
 
 
 def _without(bar: Bar, others: Sequence[Bar]) -> list[Bar]:
@@ -136,5 +136,5 @@ def late_rank(ranks: Mapping[int, Sequence[Bar]]) -> Picture:
     lanes(ax, rows, _PHASES | {"waits for the other rank": ("wait", ""), "both are there": "communication"})
     ax.set_xlabel("ms")
     key(fig, ncols=3)
-    told = words({f"on rank {rank}": bars[0].seconds for rank, bars in sums.items()}, "{:.0f} ms", per=1e-3)
-    return save(fig, "trace_late_rank", f"Two ranks on one clock; the first all-reduce's bar is {told}.")
+    summary = words({f"on rank {rank}": bars[0].seconds for rank, bars in sums.items()}, "{:.0f} ms", per=1e-3)
+    return save(fig, "trace_late_rank", f"Two ranks on one clock; the first all-reduce's bar is {summary}.")

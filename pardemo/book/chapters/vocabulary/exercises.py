@@ -33,10 +33,10 @@ def check_vocabulary_loss(function: Callable[[torch.Tensor, torch.Tensor], torch
 def _try_loss(function: Callable, seed: int) -> str | tuple[int, int]:
     """Bytes that this rank sent, and how many collectives it called."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    whole = gpt.numbers(TOKENS, VOCABULARY, seed=seed)
+    logits = gpt.numbers(TOKENS, VOCABULARY, seed=seed)
     targets = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(seed))
-    right = F.cross_entropy(whole, targets, reduction="none")
-    mine = whole.chunk(size, 1)[rank].contiguous()
+    right = F.cross_entropy(logits, targets, reduction="none")
+    mine = logits.chunk(size, 1)[rank].contiguous()
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
         result = function(mine.clone(), targets.clone())

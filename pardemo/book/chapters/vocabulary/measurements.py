@@ -95,8 +95,8 @@ def _parts(library: str, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, nn.
             embedding = theirs.VocabParallelEmbedding(words, hidden, **shared)
             head = theirs.ColumnParallelLinear(hidden, words, bias=False, gather_output=False, **shared)
             with torch.no_grad():
-                for mine, whole in ((embedding, layers[0]), (head, layers[1])):
-                    mine.weight.copy_(whole.weight.chunk(dist.get_world_size())[dist.get_rank()])
+                for mine, full in ((embedding, layers[0]), (head, layers[1])):
+                    mine.weight.copy_(full.weight.chunk(dist.get_world_size())[dist.get_rank()])
             yield (
                 embedding,
                 _First(head),

@@ -20,7 +20,7 @@ def memory_of_layouts(
     return bar_chart(
         name, f"Of {capacity_bytes / 1e9:.0f} GB: {{}}.",
         {"GB of the fullest GPU": {
-            "series": {line: {case: of.get(line, 0.0) for case, of in layouts.items()} for line in LINES}}},
+            "series": {line: {case: lines.get(line, 0.0) for case, lines in layouts.items()} for line in LINES}}},
         across=True, stacked=True, per=1e9, fills=LINES, ncols=3, line=("the GPU has", capacity_bytes / 1e9),
         text=lambda end: f"{end:.0f} GB{' ✗' if end > capacity_bytes / 1e9 else ''}",
     )  # fmt: skip
@@ -31,9 +31,9 @@ def _predicted_and_published(ax: Any, lines: Mapping[str, Mapping], points: Mapp
     dashes = ["-" if name in points or not points else "--" for name in lines]
     curves(ax, lines, dashes=dashes)
     published = {f"_{name}": points.get(name, {}) for name in lines}
-    for (name, of), colour, mark in zip(published.items(), WAYS, MARKS, strict=False):
-        if of:
-            curves(ax, {name: of}, colours=[colour], dashes=["none"], marks=mark, markersize=7.5)
+    for (name, runs), colour, mark in zip(published.items(), WAYS, MARKS, strict=False):
+        if runs:
+            curves(ax, {name: runs}, colours=[colour], dashes=["none"], marks=mark, markersize=7.5)
 
 
 def tokens_by_tp(
@@ -93,9 +93,9 @@ def rule_and_search(rows: Sequence[Compared]) -> Picture:
     """How many times as long as the search's best a step takes with the rule's layout; the longest on top."""
     fitting = sorted((row for row in rows if row.chosen is not None), key=lambda row: -row.ratio)
     recomputed = {row.name: ", recomputed" * (row.chosen.layout.recompute == "full") for row in fitting}
-    told = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in fitting)
+    summary = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in fitting)
     return bar_chart(
-        "which_layout_rule", f"Steps with the rule's layout, by the search's best: {told}.",
+        "which_layout_rule", f"Steps with the rule's layout, by the search's best: {summary}.",
         {"longer than the search's best, %": {"series": {"ratio": {row.name: row.ratio - 1 for row in fitting}}}},
         text=[row.chosen.kind + recomputed[row.name] for row in fitting], fills={"ratio": "compute"}, across=True,
         per=0.01, room=max(4.3, 10 / max(100 * (fitting[0].ratio - 1), 1)), size=(7.2, 0.26 * len(fitting) + 1.0),
@@ -116,7 +116,7 @@ def kinds_of_layouts(fitting: Sequence[Candidate], job: str) -> Picture:
         uncut = layout.tp == layout.pp == 1
         kinds.setdefault((layout.sharding, layout.shard_group) if uncut else (layout.tp > 1, layout.pp > 1), candidate)
     taken = taken_of(fitting)
-    shown = {_kind(one): one.adds for one in kinds.values()} | {_kind(taken): taken.adds}
+    shown = {_kind(way): way.adds for way in kinds.values()} | {_kind(taken): taken.adds}
     by_total = dict(sorted(shown.items(), key=lambda item: sum(item[1].values())))
     return what_each_adds(by_total, "which_layout_kinds", _kind(taken), job)
 
@@ -140,23 +140,23 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
         chosen: job -> what the rule takes.
     """
     fig, (left, right) = new(1, 2, size=(6.8, 0.52 * len(chosen) + 2.0), sharey=True, width_ratios=(1, 2))
-    jobs = {",\n".join(name.rsplit(", ", 1)): one for name, one in chosen.items()}
-    of_parts = added({job: one.adds for job, one in jobs.items()})
+    jobs = {",\n".join(name.rsplit(", ", 1)): way for name, way in chosen.items()}
+    of_parts = added({job: way.adds for job, way in jobs.items()})
     bars(left, **of_parts, across=True, stacked=True, text="{:.0f} %", room=1.6)
     left.set(xlabel="added, %")
-    sizes = {name: [getattr(one.layout, field) for one in jobs.values()] for name, (field, _) in _DIMENSIONS.items()}
-    wide = {name: dict(zip(jobs, np.log2(of), strict=True)) for name, of in sizes.items()}
+    sizes = {name: [getattr(way.layout, field) for way in jobs.values()] for name, (field, _) in _DIMENSIONS.items()}
+    wide = {name: dict(zip(jobs, np.log2(cuts), strict=True)) for name, cuts in sizes.items()}
     shared = [
-        (one.kind.rsplit(", ", 1)[-1] if one.layout.dp > 1 else "one replica")
-        + ("\nrecomputed" if one.layout.recompute == "full" else "") for one in jobs.values()
+        (way.kind.rsplit(", ", 1)[-1] if way.layout.dp > 1 else "one replica")
+        + ("\nrecomputed" if way.layout.recompute == "full" else "") for way in jobs.values()
     ]  # fmt: skip
     fills = {name: colour for name, (_, colour) in _DIMENSIONS.items()}
     bars(right, wide, across=True, stacked=True, text=shared, fills=fills, room=1.6)
     for place, job in enumerate(jobs):
         end = 0.0
-        for name, of in sizes.items():
-            if of[place] > 1:
-                text = f"{name[-1]} {of[place]}" if of[place] > 2 else "2"  # its box is too narrow for the letter
+        for name, cuts in sizes.items():
+            if cuts[place] > 1:
+                text = f"{name[-1]} {cuts[place]}" if cuts[place] > 2 else "2"  # its box is too narrow for the letter
                 ink = palette.ink_on(fills[name])
                 right.text(end + wide[name][job] / 2, place, text, ha="center", va="center", color=ink)
             end += wide[name][job]
@@ -164,5 +164,5 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
     right.set_xticks(list(ticks), [f"{2**tick:,}" for tick in ticks])
     right.set(xlabel="GPUs")
     key(fig, ncols=3)
-    told = "; ".join(f"{name}: {one.layout}, adds {one.added:.0%}" for name, one in chosen.items())
-    return save(fig, "which_layout_chosen", f"Layouts that the rule takes. {told}.")
+    summary = "; ".join(f"{name}: {way.layout}, adds {way.added:.0%}" for name, way in chosen.items())
+    return save(fig, "which_layout_chosen", f"Layouts that the rule takes. {summary}.")

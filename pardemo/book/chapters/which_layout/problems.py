@@ -68,10 +68,10 @@ def _chunks():
     bubble_of = pipeline.bubble_of_total
     bubbles = {v: 100 * bubble_of(8, 32, v) for v in range(1, 11) if 10 % v == 0}
     least = min(v for v, bubble in bubbles.items() if bubble <= 5)
-    told = ", ".join(f"{bubble:.1f} % for v = {v}" for v, bubble in bubbles.items())
+    shares = ", ".join(f"{bubble:.1f} % for v = {v}" for v, bubble in bubbles.items())
     return least, f"""The bubble is (p−1)/(v · m + p−1) of the step. Ten layers can be cut into 1, 2, 5 or 10 chunks,
-        which give {told}. The least that is enough is v = {least}; 32 micro-batches are a multiple of p = 8, as chunks
-        need. More chunks would only add messages."""  # fmt: skip
+        which give {shares}. The least that is enough is v = {least}; 32 micro-batches are a multiple of p = 8, as
+        chunks need. More chunks would only add messages."""  # fmt: skip
 
 
 @problem("GPUs")

@@ -92,7 +92,7 @@ def collectives(ranks: int = 4) -> Player:
     """
     check_range(ranks, 2, 4)
     everyone = range(ranks)
-    whole: Table = [[(10 * rank + place, rank) for place in everyone] for rank in everyone]
+    table: Table = [[(10 * rank + place, rank) for place in everyone] for rank in everyone]
     sums: list[Cell] = [(sum(10 * rank + place for rank in everyone), None) for place in everyone]
     nothing: Table = [[None] * ranks] * ranks
 
@@ -100,21 +100,21 @@ def collectives(ranks: int = 4) -> Player:
         return [cell if place == at else None for at, cell in enumerate(row)]
 
     tables = {
-        "broadcast": ([whole[0], *nothing[1:]], [whole[0]] * ranks, "everybody gets what rank 0 has."),
-        "reduce": (whole, [sums, *nothing[1:]], "rank 0 gets the sum of all, number by number."),
-        "all-reduce": (whole, [sums] * ranks, "everybody gets the sum."),
+        "broadcast": ([table[0], *nothing[1:]], [table[0]] * ranks, "everybody gets what rank 0 has."),
+        "reduce": (table, [sums, *nothing[1:]], "rank 0 gets the sum of all, number by number."),
+        "all-reduce": (table, [sums] * ranks, "everybody gets the sum."),
         "reduce-scatter": (
-            whole, [only(sums, rank) for rank in everyone], "everybody gets the sum of one part.",
+            table, [only(sums, rank) for rank in everyone], "everybody gets the sum of one part.",
         ),
         "all-gather": (
-            [only(row, 0) for row in whole], [[row[0] for row in whole]] * ranks, "everybody gets everybody's part.",
+            [only(row, 0) for row in table], [[row[0] for row in table]] * ranks, "everybody gets everybody's part.",
         ),
         "all-to-all": (
-            whole, [[whole[rank][place] for rank in everyone] for place in everyone],
+            table, [[table[rank][place] for rank in everyone] for place in everyone],
             "part c of each rank goes to rank c: rows become columns.",
         ),
         "send and receive": (
-            [whole[0], *nothing[1:]], [whole[0], whole[0], *nothing[2:]],
+            [table[0], *nothing[1:]], [table[0], table[0], *nothing[2:]],
             "rank 0 sends to rank 1 alone; a copy stays. This one is no collective: the others do not take part.",
         ),
     }  # fmt: skip

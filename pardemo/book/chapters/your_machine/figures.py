@@ -26,7 +26,8 @@ def rates_by_size(measured: Mapping[str, Mapping[int, float]], expected: Mapping
     """Bytes a second of messages from small to large, for each link; lines are predicted."""
     fig, ax = new(size=(5.8, 4.2))
     points, lines = (
-        {name: {n / 2**20: rate for n, rate in by.items()} for name, by in of.items()} for of in (measured, expected)
+        {name: {n / 2**20: rate for n, rate in by.items()} for name, by in rates.items()}
+        for rates in (measured, expected)
     )
     curves(ax, points, per=1e6, dashes=["none"], marks="os^D", markersize=7)
     curves(ax, {f"_{name}": lines.get(name, {0.5: np.nan}) for name in points}, per=1e6, dashes=["-"], linewidth=1.4)
@@ -72,8 +73,8 @@ def link_times(links: Mapping[str, tuple[float, float]], notes: Mapping[str, str
     log(ax, SIZES, SECONDS)
     ax.set(xlabel="message", ylabel="one way")
     key(fig, ncols=1)
-    told = "; ".join(f"{name} {notes[name]}" for name in links)
-    return save(fig, "your_machine_messages", f"Short messages cost α, long ones S/B, on each link: {told}.")
+    summary = "; ".join(f"{name} {notes[name]}" for name in links)
+    return save(fig, "your_machine_messages", f"Short messages cost α, long ones S/B, on each link: {summary}.")
 
 
 def more_nodes(nodes: int, compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
@@ -114,11 +115,11 @@ def rates_table(gpus: Sequence[str]) -> list[dict[str, str]]:
     """The book's rates: a row for each GPU, and one for a node's network cards; TFLOP/s of bf16 and GB/s one way."""
     rows = []
     for name in gpus:
-        of, sharp = rates.rates(hardware.gpu(name)), rates.SHARP.get(name)
-        reached = f"{of.inside / 1e9:.0f}" + (f"; all-reduce {sharp / 1e9:.0f} by the switch" if sharp else "")
+        by, sharp = rates.rates(hardware.gpu(name)), rates.SHARP.get(name)
+        reached = f"{by.inside / 1e9:.0f}" + (f"; all-reduce {sharp / 1e9:.0f} by the switch" if sharp else "")
         rows.append({
-            "": name, "TFLOP/s: data sheet": f"{of.sheet / 1e12:.0f}", "alone": f"{of.alone / 1e12:.0f}",
-            "F, in a step": f"{of.in_a_step / 1e12:.0f}", "link, GB/s": f"{of.link / 1e9:.0f}", "B, reached": reached,
+            "": name, "TFLOP/s: data sheet": f"{by.sheet / 1e12:.0f}", "alone": f"{by.alone / 1e12:.0f}",
+            "F, in a step": f"{by.in_a_step / 1e12:.0f}", "link, GB/s": f"{by.link / 1e9:.0f}", "B, reached": reached,
         })  # fmt: skip
     line = hardware.link("infiniband-400g")
     few, many = rates.LINK_SHARE * line / 1e9, rates.between(line) / 1e9

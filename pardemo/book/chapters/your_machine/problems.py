@@ -30,10 +30,10 @@ def _nine_tenths():
 def _one_node_after_the_other():
     """Node 0 has 16 GB of weights, and 15 other nodes need them. Each node has one network card of 400 Gbit/s. Node 0
     sends the weights to one node after the other. How long does it take until all nodes have them?"""
-    whole, rate = 16e9, hardware.link("infiniband-400g")
-    sent = communication.parameter_server(whole, 16).sent
+    size, rate = 16e9, hardware.link("infiniband-400g")
+    sent = communication.parameter_server(size, 16).sent
     return sent / rate, f"""In a chain each node passes pieces on while the next ones arrive, and all are done after
-        little more than S/B = {whole / rate:g} s. But here all bytes go over node 0's card: it sends {sent / whole:g}·S
+        little more than S/B = {size / rate:g} s. But here all bytes go over node 0's card: it sends {sent / size:g}·S
         = {sent / 1e9:g} GB, which takes {sent / rate:g} s."""  # fmt: skip
 
 

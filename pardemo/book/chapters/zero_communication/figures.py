@@ -59,11 +59,11 @@ def sent_by_micro_batches(
 def sent_by_engine(measured: Mapping[str, float], paper: Mapping[str, float], micro_batches: int = 1) -> Picture:
     """What the calls of each engine send on rings in an optimizer step, in Ψ; outlines are the paper's."""
     rule = "the paper" if micro_batches == 1 else "the rules of section 3"  # the paper has one backward pass a step
-    of = "one micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
+    micro = "one micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
     return bar_chart(
         f"zero_communication_engines_{micro_batches}",
         f"What an engine's calls send in a step, in Ψ: {{}}; outlines: {rule}.",
-        {f"Ψ in a step of {of}": {"series": {"its calls send": measured}, "outline": paper}}, across=True,
+        {f"Ψ in a step of {micro}": {"series": {"its calls send": measured}, "outline": paper}}, across=True,
         fills={"its calls send": "communication"}, text="{:.2f}", outlined=rule,
     )  # fmt: skip
 
@@ -75,7 +75,7 @@ def added_by_tokens(added: Mapping[int, Mapping[str, float]], micro_batches: int
         added: tokens -> way -> share of the computation.
     """
     ways = list(next(iter(added.values())))
-    lines = {way: {tokens: of[way] for tokens, of in added.items()} for way in ways}
+    lines = {way: {tokens: by_way[way] for tokens, by_way in added.items()} for way in ways}
     return line_chart(
         "zero_communication_added", f"Added to the computation, in per cent, by T. {words(lines, '{:.3g}', per=0.01)}.",
         lines, per=0.01, marks="os^", x="tokens of a micro-batch on a GPU, T", y=f"added, % (m = {micro_batches})",
@@ -111,16 +111,16 @@ def memory_and_steps(
         memory: way -> bytes. step_s: network -> way -> seconds. compute_s: of a step's matrix multiplications.
     """
     fig, axes = new(1 + len(step_s), 1, size=(5.8, 2.6 * (1 + len(step_s))))
-    told = [bars(axes[0], {"states": memory}, fills={"states": "optimizer states"}, per=1e9, across=True,
+    summaries = [bars(axes[0], {"states": memory}, fills={"states": "optimizer states"}, per=1e9, across=True,
                  text="{:.1f}")]  # fmt: skip
     axes[0].set_xlabel("model states on each GPU, GB")
     for ax, (network, seconds) in zip(axes[1:], step_s.items(), strict=True):
         style = {"across": True, "text": "{:.3g}"}
-        told.append(bars(ax, {"step": seconds}, fills={"step": ("communication", "")}, **style))
+        summaries.append(bars(ax, {"step": seconds}, fills={"step": ("communication", "")}, **style))
         label = f"computation, {compute_s:.2g} s"
         ax.axvline(compute_s, color=COLOURS["compute"], linewidth=3, zorder=2.5, label=label)
         ax.set_xlabel(f"seconds of a step, {network}")
     fig.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=1)
-    steps = "; ".join(f"{network}: {of}" for network, of in zip(step_s, told[1:], strict=True))
-    alt = f"GB of states on a GPU: {told[0]}. Seconds of a step, {compute_s:.2g} of them computation: {steps}."
+    steps = "; ".join(f"{network}: {text}" for network, text in zip(step_s, summaries[1:], strict=True))
+    alt = f"GB of states on a GPU: {summaries[0]}. Seconds of a step, {compute_s:.2g} of them computation: {steps}."
     return save(fig, "zero_communication_which", alt)

@@ -223,8 +223,8 @@ def moments(stage: int, ranks: int) -> list[Moment]:
 
 def _psi(sent: float) -> str:
     """``1⅓ Ψ(N − 1)/N``: what has been sent comes in thirds, a layer's each."""
-    whole, thirds = divmod(round(sent * len(LAYERS)), len(LAYERS))
-    count = (str(whole) if whole else "") + ("", "⅓", "⅔")[thirds]
+    full, thirds = divmod(round(sent * len(LAYERS)), len(LAYERS))
+    count = (str(full) if full else "") + ("", "⅓", "⅔")[thirds]
     return unbroken(f"{'' if count == '1' else count + ' '}Ψ(N − 1)/N")
 
 
@@ -313,13 +313,13 @@ def zero3_or_tensor_parallel(canvas: Canvas) -> None:
     """What rank 0 of four multiplies. Under ZeRO-3 it gathers the matrix's other three quarters and multiplies its own
     samples with all of it. Under tensor parallelism all ranks have the same samples, and it multiplies them with its
     quarter alone: a quarter of the arithmetic, and of the outputs."""
-    own, gathered = KEPT["parameters"], SHADES["gathered parameters"]
+    kept, gathered = KEPT["parameters"], SHADES["gathered parameters"]
     wide, high = 128, 96
     rows = (
         ("ZeRO-3: gather, then its own samples, all features", RANKS[0], ("its own", "samples"),
-         [own, gathered, gathered, gathered], [RANKS[0]] * 4, ("all its", "outputs")),
+         [kept, gathered, gathered, gathered], [RANKS[0]] * 4, ("all its", "outputs")),
         ("tensor parallel: all ranks' samples, its own features", WHOLE, ("all ranks'", "samples"),
-         [own], [WHOLE], ("a quarter of", "the outputs")),
+         [kept], [WHOLE], ("a quarter of", "the outputs")),
     )  # fmt: skip
     for number, (title, samples, whose, matrix, output, made) in enumerate(rows):
         y = 44 + 154 * number
@@ -333,4 +333,4 @@ def zero3_or_tensor_parallel(canvas: Canvas) -> None:
             for part, fill in enumerate(strips):
                 canvas.boxes([(x + part * wide / 4, y, wide / 4, high)], fill)
         canvas.lines(512, y + high / 2 - 12, made, "start")
-    legend(canvas, 12, 334, {"rank 0's shard": own, "gathered, then freed": gathered}, gap=16)
+    legend(canvas, 12, 334, {"rank 0's shard": kept, "gathered, then freed": gathered}, gap=16)

@@ -28,9 +28,9 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
         peaks: the same names -> the most that a rank holds in the step.
     """
     fig, ax = new(size=(5.8, 4.0))
-    series = {kind: {way: of[kind] for way, of in states.items()} for kind in MODEL_STATES}
-    told = bars(ax, series, dict(zip(states, expected, strict=True)), stacked=True, fills=_FILLS)
-    sums = [sum(of[kind] for kind in MODEL_STATES) for of in states.values()]
+    series = {kind: {way: kinds[kind] for way, kinds in states.items()} for kind in MODEL_STATES}
+    summary = bars(ax, series, dict(zip(states, expected, strict=True)), stacked=True, fills=_FILLS)
+    sums = [sum(kinds[kind] for kind in MODEL_STATES) for kinds in states.values()]
     more = np.subtract([peaks[way] for way in states], sums)
     ax.bar(range(len(sums)), more, 0.22, bottom=sums, color=palette.OTHER, zorder=2, label="in the step, for a moment")
     for place, (total, peak) in enumerate(zip(sums, peaks.values(), strict=True)):
@@ -42,7 +42,7 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
     ax.legend()
     return save(
         fig, "zero_memory_kept",
-        f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {told}; in the step at most "
+        f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {summary}; in the step at most "
         f"{', '.join(f'{peak:.3g}' for peak in peaks.values())}.",
     )  # fmt: skip
 
@@ -112,10 +112,10 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
     """
     fig, ax = new(size=(5.8, 3.6))
     names = {stage: f"ZeRO-{stage}" for stage in states}
-    series = {kind: {names[stage]: of[kind] for stage, of in states.items()} for kind in MODEL_STATES}
+    series = {kind: {names[stage]: kinds[kind] for stage, kinds in states.items()} for kind in MODEL_STATES}
     series["gathered layers"] = {names[stage]: gathered.get(stage, 0.0) for stage in states}
     counts = {
-        stage: int((room_bytes - sum(of[name] for of in series.values())) // sample_bytes)
+        stage: int((room_bytes - sum(kinds[name] for kinds in series.values())) // sample_bytes)
         for stage, name in names.items()
     }
     fills = _FILLS | {"gathered layers": (palette.OTHER, "")}
@@ -133,8 +133,8 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
     ax.set(xlabel="GB on each GPU", xlim=(0, 1.17 * room_bytes / 1e9))
     peaks = Line2D([], [], color="black", linewidth=2, label="peak in the step")
     key(fig, patch("a sample's activations", "activations"), peaks)
-    told = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
-    return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {told}.")
+    summary = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
+    return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {summary}.")
 
 
 def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:
@@ -144,12 +144,12 @@ def states_chart(billions: float, world_size: int, k: int, stage: int) -> Pictur
     of_stage = [
         memory.model_states(round(billions * 1e9), world_size, s, memory.StateBytes(optimizer=k)) for s in range(4)
     ]
-    series = {kind: {name: of[kind] for name, of in zip(names, of_stage, strict=True)} for kind in MODEL_STATES}
-    chosen = {names[stage]: sum(of[names[stage]] for of in series.values())}
+    series = {kind: {name: kinds[kind] for name, kinds in zip(names, of_stage, strict=True)} for kind in MODEL_STATES}
+    chosen = {names[stage]: sum(kinds[names[stage]] for kinds in series.values())}
     bars(ax, series, chosen, stacked=True, per=1e9, text="{:,.1f}", outlined="chosen")
     ax.set(ylabel="GB per rank", title=f"Ψ = {billions:.3g}B, N = {world_size}, K = {k}")
     ax.legend()
-    sums = ", ".join(f"{sum(of[name] for of in series.values()) / 1e9:,.1f}" for name in names)
+    sums = ", ".join(f"{sum(kinds[name] for kinds in series.values()) / 1e9:,.1f}" for name in names)
     return draw(
         fig,
         f"Model states of {billions:.3g}·10⁹ parameters on {world_size} ranks, plain and under ZeRO-1, 2 and 3: "

@@ -25,11 +25,11 @@ def _gpus_for_zero_2():
     many GPUs does ZeRO-2 need at least?"""
     params, room = of(find("llama3-8b")).params, 28e9
     needed = next(n for n in itertools.count(1) if memory.model_states_bytes(params, n, 2) <= room)
-    whole = memory.model_states(params, needed, 2)["parameters"]
-    cut = memory.model_states_bytes(params, 1, 2) - whole
-    return needed, f"""The whole parameters take 2Ψ = {whole / 1e9:.2f} GB on each GPU, which leaves
-        {(room - whole) / 1e9:.2f} GB. Gradients and optimizer states have (2 + K)Ψ = {cut / 1e9:.1f} GB, and an N-th of
-        them must fit there: N is at least {cut / (room - whole):.2f}, more than a node of eight has. It takes {needed}
+    kept = memory.model_states(params, needed, 2)["parameters"]
+    cut = memory.model_states_bytes(params, 1, 2) - kept
+    return needed, f"""The whole parameters take 2Ψ = {kept / 1e9:.2f} GB on each GPU, which leaves
+        {(room - kept) / 1e9:.2f} GB. Gradients and optimizer states have (2 + K)Ψ = {cut / 1e9:.1f} GB, and an N-th of
+        them must fit there: N is at least {cut / (room - kept):.2f}, more than a node of eight has. It takes {needed}
         GPUs."""  # fmt: skip
 
 

@@ -36,10 +36,10 @@ def kept_over_a_step(canvas: Canvas) -> None:
             else:
                 passes.append(("backward", k, 58, 0, k))
         x = float(left)
-        for does, layer, wide, inputs, whole in passes:
+        for does, layer, wide, inputs, all_kept in passes:
             base = floor - 7 * inputs
             canvas.boxes([(x, floor - 7 * (k + 1), wide, 7) for k in range(inputs)], kept, thick=0.8)
-            canvas.boxes([(x, base - 30 * (k + 1), wide, 30) for k in range(whole)], kept, thick=0.8)
+            canvas.boxes([(x, base - 30 * (k + 1), wide, 30) for k in range(all_kept)], kept, thick=0.8)
             if does == "again":  # outlined
                 canvas.box(x + 2, floor + 8, wide - 4, 26, "none", f"{layer}", border=DONE["forward"], thick=4)
             else:

@@ -30,15 +30,15 @@ def remaining_bytes(
     heights = [len(panel) for panel in panels]
     fig, axes = new(len(panels), 1, size=(5.8, 1.0 + 0.5 * (len(panels) + sum(heights))), squeeze=False,
                     height_ratios=heights)  # fmt: skip
-    told = []
+    summaries = []
     for ax, panel in zip(axes.flat, panels, strict=True):
-        series = {kind: {way: of.get(kind, 0.0) for way, of in panel.items()} for kind in _BYTES}
-        told.append(bars(ax, series, across=True, stacked=True, per=1e9, fills=_BYTES, text="{:.1f}"))
+        series = {kind: {way: kinds.get(kind, 0.0) for way, kinds in panel.items()} for kind in _BYTES}
+        summaries.append(bars(ax, series, across=True, stacked=True, per=1e9, fills=_BYTES, text="{:.1f}"))
         ax.set_xlabel("on each GPU, GB")
     axes[0, 0].axvline(room / 1e9, color="black", linewidth=1.6, label=f"92 % of the GPU's memory: {room / 1e9:.0f} GB")
     axes[0, 0].set_xlim(0, max(axes[0, 0].get_xlim()[1], 1.1 * room / 1e9))
     key(fig, ncols=2)
-    alt = f"GB on each GPU: {', '.join(told)}; {room / 1e9:.0f} may be filled."
+    alt = f"GB on each GPU: {', '.join(summaries)}; {room / 1e9:.0f} may be filled."
     return save(fig, f"zero_r_remaining_{sum(heights)}", alt)
 
 
@@ -68,8 +68,8 @@ def kept_against_flops(
     ax.set(xlabel="kept by a block, A", ylabel="operations of a step, × those without")
     ax.set(xlim=(0, 1.32 * max(kept.values())), ylim=(0.96, 1.04 * max(flops.values())))
     ax.legend(loc="upper right")
-    told = "; ".join(f"{way}: {value:.1f} activations, {flops[way]:.2f}" for way, value in kept.items())
-    return save(fig, "zero_r_recomputed", f"Kept by a block and operations of a step, by what is recomputed. {told}.")
+    ways = "; ".join(f"{way}: {value:.1f} activations, {flops[way]:.2f}" for way, value in kept.items())
+    return save(fig, "zero_r_recomputed", f"Kept by a block and operations of a step, by what is recomputed. {ways}.")
 
 
 def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Picture:
@@ -79,8 +79,8 @@ def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Pict
         ways: link -> activations, one for each of ``sizes``.
     """
     fig, ax = new(size=(5.8, 3.6))
-    lines = {name: dict(zip(sizes, of, strict=True)) for name, of in ways.items()}
-    told = curves(ax, lines, colours=["communication"], text="{:.1f}")
+    lines = {name: dict(zip(sizes, curve, strict=True)) for name, curve in ways.items()}
+    summary = curves(ax, lines, colours=["communication"], text="{:.1f}")
     for number, label, end in ((1, "a checkpoint: 1 A", "right"), (17, "all that a block keeps: 17 A", "left")):
         ax.axhline(number, color=COLOURS["activations"], linewidth=1.8)
         at = (sizes[-1 if end == "right" else 0], number)
@@ -88,7 +88,7 @@ def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Pict
     ax.set(xlabel="width h, s = 4,096", ylabel="A that can leave", ylim=(0, 1.1 * max(map(max, ways.values()))))
     ax.legend(loc="center left")
     alt = f"Activations that can leave while their block computes, by the hidden size, {sizes[0]:,} to {sizes[-1]:,}."
-    return save(fig, "zero_r_can_leave", f"{alt} {told}.")
+    return save(fig, "zero_r_can_leave", f"{alt} {summary}.")
 
 
 def buffers(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[str, int], float]) -> Picture:
@@ -96,7 +96,7 @@ def buffers(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[s
     fig, ax = new(size=(5.8, 3.2))
     names = list(dict.fromkeys(name for name, _ in measured))
     tables = [
-        {name: {n: of[name, n] for kind, n in of if kind == name} for name in names} for of in (measured, expected)
+        {name: {n: row[name, n] for kind, n in row if kind == name} for name in names} for row in (measured, expected)
     ]
     looks = (("s", "--", "buckets", 7), ("o", "-", "gradients", 13), ("x", "none", "predicted", 7))
     for name, (mark, dash, colour, size) in zip(names, looks, strict=False):
@@ -109,8 +109,8 @@ def buffers(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[s
     ax.set(xlabel="layers of the model", ylabel="made beside the gradients, MiB", ylim=(0, None))
     ax.set_xticks(sorted({layers for _, layers in measured}))
     ax.legend(title="lines: predicted", loc="upper left")
-    told = words(tables[0], "{:.1f}", per=2**20)
-    return save(fig, "zero_r_buffers", f"MiB made beside the gradients, by layers. {told}.")
+    summary = words(tables[0], "{:.1f}", per=2**20)
+    return save(fig, "zero_r_buffers", f"MiB made beside the gradients, by layers. {summary}.")
 
 
 def segments(rows: Mapping[str, Filled], room: int) -> Picture:
@@ -136,12 +136,12 @@ def segments(rows: Mapping[str, Filled], room: int) -> Picture:
     ax.set_ylim(len(rows) - 0.4, -0.75)
     ax.grid(visible=False)
     key(fig, patch("checkpoints", "activations"), patch("free in a segment", ("idle", "")))
-    told = "; ".join(
+    summary = "; ".join(
         f"{name}: {outcome.taken} MiB taken of {outcome.reserved} in {len(outcome.segments)} segments, "
         + ("all layers pass" if outcome.failed is None else f"no room for {outcome.wanted}")
         for name, outcome in rows.items()
     )
-    return save(fig, "zero_r_segments", f"Memory at the end of the forward pass. {told}.")
+    return save(fig, "zero_r_segments", f"Memory at the end of the forward pass. {summary}.")
 
 
 def step_and_peak(
@@ -175,7 +175,7 @@ def offloaded_steps(seconds: Mapping[str, float], parts: Mapping[str, Mapping[st
         "computation": "compute", "gradients out": ("gradients", "//"), "Adam": "optimizer states",
         "parameters back": ("parameters", "\\\\"),
     }  # fmt: skip
-    series = {kind: {link: of[kind] for link, of in parts.items()} for kind in fills}
+    series = {kind: {link: kinds[kind] for link, kinds in parts.items()} for kind in fills}
     texts = [f"{1e3 * s:.0f}" for s in seconds.values()]
     bars(ax, series, fills=fills, per=1e-3, across=True, stacked=True, points=("measured", seconds), text=texts)
     ax.set(xlabel="milliseconds of a step; bars are predicted")

@@ -101,7 +101,7 @@ def checkpointed_blocks(b: int, s: int, h: int, heads: int) -> tuple[dict[str, B
         measured["DeepSpeed's P_a"] = measure(theirs.checkpoint)
         theirs.reset()
     right = measured["no checkpoint"][2]
-    ways = {way: BlockBytes(*of[:2], gpt.relative_error(of[2], right)) for way, of in measured.items()}
+    ways = {way: BlockBytes(*values[:2], gpt.relative_error(values[2], right)) for way, values in measured.items()}
     ways["P_a, larger batch"] = BlockBytes(*measure(partitioned_checkpoint, dist.get_world_size() * b)[:2])
     return ways, WireMeter().evidence
 

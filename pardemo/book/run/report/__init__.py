@@ -26,10 +26,10 @@ def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]],
     into = into or folder
     addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
     there = [outcome.notebook for outcome in ended if pages.source(folder, outcome.notebook)]
-    own: dict[str, list[dict[str, Any]]] = {outcome.notebook: [] for outcome in ended}
+    by_notebook: dict[str, list[dict[str, Any]]] = {outcome.notebook: [] for outcome in ended}
     for row in rows:
-        own.setdefault(row["notebook"], []).append(row)
-    chapters = [_chapter(folder, each, own[each.notebook], addresses, each.notebook in there) for each in ended]
+        by_notebook.setdefault(row["notebook"], []).append(row)
+    chapters = [_chapter(folder, each, by_notebook[each.notebook], addresses, each.notebook in there) for each in ended]
     for name in there:
         pages.write(folder, name, chapters, into)
     measured = [row for row in rows if row["notebook"] != scorecard.OWN]
@@ -79,11 +79,11 @@ def rebuild(folder: Path, into: Path | None = None) -> Path:
 
 
 def _chapter(
-    folder: Path, outcome: NotebookEnding, own: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
+    folder: Path, outcome: NotebookEnding, booked: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
 ) -> dict[str, Any]:
     name = outcome.notebook
-    drawn = [_picture(p) for p in pictures.of(folder, name)]
-    own_claims = [_claim(cases, addresses) for cases in claims.by_claim(own).values()]
+    drawn = [_picture(p) for p in pictures.of_notebook(folder, name)]
+    own_claims = [_claim(cases, addresses) for cases in claims.by_claim(booked).values()]
     return {
         "outcome": outcome,
         "name": name,
@@ -93,16 +93,16 @@ def _chapter(
         "question": pages.question(folder, name),
         "claims": own_claims,
         "sections": _by_section(own_claims, scorecard.sections(folder, name)),
-        "counts": claims.counts(own),
+        "counts": claims.counts(booked),
         "pictures": drawn,
         "drawn": len(drawn),
     }
 
 
-def _by_section(own: list[dict[str, Any]], headings: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+def _by_section(booked: list[dict[str, Any]], headings: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
     """A chapter's claims by the section that shows them, as it asks; in the order of the page."""
     grouped: dict[str, list[dict[str, Any]]] = {}
-    for claim in own:
+    for claim in booked:
         grouped.setdefault(headings.get(claim["id"], ""), []).append(claim)
     return grouped
 

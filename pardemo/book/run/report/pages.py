@@ -173,12 +173,12 @@ def _legible(body: str) -> str:
     def drawn(tag: re.Match) -> str:
         svg = base64.b64decode(tag[1]).decode()
         try:
-            own = pictures.read(svg)
+            saved = pictures.read(svg)
         except ValueError:  # a reader's own
             return tag[0]
-        least = own.least if own.least > 1.1 * PHONE_PX else min(own.least, PHONE_PX)
-        size = f'width="{own.width}" height="{own.height}" style="min-width: {least}px"'
-        return f'<img alt="{html.escape(own.alt)}" {size} src="data:image/svg+xml;base64,{tag[1]}"'
+        least = saved.least if saved.least > 1.1 * PHONE_PX else min(saved.least, PHONE_PX)
+        size = f'width="{saved.width}" height="{saved.height}" style="min-width: {least}px"'
+        return f'<img alt="{html.escape(saved.alt)}" {size} src="data:image/svg+xml;base64,{tag[1]}"'
 
     def sized(tag: re.Match) -> str:
         width, height = struct.unpack(">II", base64.b64decode(tag[2][:32])[16:24])  # of a PNG's header

@@ -70,9 +70,9 @@ def build(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda
     entries = [*_entries(run, new), Entry(plan_page.FILE, plan_page.TITLE, "", plan_page.body(runtime is not None))]
     for place, entry in enumerate(entries):
         (new / entry.file).write_text(_framed(entries, place), encoding="utf-8")
-    whole = (new / "report.html").read_text(encoding="utf-8")
+    page = (new / "report.html").read_text(encoding="utf-8")
     back = f'<main>\n<p><a href="{FIRST}">← What it is</a></p>'
-    (new / "report.html").write_text(whole.replace("<main>", back, 1), encoding="utf-8")
+    (new / "report.html").write_text(page.replace("<main>", back, 1), encoding="utf-8")
     if (run / "figures").is_dir():
         shutil.copytree(run / "figures", new / "figures")
     for notebook in run.glob("*.ipynb"):
@@ -89,19 +89,19 @@ def build(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda
 def _entries(run: Path, built: Path) -> list[Entry]:
     """README, the chapters of a run whose own pages are in ``built``, cards and problems, documents."""
     root = project.root()
-    names = [one.notebook for one in endings.finished(run) if pages.source(run, one.notebook)]
-    found = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
+    names = [ending.notebook for ending in endings.finished(run) if pages.source(run, ending.notebook)]
+    entries = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
     for name in names:
         title = f"{name[:2]} {pages.title(run, name)}"
-        found.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
+        entries.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
     for file, body in course_pages.bodies(run, names).items():
-        found.append(Entry(file, course_pages.TITLES[file], "Course", body))
+        entries.append(Entry(file, course_pages.TITLES[file], "Course", body))
     for name, file in DOCUMENTS.items():
         path = root / name
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         part = "Records" if "/records/" in name else "Documents"
-        found.append(Entry(file, title, part, _document(path, root, run, names)))
-    return found
+        entries.append(Entry(file, title, part, _document(path, root, run, names)))
+    return entries
 
 
 def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:

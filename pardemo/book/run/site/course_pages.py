@@ -25,8 +25,8 @@ def remembered(run: Path, name: str) -> str:
 
     notebook = nbformat.read(run / f"{name}.ipynb", as_version=4)
     text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    found = re.search(r"^## Remember\n+(.*?)(?=^## |\Z)", text, flags=re.M | re.S)
-    kept = found[1].strip() if found else ""
+    section = re.search(r"^## Remember\n+(.*?)(?=^## |\Z)", text, flags=re.M | re.S)
+    kept = section[1].strip() if section else ""
     introduction, _, rest = kept.partition("\n\n")
     return rest.strip() if introduction.endswith(":") else kept  # it introduces a drawing, which a card has not
 
@@ -42,8 +42,8 @@ def _cards(run: Path, names: Sequence[str]) -> str:
 
 
 def _problems(run: Path, names: Sequence[str]) -> str:
-    told = "Five for each chapter, each with a number as its answer. What is needed stands on the chapter's page."
-    parts = [f"<h1>Problems</h1><p>{told} The way there is folded.</p>"]
+    lead = "Five for each chapter, each with a number as its answer. What is needed stands on the chapter's page."
+    parts = [f"<h1>Problems</h1><p>{lead} The way there is folded.</p>"]
     for name in names:
         if (chapter := project.chapter_name(name)) in CHAPTERS:
             parts += [_heading(run, name), problems(chapter)._repr_html_()]

@@ -2,8 +2,8 @@
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pardemo import project
@@ -11,8 +11,9 @@ from pardemo.planner.estimate import FULLEST, RESERVE
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.published import load
+from pardemo.planner.layouts.published.published import load, program
 from pardemo.planner.layouts.published.runs import PublishedRun
+from pardemo.planner.layouts.stacks import Stack, fitted_releases
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
 
 NEAR = 1.01  # layouts within 1 % of the quickest are as quick: then the one that takes least memory
@@ -329,6 +330,8 @@ def _errors(values: dict[str, Any]) -> tuple[str, ...]:
 
 FEW = 50  # runs of which none can be kept back
 FOLDER = project.root() / "data" / "published_runs"
+#: The published tables, from :data:`FOLDER` on; in ``newer`` those of releases and machines after the book's.
+TABLES = sorted(str(path.relative_to(FOLDER)) for place in ("", "newer/") for path in FOLDER.glob(f"{place}*.csv"))
 Halves = tuple[Sequence[ComparedRun], Sequence[ComparedRun]]
 
 
@@ -337,9 +340,20 @@ def halves(file: str, quantity: str = "time") -> Halves:
 
     ``quantity``: ``time``, of runs that computed; or ``memory``, of runs whose memory is published.
     """
-    outcomes = compare(load(FOLDER / file))
+    outcomes = compare(load(FOLDER / file, left_out=[]))
     if quantity == "time":
         runs = usable(outcomes, LEAST_MFU)
     else:
         runs = [outcome for outcome in outcomes if outcome.memory_error is not None and not outcome.run.wrong]
     return (runs[::2], runs[1::2]) if len(runs) >= FEW else (runs, [])
+
+
+def later_runs() -> Iterator[tuple[Stack, ComparedRun]]:
+    """NVIDIA's runs of later releases, as the constants of each fitted release before theirs predict them."""
+    for file in ("megatron_bridge.csv", "newer/megatron_bridge_26.csv"):
+        for run in load(FOLDER / file, left_out=[]):
+            own = run.job.stack
+            for earlier in fitted_releases(own.name):
+                if not run.wrong and earlier.fitted < own.fitted:
+                    stack = replace(program(earlier.fitted), release=own.release)
+                    yield earlier, compare([replace(run, job=replace(run.job, stack=stack))])[0]

@@ -1,12 +1,13 @@
-"""NVIDIA's table of Megatron-core's trainings: ``megatron_bridge.csv``, each row in one or two precisions.
+"""NVIDIA's tables of Megatron-core's trainings: ``megatron_bridge*.csv``, each row in one or two precisions.
 
 What the table leaves open stands in the repository's ``scripts/performance/configs`` at the tag of the release (v0.2.0
-for 25.11, v0.3.0 and v0.3.1 for 26.02 and 26.02.01). ``megatron_bridge_recipes.csv`` has of it how tokens are sent to
-experts, whether CUDA graphs start kernels, whether another micro-batch runs beside the exchange, how many layers'
-activations are offloaded under FSDP, and which modules are recomputed. (Those of 25.09 stand in ``run_script.py`` at
-v0.1.0rc4. 25.11's GPT-OSS names modules, but nothing at v0.2.0 turns their recomputation on.) From release 26.02 on
-DeepSeek-V3's recipe has a layer of multi-token prediction (``mtp_num_layers`` is 1); before, the table says whether a
-row has. The sizes of Nemotron 3 Nano are those of its configuration on Hugging Face.
+for 25.11, v0.3.0 and v0.3.1 for 26.02 and 26.02.01, v0.4.0 for 26.04, v0.5.0 for 26.06).
+``megatron_bridge_recipes.csv`` has of it how tokens are sent to experts, whether CUDA graphs start kernels, whether
+another micro-batch runs beside the exchange, how many layers' activations are offloaded under FSDP, and which modules
+are recomputed. (Those of 25.09 stand in ``run_script.py`` at v0.1.0rc4. 25.11's GPT-OSS names modules, but nothing at
+v0.2.0 turns their recomputation on.) From release 26.02 on DeepSeek-V3's recipe has a layer of multi-token prediction
+(``mtp_num_layers`` is 1); before, the table says whether a row has. The sizes of Nemotron 3 Nano are those of its
+configuration on Hugging Face; those of Nemotron 3 Super are not here, so that its rows cannot be read.
 """
 
 import csv
@@ -26,14 +27,14 @@ from pardemo.planner.layouts.machines import Machine, machine
 from pardemo.planner.layouts.published import runs
 from pardemo.planner.layouts.published.runs import TRUTH, Cells, PublishedRun, rows
 from pardemo.planner.layouts.shape import Experts, Mamba, Shape, gpt
-from pardemo.planner.layouts.stacks import FOUNDRY, MEGATRON, NANOTRON, STACKS, Stack
+from pardemo.planner.layouts.stacks import FOUNDRY, NANOTRON, STACKS, Stack, stack
+from pardemo.planner.layouts.tuning import FULL, Tuning
 from pardemo.planner.profile import GpuProfile
 
 RECIPES = Path(__file__).with_name("megatron_bridge_recipes.csv")
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
-#: The recipes' grad_reduce_in_fp32 is false. Their cross_entropy_fusion_impl is TransformerEngine's, which writes the
-#: gradient where the logits are (transformer_engine/pytorch/triton/cross_entropy.py at v2.9).
-PROGRAM = MEGATRON.but(gradient=2, logits=2.0)
+#: Of LoRA's recipes (``llama3_llm_finetune.py``): rank 16 beside ``linear_qkv``, which is Transformers' qkv_proj.
+LORA = Tuning(16, ("qkv_proj",), dropout=0.0)
 RACK = 64  # GPUs of an NVL72 that a training uses; the rest stand in for those that fail
 #: Gbit/s of network for each GPU: ConnectX-7 of DGX H100 and B200 and of GB200, ConnectX-8 of B300 and GB300.
 ADAPTER = {"H100": 400, "B200": 400, "GB200": 400, "B300": 800, "GB300": 800}
@@ -47,6 +48,15 @@ MODELS = {
         name="nemotron-3-nano-30b-a3b",
     ),
 }  # fmt: skip
+
+
+def program(release: str) -> Stack:
+    """Megatron-core with the constants of a release, as NVIDIA's recipes run it.
+
+    Their grad_reduce_in_fp32 is false. Their cross_entropy_fusion_impl is TransformerEngine's, which writes the
+    gradient where the logits are (transformer_engine/pytorch/triton/cross_entropy.py at v2.9).
+    """
+    return stack(f"megatron-core@{release}").but(gradient=2, logits=2.0)
 
 
 def megatron_bridge(row: Cells) -> Iterator[PublishedRun]:
@@ -86,11 +96,11 @@ def _run(row: Cells, place: int) -> PublishedRun:
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
     return _published(
-        f"Megatron-Bridge, {release}", model, PROGRAM, gpu, min(each, gpus), ADAPTER[gpu] * min(each, gpus), layout,
-        values.whole("Sequence Length"), tokens=values.number("Tokens / sec / GPU"), batch=batch, wrong=wrong,
+        f"Megatron-Bridge, {release}", model, program(release), gpu, min(each, gpus), ADAPTER[gpu] * min(each, gpus),
+        layout, values.whole("Sequence Length"), tokens=values.number("Tokens / sec / GPU"), batch=batch, wrong=wrong,
         gpus=gpus, precision=precision, dispatch=recipe.get("dispatch", ""),
         graphs=recipe["graphs"] == "1" if recipe else None, overlap=recipe.get("overlap") == "1",
-        dropless="tokendrop" not in row.text("Model"),
+        dropless="tokendrop" not in row.text("Model"), tuning=LORA if "> LoRA " in row.text("headings") else FULL,
     )  # fmt: skip
 
 
@@ -146,7 +156,7 @@ def recipes() -> dict[tuple[str, str, str], dict[str, str]]:
 
 
 EFA = 3200  # Gbit/s of AWS p5: a host's 32 adapters
-ROCE = 1600  # LLM-Foundry's A100 hosts, in its table's heading
+ROCE = 1600  # LLM-Foundry's A100 hosts, in its tables' headings
 
 
 def nanotron(row: Cells) -> Iterator[PublishedRun]:
@@ -189,7 +199,8 @@ def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
         micro_batch=row.whole("MicroBatchSize"), accumulation=row.whole("GradAccum"),
         recompute="full" if row.one_of("Activation Checkpointing", TRUTH) else "none",
     )  # fmt: skip
-    gpu, between = row.one_of("GPU", {"h100_80gb": ("H100", EFA), "a100_80gb": ("A100-80GB", ROCE)})
+    a100s = {f"a100_{size}gb": (f"A100-{size}GB", ROCE) for size in (80, 40)}
+    gpu, between = row.one_of("GPU", {"h100_80gb": ("H100", EFA)} | a100s)
     yield _published(
         "LLM-Foundry",
         gpt(*row.one_of("Model", _TABLES["mpt"]), 50368, sequence, f"MPT {row.text('Model')}"),  # type: ignore[call-arg]

@@ -93,7 +93,8 @@ NEEDED = {
 OPTIONAL = {
     "model": "", "layers": "", "hidden": "", "heads": "", "groups": "", "middle": "", "vocabulary": "", "gated": "1",
     "tied": "0", "host_gpus": "8", "between": "400", "tp": "1", "cp": "1", "dp": "", "pp": "1", "ep": "1",
-    "etp": "1", "offload": "0", "graphs": "", "dispatch": "", "dropless": "1", "imbalance": "1", "mtp": "0",
+    "etp": "1", "context": "ring", "offload": "0", "graphs": "", "dispatch": "", "dropless": "1", "imbalance": "1",
+    "mtp": "0",
     "sharding": "none", "shard_group": "0", "sequence_parallel": "0", "chunks": "1", "recompute": "none",
     "fused": "1", "precision": "bf16", "program": "megatron-core", "seconds": "", "tokens_per_s": "", "peak_gb": "",
     "outcome": "ok", "source": "",
@@ -190,6 +191,7 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     layout = Layout(
         **counts,  # type: ignore[arg-type]
         dp=value.whole("dp") if value.has("dp") else max(1, gpus // others), sharding=value.text("sharding"),
+        context=value.text("context"),
         sequence_parallel=value.one_of("sequence_parallel", TRUTH), **recomputation(value.text("recompute")),
     )  # fmt: skip
     shape, sequence = _shape(value), value.whole("sequence")
