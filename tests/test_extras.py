@@ -66,7 +66,7 @@ def test_pinned_versions_are_within_the_declared_bounds():
 
 
 def test_what_is_used_by_private_names_is_bounded_on_both_sides():
-    """But torch: who has a later one only wants to measure or prove, and compat tells what has gone when it is needed."""
+    """But torch: who has a later one only wants to measure or prove; compat tells what has gone when it is needed."""
     every = [*PROJECT["dependencies"], *(line for more in PROJECT["optional-dependencies"].values() for line in more)]
     bounded = {r.name for r in map(Requirement, every) if {">=", "<"} <= {s.operator for s in r.specifier}}
     assert bounded >= {
