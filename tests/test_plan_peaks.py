@@ -109,6 +109,5 @@ def test_a_peak_is_what_the_methods_add_up_to(name):
     assert 0 < found.peak_bytes - own - tensors < 1.7 * block_of_logits
 
 
-@pytest.mark.nightly
 def test_a_published_peak_of_the_same_job():
     assert peaks.planned(TITAN) / 2**30 == pytest.approx(TITAN.gib, rel=0.1)
