@@ -63,7 +63,8 @@ def _footprint(job: RankJob) -> Footprint:
         ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
         labels = torch.zeros_like(ids)
         if running.make_states is not None:
-            running.make_states()
+            with recorder.phase("step"):  # which makes them on a real rank
+                running.make_states()
         for _ in range(STEPS if running.make_states is None else 1):
             recorder.begin_step(running.module)
             engines.one_step(job, running, ids, labels, recorder.phase)

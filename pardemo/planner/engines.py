@@ -151,9 +151,12 @@ def _deepspeed(job: RankJob, module: nn.Module) -> Running:
     from pardemo.peers.deepspeed import engine as deepspeed
 
     engine = deepspeed.engine(module, deepspeed_settings(job))
-    forward = functools.partial(_loss, engine)
-    return Running(module, (engine.backward, engine.step), forward, lambda: deepspeed.states(engine),
-                   functools.partial(deepspeed.close, engine))  # fmt: skip
+    # stage 3 learns the order of the layers in a first step, which makes the states as well
+    make_states = functools.partial(deepspeed.make_states, engine) if job.stage != 3 else None
+    return Running(
+        module, (engine.backward, engine.step), functools.partial(_loss, engine), lambda: deepspeed.states(engine),
+        functools.partial(deepspeed.close, engine), make_states,
+    )  # fmt: skip
 
 
 def deepspeed_settings(job: RankJob) -> dict[str, Any]:

@@ -152,6 +152,20 @@ def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]
     }
 
 
+def make_states(running: "deepspeed.DeepSpeedEngine") -> None:
+    """Makes the optimizer's states of stages 1 and 2, which else the first step makes; stage 0 has them from the start.
+
+    Before any training: the update is by gradients of 0.
+    """
+    parts = vars(running.optimizer).get("single_partition_of_fp32_groups", [])
+    for part in parts:
+        part.grad = torch.zeros_like(part)
+    if parts:
+        running.optimizer.optimizer.step()
+    for part in parts:
+        part.grad = None
+
+
 @contextlib.contextmanager
 def gathered_parameters(module: nn.Module) -> Iterator[list[nn.Parameter]]:
     """The parameters of a module under ZeRO-3, gathered within the block. Collective."""
