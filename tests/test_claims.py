@@ -411,6 +411,23 @@ def test_a_claim_shows_as_one_line(declared):
     assert repr(Line(claim.rows[-1:])) == "✓ same bits on every rank: yes  [01.same]"
 
 
+def test_four_cases_are_a_table_and_three_a_line(declared):
+    claim = declared()
+    claim("s09.sent", 8, {n: 8 + n / 1000 for n in range(3)})
+    assert "<table" not in Line(claim.rows)._repr_html_()
+    claim = declared()
+    claim("s09.sent", 8, {n: 8 + n / 1000 for n in range(4)})
+    page = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser")
+    assert page.get_text().startswith("✓ what a rank sends: predicted 8 φ ± 1 %"), "said once, for all cases"
+    assert [[cell.get_text() for cell in row.find_all(["td", "th"])] for row in page.find_all("tr")][:2] == [
+        ["", "measured"], ["N = 0", "8 φ"],
+    ]  # fmt: skip
+    claim = declared()
+    claim("s09.sent", {n: n for n in range(4)}, {n: 1.001 * n for n in range(4)})
+    page = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser")
+    assert [cell.get_text() for cell in page.find_all("tr")[2].find_all("td")] == ["N = 1", "1 φ ± 1 %", "1.001 φ"]
+
+
 def test_many_cases_fold_and_hostile_text_stays_text(declared):
     claim = declared(DECLARED.replace("what a rank sends", "a <b> sends"))
     claim("s09.sent", 8, {n: 8 + n / 1000 for n in range(12)})
