@@ -168,6 +168,7 @@ def test_rank_and_embeddings_are_planned(capsys):
 def test_a_plan_loads_no_torch():
     code = (
         "import sys; from pardemo.cli import main; main(['plan', '--json', '--gpus', '8']); "
+        "main(['plan', '--model', 'no-such-model']); "
         "print([name for name in ('torch', 'transformers', 'numpy', 'deepspeed', 'peft') if name in sys.modules],"
         " file=sys.stderr)"
     )
@@ -345,6 +346,7 @@ def test_epochs_are_said_and_can_be_chosen(capsys):
     assert main(job) in (0, 1)
     five = capsys.readouterr().out
     assert "5 epochs of 80,000" in five
+    assert "nothing like it is known" not in five
     assert "58.0 GB of experts" in five
     assert main([*job, "--epochs", "1"]) in (0, 1)
     assert "1 epoch of 80,000" in capsys.readouterr().out

@@ -101,7 +101,7 @@ REFUSED = [
     (["--measure", "x.json", "--model", "gpt2"], "--measure has no use for --model"),
     (["--program", "nanotron"], "--program goes with --search or --explain"),
     (["--gpu", "A80"], "no GPU 'A80'; did you mean A800-80GB"),
-    (["--gpu", "RTX 3060"], "no GPU 'RTX 3060'; there are A800-80GB"),
+    (["--gpu", "RTX 3050"], "no GPU 'RTX 3050'; there are A800-80GB"),
     (["--model", "deepseek-v3"], "deepseek_v3: name LoRA's modules, as --target"),
     (["--model", "baichuan2-14b"], "no model 'baichuan2-14b'; did you mean baichuan2-1"),
     (["--batch", "0"], "--batch must be at least 1, not 0"),

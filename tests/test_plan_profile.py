@@ -291,6 +291,9 @@ def test_gpus_of_today_are_in_the_table_with_their_sources(name):
         ("rtx4090", "4090"),
         ("RTX-3090", "3090"),
         ("3090", "3090"),
+        ("NVIDIA GeForce RTX 4080", "4080"),
+        ("RTX 3060", "3060"),
+        ("rtx 2080ti", "2080-Ti"),
         ("Tesla T4", "T4"),
         ("NVIDIA RTX A6000", "A6000"),
         ("rtxa6000", "A6000"),
@@ -329,7 +332,7 @@ def test_new_boards_have_their_datasheets_figures():
     assert {name: hardware.GPUS[name].flops / 1e12 for name in flops} == pytest.approx(flops)
     rates = {"H100-PCIe": 2000, "H100-NVL": 3900, "RTX-PRO-6000": 1792, "RTX-6000-Ada": 960, "A6000": 768, "T4": 320}
     assert {name: hardware.GPUS[name].memory_bytes_per_s / 1e9 for name in rates} == pytest.approx(rates)
-    assert [gpu.name for gpu in hardware.GPUS.values() if not gpu.bf16] == ["T4", "V100"]
+    assert [gpu.name for gpu in hardware.GPUS.values() if not gpu.bf16] == ["T4", "2080-Ti", "V100"]
     assert measured.peak("NVIDIA H100 PCIe", 1e12)[0] == 756e12
     assert measured.peak("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
     assert measured.peak("Quadro RTX 6000", 1e12)[0] == 1e12

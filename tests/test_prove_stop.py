@@ -103,6 +103,7 @@ def test_it_goes_on_with_another_number_of_ranks():
             ("--forget random", "random-state", "dropout draws other masks than without the stop"),
             ("--forget half", "precision", "they come back rounded to bf16"),
             ("--average --forget average", "not-restored", "what the script keeps beside the model is the one before"),
+            ("--average --forget shadow", "not-restored", "the script's copy of the parameters is the one"),
             ("--forget head", "not-restored", "they are what a new run begins with"),
             ("--forget epoch", "data", "12 are missing, 12 in their place were trained on before the stop"),
             ("--forget steps", "data", "the sampler begins anew: "),
@@ -120,6 +121,7 @@ def test_it_goes_on_with_another_number_of_ranks():
         3,
         7,
         8,
+        9,
     ),
 )
 def test_what_is_not_restored_is_named(flags, cause, words):

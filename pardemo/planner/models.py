@@ -13,7 +13,7 @@ import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts.configurations import MODELS, key_of
+from pardemo.planner.layouts.configurations import MODELS, config_file, key_of
 
 
 def find(name: str) -> PreTrainedConfig:
@@ -30,13 +30,7 @@ def find(name: str) -> PreTrainedConfig:
     if key := key_of(name):
         values = dict(MODELS[key])
         return CONFIG_MAPPING[values.pop("model_type")](**values)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 2, 0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(MODELS)}"
-        raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
+    path = config_file(name)
     config = _read(path).get_text_config()
     if getattr(config, "num_attention_heads", None) is None:
         raise ValueError(f"{path}: {config.model_type} has no attention heads; what is planned are transformers")

@@ -1,5 +1,6 @@
 """A model's configuration, built in or read from a file without Transformers, and the shape that it means."""
 
+import difflib
 import json
 import re
 import tomllib
@@ -59,10 +60,28 @@ def not_planned(name: str) -> list[str]:
     return clauses
 
 
+def config_file(name: str) -> Path:
+    """The ``config.json`` of a folder, or the file itself.
+
+    Raises:
+        ValueError: there is none; the nearest built-in models are offered.
+    """
+    path = _path(name)
+    if not path.is_file():
+        near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 2, 0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(MODELS)}"
+        raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
+    return path
+
+
+def _path(name: str) -> Path:
+    path = Path(name).expanduser()
+    return path / "config.json" if path.is_dir() else path
+
+
 def _values(name: str) -> Any:
     """What the ``config.json`` of a folder, or a file, says; None where there is none that can be read."""
-    path = Path(name).expanduser()
-    path = path / "config.json" if path.is_dir() else path
+    path = _path(name)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -80,6 +99,7 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
         return SimpleNamespace(**MODELS[key])
     if (config := plain(_values(name))) is not None:  # that is all there is to know
         return config
+    config_file(name)  # which takes no seconds to be refused, as loading Transformers does
     from pardemo.planner import models
 
     return models.find(name)
