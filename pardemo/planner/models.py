@@ -59,7 +59,7 @@ def count(config: PreTrainedConfig) -> dict[str, Any] | None:
     known = {name for names in KINDS["modules"].values() for name in names}
     unknown: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        *_, owner, leaf = ("", *name.removesuffix(".weight").split("."))
+        owner, leaf = ["", *name.removesuffix(".weight").split(".")][-2:]
         of_experts = ".experts" in name
         counts["all"] += parameter.numel()
         if parameter.ndim == 2 or (of_experts and parameter.ndim > 2):
