@@ -65,7 +65,7 @@ def test_a_shape_of_another_architecture_has_its_parameters(kind, sizes):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("mamba", "state spaces"), ("jamba", "state spaces"), ("qwen3_next", "linear attention")]
+    ("kind", "told"), [("mamba", "state spaces"), ("jamba", "state spaces"), ("minimax", "linear attention")]
 )
 def test_layers_that_are_not_attention_are_refused(kind, told):
     if kind == "mamba":

@@ -304,7 +304,7 @@ def test_what_lora_cannot_go_to_is_one_line(kind, more, target, told):
 
 
 def test_a_model_with_state_spaces_is_refused():
-    hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", mamba=Mamba(4, 16, 16, 2), name="nemotron_h")
+    hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", linear=Mamba(4, 16, 16, 2), name="nemotron_h")
     with pytest.raises(ValueError, match="nemotron_h"):
         fine_tune(hybrid, A100S)
 

@@ -74,6 +74,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     products = sum(product(job, each, layout.tp, tokens) for each in weights)
     uncut = stack.whole / (layout.tp if layout.sequence_parallel else 1)
     moved = tokens * shape.hidden * (uncut + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
+    moved += 6 * tokens * shape.hidden * (shape.streams - 1) * blocks  # read twice, written once, in 2 bytes
     moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
     more = sum(product(job, each, layout.tp, tokens) for each in modules.weights)
     more_moved = tokens * (
@@ -84,9 +85,9 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)
-    elif kind.mixer == "mamba" and shape.mamba:
-        moved += 2 * tokens * shape.mamba.inner / layout.tp * stack.filtered
-        scan = tokens * shape.mamba.scan_flops / layout.tp
+    elif kind.mixer == "linear" and shape.linear:
+        moved += 2 * tokens * shape.linear.inner / layout.tp * stack.filtered
+        scan = tokens * shape.linear.scan_flops / layout.tp
         attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * stack.attention)
     launches = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
@@ -145,21 +146,21 @@ def experts(job: Job, layout: Layout) -> Routed:
     sent = tokens * of.chosen  # rows that a rank sends, and as many that it gets, if all are chosen alike
     rows = sent * layout.etp * job.imbalance
     here = of.count / layout.ep
-    weights = shape.mlp(of.middle)
+    weights, width = shape.expert, of.latent or shape.hidden
     products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
     fused = job.dispatcher == "fused"
-    moved = 2 * shape.hidden * rows * (stack.routed_fused if fused else stack.routed)
+    moved = 2 * width * rows * (stack.routed_fused if fused else stack.routed)
     moved *= 1 - job.overlapped * stack.hides_routed
     moved += 2 * rows * of.middle / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
     moved += rows * job.casts * sum(sum(each.on(layout.etp)) for each in weights)
-    nbytes = 2 * sent * shape.hidden
+    nbytes = 2 * sent * width
     if fused:
         exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.chosen)
     else:
         exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
     exchange *= 1 - job.overlapped * stack.hides_experts
     if layout.etp > 1:
-        exchange += machine.gather(2 * rows * shape.hidden, layout.etp)
+        exchange += machine.gather(2 * rows * width, layout.etp)
     if of.biased:
         moved += 2 * rows * sum(each.on(layout.etp)[1] for each in weights) * stack.biased
     host = job.dropless and not (fused and job.started_by_graphs)
