@@ -47,7 +47,12 @@ DEEPSEEK_V4 = {
     "index_n_heads": 4, "index_head_dim": 32, "index_topk": 64, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 96, "hc_mult": 4, "sliding_window": 128, "compress_ratios": [128, 128, 4, 128, 0],
 }  # fmt: skip
+GEMMA4 = {
+    "hidden_size_per_layer_input": 0, "global_head_dim": 64, "num_global_key_value_heads": 2, "attention_k_eq_v": True,
+    "sliding_window": 128, "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
 MIXED = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+QWEN = ROUTED | DELTA | {"layer_types": MIXED, "shared_expert_intermediate_size": 64}
 KINDS = [
     ("llama", {}), ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     ("mistral", {}), ("mixtral", {"num_local_experts": 4}), ("qwen2", {}), ("qwen2_moe", ROUTED),
@@ -62,13 +67,15 @@ KINDS = [
     ("deepseek_v32", INDEXED), ("glm_moe_dsa", INDEXED | {"indexer_types": ["full", "shared", "shared", "full"]}),
     ("deepseek_v4", DEEPSEEK_V4), ("nemotron_h", NEMOTRON),
     ("nemotron_h", NEMOTRON | {"moe_latent_size": None, "use_conv_bias": False}),
-    ("qwen3_next", ROUTED | DELTA | {"layer_types": MIXED, "shared_expert_intermediate_size": 64}),
+    ("qwen3_next", QWEN),
     ("qwen3_5_text", DELTA | {"layer_types": MIXED}),
-    ("qwen3_5_moe_text", ROUTED | DELTA | {"layer_types": MIXED, "shared_expert_intermediate_size": 64}),
+    ("qwen3_5_moe_text", QWEN),
     ("olmo_hybrid", DELTA | {"layer_types": MIXED}),
     ("bamba", MAMBA | {"attn_layer_indices": [2]}),
     ("granitemoehybrid", MAMBA | {"num_local_experts": 4, "shared_intermediate_size": 64, "layer_types": MIXED}),
     ("granitemoehybrid", MAMBA | {"num_local_experts": 0, "shared_intermediate_size": 640, "layer_types": MIXED}),
+    ("gemma4_text", GEMMA4), ("gemma4_text", GEMMA4 | {"attention_k_eq_v": False, "attention_bias": False}),
+    ("gemma4_text", GEMMA4 | ROUTED | {"enable_moe_block": True, "top_k_experts": 2}),
     ("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"]}),
     ("lfm2_moe", ROUTED | {"num_dense_layers": 1, "layer_types": ["conv", "conv", "full_attention", "conv"]}),
 ]  # fmt: skip
@@ -170,6 +177,20 @@ def test_a_delta_net_sees_no_sequence_and_compressed_attention_little_of_it():
     assert v4.seen(sparse, 65536) < 0.2 * v4.seen(Layer(), 65536)
 
 
+def test_wider_heads_of_the_layers_that_see_everything_are_counted():
+    shape = configurations.of(config_of("gemma4_text", GEMMA4))
+    near, far = Layer(window=128), Layer()
+    assert dict(shape.kinds) == {near: 3, far: 1}
+    assert [shape.with_heads_of(kind).head for kind in (near, far)] == [32, 64]
+    assert [shape.products(kind)[0].outputs for kind in (near, far)] == [(8 + 2 * 4) * 32, (8 + 2) * 64]
+    narrow = configurations.of(config_of("gemma4_text", GEMMA4 | {"global_head_dim": 32}))
+    layout = Layout(dp=64, sharding="zero1")
+    for of in (shape, narrow):
+        assert of.flops(8192) > 0
+    assert step(job(shape), layout).parts["attention"] > step(job(narrow), layout).parts["attention"]
+    assert memory(job(shape), layout).lines["activations"] > memory(job(narrow), layout).lines["activations"]
+
+
 def test_experts_behind_a_latent_width_get_less_on_the_wire():
     wide, narrow = (
         configurations.of(config_of("nemotron_h", NEMOTRON | {"moe_latent_size": latent})) for latent in (None, 64)
@@ -183,7 +204,7 @@ def test_experts_behind_a_latent_width_get_less_on_the_wire():
 
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [KINDS[-9], ("deepseek_v4", DEEPSEEK_V4), ("nemotron_h", NEMOTRON)],
+    [("qwen3_5_moe_text", QWEN), ("deepseek_v4", DEEPSEEK_V4), ("nemotron_h", NEMOTRON), ("gemma4_text", GEMMA4)],
     ids=lambda kind: str(kind)[:12],
 )
 def test_a_layout_is_found_for_layers_without_attention_and_no_fine_tune_nor_file(kind, more, tmp_path, capsys):

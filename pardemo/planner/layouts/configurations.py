@@ -18,6 +18,7 @@ from pardemo.planner.layouts.shape import (
     Product,
     Shape,
     ShortConvolution,
+    WholeHeads,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ def _shape(config: "PreTrainedConfig") -> Shape:
     tied = bool(value_of(config, "tie_word_embeddings"))
     if kind == "nemotron_h":
         return _one_part_a_layer(config, sizes, tied)
+    if kind == "gemma4_text":
+        return _two_widths_of_heads(config, sizes, tied)
     if mixer := KINDS["other_mixers"].get(kind):
         raise ValueError(f"{kind} has layers that are not attention ({mixer}); these are not planned")
     head = value_of(config, "head_dim") or hidden // heads
@@ -245,6 +248,32 @@ def _one_part_a_layer(config: "PreTrainedConfig", sizes: dict[str, int], tied: b
         **sizes,  # type: ignore[arg-type]
         groups=config.num_key_value_heads, middle=config.intermediate_size, gated=False, tied=tied,
         head=config.head_dim, experts=experts, name=config.model_type, pattern=pattern, linear=mamba,
+    )  # fmt: skip
+
+
+def _two_widths_of_heads(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Shape:
+    """Gemma 4's layers: those that see the whole sequence have wider and fewer heads, whose keys may be the values.
+
+    Raises:
+        ValueError: it has the smaller models' inputs of each layer, or layers that share keys and values.
+    """
+    if value_of(config, "hidden_size_per_layer_input") or value_of(config, "num_kv_shared_layers"):
+        raise ValueError(
+            f"{config.model_type}: embeddings of each layer, or keys and values shared by layers: not planned"
+        )
+    types = config.layer_types
+    near, far = (config.per_layer_config[types.index(kind)] for kind in ("sliding_attention", "full_attention"))
+    experts = None
+    if config.enable_moe_block:
+        experts = Experts(
+            config.num_experts, config.top_k_experts, config.moe_intermediate_size, config.intermediate_size
+        )
+    return Shape(
+        **sizes,  # type: ignore[arg-type]
+        groups=near.num_key_value_heads, middle=config.intermediate_size, tied=tied, head=near.head_dim,
+        experts=experts, name=config.model_type, window=config.sliding_window,
+        windowed=types.count("sliding_attention"), norms=4, head_norms=True,
+        whole=WholeHeads(far.head_dim, far.num_key_value_heads, not config.attention_k_eq_v),
     )  # fmt: skip
 
 
@@ -341,29 +370,34 @@ def _experts(config: "PreTrainedConfig") -> Experts | None:
 
 def _further(config: "PreTrainedConfig", shape: Shape) -> int:
     """Parameters of biases and further norms, of the kinds of models that :data:`KINDS` says them of."""
-    own, of = KINDS["further"].get(config.model_type, {}), shape.experts
-    streams = shape.streams
-    widths = {
-        "hidden": shape.hidden, "head": shape.head, "queries": shape.heads * shape.head,
-        "keys": shape.groups * shape.head, "values": shape.groups * shape.value, "middle": shape.middle,
-        "up": shape.middle * (2 if shape.gated else 1), "heads": shape.heads,
+    own = KINDS["further"].get(config.model_type, {})
+    named = {part: [*own.get(part, ())] for part in ("once", "layer", "attention", "dense", "experts")}
+    for flag, given in own.get("if", {}).items():
+        if value_of(config, flag):
+            for part, names in given.items():
+                named[part] += names
+    widths = _widths(config, shape)
+    total = float(sum(widths[name] for name in named["once"]))
+    for kind, count in shape.kinds:
+        widths = _widths(config, shape.with_heads_of(kind))
+        parts = ("layer", kind.mixer, kind.mlp)
+        total += count * sum(widths[name] for part in parts for name in named.get(part, ()))
+    return round(total)
+
+
+def _widths(config: "PreTrainedConfig", shape: Shape) -> dict[str, int]:
+    """Numbers of a bias or a norm, by the names in ``KINDS["further"]``."""
+    of, streams, up = shape.experts, shape.streams, 2 if shape.gated else 1
+    return {
+        "hidden": shape.hidden, "head": shape.head, "queries": shape.heads * shape.head, "heads": shape.heads,
+        "keys": shape.groups * shape.head, "values": shape.groups * shape.value,
+        "middle": shape.middle, "up": shape.middle * up,
         "query_rank": value_of(config, "q_lora_rank") or 0, "key_rank": value_of(config, "kv_lora_rank") or 0,
         "experts": of.count if of else 0,
-        "experts_biases": of.count * ((2 if shape.gated else 1) * of.middle + shape.hidden) if of else 0,
+        "experts_biases": of.count * (up * of.middle + shape.hidden) if of else 0,
         "streams": 2 * ((2 + streams) * streams * (streams * shape.hidden + 1) + 3),
         "joined_streams": streams * (streams * shape.hidden + 1) + 1,
     }  # fmt: skip
-    parts = {"once": 1.0, "layer": float(shape.layers), "attention": 0.0, "dense": 0.0, "experts": 0.0}
-    for kind, count in shape.kinds:
-        for part in (kind.mixer, kind.mlp):
-            if part in parts:
-                parts[part] += count
-    terms = [(part, name) for part in parts for name in own.get(part, ())]
-    terms += [
-        (part, name) for flag, given in own.get("if", {}).items() if value_of(config, flag)
-        for part, names in given.items() for name in names
-    ]  # fmt: skip
-    return round(sum(parts[part] * widths[name] for part, name in terms))
 
 
 def _as_counted(shape: Shape, counted: dict[str, Any]) -> Shape:

@@ -11,7 +11,7 @@ from pardemo.planner.layouts.tuning import FULL, Tuning
 
 DISPATCHERS = ("alltoall", "fused")
 #: Of these only a training of all parameters is planned.
-HYBRID = "models with layers that have state spaces, linear or compressed attention"
+HYBRID = "models with layers that have state spaces, linear or compressed attention, or other heads"
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         once += 0.0 if machine.inside(layout.tp) else stack.crossing_s
         parts.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
     if layout.cp > 1 and kind.mixer == "attention":
-        parts.add("context-parallel traffic", _context(job, layout, attention))
+        parts.add("context-parallel traffic", _context(job, layout, kind, attention))
     if stack.layer_s is None:
         parts.add("launching kernels", max(0.0, launches * passes / 3 - parts.total))
     return parts
@@ -174,7 +174,7 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     Of a causal sequence cut over ``cp`` ranks, the last one has the most to do, unless the program gives each rank one
     piece from the front and one from the back.
     """
-    shape, machine, length = job.shape, job.machine, job.sequence
+    shape, machine, length = job.shape.with_heads_of(kind), job.machine, job.sequence
     heads = shape.heads / layout.tp
     flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head + shape.value)
     chosen = "core_attn" in layout.modules if layout.modules else job.stack.selective_attention
@@ -188,14 +188,14 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     return (3 + again) * (flops / machine.matrix_flops + scores / machine.memory_bytes_per_s)
 
 
-def _context(job: Job, layout: Layout, attention: float) -> float:
+def _context(job: Job, layout: Layout, kind: Layer, attention: float) -> float:
     """Seconds of context-parallel traffic that attention does not hide.
 
     Keys and values go round the ring beside attention; in the backward pass their gradients go with them. A program
     that gathers them begins with the part that is there, too. With all-to-alls, queries, keys, values and attention's
     outputs go to all ranks in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, 3.2).
     """
-    shape = job.shape
+    shape = job.shape.with_heads_of(kind)
     if layout.context == "all-to-all":
         tokens = layout.micro_batch * job.sequence / layout.cp
         width = shape.heads * (shape.head + shape.value) + shape.groups * (shape.head + shape.value)

@@ -121,7 +121,7 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     in 8 or 4 bits keep their inputs in these, but for attention's output and a router's input, which stay in bf16.
     A frozen weight keeps its input only for an adapter beside it.
     """
-    shape, stack, modules = job.shape, job.stack, layout.modules
+    shape, stack, modules = job.shape.with_heads_of(kind), job.stack, layout.modules
     for_mixer, for_mlp = (keeps_input(job.tuning, shape, shared) for shared in (MIXER, UP))
     along = layout.tp if layout.sequence_parallel else 1
     low = LOW.get(job.precision, 2.0) if stack.keeps_low else 2.0

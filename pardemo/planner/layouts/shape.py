@@ -170,6 +170,16 @@ class Compressor:
 
 
 @dataclass(frozen=True)
+class WholeHeads:
+    """Heads of the layers that see the whole sequence, where these have others (Gemma 4): their width, how many of keys
+    and values, and whether ``values`` have a product of their own."""
+
+    head: int
+    groups: int
+    values: bool = True
+
+
+@dataclass(frozen=True)
 class Layer:
     """What a layer is made of.
 
@@ -203,6 +213,7 @@ class Shape:
         window: tokens that the attention of ``windowed`` layers sees; these are spread evenly. chunked: whether that is
             the part of the sequence that a token lies in (Llama 4), and not the last ones before it.
         linear: of a hybrid model, the mixer of the layers that have no attention: its cost is linear in the sequence.
+        whole: heads of the layers without a window, where they are not those of the others.
         pattern: a letter for each layer that has one part alone: M that mixer, * attention, - MLP, E experts; without
             one ``linear_layers`` layers have it before their MLP, and these are spread evenly.
         compressors: of the layers whose attention sees compressed tokens beside its window.
@@ -241,6 +252,7 @@ class Shape:
     compressors: tuple[Compressor, ...] = ()
     streams: int = 1
     further: int = 0
+    whole: WholeHeads | None = None
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "groups", "middle", "vocabulary"):
@@ -282,8 +294,23 @@ class Shape:
 
     @property
     def hybrid(self) -> bool:
-        """Whether some of its layers have no attention, or one that sees compressed tokens."""
-        return self.linear is not None or bool(self.compressors)
+        """Whether some of its layers have no attention, one that sees compressed tokens, or heads of another width."""
+        return self.linear is not None or bool(self.compressors) or self.whole is not None
+
+    def with_heads_of(self, layer: Layer) -> "Shape":
+        """The same with the heads that a layer of that kind has."""
+        return self if self.whole is None or layer.window or layer.mixer != "attention" else self._with_whole_heads
+
+    @cached_property
+    def _with_whole_heads(self) -> "Shape":
+        own = self.whole
+        assert own is not None
+        inner = self.heads * own.head
+        keys = own.groups * own.head * (1 + own.values)
+        attention = (Product(self.hidden, inner + keys, COLUMNS), Product(inner, self.hidden, ROWS))
+        return replace(
+            self, head=own.head, value=own.head, groups=own.groups, attention=attention, whole=None, further=0
+        )
 
     @property
     def mtp_layer(self) -> Layer:
@@ -350,7 +377,7 @@ class Shape:
         weights: tuple[Product, ...] = ()
         if layer.mixer == "attention":
             compressor = self.compressor(layer)
-            weights += self.attention + (compressor.products if compressor else ())
+            weights += self.with_heads_of(layer).attention + (compressor.products if compressor else ())
         elif layer.mixer == "linear" and self.linear is not None:
             weights += self.linear.products(self.hidden)
         if layer.mlp == "dense":
@@ -433,7 +460,8 @@ class Shape:
             total += self.experts.chosen * sum(product.params for product in self.expert)
         other = 3.0 * self.linear.scan_flops if layer.mixer == "linear" and self.linear else 0.0
         if layer.mixer == "attention":
-            other += 6 * self.heads * (self.head + self.value) * self.seen(layer, sequence, causal)
+            shape = self.with_heads_of(layer)
+            other += 6 * self.heads * (shape.head + shape.value) * self.seen(layer, sequence, causal)
         return for_each * total + other
 
 
