@@ -59,13 +59,14 @@ def count(config: PreTrainedConfig) -> dict[str, Any] | None:
     known = {name for names in KINDS["modules"].values() for name in names}
     unknown: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        owner, leaf = ["", *name.removesuffix(".weight").split(".")][-2:]
+        path = name.removesuffix(".weight").split(".")
         of_experts = ".experts" in name
         counts["all"] += parameter.numel()
         if parameter.ndim == 2 or (of_experts and parameter.ndim > 2):
             counts["experts" if of_experts else "matrices"] += parameter.numel()
-            if re.search(r"\.\d+\.", name) and not of_experts and leaf not in known:
-                unknown[f"{owner}.{leaf}"] = unknown.get(f"{owner}.{leaf}", 0) + parameter.numel()
+            if re.search(r"\.\d+\.", name) and not of_experts and path[-1] not in known:
+                matrix = ".".join(path[-2:])
+                unknown[matrix] = unknown.get(matrix, 0) + parameter.numel()
     largest = sorted(unknown, key=lambda name: -unknown[name])[:3]
     return counts | {"unknown": largest}
 
