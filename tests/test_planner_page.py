@@ -213,9 +213,7 @@ def test_a_pasted_configuration_is_the_built_in_model(shown, capsys):
         ),
         ({"rank": "4", "program": "nanotron"}, "program", "nanotron has no LoRA; these have: megatron-core"),
         ({"target": "q_projection"}, "target", "is no module of a layer that is known"),
-        ({"rank": "0"}, "rank", "a whole number of at least 1, not 0"),
         ({"price": "cheap"}, "price", "a number of at least 0, not cheap"),
-        ({"gpus": "a lot"}, "gpus", "a whole number of at least 1, not a lot"),
         ({"sequence": "9" * 5000}, "sequence", "a number of at most 12 digits"),
     ],
 )

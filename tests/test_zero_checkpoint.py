@@ -17,6 +17,7 @@ import torch.distributed as dist
 from conftest import RunsCode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_zero_optimizers import Plainly
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
@@ -129,18 +130,12 @@ def test_on_as_many_ranks_it_goes_on_bit_by_bit(world_of, tmp_path, stage, n, dt
         assert all(map(torch.equal, found, theirs))
 
 
-class CountsInStates(torch.optim.Optimizer):
+class CountsInStates(Plainly):
     """A step count that is a Python number in the state of each parameter, as older optimizers keep it."""
 
-    def __init__(self, params, lr=0.5):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                count = self.state[p]["step"] = self.state[p].get("step", 0) + 1
-                p.sub_(p.grad, alpha=group["lr"] / count)
+    def change(self, p):
+        count = self.state[p]["step"] = self.state[p].get("step", 0) + 1
+        return p.grad / count
 
 
 class PerRank(torch.optim.SGD):

@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "records" / "found.md"
 PLACE = re.compile(r"(<!-- searched: [^>]*-->\n).*?(<!-- end of searched -->)", re.DOTALL)
 TRIED = Path(__file__).resolve().with_name("tried.json")
 ROW = re.compile(r"^\| \*\*`\w+`\*\*.*$", re.MULTILINE)
-#: Folders whose library has another name among packages.
+#: Libraries that have another name among packages.
 PACKAGES = {"megatron": "megatron-core", "trainer": "transformers"}
 
 
@@ -48,7 +48,7 @@ class Case:
     @property
     def script(self) -> Path:
         """The script of all its layouts: of the case's name, unless it says another."""
-        return SEARCHED / self.library / f"{self.script_name or self.name}.py"
+        return SEARCHED / f"{self.library}_{self.script_name or self.name}.py"
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Outcome:
 def cases() -> list[Case]:
     """All cases of all libraries, in their order."""
     made = []
-    for file in sorted(SEARCHED.glob("*/cases.toml")):
+    for file in sorted(SEARCHED.glob("*.toml")):
         for name, of in tomllib.loads(file.read_text(encoding="utf-8")).items():
             lists = {key: tuple(of.pop(key)) for key in ("layouts", "also") if key in of}
-            made.append(Case(file.parent.name, name, **of, **lists))
+            made.append(Case(file.stem, name, **of, **lists))
     return made
 
 
@@ -95,7 +95,7 @@ def proven(case: Case, texts: tuple[str, ...]):
 
 def default(script: Path, key: str) -> str:
     """The default of a script's option, or ``none``."""
-    found = re.search(rf'"--{key}",[^)\n]*?default=("?)([^",)]*)\1', script.read_text(encoding="utf-8"))
+    found = re.search(rf'\b{key}=("?)([^",)]*)\1', script.read_text(encoding="utf-8").partition("options(")[2])
     return (found[2] if found else "") or "none"
 
 
@@ -132,7 +132,7 @@ def table(kept: list[dict]) -> str:
         own = [one for one in rows if one["library"] == library]
         name = f"{PACKAGES.get(library, library)} {own[0]['version']}"
         names = ", ".join(f"{one['name']} {one['right']}" for one in own)
-        lines.append(f"| [{name}](../../tests/found/searched/{library}/cases.toml) | {names} |")
+        lines.append(f"| [{name}](../../tests/found/searched/{library}.toml) | {names} |")
     return "\n".join(lines) + "\n"
 
 
