@@ -9,7 +9,7 @@ import zipfile
 from urllib.parse import urlencode
 
 import pytest
-from conftest import says, served_from
+from conftest import few, says, served_from
 
 from pardemo import cli
 from pardemo.book.run import site
@@ -136,7 +136,7 @@ def shown(chromium, served):
 
 
 @pytest.mark.parametrize(
-    "question", [QUESTION, EXPERTS, TORCHTITAN, LORA], ids=["dense", "experts", "torchtitan", "LoRA"]
+    "question", few([QUESTION, EXPERTS, TORCHTITAN, LORA]), ids=["dense", "experts", "torchtitan", "LoRA"]
 )
 def test_the_page_says_what_the_command_says(shown, question, capsys):
     tab = shown(question)
@@ -229,6 +229,7 @@ def test_what_is_refused_stands_at_its_field(shown, changed, field, message):
     assert refused.value.field == field
 
 
+@pytest.mark.nightly
 def test_python_that_ended_is_started_again_by_the_next_question(chromium, served):
     tab = chromium.new_page()
     tab.route("**/pardemo.zip", lambda route: route.abort())

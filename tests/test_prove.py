@@ -184,7 +184,6 @@ def by_name(model, layout):
             ["ranks=2 pp=2 engine=pipeline", "ranks=2 pp=2 engine=pipelining"],
         ],
         0,
-        1,
         3,
     ),
 )
