@@ -61,7 +61,7 @@ def sent_by_megatron(of_gpu: Mapping[str, float], of_node: Mapping[str, float]) 
 
 def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: Cluster) -> Picture:
     """MiB from each rank to each other, for each order of the ranks; frames are nodes."""
-    fig, axes = new(1, len(matrices), size=(3.2 * len(matrices), 3.7))
+    fig, axes = new(len(matrices), 1, size=(4.4, 4.2 * len(matrices)))
     most = max(float(np.max(matrix)) for matrix in matrices.values()) / 2**20
     where, crossing = np.arange(cluster.size) // cluster.ranks_per_host, {}
     for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):

@@ -125,7 +125,7 @@ def libraries(
                 "all-reduces": ", ".join(
                     f"{n} {way}" for (library, size, way), n in calls.items() if (library, size) == (name, t)
                 ),
-                "arithmetic of a rank": f"{shares[name, t]:.0%}" if name != "DTensor" else "not counted",
+                "arithmetic": f"{shares[name, t]:.0%}" if name != "DTensor" else "not counted",
             }
             for (name, t), error in errors.items()
             if t == ranks

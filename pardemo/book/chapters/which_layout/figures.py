@@ -1,5 +1,6 @@
 """Pictures of *Which layout?*: where a step's time goes, what predictions miss, where one way to cut is the better."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -92,14 +93,21 @@ def falls(planned: Mapping[str, float], published: Mapping[str, float]) -> Pictu
 def rule_and_search(rows: Sequence[Compared]) -> Picture:
     """How many times as long as the search's best a step takes with the rule's layout; the longest on top."""
     fitting = sorted((row for row in rows if row.chosen is not None), key=lambda row: -row.ratio)
-    recomputed = {row.name: ", recomputed" * (row.chosen.layout.recompute == "full") for row in fitting}
+    texts = [row.chosen.kind + " *" * (row.chosen.layout.recompute == "full") for row in fitting]
     summary = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in fitting)
     return bar_chart(
         "which_layout_rule", f"Steps with the rule's layout, by the search's best: {summary}.",
-        {"longer than the search's best, %": {"series": {"ratio": {row.name: row.ratio - 1 for row in fitting}}}},
-        text=[row.chosen.kind + recomputed[row.name] for row in fitting], fills={"ratio": "compute"}, across=True,
-        per=0.01, room=max(4.3, 10 / max(100 * (fitting[0].ratio - 1), 1)), size=(7.2, 0.26 * len(fitting) + 1.0),
+        {"longer, % (* recomputed)": {"series": {"ratio": {_short(row.name): row.ratio - 1 for row in fitting}}}},
+        text=texts, fills={"ratio": "compute"}, across=True, per=0.01, size=(5.7, 0.26 * len(fitting) + 1.0),
+        room=max(3.2, 10 / max(100 * (fitting[0].ratio - 1), 1)),
     )  # fmt: skip
+
+
+def _short(job: str) -> str:
+    """A job's name that fits a phone: ``70B, 64 H100, 8k, 12.5 GB/s``; a model without a name is Llama 3."""
+    name, rest = re.sub(r"^llama[\d.]+-|(?<=[a-z])[\d.]+(?=-)", "", job).replace("-80GB", "").split(",", 1)
+    *family, size = name.split("-")
+    return " ".join([*(word.capitalize() for word in family), size.upper()]) + "," + rest
 
 
 def kinds_of_layouts(fitting: Sequence[Candidate], job: str) -> Picture:
@@ -139,11 +147,11 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
     Args:
         chosen: job -> what the rule takes.
     """
-    fig, (left, right) = new(1, 2, size=(6.8, 0.52 * len(chosen) + 2.0), sharey=True, width_ratios=(1, 2))
+    fig, (upper, lower) = new(2, 1, size=(5.6, 1.0 * len(chosen) + 2.0))
     jobs = {",\n".join(name.rsplit(", ", 1)): way for name, way in chosen.items()}
     of_parts = added({job: way.adds for job, way in jobs.items()})
-    bars(left, **of_parts, across=True, stacked=True, text="{:.0f} %", room=1.6)
-    left.set(xlabel="added, %")
+    bars(upper, **of_parts, across=True, stacked=True, text="{:.0f} %", room=1.2)
+    upper.set(xlabel="added, %")
     sizes = {name: [getattr(way.layout, field) for way in jobs.values()] for name, (field, _) in _DIMENSIONS.items()}
     wide = {name: dict(zip(jobs, np.log2(cuts), strict=True)) for name, cuts in sizes.items()}
     shared = [
@@ -151,18 +159,18 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
         + ("\nrecomputed" if way.layout.recompute == "full" else "") for way in jobs.values()
     ]  # fmt: skip
     fills = {name: colour for name, (_, colour) in _DIMENSIONS.items()}
-    bars(right, wide, across=True, stacked=True, text=shared, fills=fills, room=1.6)
+    bars(lower, wide, across=True, stacked=True, text=shared, fills=fills, room=1.4)
     for place, job in enumerate(jobs):
         end = 0.0
         for name, cuts in sizes.items():
             if cuts[place] > 1:
                 text = f"{name[-1]} {cuts[place]}" if cuts[place] > 2 else "2"  # its box is too narrow for the letter
                 ink = palette.ink_on(fills[name])
-                right.text(end + wide[name][job] / 2, place, text, ha="center", va="center", color=ink)
+                lower.text(end + wide[name][job] / 2, place, text, ha="center", va="center", color=ink)
             end += wide[name][job]
-    ticks = range(0, int(right.get_xlim()[1] / 1.6) + 1, 3)
-    right.set_xticks(list(ticks), [f"{2**tick:,}" for tick in ticks])
-    right.set(xlabel="GPUs")
+    ticks = range(0, int(lower.get_xlim()[1] / 1.4) + 1, 3)
+    lower.set_xticks(list(ticks), [f"{2**tick:,}" for tick in ticks])
+    lower.set(xlabel="GPUs")
     key(fig, ncols=3)
     summary = "; ".join(f"{name}: {way.layout}, adds {way.added:.0%}" for name, way in chosen.items())
     return save(fig, "which_layout_chosen", f"Layouts that the rule takes. {summary}.")

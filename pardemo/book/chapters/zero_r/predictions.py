@@ -13,9 +13,9 @@ def offload_thresholds(name: str, flops: float, link: float) -> dict[str, str]:
     return {
         "GPU": name,
         "F/B": f"{ratio:,.0f}",
-        "h + s/6: all hides": f"{34 / 24 * ratio:,.0f}",
-        "beats recomputation": f"{17 / 24 * ratio:,.0f}",
-        "a checkpoint hides": f"{2 / 24 * ratio:,.0f}",
+        "all hides": f"{34 / 24 * ratio:,.0f}",
+        "beats recomputing": f"{17 / 24 * ratio:,.0f}",
+        "checkpoint": f"{2 / 24 * ratio:,.0f}",
     }
 
 
