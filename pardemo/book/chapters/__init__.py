@@ -4,7 +4,7 @@ A notebook imports the modules of its chapter, as any others, and makes its :cla
 """
 
 #: Every chapter by its name, with its title, in the book's order. A chapter's number is its place in this list; the
-#: notebook's file name has it, too, and ``python -m pardemo.book.order`` renames files and links after a change here.
+#: notebook's file name has it, too, and ``python .ci/chapter_order.py`` renames files and links after a change here.
 CHAPTERS = {
     "your_machine": "Your machine",
     "data_parallel": "Data parallelism",

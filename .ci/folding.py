@@ -1,4 +1,4 @@
-"""Which cells of a notebook are folded: ``python -m pardemo.book.run.folding`` sets it in all of them.
+"""Which cells of a notebook are folded: ``python .ci/folding.py`` sets it in all of them.
 
 What a reader came for is the text, the experiment and its outcome. Cells that only import, ask, claim or draw are
 folded, in JupyterLab (``source_hidden``) and on the report's page; a click opens them. A cell that claims is folded on
