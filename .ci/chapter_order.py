@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from pardemo import project
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 
 #: A link to a chapter: its text, the chapter's name, and an address inside it.
 LINK = re.compile(r"\[([^\[\]]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")

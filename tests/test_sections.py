@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from pardemo import project
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 
 ELSEWHERE = re.compile(r"\.ipynb\)|article|paper|arXiv|\d{4}\.\d{5}|documentation|its section")
 WITH_SECTIONS = [

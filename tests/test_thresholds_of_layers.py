@@ -6,7 +6,7 @@ import math
 import pytest
 
 from pardemo import project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.contents import notebook_of
 from pardemo.planner import hardware, rates
 
 _H100, _H = hardware.gpu("H100"), 8192

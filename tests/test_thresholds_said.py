@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pardemo import project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.contents import notebook_of
 from pardemo.planner import hardware, rates
 
 _H100 = hardware.gpu("H100")

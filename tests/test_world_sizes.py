@@ -4,7 +4,7 @@ import pytest
 import world_sizes
 
 from pardemo import project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.contents import notebook_of
 from pardemo.book.run import endings, runner
 from pardemo.book.run.endings import NotebookEnding
 from pardemo.book.run.parameters import RunError, assign, parameters_of

@@ -21,7 +21,7 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, NamedTuple
 
-from pardemo.book.chapters import CHAPTERS
+from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.exercise_shown import ExerciseShown, is_stub
 from pardemo.book.page.problems import one_line
 from pardemo.claims import short

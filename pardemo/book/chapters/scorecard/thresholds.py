@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.formulas import failures, memory, pipeline
 from pardemo.planner import hardware, rates
 from pardemo.planner.estimate import RESERVE
