@@ -15,7 +15,7 @@ from pardemo import project
 
 #: Calls that show something: a page's questions, claims, tables, and a chapter's drawings and figures_….
 SHOWS = {
-    "page", "claim", "tables", "display", "drawings", "figures", "answer_tables", "findings", "thresholds",
+    "page", "claim", "tables", "display", "drawings", "figures", "english", "beside_english", "findings", "thresholds",
 }  # fmt: skip
 PLAIN = (ast.Import, ast.ImportFrom, ast.Pass, ast.Assign, ast.AugAssign, ast.Expr)
 #: Modules whose functions compute a prediction or look at what was measured, and run nothing.
