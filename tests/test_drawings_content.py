@@ -357,7 +357,7 @@ def test_each_row_is_read_from_the_shard_above_it(rows, before, now):
 
 
 def test_a_state_is_lost_where_its_host_and_the_next_one_are_gone():
-    one, two = (" ".join(svgs.drawing(drawings.copies_at_neighbours(4, dead)).words()) for dead in ((2,), (2, 3)))
+    one, two = (" ".join(svgs.drawing(drawings.copies_at_neighbours(*dead)).words()) for dead in ((2,), (2, 3)))
     assert says(one, "2", "state", "2", "3")
     assert "copy of 2" in one
     assert "State 2 is lost" in two
@@ -440,9 +440,8 @@ def test_in_the_wrong_order_a_host_is_a_data_group_and_tensor_arrows_cross():
         drawings.cube_on_hosts(4, order="dp-tp-pp")
 
 
-@pytest.mark.parametrize("ranks", range(2, 7))
-def test_areas_of_zeros_stages_are_bytes(ranks):
-    svg = svgs.drawing(drawings.zero_stages(ranks))
+def test_areas_of_zeros_stages_are_bytes():
+    ranks, svg = 4, svgs.drawing(drawings.zero_stages())
     height = 98  # from row to row
     unit = None
     for stage in memory.STAGES:

@@ -127,9 +127,9 @@ def bars(
         values = table[name].to_numpy()
         x = places if stacked else places + (number - (side_by_side - 1) / 2) * each
         style = fill((fills or {}).get(name, name))
+        style["label"] = str(name) if values.any() else None
         if values.max() < 0.004 * largest and stacked:  # it is narrower than its white edge
             style = {"color": style["color"]}
-        style["label"] = str(name) if values.any() else None
         draw(x, values, (0.86 if side_by_side > 1 else 1) * each, **{begin: ends if stacked else 0}, zorder=2, **style)
         ends = ends + values if stacked else values
         reach = ends
@@ -149,8 +149,11 @@ def bars(
         values = pd.Series(dict(points[1]), dtype=float).reindex(table.index).to_numpy() / per
         x, y = (values, places) if across else (places, values)
         ax.scatter(x, y, s=52, marker="D", color=palette.PREDICTED, edgecolors="white", label=points[0], zorder=4)
-        marked = [(x, ends, np.fmax(reach, values)) for x, ends, reach in marked]
-    most = max((float(np.max(reach)) for *_, reach in marked), default=0.0)
+        top = max(float(np.nanmax(values)), *(float(np.max(reach)) for *_, reach in marked))
+        near = values < ends + 0.14 * top  # a number stands beside a diamond that is near, and before one that is far
+        marked = [(x, ends, np.where(near, np.fmax(reach, values), reach)) for x, ends, reach in marked]
+    else:
+        top = max((float(np.max(reach)) for *_, reach in marked), default=0.0)
     for x, values, reach in marked if text else ():
         numbers(ax, x, reach, [_label(text, value, k) for k, value in enumerate(values)], across)
     figure: Any = ax.get_figure(root=True)
@@ -161,11 +164,11 @@ def bars(
         ax.set_yticks(
             places, _broken(groups, 28, break_on_hyphens=False) if roomy else [str(group) for group in groups]
         )
-        ax.set(xlim=(0, room * most or 1), ylim=(places[-1] + 0.6, places[0] - 0.6))
+        ax.set(xlim=(0, room * top or 1), ylim=(places[-1] + 0.6, places[0] - 0.6))
     else:
         letters = int(8.2 * figure.get_size_inches()[0] / columns / len(groups))
         ax.set_xticks(places, _broken(groups, max(6, letters)))
-        ax.set_ylim(0, room * most or 1)
+        ax.set_ylim(0, room * top or 1)
     ax.grid(axis="y" if across else "x", visible=False)
     shown = text if (isinstance(text, str) and text) or callable(text) else "{:.3g}"
     if side_by_side > 1:

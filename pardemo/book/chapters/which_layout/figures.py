@@ -36,14 +36,12 @@ def _predicted_and_published(ax: Any, lines: Mapping[str, Mapping], points: Mapp
             curves(ax, {name: runs}, colours=[colour], dashes=["none"], marks=mark, markersize=7.5)
 
 
-def tokens_by_tp(
-    lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]], host: int = 8
-) -> Picture:
-    """Tokens/s of a GPU against the ranks that share a layer: lines predicted, points published; a node ends at the
-    dotted line."""
+def tokens_by_tp(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]]) -> Picture:
+    """Tokens/s of a GPU against the ranks that share a layer: lines predicted, points published; a node, of eight GPUs,
+    ends at the dotted line."""
     fig, ax = new(size=(6.4, 4.0))
     _predicted_and_published(ax, lines, points)
-    end = host * 2**0.5
+    end = 8 * 2**0.5
     ax.axvline(end, color=palette.OTHER, linestyle=":", linewidth=1.6)
     ax.annotate("one node | two", (end, ax.get_ylim()[1]), (0, 2), textcoords="offset points", ha="center")
     log(ax, x=sorted({tp for line in lines.values() for tp in line}))
