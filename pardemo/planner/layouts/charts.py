@@ -85,8 +85,16 @@ PARTS = {
 }
 
 
-#: The planner's lines of a GPU's memory.
-LINES = {**palette.KEPT, **palette.SHADES, "program": palette.OTHER}
+#: The planner's lines of a GPU's memory, from what stays to what comes and goes.
+LINES = {
+    "parameters": palette.KEPT["parameters"],
+    "frozen parameters": palette.SHADES["frozen parameters"],
+    "gradients": palette.KEPT["gradients"],
+    "optimizer states": palette.KEPT["optimizer states"],
+    **palette.SHADES,
+    "activations": palette.KEPT["activations"],
+    "program": palette.OTHER,
+}
 
 
 def seconds_of_layouts(

@@ -13,16 +13,15 @@ from pardemo.planner.layouts.charts import LINES
 from pardemo.planner.layouts.procedure import Candidate, Compared, taken_of
 
 
-def memory_of_layouts(
-    layouts: Mapping[str, Mapping[str, float]], capacity_bytes: float, name: str = "which_layout_memory"
-) -> Picture:
-    """GB of the fullest GPU, line by line, against what it has."""
+def memory_of_layouts(layouts: Mapping[str, Mapping[str, float]], room_bytes: float, name: str) -> Picture:
+    """GB of the fullest GPU, line by line, against what may be filled of it."""
+    room, fills = room_bytes / 1e9, {**LINES, "overhead": (palette.OTHER, "///")}
     return bar_chart(
-        name, f"Of {capacity_bytes / 1e9:.0f} GB: {{}}.",
+        name, f"With room for {room:.1f} GB: {{}}.",
         {"GB of the fullest GPU": {
-            "series": {line: {case: lines.get(line, 0.0) for case, lines in layouts.items()} for line in LINES}}},
-        across=True, stacked=True, per=1e9, fills=LINES, ncols=3, line=("the GPU has", capacity_bytes / 1e9),
-        text=lambda end: f"{end:.0f} GB{' ✗' if end > capacity_bytes / 1e9 else ''}",
+            "series": {line: {case: lines.get(line, 0.0) for case, lines in layouts.items()} for line in fills}}},
+        across=True, stacked=True, per=1e9, fills=fills, ncols=3, line=(f"room: {room:.1f} GB", room),
+        text=lambda end: f"{end:.0f} GB{' ✗' if end > room else ''}",
     )  # fmt: skip
 
 
