@@ -7,13 +7,12 @@ every page, unless it defines something or has a loop.
 
 import ast
 import builtins
-import re
 from pathlib import Path
 from typing import Any
 
 from pardemo import project
 
-#: Calls that show something: a page's questions, claims, tables, and a chapter's drawings and figures_….
+#: Calls that show something: a page's questions, claims, tables, and a chapter's drawings and figures.
 SHOWS = {
     "page", "claim", "tables", "display", "drawings", "figures", "english", "beside_english", "findings", "thresholds",
 }  # fmt: skip
@@ -65,11 +64,10 @@ def _is_arithmetic(call: ast.Call) -> bool:
 
 
 def _root(node: ast.expr) -> str:
-    """The name that an attribute's chain begins with; ``figures`` of figures_tensors, too."""
+    """The name that an attribute's chain begins with."""
     while isinstance(node, ast.Attribute):
         node = node.value
-    name = node.id if isinstance(node, ast.Name) else ""
-    return re.sub(r"^figures_.*", "figures", name)
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def fold(notebook: Any) -> int:
