@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pardemo import extras
+from pardemo.cluster import Cluster
 from pardemo.draw import palette
 from pardemo.draw.style import COLOURS, HATCHES, Picture, new, save
 
@@ -22,7 +23,7 @@ with extras.needed_by(__name__):
     from matplotlib.axes import Axes
     from matplotlib.colors import is_color_like
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Patch, Rectangle
     from matplotlib.ticker import NullLocator
 
 #: A kind of thing, or a colour; with a hatch, both.
@@ -376,3 +377,19 @@ def gantt(ax: Axes, spans: Sequence) -> None:
     ax.set_yticks(range(len(ranks)), [f"rank {r}" for r in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
+
+
+def traffic_matrix(ax: Axes, values: np.ndarray, cluster: Cluster, most: float, size: float = 10) -> None:
+    """Who sends how much to whom: a number for each pair of ranks on a shade up to ``most``; frames are nodes."""
+    ax.imshow(values, cmap="Oranges", vmin=0, vmax=max(most, 1e-12))
+    for sender, row in enumerate(values):
+        for receiver, value in enumerate(row):
+            if sender != receiver and value >= 0.005 * most:
+                colour = "white" if value > 0.6 * most else "black"
+                ax.text(receiver, sender, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=size)
+    for host in range(cluster.hosts):
+        first, many = cluster.ranks_of(host)[0], cluster.ranks_per_host
+        ax.add_patch(Rectangle((first - 0.5, first - 0.5), many, many, fill=False, edgecolor="black", linewidth=1.6))
+    ax.set_xticks(range(len(values)))
+    ax.set_yticks(range(len(values)))
+    ax.grid(visible=False)
