@@ -152,7 +152,8 @@ def bars(
         ax.scatter(x, y, s=52, marker="D", color=palette.PREDICTED, edgecolors="white", label=points[0], zorder=4)
         top = max(float(np.nanmax(values)), *(float(np.max(reach)) for *_, reach in marked))
         near = values < ends + 0.14 * top  # a number stands beside a diamond that is near, and before one that is far
-        marked = [(x, ends, np.where(near, np.fmax(reach, values), reach)) for x, ends, reach in marked]
+        corner = values + 0.008 * top
+        marked = [(x, ends, np.where(near, np.fmax(reach, corner), reach)) for x, ends, reach in marked]
     else:
         top = max((float(np.max(reach)) for *_, reach in marked), default=0.0)
     for x, values, reach in marked if text else ():

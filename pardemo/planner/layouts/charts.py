@@ -85,14 +85,11 @@ PARTS = {
 }
 
 
-#: The planner's lines of a GPU's memory, from what stays to what comes and goes.
+#: The planner's lines of a GPU's memory.
 LINES = {
-    "parameters": palette.KEPT["parameters"],
     "frozen parameters": palette.SHADES["frozen parameters"],
-    "gradients": palette.KEPT["gradients"],
-    "optimizer states": palette.KEPT["optimizer states"],
+    **palette.KEPT,
     **palette.SHADES,
-    "activations": palette.KEPT["activations"],
     "program": palette.OTHER,
 }
 
