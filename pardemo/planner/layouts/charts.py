@@ -188,8 +188,9 @@ def layout_explorer(
             print(f"No such layout: {error}.")
             return
         step, scale = planned.step, 5 * 10 ** math.ceil(math.log10(planned.seconds / 5))
-        title = f"{planned.layout}: {step.tokens_per_s:,.0f} tokens/s a GPU, MFU {step.mfu:.0%}"
-        display(Drawing(*_frame(title, planned, scale)))  # interactive shows what is displayed, not what is returned
+        # interactive shows what is displayed and printed, not what is returned
+        display(Drawing(*_frame(str(planned.layout), planned, scale)))
+        print(f"{step.tokens_per_s:,.0f} tokens/s a GPU, MFU {step.mfu:.0%}")
 
     sliders = {
         name: widgets.SelectionSlider(options=options, value=start[name], description=title, continuous_update=False)
