@@ -2,12 +2,13 @@
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pardemo.extras import REPOSITORY
@@ -83,9 +84,41 @@ def is_headless() -> bool:
 
 
 def output_dir() -> Path:
-    """Where claims, figures and profiles go: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``."""
-    named = os.environ.get("PARDEMO_OUT")
-    return Path(named) if named else root() / "outputs" / "latest"
+    """Where claims, figures and profiles go: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``.
+
+    In the kernel of a plain ``papermill IN.ipynb OUT.ipynb`` it is a folder beside that output, of its name: ``OUT``.
+    """
+    if named := os.environ.get("PARDEMO_OUT"):
+        return Path(named)
+    return papermills_folder() or root() / "outputs" / "latest"
+
+
+@functools.cache
+def papermills_folder() -> Path | None:
+    """The folder for what a notebook writes, if papermill's command runs it; else None."""
+    if "ipykernel" not in sys.modules:
+        return None
+    import psutil
+
+    try:
+        parent = psutil.Process(os.getppid())
+        written = papermills_output(parent.cmdline())
+        return Path(parent.cwd()) / written.with_suffix("") if written else None
+    except psutil.Error:  # it has ended, or may not be looked at
+        return None
+
+
+def papermills_output(command: Sequence[str]) -> Path | None:
+    """The notebook that a command line of papermill writes; None where it is no such command, or writes elsewhere.
+
+    >>> papermills_output(["python", "-m", "papermill", "in.ipynb", "runs/out.ipynb", "-p", "n", "2"]).as_posix()
+    'runs/out.ipynb'
+    """
+    words = [Path(word).name for word in command[:3]]
+    if not ("papermill" in words[:2] or (words[1:] == ["-m", "papermill"])):
+        return None
+    named = [word for word in command if word.endswith(".ipynb") and "://" not in word]
+    return Path(named[1]) if len(named) == 2 else None
 
 
 def folder_for_sockets(name_bytes: int) -> str:

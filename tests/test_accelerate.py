@@ -182,22 +182,16 @@ ROOM = accelerate_configs.room()
     ("changes", "message"),
     [
         ({"num_procs": 2}, "the configuration has no key 'num_procs'; did you mean 'num_processes'?"),
-        ({"fsdp_config": {"fsdp_verison": 2}}, "fsdp_config has no key 'fsdp_verison'; did you mean 'fsdp_version'?"),
         ({"num_processes": ROOM + 1}, f"num_processes {ROOM + 1} is more than the machine allows: it has"),
         ({"num_processes": "two"}, "num_processes must be a whole number of at least 1, not 'two'"),
         ({"num_processes": 3, "num_machines": 2}, "num_processes 3 does not divide among num_machines 2"),
         ({"num_machines": 2}, "2 machines need main_process_ip, where they meet"),
         ({"distributed_type": "MULTI_CPU"}, "start one process without a word"),
-        ({"use_cpu": True}, "start one process without a word"),
         ({"distributed_type": "FDSP"}, "distributed_type is one of NO, MULTI_GPU"),
         ({"distributed_type": "MULTI_GPU"}, "fsdp_config is ignored under distributed_type MULTI_GPU"),
         ({"mixed_precision": "fp17"}, "mixed_precision is one of no, bf16, fp16, fp8, not 'fp17'"),
         ({"mixed_precision": False}, "not False (YAML reads a bare no as that: put it in quotes)"),
         ({"fsdp_config": "yes"}, "fsdp_config must be a section of keys, not 'yes'"),
-        (
-            {"parallelism_config": {"parallelism_config_dp_shrad_size": 2}},
-            "no key 'parallelism_config_dp_shrad_size'; did you mean 'parallelism_config_dp_shard_size'?",
-        ),
         (
             {"parallelism_config": {"parallelism_config_dp_shard_size": 2, "parallelism_config_tp_size": 2}},
             "parallelism_config is dp_shard 2 × tp 2: not num_processes 2",

@@ -34,15 +34,12 @@ def ledger(out):
         (100, 100, {}, "holds"),
         (100, 100.4, {"rel": 0.005}, "holds"),
         (100, 100.6, {"rel": 0.005}, "fails"),
-        (100, 99.4, {"rel": 0.005}, "fails"),
         (-100, -100.4, {"rel": 0.005}, "holds"),
         (1, 2, {"rel": 0.5}, "fails"),
-        (2, 1, {"rel": 0.5}, "holds"),
         (0, 0, {}, "holds"),
         (0, 1e-9, {"rel": 0.5}, "fails"),
         (True, True, {}, "holds"),
         (True, 1, {}, "fails"),
-        ("abc", "abc", {}, "holds"),
         ("abc", "abd", {}, "fails"),
         ("1", 1, {}, "fails"),
         (1e-6, 1e-7, {"relation": "at most"}, "holds"),
@@ -57,7 +54,6 @@ def ledger(out):
         (2, 4, {"instead": (3, "reason")}, "fails"),
         (1, 1, {"evidence": "time"}, "holds"),
         (1, 2, {"evidence": "arithmetic", "reason": "no excuse"}, "fails"),
-        (1, float("nan"), {"evidence": "wire"}, "fails"),
         (float("inf"), 5, {"rel": 0.1}, "fails"),
         (np.float32(1), torch.tensor(1.0), {}, "holds"),
         (np.int64(3), torch.tensor(3), {}, "holds"),
@@ -409,6 +405,23 @@ def test_a_claim_shows_as_one_line(declared):
     assert "s09.sent" not in page.get_text()
     assert page.div["data-claim"] == "s09.sent"
     assert repr(Line(claim.rows[-1:])) == "✓ same bits on every rank: yes  [01.same]"
+
+
+def test_four_cases_are_a_table_and_three_a_line(declared):
+    claim = declared()
+    claim("s09.sent", 8, {n: 8 + n / 1000 for n in range(3)})
+    assert "<table" not in Line(claim.rows)._repr_html_()
+    claim = declared()
+    claim("s09.sent", 8, {n: 8 + n / 1000 for n in range(4)})
+    page = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser")
+    assert page.get_text().startswith("✓ what a rank sends: predicted 8 φ ± 1 %"), "said once, for all cases"
+    assert [[cell.get_text() for cell in row.find_all(["td", "th"])] for row in page.find_all("tr")][:2] == [
+        ["", "measured"], ["N = 0", "8 φ"],
+    ]  # fmt: skip
+    claim = declared()
+    claim("s09.sent", {n: n for n in range(4)}, {n: 1.001 * n for n in range(4)})
+    page = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser")
+    assert [cell.get_text() for cell in page.find_all("tr")[2].find_all("td")] == ["N = 1", "1 φ ± 1 %", "1.001 φ"]
 
 
 def test_many_cases_fold_and_hostile_text_stays_text(declared):

@@ -111,5 +111,16 @@ def test_questions_that_come_twice_are_named_and_an_empty_input_is_none(tmp_path
         headlines.read(written(tmp_path / "b.json", FORMS["alpaca"], other, {**other, "output": "Cod"}))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_planners_script_reads_the_same_forms(form):
+    from pardemo.planner.scripts import train
+
+    row = train._row(FORMS[form], "train.json, line 1")
+    told = [turn["content"] for turn in row["messages"]] if "messages" in row else [*row.values()]
+    asked, answer = EXPECTED[form]
+    assert told[-1] == answer
+    assert asked.split() == [word for text in told[:-1][-1:] for word in text.split()]
+
+
 def test_all_forms_are_documented():
     assert all(f"``{form}``" in data_rows.__doc__ for form in data_rows.FORMS)

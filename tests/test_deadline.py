@@ -202,6 +202,7 @@ def test_a_cell_that_does_not_end_has_its_kernel_ended(hogs):
             limit.__exit__()
 
 
+@pytest.mark.nightly
 def test_ranks_of_a_script_that_are_kept_from_their_core_are_measured(hogs, tmp_path):
     script = tmp_path / "slow.py"
     script.write_text(f"""

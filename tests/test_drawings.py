@@ -43,9 +43,9 @@ DRAWINGS = without_arguments(drawings.Drawing) | {
     "who_goes_where": partial(
         drawings.who_goes_where, ["n", "\n", "x"], [[0.75, 0.25] + [0.0] * 14, [0.0] * 15 + [1.0], [0.0625] * 16]
     ),
-    **{f"stages of {n}": partial(drawings.pipeline_stages, n) for n in (2, 3, 4)},
-    **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
-    **{f"a V on {n}": partial(drawings.a_v, n) for n in (2, 4, 5)},
+    "stages of 4": partial(drawings.pipeline_stages, 4),
+    "two chunks on 5": partial(drawings.two_chunks, 5),
+    "a V on 5": partial(drawings.a_v, 5),
     "two_cuts_in_numbers": partial(
         drawings.two_cuts_in_numbers,
         [[1, 2, 3, 4], [5, 6, 7, 8]],
@@ -54,7 +54,7 @@ DRAWINGS = without_arguments(drawings.Drawing) | {
         [[[36, 39, 42, 45], [132, 143, 154, 165]], [[84, 91, 98, 105], [180, 195, 210, 225]]],
         [[120, 130, 140, 150], [312, 338, 364, 390]],
     ),
-    **{f"cube_on_hosts of {n}": partial(drawings.cube_on_hosts, n) for n in (2, 3, 4)},
+    **{f"cube_on_hosts of {n}": partial(drawings.cube_on_hosts, n) for n in (2, 4)},
     "zero_stages, to guess": partial(drawings.zero_stages, totals=False),
     "file_to_ranks": partial(
         drawings.file_to_ranks, {"ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
@@ -62,10 +62,7 @@ DRAWINGS = without_arguments(drawings.Drawing) | {
     "sent_instead": partial(drawings.sent_instead, 161, 128, directions=4, every=8),
     "sent_instead, of a wide one": partial(drawings.sent_instead, 100, 180, directions=8, every=20),
     **{f"unequal_shards {n}": partial(drawings.unequal_shards, n) for n in ((4, 8, 16, 32), (4, 8), (1, 1, 9))},
-    **{
-        f"shards_of_fewer {n}": partial(drawings.shards_of_fewer, *n)
-        for n in ((12, 4, 3), (12, 4, 2), (56, 8, 7), (12, 3, 2), (2, 2, 1))
-    },
+    **{f"shards_of_fewer {n}": partial(drawings.shards_of_fewer, *n) for n in ((56, 8, 7), (2, 2, 1))},
     **{f"copies_at_neighbours {n}": partial(drawings.copies_at_neighbours, *n) for n in ((2,), (2, 3))},
     "labelled_tokens": partial(drawings.labelled_tokens, ["<reserved_106>", *"news", "</s>"], [False] * 3 + [True] * 3),
     "cut_tails": partial(drawings.cut_tails, 2002, 501, 1024),
@@ -73,22 +70,20 @@ DRAWINGS = without_arguments(drawings.Drawing) | {
 }
 PLAYERS = without_arguments(drawings.Player) | {
     "fragments": partial(drawings.fragments, {1: by_the_rules([("attention", 300)], 1000)}),
-    **{f"collectives of {n}": partial(drawings.collectives, n) for n in (2, 3, 4)},
-    **{f"ring of {n}": partial(drawings.ring_all_reduce, n) for n in range(2, 6)},
+    **{f"collectives of {n}": partial(drawings.collectives, n) for n in (2, 4)},
+    **{f"ring of {n}": partial(drawings.ring_all_reduce, n) for n in (2, 5)},
     **{f"ring of keys on {n}": partial(drawings.ring_of_keys, n) for n in (2, 4)},
     **{
         f"pipeline {sizes}": partial(drawings.pipeline_schedule, *sizes)
         for sizes in (
-            ("gpipe", 4, 4), ("gpipe", 4, 8), ("gpipe", 2, 10), ("one_f_one_b", 4, 8), ("one_f_one_b", 6, 7),
-            ("one_f_one_b", 1, 3), ("zb_h1", 4, 8), ("zb_h1", 6, 5), ("zb_h1", 1, 2), ("zb_v", 2, 4, 2),
-            ("zb_v", 3, 5, 2), ("zb_v", 4, 3, 2), ("zb_v", 1, 2, 2), ("interleaved", 2, 4, 2), ("interleaved", 4, 4, 2),
-            ("interleaved", 3, 3, 3),
+            ("gpipe", 2, 10), ("one_f_one_b", 6, 7), ("one_f_one_b", 1, 3), ("zb_h1", 6, 5), ("zb_v", 4, 3, 2),
+            ("zb_v", 1, 2, 2), ("interleaved", 4, 4, 2), ("interleaved", 3, 3, 3),
         )
     },
     "GPipe, before a guess": partial(drawings.pipeline_schedule, "gpipe", 4, 8, before_guess=True),
     **{f"ZB-V on {n}": partial(drawings.zero_bubble_v, n) for n in (2, 3)},
     "memory_by_batch": partial(drawings.memory_by_batch, MEMORY, 83e9),
-    **{f"ZeRO-{stage} of {n}": partial(drawings.zero_step, stage, n) for stage in (1, 2, 3) for n in (2, 3, 4)},
+    **{f"ZeRO-{stage} of {n}": partial(drawings.zero_step, stage, n) for stage in (1, 2, 3) for n in (2, 4)},
     **{f"states of {size}": partial(drawings.states_by_ranks, size) for size in (7.5, 70)},
 }  # fmt: skip
 
@@ -239,21 +234,13 @@ def test_every_colour_that_notebooks_name_is_there():
 @pytest.mark.parametrize(
     ("draw", "told"),
     [
-        (lambda: drawings.ring_all_reduce(1), "2 to 5 ranks can be drawn, not 1"),
         (lambda: drawings.ring_all_reduce(6), "2 to 5 ranks can be drawn, not 6"),
-        (lambda: drawings.unequal_shards([4]), r"of 2 to 4 ranks can be drawn, at least one on each, not \[4\]"),
         (lambda: drawings.unequal_shards([4, 0]), r"the samples of 2 to 4 ranks can be drawn, at least one on each"),
         (lambda: drawings.sent_instead(1000, 10, 4, 8), "1000 × 10 numbers by 4 directions cannot be drawn"),
         (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "one of gpipe, one_f_one_b, interleaved, zb_h1, zb_v, not"),
         (lambda: drawings.pipeline_schedule("gpipe", 2, 2, 2), "gpipe has one chunk on each rank, not 2"),
         (lambda: drawings.pipeline_schedule("gpipe", 4, 20), "6 stages, 10 micro-batches and 37 steps can be drawn"),
-        (lambda: drawings.pipeline_schedule("gpipe", 0, 2), "ranks must be a whole number of at least 1, not 0"),
         (lambda: drawings.pipeline_schedule("interleaved", 2, 3, 2), "3 do not divide"),
-        (lambda: drawings.pipeline_schedule("zb_h1", 2, 3, 2), "zb_h1 has one chunk on each rank, not 2"),
-        (lambda: drawings.pipeline_schedule("zb_v", 2, 3), "ZB-V has 2 chunks on each rank, one on either arm of"),
-        (lambda: drawings.zero_bubble_v(4), "2 to 3 ranks can be drawn, not 4"),
-        (lambda: drawings.pipeline_stages(5), "2 to 4 ranks can be drawn, not 5"),
-        (lambda: drawings.cube_on_hosts(5), "2 to 4 ranks on a node can be drawn, not 5"),
         (lambda: drawings.zero_step(0), "there are ZeRO-1, ZeRO-2 and ZeRO-3, and no ZeRO-0"),
         (lambda: drawings.zero_step(3, 8), "2 to 4 ranks can be drawn, not 8"),
     ],

@@ -1,7 +1,6 @@
 """Players and schedules: each frame is right, by the formulas and by the engines themselves."""
 
 import re
-from itertools import pairwise
 
 import pytest
 import svgs
@@ -26,7 +25,7 @@ from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3
 
 
-@pytest.mark.parametrize("ranks", range(2, 6))
+@pytest.mark.parametrize("ranks", [2, 5])
 def test_the_rings_last_frame_has_the_whole_sum_everywhere_and_each_step_sends_one_chunk_a_rank(ranks):
     frames = svgs.frames(drawings.ring_all_reduce(ranks))
     assert len(frames) == 1 + 2 * (ranks - 1)
@@ -41,7 +40,7 @@ def test_the_rings_last_frame_has_the_whole_sum_everywhere_and_each_step_sends_o
 
 @pytest.mark.parametrize(
     ("kind", "stages", "micro_batches", "chunks"),
-    [("gpipe", 4, 4, 1), ("one_f_one_b", 4, 8, 1), ("one_f_one_b", 3, 2, 1), ("interleaved", 2, 4, 2)],
+    [("gpipe", 4, 4, 1), ("one_f_one_b", 3, 2, 1), ("interleaved", 2, 4, 2)],
 )
 def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_should(
     kind, stages, micro_batches, chunks
@@ -73,7 +72,7 @@ def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_sho
 
 @pytest.mark.parametrize(
     ("kind", "stages", "micro_batches", "chunks"),
-    [("zb_h1", 4, 8, 1), ("zb_h1", 3, 3, 1), ("zb_v", 2, 4, 2), ("zb_v", 3, 5, 2)],
+    [("zb_h1", 3, 3, 1), ("zb_v", 2, 4, 2)],
 )
 def test_a_zero_bubble_player_draws_the_weights_gradients_apart_and_the_v(kind, stages, micro_batches, chunks):
     player = drawings.pipeline_schedule(kind, stages, micro_batches, chunks)
@@ -107,28 +106,6 @@ def test_before_a_guess_a_schedule_opens_early_and_no_words_tell_the_answer(kind
     words = [player.name, *player.captions, *(text for frame in svgs.frames(player) for text in frame.words())]
     assert not [text for text in words if "%" in text or "was idle" in text or "(p" in text]
     assert len(player) == len(drawings.pipeline_schedule(kind, 2, 4, chunks)), "and steps through all of it"
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_zb_v_fills_with_weights_gradients_what_would_be_idle(ranks):
-    player = drawings.zero_bubble_v(ranks)
-    m, last = 2 * ranks - 1, svgs.frames(player)[-1]
-    assert player.start == ranks, "micro-batch 0 has come down; a reader guesses behind it how long a rank is idle"
-    assert len(player) == 1 + 6 * m + ranks - 1
-    rows = [box for box in last.boxes if box.fill == "none"]
-    idle = [box for box in last.filled(palette.DONE["idle"]) if box.right - box.x != 18 or box.bottom - box.y != 18]
-    wide = rows[0].right - rows[0].x
-    step = wide / (len(player) - 1)
-    for rank, row in enumerate(rows):
-        mine = [box for box in idle if box.y == row.y]
-        assert sum(box.right - box.x for box in mine) == pytest.approx((ranks - 1) * step, abs=1), "p − 1 steps"
-        for box in mine:  # at the two ends alone
-            begins, ends = box.x - row.x < 1, row.right - box.right < 1
-            assert (begins, ends) == ((True, False) if box.x - row.x < 1 else (False, True))
-        before = [box.right - box.x for box in mine if box.x - row.x < 1]
-        assert sum(before) == pytest.approx(rank * step, abs=1), "rank i begins i steps late"
-    fills = [caption for caption in player.captions if "would wait for" in caption]
-    assert fills, "and some captions say which gap W fills"
 
 
 def test_what_zb_v_fills_is_what_whole_backwards_would_leave_idle():
@@ -226,27 +203,6 @@ def test_what_several_frames_have_stands_in_the_page_once_and_every_frame_points
     assert one == again, "the same drawing twice in a page"
 
 
-def test_a_pair_computes_as_long_as_its_two_one_after_the_other_and_waits_for_no_message():
-    svg = svgs.drawing(drawings.a_pair())
-    titles = sorted(text.y for text in svg.texts if ":" in text.text)
-    in_turn, together = (
-        {
-            kind: [box for box in svg.filled(palette.DONE[kind]) if top < box.y < bottom]
-            for kind in ("forward", "backward", "communication", "idle")
-        }
-        for top, bottom in ((titles[0], titles[1]), (titles[1], svg.height - 40))
-    )
-    for kind in ("forward", "backward", "communication"):
-        area = {round(sum(box.area for box in case[kind])) for case in (in_turn, together)}
-        assert len(area) == 1, "the same work"
-    computing = sorted(together["forward"] + together["backward"], key=lambda box: box.x)
-    assert all(before.right == pytest.approx(box.x, abs=0.1) for before, box in pairwise(computing)), "without a gap"
-    assert len(in_turn["idle"]) == len(in_turn["communication"]) == 4, "one wait for each message"
-    assert not together["idle"]
-    ends = [max(box.right for box in case["communication"]) for case in (in_turn, together)]
-    assert ends[1] < ends[0]
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_ring_of_keys_computes_each_seen_block_once(ranks):
     seen = {(a, b) for a in range(2 * ranks) for b in range(a + 1)}
@@ -263,16 +219,6 @@ def test_the_ring_of_keys_computes_each_seen_block_once(ranks):
         for rank in range(ranks):  # the package's own cut
             halves = positions(4 * ranks, rank, ranks, name)[::2] // 2
             assert halves.tolist() == list(long.ORDERS[order](rank, ranks))
-
-
-def test_the_ring_of_keys_shows_who_is_idle():
-    frames = svgs.frames(drawings.ring_of_keys(4))
-    for step, svg in enumerate(frames):
-        idle = [text for text in svg.words() if text.startswith("idle")]
-        assert idle == ([] if step == 0 else [f"idle: rank{'s' * (step > 1)} {', '.join(map(str, range(step)))}"])
-    areas = [sum(box.area for box in frames[-1].filled(colour)) for colour in palette.RANKS[:4]]
-    cell = (256 / 8) ** 2
-    assert areas == pytest.approx([(4 * rank + 3 + 9) * cell for rank in range(4)], rel=0.01)
 
 
 def test_the_cubes_step_has_gpipes_times_and_a_blocks_sums():

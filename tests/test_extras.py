@@ -1,6 +1,7 @@
 """The light core: every import is declared, and a missing package is named with the extra that brings it."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -169,39 +170,56 @@ def test_a_ring_and_zero_run_without_extras():
 
 
 PLANS = [
-    (("--search", "--model", "llama3-8b", "--gpu", "H100", "--gpus", "8"), "llama3-8b"),
-    (("--price", "1"), "8 × A800-80GB"),
-    (("--model", "qwen2.5-7b", "--full", "--gpus", "16", "--backwards"), "fewest gpus"),
+    ("plan --search --model llama3-8b --gpu H100 --gpus 8", "llama3-8b"),
+    ("plan --price 1", "8 × A800-80GB"),
+    ("plan --model qwen2.5-7b --full --gpus 16 --backwards", "fewest gpus"),
+]
+NEEDED = [
+    ("run 01", "nbformat|papermill|ipykernel|pillow", "book"),
+    ("report outputs/reference", "nbformat|nbconvert|jinja2|pandas|pillow", "book"),
+    ("claims outputs/reference", "pandas", "book"),
+    ("plan --dry-run", "transformers", "finetune"),
+    ("plan --search --model . --gpus 8", "transformers", "finetune"),
+    ("finetune tiny-cpu", "transformers|peft|datasets", "finetune"),
+    ("predict tiny-cpu", "transformers|peft|datasets", "finetune"),
+    ("doctor --deepspeed pardemo/planner/layouts/models.json", "deepspeed", "deepspeed"),
 ]
 
 
-@pytest.mark.parametrize(("question", "told"), PLANS)
-def test_plans_are_made_without_extras(question, told, tmp_path):
-    done = light("from pardemo.cli import main; sys.exit(main(sys.argv[1:]))", "plan", *question, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def said():
+    """Status, output and errors of each command, one after the other in a process without extras."""
+    code = """
+        import contextlib, io, json
+        from pardemo.cli import main
+        said = {}
+        for command in sys.argv[1:]:
+            out, error = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+                status = main(command.split())
+            said[command] = status, out.getvalue(), error.getvalue()
+        print(json.dumps(said))
+    """
+    done = light(code, *(command for command, *_ in (*PLANS, *NEEDED)), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert told in done.stdout
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "package", "extra"),
-    [
-        (("run", "01"), "nbformat|papermill|ipykernel|pillow", "book"),
-        (("report", "outputs/reference"), "nbformat|nbconvert|jinja2|pandas|pillow", "book"),
-        (("claims", "outputs/reference"), "pandas", "book"),
-        (("plan", "--dry-run"), "transformers", "finetune"),
-        (("plan", "--search", "--model", ".", "--gpus", "8"), "transformers", "finetune"),
-        (("finetune", "tiny-cpu"), "transformers|peft|datasets", "finetune"),
-        (("predict", "tiny-cpu"), "transformers|peft|datasets", "finetune"),
-        (("doctor", "--deepspeed", "pardemo/planner/layouts/models.json"), "deepspeed", "deepspeed"),
-    ],
-)
-def test_a_command_names_the_extra_that_it_needs_in_one_line(arguments, package, extra):
-    done = light("from pardemo.cli import main; sys.exit(main(sys.argv[1:]))", *arguments, cwd=ROOT)
+@pytest.mark.parametrize(("command", "told"), PLANS)
+def test_plans_are_made_without_extras(said, command, told):
+    status, out, error = said[command]
+    assert status == 0, error
+    assert told in out
+
+
+@pytest.mark.parametrize(("command", "package", "extra"), NEEDED)
+def test_a_command_names_the_extra_that_it_needs_in_one_line(said, command, package, extra):
+    status, _, error = said[command]
     brings = rf"which the extra \[({extra})\] brings: pip install '\.\[({extra})\]' in the clone"
-    wanted = rf"pardemo {arguments[0]} needs ({package}), {brings}"
-    assert [line for line in done.stderr.splitlines() if re.fullmatch(wanted, line)], done.stderr[-2000:]
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 2
+    wanted = rf"pardemo {command.split()[0]} needs ({package}), {brings}"
+    assert [line for line in error.splitlines() if re.fullmatch(wanted, line)], error
+    assert "Traceback" not in error
+    assert status == 2
 
 
 def test_notebooks_and_data_that_only_a_clone_has_are_named_in_one_line(tmp_path, monkeypatch, capsys):

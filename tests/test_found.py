@@ -1,7 +1,9 @@
 """Bugs of the pinned releases in docs/records/found.md still show; one that is mended comes off that page."""
 
 import fnmatch
+import json
 import re
+import runpy
 import subprocess
 import sys
 
@@ -47,6 +49,19 @@ def test_each_reproduction_is_short_and_on_the_page():
 
 def test_the_page_names_the_pinned_release():
     assert f"torch {torch.__version__.partition('+')[0]}" in PAGE, "another release: measure the page anew"
+
+
+def test_the_page_says_which_releases_each_bug_was_tried_with():
+    tried = json.loads((FOUND / "tried.json").read_text(encoding="utf-8"))
+    assert set(tried) == {script.stem for script in FOUND.glob("*.py")} - {"run"}
+    assert runpy.run_path(str(FOUND / "run.py"))["page"](PAGE) == PAGE, "python tests/found/run.py --docs"
+    pins = dict(
+        re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    for name, of in tried.items():
+        assert of["releases"].get(pins[of["library"]]), (
+            f"{name}: python tests/found/run.py --bugs --only {name} --write"
+        )
 
 
 @pytest.mark.nightly
@@ -190,7 +205,7 @@ def test_the_layouts_that_are_wrong(name, options, layouts, expected):
 
 
 def test_the_page_and_the_readme_count_its_entries():
-    entries = re.findall(r"^\| \*\*`.* \| (.+) \|$", PAGE, re.MULTILINE)
+    entries = re.findall(r"^\| \*\*`.* \| ([^|]+) \|[^|]*\|$", PAGE, re.MULTILINE)
     known = sum(reported.startswith("yes") for reported in entries)
     assert f"There are {len(entries)} entries." in PAGE
     assert f"of the other {len(entries) - known} no report was found" in PAGE

@@ -178,7 +178,7 @@ def test_layers_of_each_kind_are_counted():
     maverick = configurations.of(configurations.find("llama4-maverick"))
     assert sum(count for kind, count in maverick.kinds if kind.mlp == "experts") == 24
     hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
-                   mamba=Mamba(16, 64, 128, 8))  # fmt: skip
+                   linear=Mamba(16, 64, 128, 8))  # fmt: skip
     assert sum(count for _, count in hybrid.kinds) == 4
     assert set(step(job(hybrid), Layout(dp=64, ep=8)).parts) >= {"matrix multiplications", "expert-parallel traffic"}
     further = replace(SMALL, mtp=1)

@@ -115,20 +115,8 @@ def test_an_interval_says_that_no_run_with_lora_is_known():
     assert says(frozen.why, "nothing", "known")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"program": "nanotron"}, "nanotron has no LoRA; these have: megatron-core, llm-foundry, torchtitan"),
-        ({"tuning": Tuning(8, ("c_attn_2",))}, "no module of a layer that is known"),
-    ],
-)
-def test_what_no_program_runs_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        step(job(**changes), Layout(tp=8))
-
-
 def test_models_with_state_spaces_are_refused():
-    hybrid = replace(LLAMA, pattern="M*-" * 26 + "M*", mamba=Mamba(128, 64, 128, 8))
+    hybrid = replace(LLAMA, pattern="M*-" * 26 + "M*", linear=Mamba(128, 64, 128, 8))
     with pytest.raises(ValueError, match="LoRA"):
         replace(job(), shape=hybrid)
 
@@ -144,8 +132,6 @@ def test_the_command(capsys):
     for more, message in (
         (["--rank", "4", "--write", "x"], "layouts with LoRA are planned, not written"),
         (["--target", ""], "--target is empty; it names LoRA's modules"),
-        (["--rank", "4", "--full"], "--full trains all parameters, and --rank is LoRA's"),
-        (["--rank", "0"], "--rank must be at least 1"),
         (["--target", "nothing"], "no module of a layer that is known"),
         (["--rank", "4", "--program", "nanotron"], "nanotron has no LoRA"),
     ):

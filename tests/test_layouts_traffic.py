@@ -3,25 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from test_layouts import LLAMA, SMALL, job
 
-from pardemo.planner import hardware, models
-from pardemo.planner.layouts import configurations, stacks
-from pardemo.planner.layouts.job import Job
+from pardemo.planner.layouts import stacks
 from pardemo.planner.layouts.layout import Layout, check
-from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.per_rank import owned_params
-from pardemo.planner.layouts.shape import Experts, Layer, Shape
+from pardemo.planner.layouts.shape import Experts, Layer
 from pardemo.planner.layouts.step import stages, step
-
-LLAMA = configurations.of(models.find("llama3-70b"))
-SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
-
-
-def job(what=SMALL, gpus=8, gpu="H100", host_gpus=8, between=400e9, program="megatron-core", sequence=4096, **more):
-    machine = Machine(hardware.gpu(gpu), gpus, min(gpus, host_gpus), between)
-    return Job(what, machine, stacks.stack(program), sequence, **more)
 
 
 def test_gradients_wait_in_a_queue_until_it_is_full():

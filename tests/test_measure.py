@@ -293,7 +293,7 @@ def test_torchruns_environment_and_a_module(tmp_path):
     write(tmp_path / "package", "train.py", source)
     write(tmp_path / "package", "model.py", "import torch\nmodel = torch.nn.Linear(64, 64)\n")
     measured = measure.script("package.train", ["--x", "1"], ranks=2, module=True, folder=tmp_path)
-    assert measured.findings[0].what == "nothing is summed: each of the 2 ranks trains a model of its own"
+    assert says(measured.findings[0].what, "nothing is summed: each of the 2 ranks trains a model of its own")
     assert measured.parallelism == []
 
 

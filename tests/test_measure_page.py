@@ -318,7 +318,10 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
 def test_out_writes_the_page_of_a_script_on_two_hosts(tmp_path, capsys):
     script = str(project.root() / "tests" / "scripts" / "hsdp.py")
     asked = ["measure", "--cluster", "2x2", "--steps", "1", "--json", "--out", str(tmp_path), "--", script]
+    for left in ("standstill.json", "memory_rank7.pickle"):
+        (tmp_path / left).write_text("an earlier run's")
     assert cli.main(asked) == 0
+    assert not {"standstill.json", "memory_rank7.pickle"} & {path.name for path in tmp_path.iterdir()}
     told = json.loads(capsys.readouterr().out)
     assert [kind["kind"] for kind in told["groups"]] == ["HSDP shards", "HSDP replicas"]
     assert sorted(rank for group in told["groups"][0]["groups"] for rank in group) == [0, 1, 2, 3]

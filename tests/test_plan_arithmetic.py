@@ -68,15 +68,6 @@ def test_gradients_of_earlier_micro_batches_stay():
     assert (alone.accumulation, alone.memory.lines["gradients"]) == (1, 0)
 
 
-def test_rows_of_one_and_of_several_micro_batches_in_one_plan():
-    asked = request(gpus=4, samples_per_step=8 * B, batches=(B, 2 * B))
-    rows = {row.accumulation: row for row in dry_rows(asked)}
-    assert rows.keys() == {1, 2}
-    several, one = rows[2], rows[1]
-    assert several.memory.lines["gradients"] == pytest.approx(2 * PSI, rel=0.001)
-    assert one.memory.lines["gradients"] == 0
-
-
 def request(gpus, room=None, **changes):
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
@@ -241,16 +232,6 @@ def test_offload_takes_shards_of_gradients_along():
     assert bare["parameters"] == 0
     with pytest.raises(ValueError, match=r"offload.*must"):
         curve.estimate(B, offload="disk")
-
-
-TIED = V * H + LAYERS * BLOCK + H
-
-
-def test_tied_embeddings_are_one_tensor():
-    found = memory.run(job("plain", 1, config=llama(tie_word_embeddings=True)))
-    assert found.params == TIED
-    assert found.lines["parameters"] == pytest.approx(2 * TIED, rel=0.001)
-    assert found.lines["optimizer states"] == pytest.approx(2 * 2 * TIED, rel=0.001)
 
 
 def test_attention_with_dropout_keeps_no_scores_on_a_gpu():

@@ -41,10 +41,7 @@ def test_every_gpu_of_every_host_is_paid(hosts):
 @pytest.mark.parametrize(
     ("name", "gigabits"),
     [
-        ("ethernet-10g", 10),
         ("ethernet-25g", 25),
-        ("ethernet-100g", 100),
-        ("infiniband-200g", 200),
         ("infiniband-400g", 400),
         ("infiniband-8x400g", 3200),
         ("50", 50),

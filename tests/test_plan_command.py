@@ -75,37 +75,24 @@ JOB = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "H100"]
 #: What is refused, and what is told: options that a question would ignore, values that cannot be.
 REFUSED = [
     (["--search", *JOB, "--tp", "2"], "--search has no use for --tp: --tp goes with a fine-tune's plan; one layout is"),
-    (
-        ["--search", *JOB, "--pp", "1"],
-        "--pp: --pp goes with a fine-tune's plan; one layout is asked for as --explain pp=",
-    ),
     (["--search", *JOB, "--zero", "2"], "--explain sharding=zero1"),
-    (["--search", *JOB, "--batch", "2"], "--explain micro_batch=2"),
-    (["--search", *JOB, "--checkpointing", "on"], "--explain recompute=full"),
     (
         ["--search", *JOB, "--price", "2", "--backwards"],
         "--search has no use for --backwards: --backwards goes with",
     ),
-    (["--search", *JOB, "--base", "nf4"], "--search has no use for --base"),
     (["--search", *JOB, "--validate"], "--search and --validate are two questions; ask one of them"),
-    (["--explain", "tp=2", "--measure", "x.json"], "--explain and --measure are two questions"),
-    (["--explain", "tp=2", *JOB, "--tp", "2"], "--explain has no use for --tp"),
     (
         ["--explain", "tp=2", *JOB, "--all"],
         "--explain has no use for --all: --all goes with a fine-tune's plan or --sea",
     ),
     (["--against", "x.csv", "--model", "gpt2"], "--against has no use for --model"),
     (["--against", "x.csv", "--gpu", "H100"], "--against takes --gpu as a profile.json only, not 'H100'"),
-    (["--against", "x.csv", "--write", "there"], "--against has no use for --write"),
-    (["--validate", "--gpu", "H100"], "--validate has no use for --gpu"),
-    (["--measure", "x.json", "--model", "gpt2"], "--measure has no use for --model"),
     (["--program", "nanotron"], "--program goes with --search or --explain"),
     (["--gpu", "A80"], "no GPU 'A80'; did you mean A800-80GB"),
-    (["--gpu", "RTX 3060"], "no GPU 'RTX 3060'; there are A800-80GB"),
+    (["--gpu", "RTX 3050"], "no GPU 'RTX 3050'; there are A800-80GB"),
     (["--model", "deepseek-v3"], "deepseek_v3: name LoRA's modules, as --target"),
     (["--model", "baichuan2-14b"], "no model 'baichuan2-14b'; did you mean baichuan2-1"),
     (["--batch", "0"], "--batch must be at least 1, not 0"),
-    (["--sequence", "0"], "--sequence must be at least 1, not 0"),
     (["--link", "carrier-pigeon"], "no link 'carrier-pigeon'"),
     (["--gpus", "8", "--hosts", "3"], "8 GPUs do not divide over 3 hosts"),
     (["--tp", "3"], "do not divide by tp 3"),
@@ -148,7 +135,7 @@ def test_gpus_are_on_hosts_of_at_most_eight_or_a_rack_and_the_answer_says_so(gpu
     assert main(arguments) == 0
     told = f" on {hosts} hosts of {int(gpus) // hosts}, "
     assert (told in capsys.readouterr().out) == (hosts > 1)
-    if not said and hosts > 1 and int(gpus) % 8 == 0:
+    if not said and hosts > 1:
         assert main(["plan", "--search", "--model", "llama3-8b", "--gpus", gpus, "--gpu", gpu, "--json"]) == 0
         searched = json.loads(capsys.readouterr().out)["assumed"]
         assert (searched["hosts"], searched["link_bytes_per_s"]) == (hosts, answer["link_bytes_per_s"])

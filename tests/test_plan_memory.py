@@ -51,15 +51,13 @@ CASES = [
     ("llama", "zero-1", 2, False, False),
     ("qwen2", "zero-2", 2, False, True),
     ("baichuan2", "zero-2", 2, True, True),
-    ("llama", "zero-3", 2, False, True),
     ("qwen2", "fsdp2", 2, True, True),
     ("baichuan2", "fsdp2", 4, False, False),
     ("baichuan2", "zero-3", 4, True, False),
-    ("llama", "zero-1", 1, True, True),
 ]
 
 
-@pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), few(CASES, 0, 5))
+@pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), few(CASES, 0, 4))
 def test_sharded(name, engine, ranks, lora, checkpointing, world_of):
     assert abs(error(world_of(ranks), measured_peak.example_job(name, engine, ranks, lora, checkpointing))) <= WITHIN
 
@@ -141,18 +139,6 @@ def test_nccl_has_buffers_for_each_group_of_several_ranks():
         assert curve.estimate(2, tp=tp, pp=pp).lines["NCCL"] == groups * 0.69e9  # NVIDIA/nccl#964
     alone = memory.Curve.at_one(measured_peak.example_job("llama", "plain", 1, True, True))
     assert "NCCL" not in alone.estimate(2).lines
-
-
-@pytest.mark.nightly  # 40 layers; tests/test_plan_peaks.py has four of them
-def test_13b_needs_no_memory_to_speak_of():
-    from pardemo.planner import cuda_peak
-
-    found = dry_run(cuda_peak.job())
-    assert found.trained_params == 6_553_600
-    assert found.params - found.trained_params == 13_896_668_160
-    # all logits of 8 × 1023 positions in fp32: 4.1 GB, and their gradient again
-    assert found.lines["logits"] >= 2 * 4 * 8 * 1023 * 125_696
-    assert found.peak_bytes == pytest.approx(2 * 13.9e9 + found.lines["logits"] + found.lines["activations"], rel=0.1)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

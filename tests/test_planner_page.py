@@ -9,7 +9,7 @@ import zipfile
 from urllib.parse import urlencode
 
 import pytest
-from conftest import says, served_from
+from conftest import few, says, served_from
 
 from pardemo import cli
 from pardemo.book.run import site
@@ -136,7 +136,7 @@ def shown(chromium, served):
 
 
 @pytest.mark.parametrize(
-    "question", [QUESTION, EXPERTS, TORCHTITAN, LORA], ids=["dense", "experts", "torchtitan", "LoRA"]
+    "question", few([QUESTION, EXPERTS, TORCHTITAN, LORA]), ids=["dense", "experts", "torchtitan", "LoRA"]
 )
 def test_the_page_says_what_the_command_says(shown, question, capsys):
     tab = shown(question)
@@ -213,9 +213,7 @@ def test_a_pasted_configuration_is_the_built_in_model(shown, capsys):
         ),
         ({"rank": "4", "program": "nanotron"}, "program", "nanotron has no LoRA; these have: megatron-core"),
         ({"target": "q_projection"}, "target", "is no module of a layer that is known"),
-        ({"rank": "0"}, "rank", "a whole number of at least 1, not 0"),
         ({"price": "cheap"}, "price", "a number of at least 0, not cheap"),
-        ({"gpus": "a lot"}, "gpus", "a whole number of at least 1, not a lot"),
         ({"sequence": "9" * 5000}, "sequence", "a number of at most 12 digits"),
     ],
 )
@@ -231,6 +229,7 @@ def test_what_is_refused_stands_at_its_field(shown, changed, field, message):
     assert refused.value.field == field
 
 
+@pytest.mark.nightly
 def test_python_that_ended_is_started_again_by_the_next_question(chromium, served):
     tab = chromium.new_page()
     tab.route("**/pardemo.zip", lambda route: route.abort())

@@ -3,12 +3,14 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 from bs4 import BeautifulSoup
 from conftest import says
 
 from pardemo.book.contents import CHAPTERS
+from pardemo.book.page.guesses import guess
 from pardemo.book.page.problems import ProblemSet, problems, problems_of
 from pardemo.claims import short
 
@@ -74,6 +76,18 @@ def test_a_page_shows_a_question_with_a_field_and_folds_the_way():
         assert question.find("em") is not None, "the field takes its place"
         assert way.find("p").text.startswith("It is "), "and only below the fold"
     assert "It is" not in " ".join(question.text for question in asked)
+
+
+def test_where_a_reader_has_the_notebook_open_the_script_comes_along(monkeypatch):
+    shown = problems("data_parallel")
+    assert "<script>" not in shown._repr_html_(), "a page brings it itself"
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))
+    monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
+    assert shown._repr_html_().count("<script>") == 1
+    assert "<script>" in guess("How many?", ...).reveal(2.0)._repr_html_()
+    assert "<script>" not in guess("How many?", 3).reveal(2.0)._repr_html_(), "it is answered"
+    monkeypatch.setenv("PARDEMO_HEADLESS", "1")
+    assert "<script>" not in shown._repr_html_()
 
 
 def test_a_terminal_shows_all_of_it():

@@ -290,6 +290,22 @@ def test_a_clip_that_one_way_alone_has(limit, over, here):
     assert ("as if" in why) == here
 
 
+@pytest.mark.parametrize("optimizer", ["Muon", "AdamW DistMuon", "SGD"])
+def test_an_optimizer_of_whole_matrices_that_steps_with_parts(optimizer):
+    step = of(G, drawn(6, 4, seed=3))
+    made = facts(optimizer=optimizer, cut={step.name})
+    made.updates = {step.name: step}
+    (found,) = causes.update_findings(made, lambda pairs: False)
+    assert (found.cause, "Muon needs the whole matrix" in found.why) == ("optimizer-state", optimizer != "SGD")
+
+
+@pytest.mark.parametrize("optimizer", ["FusedAdam", "MyOwn AdamW", "PagedLion8bit", "SGD"])
+def test_a_multiple_that_the_step_takes_out_again_is_wrong(optimizer):
+    made = facts(of(G, 4 * G), optimizer=optimizer)
+    made.updates = {"layers.0.weight": of(G, G)}
+    assert causes.wrong_gradients(made) == (set() if optimizer == "SGD" else {"layers.0.weight"})
+
+
 def test_what_is_no_clip():
     assert clipping_sentence(*stepped(1 / 7.8))
     assert not clipping_sentence(*stepped(0.1234567))  # to no number that anybody writes

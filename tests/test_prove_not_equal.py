@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from conftest import says
 
 from pardemo import prove
 from pardemo.script.compare.runs import ProveError
@@ -26,8 +27,10 @@ def average(parameters):
 """
 
 ENDS_EARLY = """
-net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), say("rate", 0.1))
+net.register_buffer("bank", torch.ones(300, 300))
 for step in range(int(say("steps", 4))):
+    net.bank[step] *= 1 + rank * say("bank", 0)
     net(mine(step)).square().mean().backward(); average(net.parameters()); optimizer.step(); optimizer.zero_grad()
 """
 
@@ -157,6 +160,25 @@ for step in range(4):
 """
 
 
+# noise that each rank draws for its own samples, as an autoencoder's or a diffusion model's
+NOISE = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1); within = say("within", 0)
+net.register_forward_pre_hook(lambda net, x: (x[0] + within * torch.randn_like(x[0]),))
+torch.manual_seed(rank)
+for step in range(4):
+    x = mine(step) if within else mine(step) + torch.randn(8 // ranks, 8)
+    net(x).square().mean().backward(); average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("within", [0, 1])
+def test_noise_that_is_another_one_in_each_layout_is_no_fault(proof, within):
+    made = proof(NOISE, ("ranks=1", "ranks=2"), f"within={within}", steps=1)
+    (told,) = made.failed.values()
+    assert says(told, "train.py:", "randn")
+    assert not made.findings
+
+
 def test_a_part_that_runs_without_gradients_may_be_the_first(proof):
     made = proof(FROZEN)
     assert (made.findings[0].what, made.findings[0].module) == ("forward", "encoder")
@@ -167,6 +189,8 @@ def test_a_layout_that_ends_early_is_not_equal(proof):
     (said,) = made.failed.values()
     assert not made.equal
     assert "1 step of 3" in said
+    ran = made.as_json()["layouts"][1]
+    assert [ran[f"steps_{what}"] for what in ("asked", "run", "compared")] == [3, 1, 1]
     made = proof(ENDS_EARLY, ("ranks=1 steps=2", "ranks=2 steps=2"), "steps={steps}")
     assert made.equal, "both have as many"
     assert (made.steps, made.asked) == (2, 3)
@@ -190,6 +214,27 @@ def test_a_smaller_global_batch_of_samples_that_are_all_alike_is_told(proof):
 def test_a_model_that_does_not_train_is_refused(proof):
     with pytest.raises(ProveError, match=r"ranks=1.*zero"):
         proof(DEAD)
+    with pytest.raises(ProveError, match=r"ranks=1.*learning rate"):
+        proof(ENDS_EARLY, ("ranks=1", "ranks=2"), "rate=0")
+
+
+def test_a_large_buffer_that_is_another_one_on_a_rank_is_found(proof):
+    (found,) = proof(ENDS_EARLY, ("ranks=1 bank=0", "ranks=2 bank=1"), "bank={bank}").findings
+    assert (found.cause, "bank on rank 1" in found.why) == ("buffers", True)
+
+
+# a frozen model that is called, and a parameter in no module, which alone is trained
+PROMPT = """
+net = nn.Linear(8, 8).requires_grad_(False); prompt = nn.Parameter(torch.randn(8))
+optimizer = torch.optim.SGD([prompt], 0.1)
+for step in range(4):
+    net(mine(step) + prompt).tanh().square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_a_parameter_in_no_module_beside_a_frozen_model_is_compared(proof):
+    made = proof(PROMPT)
+    assert [(one.cause, one.parameters) for one in made.findings] == [("not-summed", ("optimizer.0.0",))], str(made)
 
 
 @pytest.mark.parametrize("times", ["1.0", "1.02"])

@@ -108,7 +108,7 @@ def test_the_count_that_is_kept_has_no_false_alarm():
 SCRIPT = Path(__file__).resolve().parent / "right_forms" / "train.py"
 FORMS = (
     "plain", "padded", "padded-left", "closure", "lbfgs", "sharpness", "average", "teacher", "reference-model",
-    "two-optimizers", "frozen", "checkpointed", "checkpointed-reentrant", "beside", "layers", "bare",
+    "two-optimizers", "frozen", "checkpointed", "checkpointed-reentrant", "beside", "layers", "bare", "packed",
 )  # fmt: skip
 BY_HAND = ("layers", "bare")  # nobody can wrap what is no module, or called in parts
 #: DTensors beside plain parameters, in one optimizer or average, are refused by torch itself.
@@ -124,7 +124,7 @@ RIGHT_FORMS = [
 IN_GATE = [
     ("padded", "ddp", "autocast"), ("closure", "ddp", "double"), ("average", "ddp", "autocast"),
     ("layers", "hand", "double"), ("bare", "hand", "fp32"), ("checkpointed", "fsdp2", "policy"),
-    ("padded", "ddp", "fp8"),
+    ("padded", "ddp", "fp8"), ("packed", "ddp", "double"),
 ]  # fmt: skip
 
 

@@ -103,6 +103,7 @@ def test_it_goes_on_with_another_number_of_ranks():
             ("--forget random", "random-state", "dropout draws other masks than without the stop"),
             ("--forget half", "precision", "they come back rounded to bf16"),
             ("--average --forget average", "not-restored", "what the script keeps beside the model is the one before"),
+            ("--average --forget shadow", "not-restored", "the script's copy of the parameters is the one"),
             ("--forget head", "not-restored", "they are what a new run begins with"),
             ("--forget epoch", "data", "12 are missing, 12 in their place were trained on before the stop"),
             ("--forget steps", "data", "the sampler begins anew: "),
@@ -120,6 +121,7 @@ def test_it_goes_on_with_another_number_of_ranks():
         3,
         7,
         8,
+        9,
     ),
 )
 def test_what_is_not_restored_is_named(flags, cause, words):
@@ -191,6 +193,7 @@ def test_a_file_that_changes_behind_each_step_is_no_save():
     assert made.saved == [2, 4, 6]
 
 
+@pytest.mark.nightly
 def test_of_saves_that_another_thread_makes_nobody_knows_which_is_whole():
     made = stopped("--thread 0 --epochs 6", stops=["all"], seed=1, steps=16)
     assert not made.findings, verdict.stops_screen(made)
@@ -461,6 +464,7 @@ def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
     assert [trial.states for trial in made.trials] == [True, True], "those of DTensors say whose they are"
 
 
+@pytest.mark.nightly
 def test_what_is_lost_shows_on_other_ranks_too_by_the_states_or_by_their_step():
     line = "tests/resumed/own_zero.py --out {folder} --stage 1 --forget"
     flat = trials.stopped(line, ["ranks=2", "ranks=3"], stops=["all"])

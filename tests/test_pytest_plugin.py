@@ -436,10 +436,7 @@ def test_filters_of_warnings_hold_on_ranks(run, pytester):
     [
         ("ranks", "ranks names no number of ranks: ranks(2), ranks(2, 4) or ranks(cluster='2x2')"),
         ("ranks(0)", "numbers of ranks are whole numbers from 1 to 64, as in ranks(2, 4), not 0"),
-        ("ranks(65)", "* not 65"),
         ("ranks('2')", "* not '2'"),
-        ("ranks(True)", "* not True"),
-        ("ranks([2, 4])", "* as in ranks(2, 4), not [[]2, 4[]]"),
         ("ranks(2, 2)", "ranks names 2 twice"),
         ("ranks(2, size=3)", "ranks has no option 'size'; it has cluster, between, inside, timeout"),
         ("ranks(2, timeout=0)", "timeout is a number of seconds above 0, not 0"),

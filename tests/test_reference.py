@@ -59,17 +59,6 @@ def test_a_missed_target_is_told_at_the_end_and_stops_nothing(build, tmp_path, c
     assert "| 1 | 1 |" in (tmp_path / "README.md").read_text(), "the table of the new run's claims"
 
 
-def test_the_notebooks_alone(build, tmp_path):
-    kept = {"bench_runs.json": "[]", "bench.json": json.dumps([HIT]), "plan_validate.json": "[]"}
-    for name, text in kept.items():
-        (tmp_path / "reference" / name).write_text(text)
-    assert build("--notebooks") == 0
-    assert build.asked == ["run", "report"]
-    made = tmp_path / "reference"
-    assert not (made / "old.ipynb").exists()
-    assert {name: json.loads((made / name).read_text()) for name in kept} == {n: json.loads(t) for n, t in kept.items()}
-
-
 def test_a_whole_build_replaces_the_old_one_and_keeps_what_other_commands_wrote(build, tmp_path, capsys):
     of_prove = {"zoo.json", "releases.json", "right_layouts.json", "searched.json"}
     for name in of_prove:
@@ -88,9 +77,7 @@ def test_a_whole_build_replaces_the_old_one_and_keeps_what_other_commands_wrote(
     ("answers", "told"),
     [
         ({"run": (1, "")}, "`pardemo run` ended with status 1"),
-        ({"bench": (1, "Traceback")}, "`pardemo bench` ended with status 1 and no table"),
         ({"plan": (0, "")}, "`pardemo plan` ended with status 0 and no table"),
-        ({"report": (2, "")}, "`pardemo report` ended with status 2"),
         ({"plan": KeyboardInterrupt()}, None),
     ],
 )
@@ -111,13 +98,6 @@ def test_a_build_that_stops_on_the_way_leaves_the_old_reference_untouched(build,
     }
     assert "\nold\n" in (tmp_path / "README.md").read_text()
     assert build() == 0, "what was left beside it is in nobody's way"
-
-
-def test_a_readme_without_a_place_for_the_table_is_told_and_replaces_nothing(build, tmp_path, capsys):
-    (tmp_path / "README.md").write_text("no marks")
-    assert build() == 1
-    assert says(capsys.readouterr().err, "place", "table")
-    assert (tmp_path / "reference" / "old.ipynb").exists()
 
 
 def test_its_commands_are_pardemos(tmp_path):

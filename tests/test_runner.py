@@ -70,6 +70,27 @@ def test_a_run_leaves_everything_behind(collection, capsys):
     assert not list(out.glob(".*partial*"))
 
 
+def test_plain_papermill_leaves_claims_beside_its_output(collection):
+    root = collection("01_good", GOOD.format(name="01_good", measured=1).replace("value", "claims.rows"))
+    (root / "runs").mkdir()
+    command = [sys.executable, "-m", "papermill", "notebooks/01_good.ipynb", "runs/mine.ipynb", "--no-progress-bar"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sorted(path.name for path in (root / "runs" / "mine").rglob("*.json")) == ["01_good.json"]
+    assert not (root / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [("python -m papermill a.ipynb b.ipynb -p n 2", "b.ipynb"), ("python /x/bin/papermill a.ipynb b.ipynb", "b.ipynb"),
+     ("/x/bin/papermill a.ipynb runs/b.ipynb", "runs/b.ipynb"), ("papermill a.ipynb s3://b/c.ipynb", None),
+     ("papermill a.ipynb -", None), ("jupyter-lab a.ipynb b.ipynb", None), ("bash -c papermill a.ipynb b.ipynb", None)],
+)  # fmt: skip
+def test_what_papermill_writes_is_read_from_its_command(command, written):
+    found = project.papermills_output(command.split())
+    assert (found and found.as_posix()) == written
+
+
 def test_a_failing_notebook_does_not_stop_the_others(collection, capsys):
     collection("01_bad", "1 + 1", "raise ValueError('no luck')")
     root = collection("02_good", "value = 1", GOOD.format(name="02_good", measured=1))

@@ -94,10 +94,3 @@ def test_links_of_documents_follow_the_list():
     for path in [*project.root().glob("*.md"), *(project.root() / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         assert order.mended_document(text) == text, f"{path.name}: python .ci/chapter_order.py"
-
-
-def test_two_files_of_one_chapter_are_refused(tmp_path):
-    for number in ("01", "02"):
-        (tmp_path / f"{number}_cluster.ipynb").write_text("{}")
-    with pytest.raises(ValueError, match=r"01_cluster.ipynb.*02_cluster.ipynb"):
-        order.rename(tmp_path)

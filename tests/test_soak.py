@@ -13,7 +13,7 @@ from conftest import few, says
 from soak import command as soak_command
 from soak import fork_server
 from soak.case import Kind
-from soak.report import COUNTED, Report, Result
+from soak.report import COUNTED, Result
 
 from pardemo import cli, project
 
@@ -60,16 +60,9 @@ def samples():
 @pytest.mark.parametrize(
     ("kind", "due", "told"),
     [
-        (
-            "orphan",
-            {"wrong": 1, "orphans": 1, "leaked_sockets": 1},
-            r"exit code 3.* sleep 600.* listener on port \d+ of",
-        ),
-        ("namespace", {"wrong": 1, "orphans": 1, "leaked_namespaces": 1}, "network namespace of process"),
+        ("orphan", {"wrong": 1, "orphans": 1, "leaked_sockets": 1}, r"code 3.* sleep 600.* listener on port \d+ of"),
         ("files", {"leaked_folders": 2, "leaked_sockets": 1}, "unix socket s-.*temporary file left-.*shared memory"),
         ("sockets", {"leaked_sockets": 3}, r"listener on port (\d+); .*connection \d+ to \1; .*@soak-sample-"),
-        ("wrong", {"wrong": 1}, "not what was due"),
-        ("raises", {"wrong": 1}, "ZeroDivisionError: no luck"),
         ("hangs", {"hangs": 1}, "not over within its limit"),
         ("waits", {"lost_work": 1}, "lost: the work"),
         ("deaf", {"wrong": 1}, r"^the work went on for \d s after its signal"),
@@ -77,8 +70,6 @@ def samples():
 )
 def test_what_is_left_and_what_is_wrong_is_counted(samples, kind, due, told):
     result = next(result for result in samples if result.kind == kind)
-    if kind == "namespace" and not result.left["orphans"]:
-        pytest.skip("this machine allows no network namespaces")
     expected = dict.fromkeys(COUNTED, 0) | due | {"injected": 1, "failed": 1}
     assert result.counts() == expected, result
     assert re.search(told, result.reasons), result.reasons
@@ -90,10 +81,8 @@ def test_what_is_right_survives_and_what_has_seen_no_fault_is_counted_apart(samp
     first, again = (result for result in samples if result.kind == "right")
     assert first.counts() == dict.fromkeys(COUNTED, 0) | {"injected": 1, "survived": 1}
     assert first.told == again.told, "the same each time"
-    for kind, counter in (("over", "not_reached"), ("skipped", "skipped")):
-        result = next(result for result in samples if result.kind == kind)
-        assert result.counts() == dict.fromkeys(COUNTED, 0) | {counter: 1}
-        assert getattr(result, counter) == {"over": "the case was over before its signal", "skipped": "no rights"}[kind]
+    result = next(result for result in samples if result.kind == "skipped")
+    assert (result.counts(), result.skipped) == (dict.fromkeys(COUNTED, 0) | {"skipped": 1}, "no rights")
 
 
 WEIGHTS = {"world/a": 1, "world/b": 3, "finetune/e": 1}
@@ -180,31 +169,15 @@ def test_another_case_is_drawn_in_place_of_one_whose_fault_did_not_take_place(so
     lines = out.splitlines()
     assert f"0 injected, 0 survived, {soak_command.MISSES} not reached, 0 failed, " in lines[-2]
     assert says(lines[-1], "0", "3", "10")
-    assert max(map(len, lines[:2])) < 100, "the table fits a terminal"
     assert soak("--only", "world/b", "--case", "3", world_b=missed)[0] == 1
     assert soak("--faults", "0")[0] == 1, "no case at all is no success"
-
-
-def test_what_a_skipped_case_leaves_is_a_failure(soak):
-    left = {"skipped": "no rights", "left": {"orphans": ["process 7"]}}
-    assert soak("--only", "world/a", "--case", "0", world_a=left)[0] == 1
-
-
-def test_it_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr("soak.report.EVERY_S", 0.0)
-    report = Report(1, sys.stdout)
-    for wrong in ("", "bad", ""):
-        report.add(Result("world/a", 0, wrong=wrong))
-    assert says(capsys.readouterr().out.splitlines()[-1], "3 injected", "2 survived", "0 not reached", "1 failed")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--minutes", "0"], "--minutes must be a number above 0, not 0"),
-        (["--minutes", "nan"], "--minutes must be a number above 0, not nan"),
         (["--minutes", "1", "--faults", "3"], "--faults the number of faults: give one of them"),
-        (["--faults", "-1"], "--faults must be 0 or more, not -1"),
         (["--case", "1"], "--case needs --only, which says of which kind"),
         (["--only", "world", "--case", "-1"], "--case must be 0 or more, not -1"),
         (["--only", "warp"], "--only: no kind 'warp'; there are world, ranks, cluster"),

@@ -10,6 +10,7 @@ from pardemo.planner import hardware
 from pardemo.planner.layouts import Job, Layout, Machine, charts
 from pardemo.planner.layouts.layout import check
 from pardemo.planner.layouts.micro_batch import layer
+from pardemo.planner.layouts.procedure import choose
 from pardemo.planner.layouts.published import against, papers, published
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
@@ -28,6 +29,18 @@ def test_the_papers_rows_can_be_run_and_say_what_they_print():
     assert [one.layout.batch * one.job.sequence for one in papers.llama_3()] == [2**24] * 3
     mfu = [one.tflops * 1e12 / one.job.machine.gpu.flops for one in papers.llama_3()]
     assert mfu == pytest.approx([0.43, 0.41, 0.38], abs=0.006), "Table 4's last column"
+
+
+def test_the_rule_answers_the_chapter_s_first_question_with_the_best_of_the_122_layouts():
+    rows = against.compare(published.read(project.root() / "data" / "published_runs" / "nanotron_h100.csv"))
+    tried = [one for one in rows if one.run.layout.gpus == 32 and one.run.job.shape.name == "8.86B"]
+    best = min(against.usable(tried), key=lambda one: one.run.seconds)
+    assert (str(best.run.layout), round(best.run.seconds, 2)) == ("PP2 DP16 zero1 1×16", 4.56)
+    assert str(choose(best.run.job, best.run.layout.batch).layout) == str(best.run.layout)
+    first = min((one for one in tried if one.fits), key=lambda one: one.step.seconds)
+    assert str(first.run.layout) == "TP2 DP16 zero1 1×16"
+    assert 1.02 < best.step.seconds / first.step.seconds < 1.03
+    assert round(best.step.seconds, 1) == 4.9
 
 
 def test_pipelines_of_another_paper_are_predicted_with_megatrons_constants():

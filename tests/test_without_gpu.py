@@ -144,6 +144,7 @@ def seeds():
     state = torch.cuda.get_rng_state()
     first = torch.rand(1, device="cuda")
     torch.cuda.set_rng_state(state)
+    torch.cuda.set_rng_state_all([])  # as Lightning does, where it has saved none
     assert torch.rand(1, device="cuda") == first == torch.rand(1, generator=torch.Generator().manual_seed(12345))
     torch.cuda.default_generators[0].set_state(state)
     assert torch.rand(1) == first
@@ -397,11 +398,13 @@ def test_libraries_are_told_the_truth():
     """As if a file of torch asked: none of its own code is to take the way of a GPU."""
     asks = "import torch\nfound = torch.cuda.is_available(), torch.cuda.device_count(), torch.device('cuda').type"
     with without_gpu([]):
-        library, script = {}, {}
+        library, follower, script = {}, {"__name__": "lightning.fabric.accelerators.cuda"}, {}
         exec(compile(asks, torch.__file__, "exec"), library)
+        exec(compile(asks, torch.__file__, "exec"), follower)
         exec(compile(asks, __file__, "exec"), script)
     assert library["found"] == (False, 0, "cpu")
     assert script["found"] == (True, 1, "cuda")
+    assert follower["found"][:2] == (True, 1), "Lightning chooses the device for a script"
 
 
 def test_with_a_gpu_it_does_nothing(monkeypatch):

@@ -13,28 +13,6 @@ from pardemo.zero import Zero1, Zero2, Zero3
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
-class Lamb(torch.optim.Optimizer):
-    """The trust ratio alone: as large a step as the layer is (You et al. 2020, arXiv 1904.00962)."""
-
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                p.sub_(p.grad * p.norm() / p.grad.norm(), alpha=group["lr"])
-
-
-class Lars(Lamb):
-    """Its ratio counts from the second step on: a warm-up by the optimizer itself."""
-
-    def step(self):
-        for group in self.param_groups:
-            group["steps"] = group.get("steps", 0) + 1
-        super().step() if self.param_groups[0]["steps"] > 1 else None
-
-
 class Plainly(torch.optim.Optimizer):
     """Subtracts what ``change`` makes of a gradient."""
 
@@ -49,6 +27,22 @@ class Plainly(torch.optim.Optimizer):
 
     def change(self, p):
         return p.grad
+
+
+class Lamb(Plainly):
+    """The trust ratio alone: as large a step as the layer is (You et al. 2020, arXiv 1904.00962)."""
+
+    def change(self, p):
+        return p.grad * p.norm() / p.grad.norm()
+
+
+class Lars(Lamb):
+    """Its ratio counts from the second step on: a warm-up by the optimizer itself."""
+
+    def step(self):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        super().step() if self.param_groups[0]["steps"] > 1 else None
 
 
 class Factored(Plainly):
@@ -100,18 +94,16 @@ def test_optimizers_that_look_at_shapes_or_norms_are_refused(stage):
         assert "\n" not in str(raised.value)
 
 
-class CountsSteps(torch.optim.Optimizer):
+class CountsSteps(Plainly):
     """Element by element, and a count that every call of ``step`` advances."""
 
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr, "steps": 0})
-
-    @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            group["steps"] += 1
-            for p in (p for p in group["params"] if p.grad is not None):
-                p.sub_(p.grad, alpha=group["lr"] / group["steps"])
+            group["steps"] = group.get("steps", 0) + 1
+        super().step()
+
+    def change(self, p):
+        return p.grad / self.param_groups[0]["steps"]
 
 
 ELEMENTWISE = [

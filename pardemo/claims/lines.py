@@ -24,7 +24,8 @@ MEANINGS = {
     "not measured": "not measured: this machine cannot, and the reason is given",
     "fails": "fails: a mistake, and the chapter stops",
 }
-FEW = 8  # cases that one line has room for
+FEW = 8  # cases that are shown; where there are more, their range is, and they are folded
+IN_A_LINE = 3  # cases that a line has room for, on a phone too: more are a table below the sentence
 NOTICED = 0.001  # a tolerance below a tenth of a per cent
 SHORT = 40  # characters of the values that hold instead: where they are more, the cases alone show them
 
@@ -49,10 +50,12 @@ class Line:
         sign, colour = SIGNS[verdict]
         first = rows[0]
         hint = "; ".join(filter(None, (first["because"], first["source"], first["evidence"], first["claim"])))
+        measured = [row for row in rows if row["measured"] is not None]
+        as_table = IN_A_LINE < len(measured) <= FEW and not all(row["measured"] is True for row in measured)
+        figures = _cases(measured) if as_table else f": {_figures(rows, bold=True)}"
         head = (
             f'<span style="color:{colour};font-weight:bold" title="{MEANINGS[verdict]}">{sign}</span> '
-            f'<span title="{html.escape(hint, quote=True)}">{html.escape(_said(rows))}</span>: '
-            f"{_figures(rows, bold=True)}"
+            f'<span title="{html.escape(hint, quote=True)}">{html.escape(_said(rows))}</span>{figures}'
         )
         below = "".join(f'<div style="margin-left:1.4em;opacity:.85">{html.escape(s)}</div>' for s in sentences(rows))
         if len(rows) > FEW:
@@ -199,6 +202,20 @@ def sentences(rows: list[dict[str, Any]]) -> list[str]:
 def _sentence_text(sentence: str, values: str) -> str:
     text = f"It is {values} instead: {sentence}" if 0 < len(values) <= SHORT else sentence
     return text[0].upper() + text[1:] + "." * (text[-1] not in ".!?")
+
+
+def _cases(rows: Sequence[dict[str, Any]]) -> str:
+    """The cases of one claim as a small table, with the prediction before it where that is the same for all."""
+    common = html.escape(_prediction(rows[0])) if len({_prediction(row) for row in rows}) == 1 else ""
+    heads = ["", *([] if common else ["predicted"]), _figure_word(rows[0])]
+    lines = [
+        [html.escape(row["case"]), *([] if common else [html.escape(_prediction(row).removeprefix("predicted "))]),
+         f"<b>{html.escape(short(row['measured']))}</b>{html.escape(_unit(row))}"]
+        for row in rows
+    ]  # fmt: skip
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
+    head = "".join(f"<th>{text}</th>" for text in heads)
+    return f'{": " if common else ""}{common}<table style="margin:.2em 0 .2em 1.4em"><tr>{head}</tr>{body}</table>'
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:

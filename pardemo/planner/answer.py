@@ -16,6 +16,7 @@ from pardemo.planner.layouts import command as layout_command
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.intervals import of_fine_tune
+from pardemo.planner.layouts.job import HYBRID
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.table import ENGINES, Hardware, Plan, PlanRow, Request, title
 from pardemo.tables import text_table
@@ -108,6 +109,10 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
         config: Any = models.find(name)
     else:
         config = configurations.find(name)
+    if (shape := configurations.of(config)).hybrid:
+        raise ValueError(
+            f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
+        )
     if config.model_type == "baichuan":
         config.loss_head = base.model.loss_head
     zero = (base.deepspeed or {}).get("zero_optimization", {})

@@ -158,6 +158,8 @@ _ALSO = {
     "b200-192gb": "B200",
     "b300-288gb": "B300",
     "v100-32gb": "V100",
+    "2080ti": "2080-Ti",
+    "3060-12gb": "3060",
     "pro-6000-blackwell": "RTX-PRO-6000",
     "pro-6000-blackwell-workstation": "RTX-PRO-6000",
 }

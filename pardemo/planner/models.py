@@ -2,7 +2,9 @@
 
 import difflib
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 from pardemo import extras
 
@@ -13,7 +15,7 @@ import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts.configurations import MODELS, key_of
+from pardemo.planner.layouts.configurations import KINDS, MODELS, config_file, key_of, value_of
 
 
 def find(name: str) -> PreTrainedConfig:
@@ -30,17 +32,43 @@ def find(name: str) -> PreTrainedConfig:
     if key := key_of(name):
         values = dict(MODELS[key])
         return CONFIG_MAPPING[values.pop("model_type")](**values)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 2, 0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(MODELS)}"
-        raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
+    path = config_file(name)
     config = _read(path).get_text_config()
-    if getattr(config, "num_attention_heads", None) is None:
+    if not hasattr(type(config), "num_attention_heads") and value_of(config, "num_attention_heads") is None:
         raise ValueError(f"{path}: {config.model_type} has no attention heads; what is planned are transformers")
+    if config.model_type not in KINDS["exact"]:
+        config.counted = count(config)
     return config
+
+
+def count(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """Parameters of the model that Transformers makes of a configuration, counted on the meta device.
+
+    Returns:
+        ``all``; ``matrices`` outside of experts; ``experts``: theirs; ``unknown``: names of matrices of a layer that no
+        part of a :class:`~pardemo.planner.layouts.shape.Shape` has. None where there is no causal language model.
+    """
+    try:
+        model = outline(RankJob(config))
+    except ValueError:
+        return None
+    except Exception as error:  # of sizes that do not go together Transformers raises many kinds
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise ValueError(f"{config.model_type}: Transformers makes no model of this configuration ({reason})") from None
+    counts = {"all": 0, "matrices": 0, "experts": 0}
+    known = {name for names in KINDS["modules"].values() for name in names}
+    unknown: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        path = name.removesuffix(".weight").split(".")
+        of_experts = ".experts" in name
+        counts["all"] += parameter.numel()
+        if parameter.ndim == 2 or (of_experts and parameter.ndim > 2):
+            counts["experts" if of_experts else "matrices"] += parameter.numel()
+            if re.search(r"\.\d+\.", name) and not of_experts and path[-1] not in known:
+                matrix = ".".join(path[-2:])
+                unknown[matrix] = unknown.get(matrix, 0) + parameter.numel()
+    largest = sorted(unknown, key=lambda name: -unknown[name])[:3]
+    return counts | {"unknown": largest}
 
 
 def _read(path: Path) -> PreTrainedConfig:

@@ -69,6 +69,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
             raise ValueError(f"the line would start {ranks} ranks: say from 1 to {MAX_RANKS} with --ranks")
         if cluster is None and launch.hosts > 1:
             cluster = _hosts(launch.hosts, ranks)
+        if out is not None:
+            files.clear(out)
         try:
             with runner.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy, _beside_stdout():
                 measured, seen = measurement.measured(

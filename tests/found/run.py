@@ -1,7 +1,9 @@
 """Runs right layouts of the pinned libraries' own engines under ``pardemo prove``: a silent bug would part them.
 
-    python tests/found/run.py [--only NAME …] [--write] [--docs] [--verbose]
+    python tests/found/run.py [--bugs] [--only NAME …] [--write] [--docs] [--verbose]
 
+``--bugs`` tries the scripts of this folder instead, by the tests of tests/test_found.py, and ``--write`` then notes in
+``tried.json`` whether the installed release still has each bug: the column *tried with* of docs/records/found.md.
 ``--write`` puts what came out into ``outputs/reference/searched.json`` (with ``--only``, of those alone: the others
 stay), and makes the table of docs/records/found.md; ``--docs`` makes the table of what that file has, and runs nothing.
 """
@@ -13,6 +15,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 import tomllib
@@ -24,7 +27,9 @@ ROOT = SEARCHED.parent.parent.parent
 RESULT = ROOT / "outputs" / "reference" / "searched.json"
 PAGE = ROOT / "docs" / "records" / "found.md"
 PLACE = re.compile(r"(<!-- searched: [^>]*-->\n).*?(<!-- end of searched -->)", re.DOTALL)
-#: Folders whose library has another name among packages.
+TRIED = Path(__file__).resolve().with_name("tried.json")
+ROW = re.compile(r"^\| \*\*`\w+`\*\*.*$", re.MULTILINE)
+#: Libraries that have another name among packages.
 PACKAGES = {"megatron": "megatron-core", "trainer": "transformers"}
 
 
@@ -43,7 +48,7 @@ class Case:
     @property
     def script(self) -> Path:
         """The script of all its layouts: of the case's name, unless it says another."""
-        return SEARCHED / self.library / f"{self.script_name or self.name}.py"
+        return SEARCHED / f"{self.library}_{self.script_name or self.name}.py"
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,10 @@ class Outcome:
 def cases() -> list[Case]:
     """All cases of all libraries, in their order."""
     made = []
-    for file in sorted(SEARCHED.glob("*/cases.toml")):
+    for file in sorted(SEARCHED.glob("*.toml")):
         for name, of in tomllib.loads(file.read_text(encoding="utf-8")).items():
             lists = {key: tuple(of.pop(key)) for key in ("layouts", "also") if key in of}
-            made.append(Case(file.parent.name, name, **of, **lists))
+            made.append(Case(file.stem, name, **of, **lists))
     return made
 
 
@@ -90,7 +95,7 @@ def proven(case: Case, texts: tuple[str, ...]):
 
 def default(script: Path, key: str) -> str:
     """The default of a script's option, or ``none``."""
-    found = re.search(rf'"--{key}",[^)\n]*?default=("?)([^",)]*)\1', script.read_text(encoding="utf-8"))
+    found = re.search(rf'\b{key}=("?)([^",)]*)\1', script.read_text(encoding="utf-8").partition("options(")[2])
     return (found[2] if found else "") or "none"
 
 
@@ -127,15 +132,70 @@ def table(kept: list[dict]) -> str:
         own = [one for one in rows if one["library"] == library]
         name = f"{PACKAGES.get(library, library)} {own[0]['version']}"
         names = ", ".join(f"{one['name']} {one['right']}" for one in own)
-        lines.append(f"| [{name}](../../tests/found/searched/{library}/cases.toml) | {names} |")
+        lines.append(f"| [{name}](../../tests/found/searched/{library}.toml) | {names} |")
     return "\n".join(lines) + "\n"
 
 
-def write_page() -> None:
-    """Makes the page's table anew of what is kept."""
+def tried_with(releases: dict[str, bool]) -> str:
+    """A cell of the page: the releases that have a bug, and those that have not.
+
+    >>> tried_with({"0.16.1": True, "0.19.2": False})
+    '0.16.1; not 0.19.2'
+    """
+    has, has_not = ([name for name, there in releases.items() if there is which] for which in (True, False))
+    return "; ".join([*([", ".join(has)] if has else []), *([f"not {', '.join(has_not)}"] if has_not else [])])
+
+
+def page(text: str) -> str:
+    """The page with its table and the column *tried with* made anew of what is kept."""
     made = table(json.loads(RESULT.read_text(encoding="utf-8")))
-    text = PLACE.sub(lambda place: place[1] + made + place[2], PAGE.read_text(encoding="utf-8"))
-    PAGE.write_text(text, encoding="utf-8")
+    tried = json.loads(TRIED.read_text(encoding="utf-8"))
+
+    def row(found: re.Match[str]) -> str:
+        cells = found[0].removesuffix("|").split(" | ")
+        names = re.findall(r"\*\*`(\w+)`\*\*", cells[0])
+        said = {name: tried_with(tried[name]["releases"]) for name in names}
+        one = len(set(said.values())) == 1
+        cells[-1] = said[names[0]] if one else "; ".join(f"`{name}`: {text}" for name, text in said.items())
+        return " | ".join(cells) + " |"
+
+    return PLACE.sub(lambda place: place[1] + made + place[2], ROW.sub(row, text))
+
+
+def write_page() -> None:
+    """Makes the page anew of what is kept."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def bugs(only: list[str], write: bool) -> int:
+    """Tries the scripts of this folder: whether the installed releases have their bugs.
+
+    A bug is there where all tests of its script pass, and is not where one says that it was mended; what fails
+    otherwise is shown, and nothing is noted of it.
+    """
+    tried, unclear = json.loads(TRIED.read_text(encoding="utf-8")), 0
+    for name, of in tried.items():
+        if only and not {name, of["library"]} & set(only):
+            continue
+        line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_found.py", "-k", name]
+        run = subprocess.run([*line, "-m", "nightly or not nightly"], cwd=ROOT, capture_output=True, text=True)
+        there = True if run.returncode == 0 else False if "mended: take it off" in run.stdout else None
+        version = importlib.metadata.version(of["library"]).partition("+")[0]
+        said = {True: "has it", False: "has it no longer", None: "is not known to have it:\n" + run.stdout[-2000:]}[
+            there
+        ]
+        print(f"{name}: {of['library']} {version} {said}", flush=True)
+        unclear += there is None
+        if there is not None:
+            of["releases"] = dict(sorted({**of["releases"], version: there}.items(), key=lambda one: _number(one[0])))
+        if write:
+            TRIED.write_text(json.dumps(tried, indent=1) + "\n", encoding="utf-8")
+            write_page()
+    return int(unclear > 0)
+
+
+def _number(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 def write(outcomes: list[Outcome]) -> None:
@@ -149,11 +209,14 @@ def write(outcomes: list[Outcome]) -> None:
 def main() -> int:
     """The command line: the exit status is 1 where a script parts that did not in the committed outcome."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bugs", action="store_true", help="try the scripts of found bugs")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="names of scripts or libraries")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="show what the scripts print, too")
     asked = parser.parse_args()
+    if asked.bugs:
+        return bugs(asked.only, asked.write)
     outcomes = []
     for case in [] if asked.docs else cases():
         if asked.only and not {case.library, case.name} & set(asked.only):

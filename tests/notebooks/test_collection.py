@@ -151,15 +151,15 @@ def test_executed_copies_carry_no_path_of_this_machine(run):
 
 
 def papermill(folder, source, tmp_path):
-    """A notebook run by papermill alone, by its command, in that folder; the verdicts of its claims."""
+    """A notebook run by papermill alone, by its command, in that folder; the verdicts that lie beside its output."""
     done = subprocess.run(
         [sys.executable, "-m", "papermill", source, str(tmp_path / "out.ipynb"), "-p", "world_size", "2",
          "--no-progress-bar"],
-        cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ, "PARDEMO_OUT": str(tmp_path)},
-        check=False,
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        env={name: value for name, value in os.environ.items() if name != "PARDEMO_OUT"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    return [r["verdict"] for r in claims.read(tmp_path)]
+    return [r["verdict"] for r in claims.read(tmp_path / "out")]
 
 
 @pytest.mark.nightly

@@ -5,7 +5,7 @@ import time
 
 import psutil
 import pytest
-from conftest import gone, says
+from conftest import few, gone, says
 from jupyter_client.manager import start_new_kernel
 
 SETUP = """
@@ -103,7 +103,7 @@ def test_interrupting_the_cell_stops_the_work_and_the_next_cell_works(notebook):
     assert len(notebook.ranks()) == 2
 
 
-@pytest.mark.parametrize("how", ["restart", "restart while busy", "kill"])
+@pytest.mark.parametrize("how", few(["kill", "restart", "restart while busy"]))
 def test_no_rank_outlives_its_kernel(notebook, how):
     ranks = notebook.ranks()
     if how == "restart while busy":

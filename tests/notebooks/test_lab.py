@@ -12,7 +12,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from conftest import gone
+from conftest import few, gone
 
 from pardemo import project
 from pardemo.book.contents import notebook_of
@@ -209,10 +209,12 @@ def test_every_chapter_with_a_widget_has_its_test_here():
 
 @pytest.mark.parametrize(
     ("name", "sliders"),
-    [
-        (notebook_of("zero_memory"), ["N"]),
-        (notebook_of("which_layout"), ["GPUs", "Gbit/s", "sequence", "TP", "PP"]),
-    ],
+    few(
+        [
+            (notebook_of("zero_memory"), ["N"]),
+            (notebook_of("which_layout"), ["GPUs", "Gbit/s", "sequence", "TP", "PP"]),
+        ]
+    ),
     ids=["06", "14"],
 )
 def test_sliders_move_the_picture(lab, open_notebook, name, sliders):
@@ -277,6 +279,7 @@ def test_hint_and_solution_unfold(open_notebook):
     assert reader.errors() == []
 
 
+@pytest.mark.nightly  # of a kernel without JupyterLab the gate has it in test_kernel.py
 def test_interrupt_and_restart(open_notebook):
     reader = open_notebook("hang")
     for cell in (0, 1):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 FORGET = (
     "all", "optimizer", "second-moment", "count", "scheduler", "sampler", "epoch", "random", "half", "head", "steps",
-    "whole", "order", "python", "numpy", "scaler", "newest", "ranks", "average",
+    "whole", "order", "python", "numpy", "scaler", "newest", "ranks", "average", "shadow",
 )  # fmt: skip
 
 
@@ -36,6 +36,17 @@ class Slow(io.FileIO):
         time.sleep(self.seconds)
         self.seconds = 0
         return super().write(data)
+
+
+class Shadow:
+    """A moving average as people write it by hand: tensors by the parameters' names."""
+
+    def __init__(self, model: nn.Module):
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, p in model.named_parameters():
+            self.values[name].lerp_(p.detach(), 0.1)
 
 
 def saved(path: Path, state: dict, atomic: bool, slow_s: float = 0) -> None:
@@ -65,7 +76,7 @@ def main() -> None:
     options.add_argument("--thread", type=float, metavar="S", help="save in a thread, which begins after S seconds")
     options.add_argument("--slow", type=float, default=0, metavar="S", help="a save takes so long; nobody waits for it")
     options.add_argument("--buckets-stay", action="store_true", help="DDP keeps the order of its first step's buckets")
-    options.add_argument("--average", action="store_true", help="keep a moving average of the weights")
+    options.add_argument("--average", action="store_true", help="keep moving averages of the weights")
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--optimizer", choices=("AdamW", "Adafactor"), default="AdamW")
     given = options.parse_args()
@@ -84,6 +95,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 - number / 40)
     moving = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=moving) if given.average else None
+    shadow = Shadow(model)
     torch.manual_seed(3 + rank)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=given.scaler)
     step, term = 0, []
@@ -121,6 +133,7 @@ def main() -> None:
             scaler.load_state_dict(read["scaler"])
         if average is not None and "average" not in forget:
             average.load_state_dict(read["average"])
+            shadow.values = read["shadow"] if "shadow" not in forget else shadow.values
         if "ranks" in forget:
             sampler.rank = (rank + 1) % dist.get_world_size()
     begun = 0 if "sampler" in forget else step
@@ -144,6 +157,7 @@ def main() -> None:
             step += 1
             if average is not None:
                 average.update_parameters(model)
+                shadow.update(model)
             if given.log and rank == 0:
                 with (given.out / "log.txt").open("a") as log:
                     log.write(f"{step} {loss.item()}\n")
@@ -160,7 +174,7 @@ def main() -> None:
                          "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "step": step,
                          "python": random.getstate(), "numpy": (name, torch.from_numpy(keys), *rest)}  # fmt: skip
                 if average is not None:
-                    state["average"] = average.state_dict()
+                    state |= {"average": average.state_dict(), "shadow": shadow.values}
                 if rank == 0 and given.thread is not None:
                     threading.Timer(given.thread, saved, (file, copy.deepcopy(state), True)).start()
                 elif rank == 0:

@@ -100,7 +100,9 @@ def rows_of(step):
 
 
 def batch_of(rows, form):
-    """Tokens and labels of a micro-batch, filled up to its longest row, or to 12."""
+    """Tokens and labels of a micro-batch, filled up to its longest row, or to 12; or all in one row."""
+    if form == "packed":
+        return torch.cat(rows)[None], torch.cat(rows)[None]
     longest = max(map(len, rows)) if form in PADDED else 12
 
     def filled(row, value):

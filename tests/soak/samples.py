@@ -17,11 +17,9 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[:1] = [str(Path(__file__).resolve().parents[up]) for up in (1, 2)]
 
-from pardemo.cluster import namespaces
 from soak import fork_server, leftovers
-from soak.case import Case, Kind, Lost, NotReached, Skipped, Wrong
+from soak.case import Case, Kind, Lost, NotReached, Skipped
 
-CLONE_NEWNET = 0x40000000
 kept = []  # sockets that stay open until the process ends
 INT, KILL = {"": signal.SIGINT}, {"": signal.SIGKILL}
 
@@ -29,14 +27,6 @@ INT, KILL = {"": signal.SIGINT}, {"": signal.SIGKILL}
 def orphan(case: Case) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         subprocess.Popen(["sleep", "600"], pass_fds=[server.fileno()], start_new_session=True)
-    os._exit(3)
-
-
-def namespace(case: Case) -> None:
-    if not os.fork():
-        namespaces.unshare(CLONE_NEWNET)
-        time.sleep(600)
-    time.sleep(0.2)
     os._exit(3)
 
 
@@ -55,14 +45,6 @@ def sockets(case: Case) -> None:
     kept[-1].bind(f"\0soak-sample-{os.getpid()}")
 
 
-def wrong(case: Case) -> None:
-    raise Wrong("not what was due")
-
-
-def raises(case: Case) -> None:
-    raise ZeroDivisionError("no luck")
-
-
 def hangs(case: Case) -> None:
     time.sleep(600)
 
@@ -79,10 +61,6 @@ def deaf(case: Case) -> None:
     raise NotReached("the work was over")
 
 
-def over(case: Case) -> str:
-    return "done before its signal"
-
-
 def lost(case: Case) -> None:
     raise Lost("the work")
 
@@ -96,9 +74,9 @@ def right(case: Case) -> str:
         return f"right {case.rng.random()}"
 
 
-SIGNALS = {waits: KILL, deaf: INT, over: INT}
+SIGNALS = {waits: KILL, deaf: INT}
 THEN = {waits: lost}
-SAMPLES = (orphan, namespace, files, sockets, wrong, raises, hangs, waits, deaf, over, skipped, right)
+SAMPLES = (orphan, files, sockets, hangs, waits, deaf, skipped, right)
 
 
 def main() -> None:

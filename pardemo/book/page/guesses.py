@@ -6,15 +6,18 @@
 The reader writes a number in place of the ``...``, or ``value=`` and one of the ``choices``. Left empty, in a batch
 run, the question stands there and the answer is folded away: a reader can think first. On a page of the report or the
 site, a script of the page's own (``report/guess.js.j2``) makes a field or buttons of the question, says how far off the
-reader's answer is, and unfolds the right one. Nothing stops because of a guess.
+reader's answer is, and unfolds the right one; so it does where a reader has the notebook open. Nothing stops because of
+a guess.
 """
 
 import html
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pardemo import project
 from pardemo.claims import short
 
 NEAR = 0.05  # a guess this close is taken for right, and a typical wrong answer for meant
@@ -117,13 +120,26 @@ class Answer:
         if self._guess.value is not None:
             return f'<div class="guess">{text}</div>'
         question = html.escape(self._guess.question)
-        return f'<details class="guess" {self._for_the_page()}><summary>{question}</summary>{text}</details>'
+        folded = f'<details class="guess" {self._for_the_page()}><summary>{question}</summary>{text}</details>'
+        return folded + script_of_an_open_notebook()
 
     def _for_the_page(self) -> str:
         """What a page's script needs to judge a reader's answer: the question, the answer, typical mistakes."""
         return for_the_page(
             self._guess.question, self._measured, self._unit, list(self._typical.items()), self._guess.choices
         )
+
+
+def script_of_an_open_notebook() -> str:
+    """The page's script behind an answer, if a reader has the notebook open: JupyterLab runs what its own kernel shows.
+
+    Empty in a run without a reader, whose pages bring the script themselves.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if not hasattr(shell, "kernel") or project.is_headless() or project.papermills_folder():
+        return ""
+    script = project.PACKAGE / "book" / "run" / "report" / "guess.js.j2"
+    return f"<script>{script.read_text(encoding='utf-8')}</script>"
 
 
 def for_the_page(

@@ -3,7 +3,7 @@
 A problem of a chapter's ``problems.py`` is a function: its docstring asks, with all that is needed to compute the
 answer, and it returns the answer and the way there. No answer is typed in: the package's own formulas, its planner or
 its code compute it when the page is made, and the way shows the numbers that it went through. On a page of the report
-or the site, as with a guess, a question is a field that says how far off a reader's number is.
+or the site, and in JupyterLab, as with a guess, a question is a field that says how far off a reader's number is.
 """
 
 import html
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from pardemo.book.contents import CHAPTERS
-from pardemo.book.page.guesses import for_the_page
+from pardemo.book.page.guesses import for_the_page, script_of_an_open_notebook
 from pardemo.claims import short
 
 
@@ -59,7 +59,7 @@ class ProblemSet:
 
     def _repr_html_(self) -> str:
         shown = (_shown(number, *worked) for number, worked in enumerate(self._worked, 1))
-        return f'<div class="problems">{"".join(shown)}</div>'
+        return f'<div class="problems">{"".join(shown)}</div>{script_of_an_open_notebook()}'
 
 
 def problems_of(chapter: str) -> tuple[Problem, ...]:

@@ -116,8 +116,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     config = configurations.find(arguments.model)
     shape = replace(configurations.of(config), name=Path(arguments.model).name)
     gpu_profile = profile.find(arguments.gpu, arguments.gpus)
-    board = gpu_profile.host_gpus or hardware.host_gpus(gpu_profile.gpu, arguments.gpus)
-    each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, board)
+    each = arguments.gpus // (arguments.hosts or gpu_profile.hosts(arguments.gpus))
     if arguments.hosts and arguments.gpus % arguments.hosts:
         raise ValueError(f"{arguments.gpus} GPUs do not divide over {arguments.hosts} hosts")
     between = None

@@ -1,13 +1,26 @@
 """A model's configuration, built in or read from a file without Transformers, and the shape that it means."""
 
+import difflib
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pardemo.planner.layouts.shape import COLUMNS, ROWS, Experts, Mamba, Product, Shape
+from pardemo.planner.layouts.shape import (
+    COLUMNS,
+    ROWS,
+    Compressor,
+    DeltaNet,
+    Experts,
+    Mamba,
+    Product,
+    Shape,
+    ShortConvolution,
+    WholeHeads,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -17,6 +30,8 @@ if TYPE_CHECKING:
 MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
 #: What kinds of models have that their configurations do not say, and the keys that are read of these.
 KINDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
+#: Share of a model's matrices that a shape may miss before it is refused: what is missing is then no detail.
+MISSED = 0.002
 #: What Transformers fills in where a configuration does not say it.
 USUAL = {"hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6}
 #: What a name on the hub may end with and have the same sizes. (Mistral's v0.1 and v0.2 have a smaller vocabulary.)
@@ -59,10 +74,28 @@ def not_planned(name: str) -> list[str]:
     return clauses
 
 
+def config_file(name: str) -> Path:
+    """The ``config.json`` of a folder, or the file itself.
+
+    Raises:
+        ValueError: there is none; the nearest built-in models are offered.
+    """
+    path = _path(name)
+    if not path.is_file():
+        near = difflib.get_close_matches(name.lower().rpartition("/")[2], MODELS, 2, 0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(MODELS)}"
+        raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
+    return path
+
+
+def _path(name: str) -> Path:
+    path = Path(name).expanduser()
+    return path / "config.json" if path.is_dir() else path
+
+
 def _values(name: str) -> Any:
     """What the ``config.json`` of a folder, or a file, says; None where there is none that can be read."""
-    path = Path(name).expanduser()
-    path = path / "config.json" if path.is_dir() else path
+    path = _path(name)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -80,6 +113,7 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
         return SimpleNamespace(**MODELS[key])
     if (config := plain(_values(name))) is not None:  # that is all there is to know
         return config
+    config_file(name)  # which takes no seconds to be refused, as loading Transformers does
     from pardemo.planner import models
 
     return models.find(name)
@@ -116,11 +150,27 @@ def unsaid(values: Any) -> str:
 
 
 def of(config: "PreTrainedConfig") -> Shape:
-    """The shape of a Hugging Face configuration, dense or with experts.
+    """The shape of a Hugging Face configuration, dense, with experts, or with other mixers than attention.
+
+    Its parameters are the model's, one by one: of kinds whose biases and norms are known (``KINDS["exact"]``), and of
+    what :func:`pardemo.planner.models.find` has counted; else biases and further norms are left out.
 
     Raises:
         ValueError: the sizes are not those of a transformer that is known; what is missing is named.
     """
+    try:
+        shape = _shape(config)
+    except (AttributeError, RuntimeError, TypeError) as error:  # a list, a missing key, a size that each layer has
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(
+            f"{config.model_type} has no one size for all its layers ({reason}): it is not planned"
+        ) from None
+    counted = value_of(config, "counted")
+    return _as_counted(shape, counted) if counted else replace(shape, further=_further(config, shape))
+
+
+def _shape(config: "PreTrainedConfig") -> Shape:
+    """The shape of a configuration, without biases and further norms."""
     kind = config.model_type
     names = {"layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads"}
     sizes = {name: value_of(config, key) for name, key in (names | {"vocabulary": "vocab_size"}).items()}
@@ -131,31 +181,44 @@ def of(config: "PreTrainedConfig") -> Shape:
     hidden, heads = sizes["hidden"], sizes["heads"]
     tied = bool(value_of(config, "tie_word_embeddings"))
     if kind == "nemotron_h":
-        return _hybrid(config, sizes, tied)
+        return _one_part_a_layer(config, sizes, tied)
+    if kind == "gemma4_text":
+        return _two_widths_of_heads(config, sizes, tied)
     if mixer := KINDS["other_mixers"].get(kind):
         raise ValueError(f"{kind} has layers that are not attention ({mixer}); these are not planned")
-    middle = value_of(
-        config, "intermediate_size_mlp", "ffn_hidden_size", "intermediate_size", "ffn_dim", "n_inner", "inner_dim"
-    )
     head = value_of(config, "head_dim") or hidden // heads
     rank = value_of(config, "kv_lora_rank")
     groups = value_of(config, "num_key_value_heads") or value_of(config, "num_kv_heads")
     one_group = value_of(config, "multi_query") and not value_of(config, "new_decoder_architecture")  # without a number
     return Shape(
         **sizes, groups=1 if one_group else groups or heads,
-        middle=middle or 4 * hidden, gated=kind not in KINDS["two_products"], tied=tied,
+        middle=_middle(config) or 4 * hidden, gated=kind not in KINDS["two_products"], tied=tied,
         positions=(value_of(config, "max_position_embeddings") or 0) if kind in KINDS["learned_positions"] else 0,
         experts=_experts(config), name=kind, norms=4 if kind in KINDS["four_norms"] else 2,
         head_norms=kind.startswith(tuple(KINDS["head_norms"])),
         by_hand=value_of(config, "activation_function", "hidden_act") in ("gelu_new", "gelu_fast"),
-        **{"head": head, "value": head} if rank is None else _latent(config, hidden, heads, rank),
-        **_windows(config, sizes["layers"]),
+        **({"head": head, "value": head} if rank is None else _latent(config, hidden, heads, rank))
+        | _gated_attention(config, hidden, heads, groups or heads, head) | _windows(config, sizes["layers"])
+        | _linear(config, hidden) | _compressed(config, hidden, heads, head),
     )  # fmt: skip
 
 
 def value_of(config: "PreTrainedConfig | SimpleNamespace", *names: str) -> Any:
     """What a configuration says under the first of these names that it has; None where it has none."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _middle(config: "PreTrainedConfig") -> int | None:
+    """The width of a layer's MLP."""
+    if config.model_type == "granitemoehybrid":
+        return config.shared_intermediate_size
+    middle = value_of(
+        config, "intermediate_size_mlp", "ffn_hidden_size", "intermediate_size", "ffn_dim", "n_inner", "inner_dim"
+    )
+    if middle and value_of(config, "block_auto_adjust_ff_dim"):  # LFM2, as Llama 1: two thirds, rounded up
+        multiple, middle = config.block_multiple_of, int((config.block_ffn_dim_multiplier or 1) * (2 * middle // 3))
+        middle = -(-middle // multiple) * multiple
+    return middle
 
 
 def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> dict:
@@ -190,22 +253,122 @@ def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, Any]:
     return {"window": window, "windowed": max(0, min(seen, layers)), "chunked": not sliding}
 
 
-def _hybrid(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Shape:
+#: Types of layers whose mixer is attention.
+_ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
+
+
+def _one_part_a_layer(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Shape:
     """Nemotron-H's layers: each is a Mamba-2 mixer, attention, an MLP or experts, as its pattern says."""
     pattern = config.hybrid_override_pattern
     mamba = Mamba(config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size, config.n_groups,
-                  config.conv_kernel)  # fmt: skip
+                  config.conv_kernel, value_of(config, "use_conv_bias") is not False)  # fmt: skip
     experts = None
     if "E" in pattern:
-        shared = getattr(config, "moe_shared_expert_intermediate_size", 0) * (
-            getattr(config, "n_shared_experts", 1) or 0
-        )
-        experts = Experts(config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size, shared)
+        experts = Experts(
+            config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size,
+            value_of(config, "moe_shared_expert_intermediate_size") or 0,
+            latent=value_of(config, "moe_latent_size") or 0,
+        )  # fmt: skip
     return Shape(
         **sizes,  # type: ignore[arg-type]
         groups=config.num_key_value_heads, middle=config.intermediate_size, gated=False, tied=tied,
-        head=config.head_dim, experts=experts, name=config.model_type, pattern=pattern, mamba=mamba,
+        head=config.head_dim, experts=experts, name=config.model_type, pattern=pattern, linear=mamba,
     )  # fmt: skip
+
+
+def _two_widths_of_heads(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Shape:
+    """Gemma 4's layers: those that see the whole sequence have wider and fewer heads, whose keys may be the values.
+
+    Raises:
+        ValueError: it has the smaller models' inputs of each layer, or layers that share keys and values.
+    """
+    if value_of(config, "hidden_size_per_layer_input") or value_of(config, "num_kv_shared_layers"):
+        raise ValueError(
+            f"{config.model_type}: embeddings of each layer, or keys and values shared by layers: not planned"
+        )
+    types = config.layer_types
+    near, far = (config.per_layer_config[types.index(kind)] for kind in ("sliding_attention", "full_attention"))
+    experts = None
+    if config.enable_moe_block:
+        experts = Experts(
+            config.num_experts, config.top_k_experts, config.moe_intermediate_size, config.intermediate_size
+        )
+    return Shape(
+        **sizes,  # type: ignore[arg-type]
+        groups=near.num_key_value_heads, middle=config.intermediate_size, tied=tied, head=near.head_dim,
+        experts=experts, name=config.model_type, window=config.sliding_window,
+        windowed=types.count("sliding_attention"), norms=4, head_norms=True,
+        whole=WholeHeads(far.head_dim, far.num_key_value_heads, not config.attention_k_eq_v),
+    )  # fmt: skip
+
+
+def _linear(config: "PreTrainedConfig", hidden: int) -> dict[str, Any]:
+    """The mixer of the layers that have no attention, and how many these are."""
+    kind, types = config.model_type, value_of(config, "layer_types", "layers_block_type") or ()
+    if kind not in KINDS["mixers"] or not (layers := sum(one not in _ATTENTION for one in types)):
+        return {}
+    mixer: Mamba | DeltaNet | ShortConvolution
+    if KINDS["mixers"][kind] == "delta":
+        mixer = DeltaNet(
+            config.linear_num_value_heads, config.linear_value_head_dim, config.linear_num_key_heads,
+            config.linear_key_head_dim, config.linear_conv_kernel_dim,
+        )  # fmt: skip
+    elif KINDS["mixers"][kind] == "convolution":
+        mixer = ShortConvolution(hidden, config.conv_L_cache)
+    else:
+        width = config.mamba_d_head
+        if width == "auto":
+            width = config.mamba_expand * hidden // config.mamba_n_heads
+        mixer = Mamba(config.mamba_n_heads, width, config.mamba_d_state, config.mamba_n_groups, config.mamba_d_conv,
+                      bool(config.mamba_conv_bias))  # fmt: skip
+    return {"linear": mixer, "linear_layers": layers}
+
+
+def _gated_attention(config: "PreTrainedConfig", hidden: int, heads: int, groups: int, head: int) -> dict[str, Any]:
+    """Attention whose output has a gate, which is made with the queries (Qwen3-Next)."""
+    if config.model_type not in KINDS["gated_attention"]:
+        return {}
+    inner = (2 * heads + 2 * groups) * head
+    return {"attention": (Product(hidden, inner, COLUMNS), Product(heads * head, hidden, ROWS))}
+
+
+def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head: int) -> dict[str, Any]:
+    """What attention sees compressed, or chooses: DeepSeek-V4 (its paper's 2.3), DeepSeek-V3.2 (arXiv 2512.02556, 2.1).
+
+    V4's queries are low-rank, one head of keys that are the values, too; the output goes through a low rank by groups.
+    """
+    kind, low = config.model_type, value_of(config, "q_lora_rank")
+    if kind in KINDS["chooses_tokens"]:
+        scores, own = config.index_n_heads * config.index_head_dim, config.index_head_dim
+        products = (Product(low, scores, COLUMNS), Product(hidden, own), Product(hidden, config.index_n_heads))
+        types = value_of(config, "indexer_types") or ["full"] * config.num_hidden_layers
+        asks = sum(one == "full" for one in types)
+        own_index = Compressor(1, asks, products, config.index_topk, scores, 2 * own)
+        shared = Compressor(1, len(types) - asks, (), config.index_topk)
+        return {"compressors": tuple(each for each in (own_index, shared) if each.layers)}
+    if kind != "deepseek_v4":
+        return {}
+    rates, types = config.compress_rates, config.layer_types
+    sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
+    scores, index = config.index_n_heads * config.index_head_dim, config.index_head_dim
+    chooses = (
+        Product(hidden, 4 * head), Product(hidden, 4 * index), Product(low, scores, COLUMNS),
+        Product(hidden, config.index_n_heads),
+    )  # fmt: skip
+    compressors = (
+        Compressor(rates[sparse], types.count(sparse), chooses, config.index_topk, scores,
+                   2 * rates[sparse] * (head + index) + head + index),
+        Compressor(rates[heavy], types.count(heavy), (Product(hidden, 2 * head),), params=(rates[heavy] + 1) * head),
+    )  # fmt: skip
+    narrow = config.o_groups * config.o_lora_rank
+    attention = (
+        Product(hidden, low), Product(low, heads * head, COLUMNS), Product(hidden, head),
+        Product(heads * head // config.o_groups, narrow, COLUMNS), Product(narrow, hidden, ROWS),
+    )  # fmt: skip
+    return {
+        "attention": attention, "compressors": tuple(each for each in compressors if each.layers),
+        "window": config.sliding_window, "windowed": types.count("sliding_attention"), "streams": config.hc_mult,
+    }  # fmt: skip
 
 
 def _experts(config: "PreTrainedConfig") -> Experts | None:
@@ -214,17 +377,71 @@ def _experts(config: "PreTrainedConfig") -> Experts | None:
         return None
     middle = value_of(config, "moe_intermediate_size", "expert_intermediate_size")
     middle = middle or value_of(config, "intermediate_size", "ffn_hidden_size")
-    shared = value_of(config, "shared_expert_intermediate_size")
+    shared = value_of(config, "shared_expert_intermediate_size", "shared_intermediate_size")
     if shared is None:
         shared = (value_of(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * middle
     if config.model_type.startswith("llama4"):  # one for all tokens, which no key of its configuration says
         shared = middle
     chosen = value_of(config, "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts") or 2
-    every = value_of(config, "decoder_sparse_step", "interleave_moe_layer_step") or 1
-    return Experts(
-        count, chosen, middle, shared, value_of(config, "first_k_dense_replace") or 0, every,
-        config.model_type == "gpt_oss",
-    )  # fmt: skip
+    every = value_of(config, "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval") or 1
+    if types := value_of(config, "mlp_layer_types"):
+        dense = sum(one == "dense" for one in types)
+    else:
+        dense = value_of(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index") or len(
+            value_of(config, "mlp_only_layers") or ()
+        )
+    return Experts(count, chosen, middle, shared, dense, every, config.model_type == "gpt_oss")
+
+
+def _further(config: "PreTrainedConfig", shape: Shape) -> int:
+    """Parameters of biases and further norms, of the kinds of models that :data:`KINDS` says them of."""
+    own = KINDS["further"].get(config.model_type, {})
+    named = {part: [*own.get(part, ())] for part in ("once", "layer", "attention", "dense", "experts")}
+    for flag, given in own.get("if", {}).items():
+        if value_of(config, flag):
+            for part, names in given.items():
+                named[part] += names
+    widths = _widths(config, shape)
+    total = float(sum(widths[name] for name in named["once"]))
+    for kind, count in shape.kinds:
+        widths = _widths(config, shape.with_heads_of(kind))
+        parts = ("layer", kind.mixer, kind.mlp)
+        total += count * sum(widths[name] for part in parts for name in named.get(part, ()))
+    return round(total)
+
+
+def _widths(config: "PreTrainedConfig", shape: Shape) -> dict[str, int]:
+    """Numbers of a bias or a norm, by the names in ``KINDS["further"]``."""
+    of, streams, up = shape.experts, shape.streams, 2 if shape.gated else 1
+    return {
+        "hidden": shape.hidden, "head": shape.head, "queries": shape.heads * shape.head, "heads": shape.heads,
+        "keys": shape.groups * shape.head, "values": shape.groups * shape.value,
+        "middle": shape.middle, "up": shape.middle * up,
+        "query_rank": value_of(config, "q_lora_rank") or 0, "key_rank": value_of(config, "kv_lora_rank") or 0,
+        "experts": of.count if of else 0,
+        "experts_biases": of.count * (up * of.middle + shape.hidden) if of else 0,
+        "streams": 2 * ((2 + streams) * streams * (streams * shape.hidden + 1) + 3),
+        "joined_streams": streams * (streams * shape.hidden + 1) + 1,
+    }  # fmt: skip
+
+
+def _as_counted(shape: Shape, counted: dict[str, Any]) -> Shape:
+    """The shape with all parameters of the model that was counted.
+
+    Raises:
+        ValueError: the model has matrices that the shape has not, or the other way round.
+    """
+    for what, ours, theirs in (
+        ("its experts", round(shape.expert_layers * shape.expert_params), counted["experts"]),
+        ("its layers, embedding and head", shape.matrices, counted["matrices"]),
+    ):
+        if abs(ours - theirs) > MISSED * theirs:
+            names = f": {', '.join(counted['unknown'])}" if counted["unknown"] else ""
+            raise ValueError(
+                f"{shape.name}: {theirs:,} parameters in the matrices of {what}, of which {ours:,} are "
+                f"known; a layer of it has parts that are not planned{names}"
+            )
+    return replace(shape, further=counted["all"] - shape.params)
 
 
 def usual_target(kind: str) -> tuple[str, ...] | None:

@@ -59,6 +59,8 @@ class Interval:
         more = f"; {self.newer}" if self.newer else ""
         if self.like:
             return f"from {self.runs} runs: {self.kind}{more}"
+        if self.kind == FINE_TUNES:
+            return f"from {self.runs} runs of Qwen's models, and wider by half, since others' norms are not fused{more}"
         return f"nothing like it is known; wider than that of {self.runs} runs: {self.kind}{more}"
 
 

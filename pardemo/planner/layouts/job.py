@@ -10,6 +10,8 @@ from pardemo.planner.layouts.stacks import OTHERS, Stack
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
 DISPATCHERS = ("alltoall", "fused")
+#: Of these only a training of all parameters is planned.
+HYBRID = "models with layers that have state spaces, linear or compressed attention, or other heads"
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,11 @@ class Job:
         hardware.peak(self.machine.gpu, self.precision)
         if self.frozen:
             self.stack.check_lora()
-        if self.frozen and self.shape.pattern and not self.stack.engine:
-            raise ValueError(f"{self.shape.name}: LoRA is not planned for models with state spaces")
-        if self.stack.engine and self.shape.pattern:
+        if self.frozen and self.shape.hybrid and not self.stack.engine:
+            raise ValueError(f"{self.shape.name}: LoRA is not planned for {HYBRID}")
+        if self.stack.engine and self.shape.hybrid:
             raise ValueError(
-                f"{self.shape.name}: fine-tunes of models with state spaces are not planned; --search and --explain "
-                "plan their training"
+                f"{self.shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
             )
 
     @property

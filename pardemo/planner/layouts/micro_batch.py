@@ -74,6 +74,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     products = sum(product(job, each, layout.tp, tokens) for each in weights)
     uncut = stack.whole / (layout.tp if layout.sequence_parallel else 1)
     moved = tokens * shape.hidden * (uncut + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
+    moved += 6 * tokens * shape.hidden * (shape.streams - 1) * blocks  # read twice, written once, in 2 bytes
     moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
     more = sum(product(job, each, layout.tp, tokens) for each in modules.weights)
     more_moved = tokens * (
@@ -84,9 +85,9 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)
-    elif kind.mixer == "mamba" and shape.mamba:
-        moved += 2 * tokens * shape.mamba.inner / layout.tp * stack.filtered
-        scan = tokens * shape.mamba.scan_flops / layout.tp
+    elif kind.mixer == "linear" and shape.linear:
+        moved += 2 * tokens * shape.linear.inner / layout.tp * stack.filtered
+        scan = tokens * shape.linear.scan_flops / layout.tp
         attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * stack.attention)
     launches = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
@@ -111,7 +112,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         once += 0.0 if machine.inside(layout.tp) else stack.crossing_s
         parts.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
     if layout.cp > 1 and kind.mixer == "attention":
-        parts.add("context-parallel traffic", _context(job, layout, attention))
+        parts.add("context-parallel traffic", _context(job, layout, kind, attention))
     if stack.layer_s is None:
         parts.add("launching kernels", max(0.0, launches * passes / 3 - parts.total))
     return parts
@@ -145,21 +146,21 @@ def experts(job: Job, layout: Layout) -> Routed:
     sent = tokens * of.chosen  # rows that a rank sends, and as many that it gets, if all are chosen alike
     rows = sent * layout.etp * job.imbalance
     here = of.count / layout.ep
-    weights = shape.mlp(of.middle)
+    weights, width = shape.expert, of.latent or shape.hidden
     products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
     fused = job.dispatcher == "fused"
-    moved = 2 * shape.hidden * rows * (stack.routed_fused if fused else stack.routed)
+    moved = 2 * width * rows * (stack.routed_fused if fused else stack.routed)
     moved *= 1 - job.overlapped * stack.hides_routed
     moved += 2 * rows * of.middle / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
     moved += rows * job.casts * sum(sum(each.on(layout.etp)) for each in weights)
-    nbytes = 2 * sent * shape.hidden
+    nbytes = 2 * sent * width
     if fused:
         exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.chosen)
     else:
         exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
     exchange *= 1 - job.overlapped * stack.hides_experts
     if layout.etp > 1:
-        exchange += machine.gather(2 * rows * shape.hidden, layout.etp)
+        exchange += machine.gather(2 * rows * width, layout.etp)
     if of.biased:
         moved += 2 * rows * sum(each.on(layout.etp)[1] for each in weights) * stack.biased
     host = job.dropless and not (fused and job.started_by_graphs)
@@ -173,7 +174,7 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     Of a causal sequence cut over ``cp`` ranks, the last one has the most to do, unless the program gives each rank one
     piece from the front and one from the back.
     """
-    shape, machine, length = job.shape, job.machine, job.sequence
+    shape, machine, length = job.shape.with_heads_of(kind), job.machine, job.sequence
     heads = shape.heads / layout.tp
     flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head + shape.value)
     chosen = "core_attn" in layout.modules if layout.modules else job.stack.selective_attention
@@ -187,14 +188,14 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     return (3 + again) * (flops / machine.matrix_flops + scores / machine.memory_bytes_per_s)
 
 
-def _context(job: Job, layout: Layout, attention: float) -> float:
+def _context(job: Job, layout: Layout, kind: Layer, attention: float) -> float:
     """Seconds of context-parallel traffic that attention does not hide.
 
     Keys and values go round the ring beside attention; in the backward pass their gradients go with them. A program
     that gathers them begins with the part that is there, too. With all-to-alls, queries, keys, values and attention's
     outputs go to all ranks in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, 3.2).
     """
-    shape = job.shape
+    shape = job.shape.with_heads_of(kind)
     if layout.context == "all-to-all":
         tokens = layout.micro_batch * job.sequence / layout.cp
         width = shape.heads * (shape.head + shape.value) + shape.groups * (shape.head + shape.value)

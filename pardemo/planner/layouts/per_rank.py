@@ -104,7 +104,7 @@ LOW = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 def kept_bytes(job: Job, layout: Layout) -> float:
     """Bytes that a layer keeps of each token for its backward pass, on one rank; of several kinds, on average."""
     if layout.recompute == "full":
-        return 2 * job.shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+        return 2 * job.shape.hidden * job.shape.streams / (layout.tp if layout.sequence_parallel else 1)
     kinds = job.shape.kinds
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
     nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
@@ -121,13 +121,14 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     in 8 or 4 bits keep their inputs in these, but for attention's output and a router's input, which stay in bf16.
     A frozen weight keeps its input only for an adapter beside it.
     """
-    shape, stack, modules = job.shape, job.stack, layout.modules
+    shape, stack, modules = job.shape.with_heads_of(kind), job.stack, layout.modules
     for_mixer, for_mlp = (keeps_input(job.tuning, shape, shared) for shared in (MIXER, UP))
     along = layout.tp if layout.sequence_parallel else 1
     low = LOW.get(job.precision, 2.0) if stack.keeps_low else 2.0
     blocks = bool(kind.mixer) + bool(kind.mlp)
     normed = 2 * shape.hidden / along
     nbytes = {"residuals": (stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along) * blocks / 2}
+    nbytes["residuals"] += 2 * shape.hidden * (shape.streams - 1) / along * blocks
     nbytes["residuals"] -= normed * blocks
     if kind.mixer:
         own_norm = kind.mixer == "attention" and bool(up_projections(shape))
@@ -144,9 +145,8 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
         )
         if not job.fused and not scores:
             nbytes["scores"] = 5 * shape.heads * job.sequence / layout.cp / layout.tp
-    elif kind.mixer == "mamba" and shape.mamba:
-        inner = 3 * shape.mamba.inner + 2 * shape.mamba.groups * shape.mamba.state
-        nbytes["mixer"] = stack.keeps_heads * inner / layout.tp
+    elif kind.mixer == "linear" and shape.linear:
+        nbytes["mixer"] = stack.keeps_heads * shape.linear.kept / layout.tp
     if kind.mlp == "dense":
         if "mlp" not in modules:  # else it starts from the residual, its norm being one with its first product
             nbytes["MLP's input"] = for_mlp * normed * low / 2
@@ -164,7 +164,8 @@ def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
     nbytes = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / along}
     if "moe" in modules:
         return nbytes
-    nbytes["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * shape.hidden / along
+    width = of.latent or shape.hidden
+    nbytes["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * width / along
     outputs, acted = _mlp(job, of.chosen * of.middle, low)
     nbytes["experts"] = (outputs + (0.0 if "moe_act" in modules else acted)) / layout.tp
     if of.shared and "shared_experts" not in modules:

@@ -1,7 +1,7 @@
 """A model as its matrix multiplications: what each layer multiplies, keeps and owns, whatever it is written in."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 COLUMNS, ROWS, WHOLE = "columns", "rows", "whole"
@@ -32,7 +32,8 @@ class Experts:
     """Of a layer with experts: ``count`` of width ``middle``, ``chosen`` for each token, ``shared`` width for all.
 
     The first ``dense_layers`` layers have none; of the others one in ``every`` has (Llama 4 Maverick: 2). ``biased``:
-    whether their products have biases (GPT-OSS).
+    whether their products have biases (GPT-OSS). ``latent``: a smaller width in which tokens travel to them and back,
+    made by two products of all tokens (Nemotron 3 Super: 1024 of 4096); 0 for none.
     """
 
     count: int
@@ -42,22 +43,30 @@ class Experts:
     dense_layers: int = 0
     every: int = 1
     biased: bool = False
+    latent: int = 0
 
 
 @dataclass(frozen=True)
 class Mamba:
     """A Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): ``heads`` of width ``head``, each with ``state`` numbers for
-    each of these; ``groups`` that share what is written and read; ``kernel`` of its convolution."""
+    each of these; ``groups`` that share what is written and read; ``kernel`` of its convolution, and whether that has a
+    ``bias``."""
 
     heads: int
     head: int
     state: int
     groups: int
     kernel: int = 4
+    bias: bool = True
 
     @property
     def inner(self) -> int:
         return self.heads * self.head
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token that its backward pass needs."""
+        return 3 * self.inner + 2 * self.groups * self.state
 
     def products(self, hidden: int) -> tuple[Product, Product]:
         """What it multiplies: the way in (gate, values, what is written and read, time steps) and the way out."""
@@ -67,7 +76,8 @@ class Mamba:
     @property
     def params(self) -> int:
         """Parameters beside those of its products: the convolution, time steps, decay, skip and norm."""
-        return (self.kernel + 1) * (self.inner + 2 * self.groups * self.state) + 3 * self.heads + self.inner
+        convolved = self.inner + 2 * self.groups * self.state
+        return (self.kernel + self.bias) * convolved + 3 * self.heads + self.inner
 
     @property
     def scan_flops(self) -> int:
@@ -76,21 +86,118 @@ class Mamba:
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """A gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): a state of ``key`` × ``value`` numbers in each of
+    ``heads``, of which ``groups`` have queries and keys; ``kernel`` of its convolution."""
+
+    heads: int
+    value: int
+    groups: int
+    key: int
+    kernel: int = 4
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.value
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token that its backward pass needs: queries, keys, values, the gate, what is read."""
+        return 3 * self.inner + 2 * self.groups * self.key
+
+    def products(self, hidden: int) -> tuple[Product, Product]:
+        """What it multiplies: the way in (queries, keys, values, gate, decay, strength) and the way out."""
+        into = 2 * self.groups * self.key + 2 * self.inner + 2 * self.heads
+        return Product(hidden, into, COLUMNS), Product(self.inner, hidden, ROWS)
+
+    @property
+    def params(self) -> int:
+        """Parameters beside those of its products: the convolution, decay, time steps and norm."""
+        return self.kernel * (2 * self.groups * self.key + self.inner) + 2 * self.heads + self.value
+
+    @property
+    def scan_flops(self) -> int:
+        """Operations of a token, forward (equation 10): decay, what a key reads, what is written, what is read."""
+        return 7 * self.inner * self.key
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """A gated convolution over the last ``kernel`` tokens, of ``width`` channels (LFM2, arXiv 2511.23404)."""
+
+    width: int
+    kernel: int = 3
+
+    @property
+    def inner(self) -> int:
+        return self.width
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token that its backward pass needs: two gates, what they multiply, what is convolved."""
+        return 4 * self.width
+
+    def products(self, hidden: int) -> tuple[Product, Product]:
+        """What it multiplies: the way in (two gates and the values) and the way out."""
+        return Product(hidden, 3 * self.width, COLUMNS), Product(self.width, hidden, ROWS)
+
+    @property
+    def params(self) -> int:
+        """Parameters beside those of its products: the convolution."""
+        return self.kernel * self.width
+
+    @property
+    def scan_flops(self) -> int:
+        """Operations of a token, forward: the convolution and both gates."""
+        return 2 * (self.kernel + 1) * self.width
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """What attention sees beside its window, if any, in ``layers`` layers: one entry for each ``rate`` tokens.
+
+    Args:
+        products: that make the entries and choose among them. chosen: how many of them a token sees, 0 for all.
+        scores: numbers of a token by which all of them are scored, if some are chosen. params: beside its products.
+    """
+
+    rate: int
+    layers: int
+    products: tuple[Product, ...]
+    chosen: int = 0
+    scores: int = 0
+    params: int = 0
+
+
+@dataclass(frozen=True)
+class WholeHeads:
+    """Heads of the layers that see the whole sequence, where these have others (Gemma 4): their width, how many of keys
+    and values, and whether ``values`` have a product of their own."""
+
+    head: int
+    groups: int
+    values: bool = True
+
+
+@dataclass(frozen=True)
 class Layer:
     """What a layer is made of.
 
     Args:
-        mixer: ``attention``, ``mamba``, or "" for none. mlp: ``dense``, ``experts``, or "" for none.
+        mixer: ``attention``, ``linear`` (the model's other mixer), or "" for none. mlp: ``dense``, ``experts``, or ""
+            for none.
         window: tokens that its attention sees (sliding window, chunked attention), 0 for all.
+        compressor: the place of its :class:`Compressor` among the model's, from 1 on; 0 where it has none.
     """
 
     mixer: str = "attention"
     mlp: str = "dense"
     window: int = 0
+    compressor: int = 0
 
 
 #: Letters of a hybrid model's layers, as Megatron-LM's ``--hybrid-override-pattern`` has them; E is one of experts.
-_LETTERS = {"M": Layer("mamba", ""), "*": Layer("attention", ""), "-": Layer("", "dense"), "E": Layer("", "experts")}
+_LETTERS = {"M": Layer("linear", ""), "*": Layer("attention", ""), "-": Layer("", "dense"), "E": Layer("", "experts")}
 
 
 @dataclass(frozen=True)
@@ -105,10 +212,17 @@ class Shape:
         attention: products of the projections; filled from the sizes where left out.
         window: tokens that the attention of ``windowed`` layers sees; these are spread evenly. chunked: whether that is
             the part of the sequence that a token lies in (Llama 4), and not the last ones before it.
-        pattern: of a hybrid model, a letter for each layer: M Mamba, * attention, - MLP, E experts. mamba: its mixer.
+        linear: of a hybrid model, the mixer of the layers that have no attention: its cost is linear in the sequence.
+        whole: heads of the layers without a window, where they are not those of the others.
+        pattern: a letter for each layer that has one part alone: M that mixer, * attention, - MLP, E experts; without
+            one ``linear_layers`` layers have it before their MLP, and these are spread evenly.
+        compressors: of the layers whose attention sees compressed tokens beside its window.
+        streams: residual streams, of which each part of a layer mixes one (hyper-connections); 1 as everywhere.
         norms: of a layer. head_norms: whether queries and keys have norms of their own. by_hand: whether the MLP's
             activation is written out (``gelu_new``), so that each of its steps keeps something.
         mtp: further layers that each predict one more token (DeepSeek-V3's multi-token prediction) by the head.
+        further: parameters beside products, the ``linear`` mixer's own, and a norm before each part of a layer and
+            before the head: biases, other norms.
     """
 
     layers: int
@@ -129,11 +243,16 @@ class Shape:
     windowed: int = 0
     chunked: bool = False
     pattern: str = ""
-    mamba: Mamba | None = None
+    linear: Mamba | DeltaNet | ShortConvolution | None = None
     mtp: int = 0
     norms: int = 2
     head_norms: bool = False
     by_hand: bool = False
+    linear_layers: int = 0
+    compressors: tuple[Compressor, ...] = ()
+    streams: int = 1
+    further: int = 0
+    whole: WholeHeads | None = None
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "groups", "middle", "vocabulary"):
@@ -149,10 +268,10 @@ class Shape:
             projections = (Product(self.hidden, inner, COLUMNS), Product(self.heads * self.value, self.hidden, ROWS))
             object.__setattr__(self, "attention", projections)
 
-    def mlp(self, middle: int) -> tuple[Product, ...]:
-        """The products of an MLP of that width."""
-        up = middle * (2 if self.gated else 1)
-        return Product(self.hidden, up, COLUMNS), Product(middle, self.hidden, ROWS)
+    def mlp(self, middle: int, hidden: int = 0) -> tuple[Product, ...]:
+        """The products of an MLP of that width, on the model's or on another ``hidden`` width."""
+        up, hidden = middle * (2 if self.gated else 1), hidden or self.hidden
+        return Product(hidden, up, COLUMNS), Product(middle, hidden, ROWS)
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, float], ...]:
@@ -160,13 +279,38 @@ class Shape:
         if self.pattern:
             letters = dict.fromkeys(self.pattern)
             return tuple((_LETTERS[letter], float(self.pattern.count(letter))) for letter in letters)
-        routed = self.layers - self.dense_layers
-        seen = [(0, self.layers - self.windowed), (self.window, self.windowed)] if self.windowed else [(0, self.layers)]
-        counts = [("dense", self.dense_layers), ("experts", routed)]
+        of_compressors = [each.layers for each in self.compressors]
+        mixers = [
+            (("linear", 0, 0), self.linear_layers),
+            (("attention", 0, 0), self.layers - self.windowed - self.linear_layers - sum(of_compressors)),
+            (("attention", self.window, 0), self.windowed),
+            *((("attention", self.window, place), count) for place, count in enumerate(of_compressors, 1)),
+        ]  # fmt: skip
+        counts = [("dense", self.dense_layers), ("experts", self.layers - self.dense_layers)]
         return tuple(
-            (Layer("attention", mlp, window), count * of / self.layers)
-            for mlp, count in counts for window, of in seen if count and of
+            (Layer(mixer, mlp, window, compressor), count * of / self.layers)
+            for mlp, count in counts for (mixer, window, compressor), of in mixers if count and of
         )  # fmt: skip
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some of its layers have no attention, one that sees compressed tokens, or heads of another width."""
+        return self.linear is not None or bool(self.compressors) or self.whole is not None
+
+    def with_heads_of(self, layer: Layer) -> "Shape":
+        """The same with the heads that a layer of that kind has."""
+        return self if self.whole is None or layer.window or layer.mixer != "attention" else self._with_whole_heads
+
+    @cached_property
+    def _with_whole_heads(self) -> "Shape":
+        own = self.whole
+        assert own is not None
+        inner = self.heads * own.head
+        keys = own.groups * own.head * (1 + own.values)
+        attention = (Product(self.hidden, inner + keys, COLUMNS), Product(inner, self.hidden, ROWS))
+        return replace(
+            self, head=own.head, value=own.head, groups=own.groups, attention=attention, whole=None, further=0
+        )
 
     @property
     def mtp_layer(self) -> Layer:
@@ -191,33 +335,58 @@ class Shape:
     @cached_property
     def expert_params(self) -> int:
         """Parameters of all experts of one layer; 0 where there are none."""
-        return 0 if self.experts is None else self.experts.count * sum(p.params for p in self.mlp(self.experts.middle))
+        return 0 if self.experts is None else self.experts.count * sum(p.params for p in self.expert)
+
+    @property
+    def expert(self) -> tuple[Product, ...]:
+        """The products of one expert; () where there are none."""
+        of = self.experts
+        return () if of is None else self.mlp(of.middle, of.latent)
+
+    def compressor(self, layer: Layer) -> Compressor | None:
+        """What compresses tokens for the attention of a layer of that kind."""
+        return self.compressors[layer.compressor - 1] if layer.compressor else None
 
     def layer_params(self, layer: Layer) -> int:
         """Parameters of a layer of that kind outside its experts, the norms before its parts included."""
         params = self.hidden * (bool(layer.mixer) + bool(layer.mlp))
         params += sum(product.params for product in self.products(layer))
-        return params + (self.mamba.params if layer.mixer == "mamba" and self.mamba else 0)
+        if compressor := self.compressor(layer):
+            params += compressor.params
+        return params + (self.linear.params if layer.mixer == "linear" and self.linear else 0)
+
+    @property
+    def expert_layers(self) -> float:
+        """Layers that have experts."""
+        return sum(count for kind, count in self.kinds if kind.mlp == "experts")
+
+    @property
+    def matrices(self) -> int:
+        """Parameters of all products outside of experts, of embeddings and of the head."""
+        layers = sum(count * sum(each.params for each in self.products(kind)) for kind, count in self.kinds)
+        return round(layers) + self.ends_params
 
     @cached_property
     def mean_layer(self) -> tuple[float, float]:
         """Parameters of a layer, on average: outside of experts, and in experts."""
         dense = sum(count * self.layer_params(kind) for kind, count in self.kinds)
-        routed = sum(count for kind, count in self.kinds if kind.mlp == "experts")
-        return dense / self.layers, routed * self.expert_params / self.layers
+        return dense / self.layers, self.expert_layers * self.expert_params / self.layers
 
     def products(self, layer: Layer) -> tuple[Product, ...]:
         """What a layer of that kind multiplies each token with, the experts left out."""
         weights: tuple[Product, ...] = ()
         if layer.mixer == "attention":
-            weights += self.attention
-        elif layer.mixer == "mamba" and self.mamba is not None:
-            weights += self.mamba.products(self.hidden)
+            compressor = self.compressor(layer)
+            weights += self.with_heads_of(layer).attention + (compressor.products if compressor else ())
+        elif layer.mixer == "linear" and self.linear is not None:
+            weights += self.linear.products(self.hidden)
         if layer.mlp == "dense":
             weights += self.mlp(self.middle)
         elif layer.mlp == "experts" and self.experts is not None:
             weights += (Product(self.hidden, self.experts.count),)
             weights += self.mlp(self.experts.shared) if self.experts.shared else ()
+            if latent := self.experts.latent:
+                weights += Product(self.hidden, latent), Product(latent, self.hidden)
         return weights
 
     @property
@@ -249,15 +418,28 @@ class Shape:
             for kind, count in self.kinds
         )
         ends = self.embedding_params + (0 if self.tied else self.head_params) + self.hidden
-        return round(layers) + self.mtp * self.mtp_params + ends
+        return round(layers) + self.mtp * self.mtp_params + ends + self.further
 
     def seen(self, layer: Layer, sequence: int, causal: bool = True) -> float:
         """Tokens that a token's attention sees, on average, in a layer of that kind."""
+        if compressor := self.compressor(layer):
+            near = self.seen(replace(layer, compressor=0), sequence, causal) if layer.window else 0.0
+            return near + self._compressed(compressor, sequence, causal)
         if not layer.window or layer.window >= sequence:
             return sequence / 2 if causal else sequence
         if self.chunked:
             return layer.window / 2 if causal else layer.window
         return layer.window - layer.window**2 / (2 * sequence) if causal else layer.window
+
+    def _compressed(self, compressor: Compressor, sequence: int, causal: bool) -> float:
+        """Compressed entries that a token sees, on average, and the scoring of all of them as so many more."""
+        entries = sequence / compressor.rate
+        there = entries / 2 if causal else entries
+        if not compressor.chosen or compressor.chosen >= entries:
+            return there + there * compressor.scores / (self.heads * (self.head + self.value))
+        most = compressor.chosen
+        seen = most - most**2 / (2 * entries) if causal else most
+        return seen + there * compressor.scores / (self.heads * (self.head + self.value))
 
     def flops(self, sequence: int, causal: bool = True, frozen: bool = False) -> float:
         """Operations of a token's forward and backward pass, without recomputation: those of matrix multiplications.
@@ -275,10 +457,11 @@ class Shape:
     def _layer_flops(self, layer: Layer, sequence: int, causal: bool, for_each: int) -> float:
         total = float(sum(product.params for product in self.products(layer)))
         if layer.mlp == "experts" and self.experts is not None:
-            total += self.experts.chosen * sum(product.params for product in self.mlp(self.experts.middle))
-        other = 3.0 * self.mamba.scan_flops if layer.mixer == "mamba" and self.mamba else 0.0
+            total += self.experts.chosen * sum(product.params for product in self.expert)
+        other = 3.0 * self.linear.scan_flops if layer.mixer == "linear" and self.linear else 0.0
         if layer.mixer == "attention":
-            other += 6 * self.heads * (self.head + self.value) * self.seen(layer, sequence, causal)
+            shape = self.with_heads_of(layer)
+            other += 6 * self.heads * (shape.head + shape.value) * self.seen(layer, sequence, causal)
         return for_each * total + other
 
 
@@ -314,6 +497,8 @@ def missing(module: str, shape: Shape) -> str:
 
 def up_projections(shape: Shape) -> tuple[Product, ...]:
     """Of latent attention, the products from a low rank to heads; () where attention has none."""
+    if any(each.rate > 1 for each in shape.compressors):  # which Megatron-core has no modules for
+        return ()
     before = shape.attention[:-1]  # the last one is the output's
     return tuple(each for each in before if each.inputs != shape.hidden)
 

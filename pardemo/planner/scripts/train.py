@@ -92,10 +92,13 @@ def _row(row: Any, where: str) -> dict[str, Any]:
     if isinstance(row, dict) and {"instruction", "output"} <= row.keys():
         asked = "\n".join(filter(None, (row["instruction"], row.get("input"))))
         row = {"prompt": asked, "completion": row["output"]}
-    if isinstance(row, dict) and {"prompt", "response"} <= row.keys():
-        row = {"prompt": row["prompt"], "completion": row["response"]}
+    answer = next((key for key in ("completion", "response", "chosen") if isinstance(row, dict) and key in row), None)
+    if answer and "prompt" in row:
+        row = {"prompt": row["prompt"], "completion": row[answer]}
+        if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
+            row = {"messages": [*row["prompt"], *row["completion"]]}
     if isinstance(row, dict) and "conversations" in row:
-        roles = {"human": "user", "gpt": "assistant"}
+        roles = {"human": "user", "gpt": "assistant", "bot": "assistant"}
         try:
             turns = [{"role": roles.get(t["from"], t["from"]), "content": t["value"]} for t in row["conversations"]]
         except (KeyError, TypeError):

@@ -309,9 +309,9 @@ def _cause_across(
 
 
 #: Optimizers whose step of a part of a matrix is no part of the step of the whole.
-WHOLE_MATRIX = ("Muon", "Shampoo", "SOAP", "DistributedShampoo", "Adafactor")
-#: Optimizers whose step does not change when all gradients are multiplied by a number.
-SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")
+WHOLE_MATRIX = ("muon", "shampoo", "soap", "adafactor")
+#: What is in the names of optimizers whose step does not change when all gradients are multiplied by a number.
+SCALE_FREE = ("adam", "adagrad", "adan", "lion", "lamb", "lars", "rmsprop", "sophia", "sign", "prodigy", *WHOLE_MATRIX)
 
 
 def gradient_findings(facts: Facts) -> list[Finding]:
@@ -357,7 +357,7 @@ def _ranks_apart(facts: Facts, finding: Finding) -> set[int]:
 
 def _wrong_pairs(facts: Facts) -> list[Pair]:
     """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
-    free = facts.optimizer.startswith(SCALE_FREE) or not facts.optimizer
+    free = any(kind in facts.optimizer.lower() for kind in SCALE_FREE) or not facts.optimizer
     # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
     free |= bool(facts.reference_step.clips and facts.steps[0].clips)
     wrong = []
@@ -451,7 +451,8 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
         made.append(_update_finding(facts, rest, "clipped", why))
     elif rest:
         why = "their gradient is right, and what the optimizer makes of it is not"
-        optimizer = facts.optimizer if facts.optimizer.startswith(WHOLE_MATRIX) else ""
+        names = (name for name in facts.optimizer.split() if any(kind in name.lower() for kind in WHOLE_MATRIX))
+        optimizer = next(names, "")
         if optimizer and all(pair.name in facts.cut and pair.reference.dim() == 2 for pair in rest):
             why += f": {optimizer} needs the whole matrix of a gradient, and ranks step with their parts"
         else:

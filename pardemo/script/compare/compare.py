@@ -157,7 +157,8 @@ class Comparison:
     """A layout's findings, none where it trains as the reference does.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
-    parameter of this name. ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are.
+    parameter of this name; ``not_compared``: their names. ``steps``: how many were compared, to the first that differs.
+    ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are.
     ``left_open``: what other layouts may explain. ``model``: its modules in the last step that was compared. ``kept``:
     tensors of findings that nobody explains.
     """
@@ -167,6 +168,8 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
     unmatched: str = ""
     strange: bool = False
+    not_compared: tuple[str, ...] = ()
+    steps: int = 0
     in_part: str = ""
     left_open: causes.UnexplainedGradients | None = None
     model: ModelMap | None = None
@@ -187,8 +190,10 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
     """
     comparison = Comparison(_map_pieces(reference, other))
     before = _assemble(reference, holders_of(other, 0, "before", comparison.maps))
+    comparison.not_compared = _not_compared(reference, comparison.maps, before)
     comparison.unmatched, comparison.strange = _unmatched_parameters(reference, comparison.maps, before)
     for step in range(min(reference.run.steps, other.steps)):
+        comparison.steps = step + 1
         comparison.model = step_map(reference, step)
         findings = _step_findings(reference, other, step, before, comparison)
         comparison.findings += findings
@@ -251,6 +256,12 @@ def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
     for rank in maps.parts:
         maps.leave_out_unused(rank, other.tensors(0, rank, "gradient"))
     return maps
+
+
+def _not_compared(reference: Reference, maps: ParameterMap, before: Mapping[str, Assembled]) -> tuple[str, ...]:
+    """Parameters that are no part of the reference's, and the reference's that no ranks have in whole."""
+    truth = reference.whole[0].before
+    return (*maps.unknown, *(name for name in truth if name not in before or not bool(before[name].covered.all())))
 
 
 def _unmatched_parameters(

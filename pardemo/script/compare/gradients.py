@@ -83,6 +83,9 @@ def _weighed_text(parts: Sequence[tuple[int, float]], facts: Facts, ranks: int) 
 def loss_itself(pairs: Sequence[Pair], facts: Facts) -> str | None:
     """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
     said = _losses_within_a_group(facts) or _loss_text(facts)
+    bare = next((name for name in facts.gradients if name.startswith("optimizer.")), "")
+    if said and bare:
+        return f"{said}; the outputs of modules are right, and nothing is seen of what {bare} is used for, in no module"
     if said:
         return f"{said}; the outputs are right"
     last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")

@@ -24,7 +24,7 @@ from pardemo.script.record import records
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.records import Step
 from pardemo.script.report import verdict
-from pardemo.script.report.verdict import Proof
+from pardemo.script.report.verdict import LayoutSteps, Proof
 from pardemo.script.words import count_text
 
 #: Elements of the parameters that are recorded in full where a layout parts.
@@ -121,6 +121,9 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
             continue
         finally:
             shutil.rmtree(place, ignore_errors=True)
+        proof.ran[layout.name] = LayoutSteps(
+            min(options.steps, *(len(record.steps) for record in run.records)), compared.steps, compared.not_compared
+        )
         if compared.unmatched and (compared.strange or not compared.findings):
             proof.failed[layout.name] = compared.unmatched
             continue
@@ -176,20 +179,50 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     require_hashed_samples(other)
     compared = compare.compare_layout(truth, other)
+    _require_same_draws(truth.run, other, compared)
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = compare_in_full(truth, other, compared, options, place / "full")
     return compared
 
 
-def _require_training(truth: Reference) -> None:
-    """Where nothing has a gradient, no layout could part from it."""
-    gradients = [tensor for parameters in truth.whole for tensor in parameters.gradients.values()]
-    if gradients and not any(bool(tensor.any()) for tensor in gradients):  # some engines show none
+#: Causes of what differs where random numbers do.
+_NO_OTHER_CAUSE = ("", "data", "loss", "follows")
+
+
+def _require_same_draws(reference: Run, other: Run, compared: compare.Comparison) -> None:
+    """Where ranks draw other numbers than the reference, what differs without another cause says nothing.
+
+    The second step tells it: in the first, models and data are made.
+    """
+    records = [reference.records[0], *other.records]
+    unexplained = all(finding.cause in _NO_OTHER_CAUSE for finding in compared.findings)
+    if not compared.findings or not unexplained or any(len(record.steps) < 2 for record in records):
+        return
+    wanted, *drawn = (record.steps[1].draws for record in records)
+    first = compared.findings[0]
+    if first.cause == "data" and len(drawn) > 1 and all(draws == drawn[0] for draws in drawn):
+        return  # ranks that draw alike have the same samples
+    if lines := [line for draws in drawn for line, numbers in draws.items() if wanted.get(line) != numbers]:
         raise ProveError(
-            f"the reference, {truth.run.layout.name}, does not train: its gradients are zero in "
-            f"{count_text(truth.run.steps, 'step')}; look at what the loss is computed from"
+            f"step {first.step} differs in {first.what}, and {lines[0]} draws other random numbers than in the "
+            "reference, so that nothing is known: draw those of the whole batch on each rank, or by a sample's number"
         )
+
+
+def _require_training(truth: Reference) -> None:
+    """Where nothing has a gradient, or nothing changes, no layout could part from it."""
+    gradients = [tensor for parameters in truth.whole for tensor in parameters.gradients.values()]
+    changed = any(
+        not torch.equal(tensor, parameters.before[name])
+        for parameters in truth.whole for name, tensor in parameters.after.items() if name in parameters.before
+    )  # fmt: skip
+    why = "" if changed else "no parameter of its models changes in {}: is the learning rate 0, as in a warm-up?"
+    if gradients and not any(bool(tensor.any()) for tensor in gradients):  # some engines show none
+        why = "its gradients are zero in {}; look at what the loss is computed from"
+    if why:
+        steps = count_text(truth.run.steps, "step")
+        raise ProveError(f"the reference, {truth.run.layout.name}, does not train: {why.format(steps)}")
 
 
 def _partial_reason(reference: Run, other: Run) -> str:

@@ -255,7 +255,8 @@ class Facts:
     names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
     gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
     ``accumulated``: of each parameter the gradients that it had after each micro-batch but the last, added up.
-    ``optimizer``: the class of the reference's. ``steps``: what each rank recorded; ``reference_step``: the reference.
+    ``optimizer``: the classes of the reference's optimizers, and what they are made of. ``steps``: what each rank
+    recorded; ``reference_step``: the reference.
     """
 
     layout: Layout

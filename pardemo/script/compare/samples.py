@@ -177,8 +177,9 @@ def _unequal_batches(reference: Run, other: Run, count: int, share: int) -> Prov
 def _match_parts(theirs: list[_Row], ours: list[_Row], other: Run, step: int) -> StepSamples:
     """Rows that are a part of the reference's rows, as under context parallelism: found by their tokens."""
     samples, length = StepSamples(), len(theirs[0].tokens)
-    if any(len(row.tokens) != length for row in theirs):
-        return samples
+    unlike = [len({len(row.tokens) for row in rows}) > 1 for rows in (theirs, ours)]
+    if unlike[0] or (unlike[1] and len(ours) != len(theirs)):  # padded rows are as many as samples
+        return _match_packed(theirs, ours)
     table = torch.stack([row.tokens for row in theirs])  # [rows, s]
     covered = torch.zeros_like(table)
     complete = True
@@ -195,6 +196,22 @@ def _match_parts(theirs: list[_Row], ours: list[_Row], other: Run, step: int) ->
     elif not samples.places and ours:
         samples.finding = _finding(other, step, "no sample is one of the reference's in this step")
     return samples
+
+
+def _match_packed(theirs: list[_Row], ours: list[_Row]) -> StepSamples:
+    """Rows of unlike lengths, each of them a block of one of the reference's: samples of a micro-batch in one row."""
+    samples, free = StepSamples(), [torch.ones(len(row.tokens), dtype=torch.bool) for row in theirs]
+    for row, (its, left) in product(ours, zip(theirs, free, strict=True)):
+        size = len(row.tokens)
+        begins = (its.tokens == row.tokens[0]).nonzero().reshape(-1).tolist() if size else []
+        blocks = (torch.arange(begin, begin + size) for begin in begins if begin + size <= len(left))
+        block = next((at for at in blocks if left[at].all() and torch.equal(its.tokens[at], row.tokens)), None)
+        if block is not None and row.place not in samples.places:
+            left[block] = False
+            samples.places[row.place] = RowPosition(its.micro_batch, its.number, block, len(left))
+    if len(samples.places) == len(ours) and not any(bool(left.any()) for left in free):
+        return samples
+    return StepSamples(note="samples are not compared: rows are as long as what is packed into them")
 
 
 def _match_without_padding(theirs: list[_Row], ours: list[_Row]) -> StepSamples | None:

@@ -1,6 +1,7 @@
 """Numbers of a script on a rank: random ones noted, all in fp64, or all rounded otherwise."""
 
 import contextlib
+import functools
 import random
 import sys
 import zlib
@@ -111,6 +112,38 @@ def unseeded_noted(sites: CallSites, lines: list[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, unseeded in functions:
             stack.enter_context(compat.replaced(owner, name, watched(getattr(owner, name), unseeded)))
+        yield
+
+
+#: Functions and methods of tensors that a script draws random numbers by.
+_DRAWS = {
+    torch: ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli"),
+    torch.Tensor: ("normal_", "uniform_", "bernoulli_"),
+}
+
+
+@contextlib.contextmanager
+def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str]]) -> Iterator[None]:
+    """Within the block what the script's own lines draw from torch's own generator is added to ``drawn()``, as hashes.
+
+    Noise that each rank draws for itself is another one in each layout.
+    """
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = function(*args, **kwargs)
+            plain = type(made) is torch.Tensor and made.device.type == "cpu" and kwargs.get("generator") is None
+            if plain and is_script(sys._getframe(1).f_code.co_filename):
+                by_line, line = drawn(), f"{sites.here().line} ({function.__name__})"
+                by_line[line] = f"{zlib.crc32((by_line.get(line, '') + records.digest(made)).encode())}"
+            return made
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in ((owner, name) for owner, names in _DRAWS.items() for name in names):
+            stack.enter_context(compat.replaced(owner, name, watched(getattr(owner, name))))
         yield
 
 

@@ -13,7 +13,7 @@ from pardemo.script.record.pieces import HeldPiece, held_pieces, is_engine
 from pardemo.script.record.records import CurrentStep
 from pardemo.script.runtime.call_sites import CallSites, outermost, without_wrappers
 
-#: Elements of a buffer up to which it is compared.
+#: Elements of a buffer up to which it is recorded as it is, and above which its sketch is.
 LARGEST_BUFFER = 65536
 
 
@@ -64,7 +64,8 @@ class Parameters:
     def in_no_module(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters of optimizers that no module has which the script calls, by their places there.
 
-        Not where no module has any: such an optimizer may have shards of its own, as an engine's has.
+        Not where modules are trained and an optimizer has nothing of theirs: it may have shards of its own, as an
+        engine's has.
         """
         models = self.models()
         if any(is_engine(root) for root in models):
@@ -72,7 +73,8 @@ class Parameters:
         held = {id(parameter) for root in models for parameter in root.parameters()}
         optimized = self._optimized()
         left = [(name, parameter) for name, parameter in optimized if id(parameter) not in held]
-        return left if not models or len(left) < len(optimized) else []
+        trained = any(parameter.requires_grad for root in models for parameter in root.parameters())
+        return left if not trained or len(left) < len(optimized) else []
 
     def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters of all optimizers, by their places there."""
@@ -166,9 +168,10 @@ class Parameters:
         for root in self.models():
             for prefix, part in root.named_modules():
                 for name, buffer in compat.saved_buffers(part):
-                    if buffer.numel() <= LARGEST_BUFFER:
-                        full = without_wrappers(f"{prefix}.{name}" if prefix else name)
-                        self._current.tensors[f"buffer/{full}"] = _copied(buffer)
+                    full = without_wrappers(f"{prefix}.{name}" if prefix else name)
+                    real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+                    small = buffer.numel() <= LARGEST_BUFFER
+                    self._current.tensors[f"buffer/{full}"] = _copied(buffer) if small else records.sketch_of(real)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

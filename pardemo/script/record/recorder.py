@@ -18,6 +18,7 @@ from pardemo.script.record.numbers import (
     Rounding,
     as_in_a_new_process,
     casts_noted,
+    draws_noted,
     dropout_noted,
     in_double,
     unseeded_noted,
@@ -58,7 +59,7 @@ class Recorder(Hooks):
         self._outputs = Outputs(sites, self.current, self._model_begins)
         self._rounding = Rounding() if wanted.rounded else None
         self._thread = threading.get_ident()
-        self._optimizer = ""
+        self._optimizers: dict[str, None] = {}  # names of their classes, and of those that these are made of
         self._engines: set[type] = set()
         self._in_engine = False
 
@@ -265,7 +266,7 @@ class Recorder(Hooks):
         current = self.current
         if current.step.backwards == 0:
             return
-        self._optimizer = self._optimizer or type(optimizer).__name__
+        self._optimizers |= dict.fromkeys(kind.__name__ for kind in type(optimizer).__mro__[:-2])
         current.note_line(STEP, self.sites.file_and_line)
         if not current.pending:
             current.step.learning_rates = []
@@ -321,7 +322,7 @@ class Recorder(Hooks):
         ]
         steps = self.steps[: self._wanted.steps]
         return RankRecord(
-            self.rank, ended, steps, notes, unseeded, dtypes, self._optimizer, norms,
+            self.rank, ended, steps, notes, unseeded, dtypes, " ".join(self._optimizers), norms,
             computed_in=sorted(self._outputs.computed_in),
         )  # fmt: skip
 
@@ -356,6 +357,7 @@ def record_script(asked: Recording) -> RankRecord:
         calls = Calls(sites, lambda: len(recorder.steps), os.path.join(asked.wanted.folder, f"rank{rank}"))
         followers: tuple[contextlib.AbstractContextManager[Any], ...] = (
             sites, recorder, calls, unseeded_noted(sites, unseeded), _losses_printed(recorder),
+            draws_noted(sites, lambda: recorder.current.step.draws),
             dropout_noted(sites, lambda mask: recorder.current.step.masks.append(mask), notes),
             _clipping_noted(recorder), _loss_calls_noted(recorder), _scaling_noted(recorder),
         )  # fmt: skip

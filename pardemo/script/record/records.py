@@ -94,8 +94,9 @@ class Step:
     files have changed since the step before; ``saves``, seconds of each save; ``asynchronous``, whether any so far was
     made by another thread than the script's; ``generators``, by name, hashes of where random numbers were when its
     first forward pass began. ``cleared``: by parameter, the line that cleared its gradient behind a backward
-    pass and before the step. ``lines``: of what the step does (:data:`FORWARD`, … and :func:`called` of a module) the
-    line of the script that did it first, as ``/home/me/train.py:31``.
+    pass and before the step. ``draws``: by line, hashes of what the script drew from torch's own generator.
+    ``lines``: of what the step does (:data:`FORWARD`, … and :func:`called` of a module) the line of the script that did
+    it first, as ``/home/me/train.py:31``.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -117,6 +118,7 @@ class Step:
     generators: dict[str, str] = field(default_factory=dict)
     cleared: dict[str, str] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
+    draws: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

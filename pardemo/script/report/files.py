@@ -34,6 +34,13 @@ def folder(path: str) -> Path:
     return made
 
 
+def clear(folder: Path) -> None:
+    """Removes what an earlier measurement has left, which may have failed or had more ranks."""
+    names = ("page.html", "summary.json", "trace.json", "collectives.csv", "standstill.json", "memory_rank*.pickle")
+    for left in (left for name in names for left in folder.glob(name)):
+        left.unlink()
+
+
 def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) -> None:
     """A page, a JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
     texts = {
@@ -44,8 +51,6 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
     for name, content in texts.items():
         project.write_atomically(folder / name, functools.partial(Path.write_text, data=content, encoding="utf-8"))
 
-    for left in folder.glob("memory_rank*.pickle"):  # of an earlier run, which may have had more ranks
-        left.unlink()
     for trace in seen:
         snapshot.write(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
     rows = [row | {"ranks": " ".join(map(str, row["ranks"]))} for row in measured.as_json()["collectives"]]

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import save_file
 
@@ -24,6 +24,17 @@ from pardemo.script.words import cause_text, count_text, finding_text, first_of
 from pardemo.tables import amount
 
 
+class LayoutSteps(NamedTuple):
+    """Of a layout: steps that it ran, of those that were asked for; steps compared; names of what was not compared."""
+
+    run: int
+    compared: int
+    not_compared: tuple[str, ...] = ()
+
+
+NONE_RAN = LayoutSteps(0, 0)
+
+
 @dataclass
 class Proof:
     """What came out.
@@ -33,6 +44,7 @@ class Proof:
     ``files``: where they were written, in the folder of ``--out``. ``asked``: how many steps were to be compared.
     ``rounded``: short types in which the reference computes, by whose rounding tolerances were found. ``lines``: of
     each finding the line of the script that does what is wrong, as ``train.py:31``, seen from the working folder.
+    ``ran``: of each layout that could be compared, its steps.
     """
 
     layouts: list[Layout]
@@ -49,11 +61,16 @@ class Proof:
     asked: int = 0
     rounded: list[str] = field(default_factory=list)
     lines: dict[Finding, str] = field(default_factory=dict)
+    ran: dict[str, LayoutSteps] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
         """Whether all layouts were run, and train as the reference does."""
         return not self.findings and not self.failed
+
+    def ran_of(self, layout: Layout) -> LayoutSteps:
+        """The steps of a layout: of the reference all that it has, none of one that could not be compared."""
+        return LayoutSteps(self.steps, self.steps) if layout is self.layouts[0] else self.ran.get(layout.name, NONE_RAN)
 
     def __str__(self) -> str:
         return proof_screen(self)
@@ -65,8 +82,10 @@ class Proof:
             "equal": self.equal,
             "layouts": [
                 {"layout": layout.name, "ranks": layout.ranks, "line": " ".join(layout.line),
-                 "error": self.failed.get(layout.name), "equal": layout.name not in {*self.failed, *different}}
-                for layout in self.layouts
+                 "error": self.failed.get(layout.name), "equal": layout.name not in {*self.failed, *different},
+                 "steps_asked": self.asked, "steps_run": ran.run, "steps_compared": ran.compared,
+                 "not_compared": list(ran.not_compared)}
+                for layout in self.layouts for ran in (self.ran_of(layout),)
             ],
             "findings": [
                 json_row(finding) | {"line": self.lines.get(finding, ""), "tensors": self.files.get(finding)}
@@ -183,7 +202,9 @@ def _sign(proof: Proof, layout: Layout) -> tuple[str, str]:
 
 def _lead(proof: Proof, layout: Layout) -> str:
     """What is said of a layout without a finding: why it could not be compared, or that it is right."""
-    return proof.failed.get(layout.name, "" if _of(proof, layout) else ALIKE)
+    compared = proof.ran_of(layout).compared
+    few = f" in {compared} of {count_text(proof.steps, 'step')}" if 0 < compared < proof.steps else ""
+    return proof.failed.get(layout.name, "" if _of(proof, layout) else f"{ALIKE}{few}")
 
 
 def hints(proof: Proof) -> list[str]:

@@ -13,7 +13,7 @@ from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly
 from pardemo.script.compare.runs import Finding, ProveError, Reference, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
 from pardemo.script.record.records import STATE, Tensors
-from pardemo.script.resume.recorder import KEPT, SLOTS
+from pardemo.script.resume.recorder import COPIES, KEPT, SLOTS
 
 
 def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> list[str]:
@@ -114,8 +114,8 @@ def compare_states(
             exact = False
             if value is not None and nearly_equal(value, tensor, tolerance):
                 continue
-            if value is None and not bool(tensor.any()):
-                continue
+            if value is None and (kind == STATE + COPIES or not bool(tensor.any())):
+                continue  # a copy that a step makes for itself is not there at first
             why = _state_difference(slot, name, tensor, value, rank, steps, begins)
             names = names_by_reason.setdefault(why, [])
             if name not in names:
@@ -363,8 +363,13 @@ def _states(beside: ResumedRun) -> None:
     keys |= {key for rank in range(beside.resumed.layout.ranks) for key in beside.resumed.keys(0, rank)}
     truth = Reference(beside.reference.since(beside.behind), beside.tolerance) if beside.compared else None
     for kind in sorted({key.split("/", 1)[0] for key in keys if key.startswith(STATE)}):
+        beside_model = kind in (STATE + KEPT, STATE + COPIES)
         if truth is None or beside.compared is None:
             theirs, ours = beside.tensors(kind)
+        elif beside_model:  # which all ranks have alike; what is in shards nobody can put together
+            ours = [beside.resumed.tensors(0, 0, kind)]
+            wanted = beside.reference.tensors(beside.behind, 0, kind).items()
+            theirs = [{k: v for k, v in wanted if v.is_floating_point() and ours[0].get(k, v).shape == v.shape}]
         else:
             in_whole, parts = _states_in_whole(truth, beside.resumed, beside.compared.maps, kind)
             beside.states |= bool(parts)
@@ -375,7 +380,7 @@ def _states(beside: ResumedRun) -> None:
         exact, names_by_reason = compare_states(kind, theirs, ours, steps, beside.behind, beside.tolerance)
         beside.exact &= exact
         for why, names in names_by_reason.items():
-            if kind == STATE + KEPT:
+            if beside_model:
                 beside.add("beside the model", "not-restored", why, names)
             else:
                 beside.add("optimizer", "optimizer-state", why, names)

@@ -103,14 +103,15 @@ def draw_stops(
     return made
 
 
-#: The kind of states that no optimizer has: of what the script keeps beside the model.
-KEPT = "kept"
+#: Kinds of states that no optimizer has: of what the script keeps beside the model, and its copies of the parameters.
+KEPT, COPIES = "kept", "copies"
 #: Optimizers' names for what they keep, in words.
 SLOTS = {
     "exp_avg": "the optimizer's first moment", "exp_avg_sq": "the optimizer's second moment",
     "momentum_buffer": "the optimizer's momentum", "max_exp_avg_sq": "the optimizer's largest second moment",
     "step": "the optimizer's count of steps", "square_avg": "the optimizer's mean of squares",
     "sum": "the optimizer's sum of squares", KEPT: "what the script keeps beside the model",
+    COPIES: "the script's copy of the parameters",
 }  # fmt: skip
 
 
@@ -145,34 +146,55 @@ def _copy_of_part(tensor: torch.Tensor) -> torch.Tensor:
 
 #: Elements from which a tensor in a state is worth a word: counters and rates are compared as what they do.
 LEAST = 2
+#: Elements of a list or dict that are looked at: one with more holds samples.
+MOST = 100
 
 
 def kept_beside(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of modules and of objects with a ``state_dict`` that the script's functions hold, by name.
+    """Tensors of modules and of objects with a ``state_dict`` that the script's functions hold, by kind and name.
 
-    Of those that run now: their variables, the script's globals, and the attributes of objects of its own classes.
+    Of those that run now: their variables and the script's globals, and in these elements of lists and dicts and
+    attributes of objects of its own classes. Plain tensors where they are as many, and of the same shapes, as the
+    parameters, as an average is that somebody has written by hand.
 
     Args:
         models: what is trained, which is compared by itself.
     """
+    models = list(models)
+    parameters = [parameter for root in models for parameter in root.parameters()]
+    buffers = [buffer for root in models for buffer in root.buffers()]
+    shapes = [_shapes_of([p for p in parameters if p.requires_grad]), _shapes_of([*parameters, *buffers])]
     trained = {id(part) for root in models for part in root.modules()}
-    trained |= {id(parameter) for root in models for parameter in root.parameters()}
+    trained |= {id(tensor) for parameter in parameters for tensor in (parameter, parameter.grad)}
+    places = {_place(parameter) for parameter in parameters} - {0}
     seen: set[int] = set()
     for name, value in _reachable():
         if id(value) in seen or id(value) in trained or isinstance(value, (torch.optim.Optimizer, type)):
             continue
         seen.add(id(value))
+        kind = KEPT
+        state: Any = {}
         if isinstance(value, torch.nn.Module):
             if any(id(parameter) in trained for parameter in value.parameters()):
                 continue  # the model in another wrapper, or with a part of it
-            state: Any = value.state_dict()
+            state = value.state_dict()
         elif hasattr(value, "load_state_dict") and hasattr(value, "state_dict"):
             state = _state_of(value)
-        else:
-            continue
+        elif isinstance(value, (dict, list)) and len(value) > 1:
+            some = list(value.values()) if isinstance(value, dict) else value
+            kind, of_some = COPIES, _shapes_of(some)
+            if of_some and of_some in shapes and not any(id(one) in trained or _place(one) in places for one in some):
+                state = value
         for slot, tensor in _state_tensors(name, state):
-            if id(tensor) not in trained:
-                yield slot, tensor
+            yield f"{kind}/{slot}", tensor
+
+
+def _shapes_of(some: list[Any]) -> list[tuple[int, ...]]:
+    return sorted(tuple(one.shape) for one in some) if all(isinstance(one, torch.Tensor) for one in some) else []
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return local_part(tensor).data_ptr()
 
 
 def _reachable() -> Iterator[tuple[str, Any]]:
@@ -180,20 +202,27 @@ def _reachable() -> Iterator[tuple[str, Any]]:
     files: set[str] = set()
     while frame is not None:
         if is_script(frame.f_code.co_filename):
-            yield from _of_scope(frame.f_locals)
-            if frame.f_code.co_filename not in files:
-                files.add(frame.f_code.co_filename)
-                yield from _of_scope(frame.f_globals)
+            scopes = [frame.f_locals, *([frame.f_globals] if frame.f_code.co_filename not in files else [])]
+            files.add(frame.f_code.co_filename)
+            for name, value in (item for scope in scopes for item in list(scope.items())):
+                if not name.startswith("__"):
+                    yield from _held(name, value)
         frame = frame.f_back
 
 
-def _of_scope(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in list(names.items()):
-        if name.startswith("__"):
-            continue
-        yield name, value
-        if type(value).__module__ == "__main__" and not isinstance(value, (torch.nn.Module, type)):
-            yield from ((f"{name}.{key}", inner) for key, inner in list(getattr(value, "__dict__", {}).items()))
+def _held(name: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """A value, and what is in it: elements of lists and dicts, attributes of objects of the script's own classes."""
+    yield name, value
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value[:MOST])
+    elif type(value).__module__ == "__main__" and not isinstance(value, (torch.nn.Module, type)):
+        items = getattr(value, "__dict__", {}).items()
+    for key, inner in list(items)[:MOST] if depth else ():
+        if not isinstance(inner, (torch.Tensor, str, int, float)):
+            yield from _held(f"{name}.{key}", inner, depth - 1)
 
 
 def _state_of(value: Any) -> Any:
@@ -276,7 +305,7 @@ class StopFollower:
             tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else parameters.recorded(name, value)
         with torch.no_grad():
             for name, value in kept_beside(models):
-                tensors[f"{STATE}{KEPT}/{name}"] = parameters.recorded(name, value)
+                tensors[f"{STATE}{name}"] = parameters.recorded(name, value)
 
     # --- saves
 

@@ -397,7 +397,8 @@ def explain(measured: Summary) -> None:
     measured.findings = list(dict.fromkeys(findings))  # what two groups of one parallelism both have
     if measured.ranks > 1 and _alone(measured):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
-        measured.findings.insert(0, Finding(alone))
+        rarely = f"unless it is averaged in other steps than the {measured.steps} measured"
+        measured.findings.insert(0, Finding(f"{alone}, {rarely}"))
 
 
 def _alone(measured: Summary) -> bool:

@@ -63,7 +63,9 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     Raises:
         ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.
     """
-    machine = job.machine
+    machine, shape = job.machine, job.shape
+    if shape.hybrid or (shape.experts and shape.experts.latent):
+        raise ValueError(f"--write: files are written for layers of attention and an MLP; {shape.name} has others")
     check(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
     if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:
         raise ValueError(

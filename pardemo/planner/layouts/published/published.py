@@ -44,7 +44,7 @@ MODELS = {
        for theirs, ours in _TABLES["built_in"].items()},
     "Nemotron_3_Nano": Shape(
         52, 2688, 32, 2, 1856, 131072, gated=False, head=128, experts=Experts(128, 6, 1856, 3712),
-        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", mamba=Mamba(64, 64, 128, 8),
+        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", linear=Mamba(64, 64, 128, 8),
         name="nemotron-3-nano-30b-a3b",
     ),
 }  # fmt: skip

@@ -1,10 +1,8 @@
 """Megatron-core's GPTModel under its own schedules, DistributedDataParallel, finalize_model_grads and optimizers."""
 
-import argparse
-
-import shared
+import megatron_shared as shared
 import torch
-import torch.distributed as dist
+from common import options, start
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
@@ -14,20 +12,11 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--tp", type=int, default=1)
-parser.add_argument("--pp", type=int, default=1)
-parser.add_argument("--vpp", type=int, default=1, help="stages of the model on each rank")
-parser.add_argument("--accumulate", type=int, default=1, help="micro-batches")
-parser.add_argument("--layers", type=int, default=4)
-parser.add_argument("--layout", default="none", help="which layers each stage has: E, t, m and L")
-parser.add_argument("--optimizer", default="sgd", help="sgd or adam: the library's; plain: torch's")
-parser.add_argument("--clip", type=float, default=0.0)
-parser.add_argument("--way", default="", help="words with +: tied, rope, mtp, tokens, latent, …")
-parser.add_argument("--ddp", default="", help="words with +: distributed, overlap, average, …")
-args = parser.parse_args()
-way, ddp = set(args.way.split("+")), set(args.ddp.split("+"))
-dist.init_process_group("gloo")
+# vpp: stages of the model on each rank; layout: which layers each stage has, of E, t, m and L; optimizer: sgd or adam,
+# the library's, or plain, torch's
+args = options(tp=1, pp=1, vpp=1, accumulate=1, layers=4, layout="none", optimizer="sgd", clip=0.0, way="", ddp="")
+way, ddp = args.way, args.ddp
+start()
 shared.on_cpu()
 virtual = args.vpp if args.vpp > 1 else None
 
@@ -48,18 +37,15 @@ initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
 latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 4,
           "rope_type": "rope", "normalization": "RMSNorm"}  # fmt: skip
 config = (MLATransformerConfig if "latent" in way else TransformerConfig)(
-    num_layers=args.layers, hidden_size=16, num_attention_heads=4, ffn_hidden_size=32, hidden_dropout=0.0,
-    attention_dropout=0.0, use_cpu_initialization=True, tensor_model_parallel_size=args.tp, bias_dropout_fusion=False,
-    masked_softmax_fusion=False, gradient_accumulation_fusion=False, perform_initialization=True,
-    pipeline_model_parallel_size=args.pp, virtual_pipeline_model_parallel_size=virtual, pipeline_dtype=torch.float32,
-    qk_layernorm="qknorm" in way, calculate_per_token_loss="tokens" in way, apply_rope_fusion=False,
+    **shared.BASE, num_layers=args.layers, tensor_model_parallel_size=args.tp,
+    pipeline_model_parallel_size=args.pp, virtual_pipeline_model_parallel_size=virtual,
+    qk_layernorm="qknorm" in way, calculate_per_token_loss="tokens" in way,
     mtp_num_layers=2 if "mtp" in way else None,
     batch_p2p_comm="overlap_p2p" not in way, overlap_p2p_comm="overlap_p2p" in way,
-    **({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-       if "recompute" in way else {}),
+    **(shared.RECOMPUTED if "recompute" in way else {}),
     **({"num_layers_in_first_pipeline_stage": 1} if "uneven" in way and args.pp > 1 else {}),
     pipeline_model_parallel_layout=None if args.layout == "none" else args.layout,
-    **({"gated_linear_unit": True, "activation_func": torch.nn.functional.silu} if "gated" in way else {}),
+    **(shared.GATED if "gated" in way else {}),
     cross_entropy_loss_fusion="fused" in way,
     num_query_groups=4 if "latent" in way else 1 if "group" in way else 2, **(latent if "latent" in way else {}),
 )  # fmt: skip
@@ -80,7 +66,7 @@ def part(stage: int | None) -> GPTModel:
     return GPTModel(
         config, spec, vocab_size=32, max_sequence_length=6, pre_process=first, post_process=last, vp_stage=stage,
         share_embeddings_and_output_weights="tied" in way, mtp_block_spec=mtp,
-        position_embedding_type="rope" if way & {"rope", "mtp", "latent"} else "learned_absolute",
+        position_embedding_type="rope" if way & {"mtp", "latent"} else "learned_absolute",
     )  # fmt: skip
 
 
@@ -111,11 +97,10 @@ else:
     optimizer = get_megatron_optimizer(
         OptimizerConfig(optimizer=args.optimizer, lr=0.1, weight_decay=0.1, adam_eps=0.1,  # a factor would show
                         clip_grad=args.clip, use_distributed_optimizer="distributed" in ddp, sgd_momentum=0.9,
-                        log_num_zeros_in_grad=True, overlap_param_gather="gather" in ddp, min_lr=0.0,
-                        overlap_param_gather_with_optimizer_step="step" in ddp,
+                        overlap_param_gather="gather" in ddp, min_lr=0.0,
                         **({"decoupled_lr": 0.02, "decoupled_min_lr": 0.0} if "rates" in way else {})),
         model, use_gloo_process_groups=False,
     )  # fmt: skip
     rate = optimizer.config.lr
     scheduler = OptimizerParamScheduler(optimizer, rate, rate, 0.0, 0, 100, "constant", 0.1, 0.1, 100, "constant")
-shared.train(args, way, model, optimizer, 6, bool(way & {"tokens", "masked"}), lambda: scheduler.step(1))
+shared.train(args, model, optimizer, 6, bool(way & {"tokens", "masked"}), lambda: scheduler.step(1))

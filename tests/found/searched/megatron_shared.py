@@ -5,9 +5,20 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from common import show
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+#: Of each model, as TransformerConfig has it; and what a latent attention has more.
+BASE = {
+    "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 32, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+    "use_cpu_initialization": True, "perform_initialization": True, "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False, "gradient_accumulation_fusion": False, "apply_rope_fusion": False,
+    "pipeline_dtype": torch.float32,
+}  # fmt: skip
+GATED = {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
 def on_cpu() -> None:
@@ -85,21 +96,18 @@ def forward(way: set[str], batches, chunk):
     positions = torch.arange(length).expand(len(tokens), length).contiguous()
     triangle = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
     losses = chunk(tokens[:, :-1].contiguous(), positions, triangle, labels=tokens[:, 1:].contiguous(),
-                   **({"loss_mask": mask.clone()} if "mtp" in way else {}),
-                   **({"padding_mask": mask < 1} if "padding" in way else {}))  # fmt: skip
+                   **({"loss_mask": mask.clone()} if "mtp" in way else {}))  # fmt: skip
     return losses, partial(loss_of, way, mask)
 
 
-def train(
-    args, way: set[str], model: list, optimizer, length: int, masked: bool, stepped: Callable[[], object]
-) -> None:
+def train(args, model: list, optimizer, length: int, masked: bool, stepped: Callable[[], object]) -> None:
     """Three steps under the library's schedules, of one batch each that is cut over replicas and micro-batches.
 
     Args:
         model: this rank's parts of it. masked: whether some tokens do not count. stepped: called after each step.
     """
     replicas, of = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
-    rank, several = dist.get_rank(), len(model) > 1
+    several = len(model) > 1
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(32, (8, length + 1), generator=generator)
@@ -110,7 +118,7 @@ def train(
         optimizer.zero_grad()
         batches = [iter(list(zip(*own, strict=True))) for _ in model]
         said = get_forward_backward_func()(
-            forward_step_func=partial(forward, way),
+            forward_step_func=partial(forward, args.way),
             data_iterator=batches if several else batches[0],
             model=model if several else model[0],
             num_microbatches=args.accumulate, seq_length=length, micro_batch_size=8 // replicas // args.accumulate,
@@ -120,13 +128,10 @@ def train(
                 parameter.grad = getattr(parameter, "main_grad", None)
             optimizer.step()
         else:
-            _, norm, zeros = optimizer.step()
+            optimizer.step()
             stepped()
-            if "norm" in way and rank == 0:
-                print(f"step {step} norm of the gradients {norm:.6f} zeros {zeros:.0f}", flush=True)
         total = torch.stack(list(said)).sum() if said else torch.zeros(())
         if said:
-            total /= mask.sum() if "tokens" in way else args.accumulate * replicas
+            total /= mask.sum() if "tokens" in args.way else args.accumulate * replicas
         dist.all_reduce(total)
-        if rank == 0:
-            print(f"step {step} loss {total.item() / args.tp:.6f}", flush=True)
+        show(step, total / args.tp)

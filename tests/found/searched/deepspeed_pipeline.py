@@ -1,23 +1,16 @@
 """A small language model as DeepSpeed's PipelineModule in fp32; stage -1 is plain torch, in one process."""
 
-import argparse
-
 import deepspeed
 import torch
 import torch.distributed as dist
+from common import integers, options, show
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
+from deepspeed_shared import engine, take_step
 from torch import nn
 from torch.nn import functional as F
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--pp", type=int, default=1)
-parser.add_argument("--stage", type=int, default=-1)
-parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--clip", type=float, default=0.0)
-parser.add_argument("--way", default="", help="words with +: tied, frozen, recompute, twice, adam, …")
-args = parser.parse_args()
-way = set(args.way.split("+"))
-deepspeed.ops.__compatible_ops__ = {}  # or it compiles an operator that nothing here uses
+args = options(pp=1, stage=-1, accumulate=1, clip=0.0, way="")
+way = args.way  # tied, frozen, recompute, adam
 deepspeed.init_distributed("gloo")
 ranks, rank = dist.get_world_size(), dist.get_rank()
 replicas = ranks // args.pp
@@ -51,7 +44,7 @@ def loss_of(logits, targets):
 
 def micro_batches(step):
     """This rank's samples of a step."""
-    tokens, targets = torch.randint(23, (2, 12, 6), generator=torch.Generator().manual_seed(step))
+    tokens, targets = integers(step, 23, 2, 12, 6)
     own = [whole.tensor_split(replicas)[rank % replicas].tensor_split(args.accumulate) for whole in (tokens, targets)]
     return zip(*own, strict=True)
 
@@ -78,27 +71,11 @@ parameters = [p for p in model.parameters() if p.requires_grad]
 kind = torch.optim.AdamW if "adam" in way else torch.optim.SGD
 optimizer = kind(parameters, lr=0.01 if "adam" in way else 0.3)
 if args.stage >= 0:
-    settings = {
-        "train_micro_batch_size_per_gpu": 12 // replicas // args.accumulate,
-        "gradient_accumulation_steps": args.accumulate,
-        "gradient_clipping": args.clip,
-        "zero_allow_untested_optimizer": True,
-        "pipeline": {"use_reentrant": False},
-        "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 500},
-    }  # fmt: skip
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+    micro_batch, pipeline = 12 // replicas // args.accumulate, {"use_reentrant": False}
+    model, _ = engine(model, optimizer, args, micro_batch, {"reduce_bucket_size": 500}, pipeline=pipeline)
 for step in range(3):
     if args.stage >= 0:
-        total = engine.train_batch(micro_batches(step))
+        show(step, model.train_batch(micro_batches(step)))
     else:
-        total = 0.0
-        for tokens, targets in micro_batches(step):
-            loss = loss_of(model(tokens), targets) / args.accumulate
-            loss.backward()
-            total += loss.item()
-        if args.clip:
-            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    if rank == 0:
-        print(f"step {step} loss {float(total):.6f}", flush=True)
+        losses = (loss_of(model(tokens), targets) for tokens, targets in micro_batches(step))
+        take_step(step, model, optimizer, args, losses)

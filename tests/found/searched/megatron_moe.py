@@ -1,35 +1,25 @@
 """Megatron-core's experts and sequence parallelism in a GPTModel, under its schedules, DDP and optimizers, on CPUs."""
 
-import argparse
 import contextlib
 
-import shared
+import megatron_shared as shared
 import torch
 import torch.distributed as dist
+from common import options, start
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--tp", type=int, default=1)
-parser.add_argument("--pp", type=int, default=1)
-parser.add_argument("--ep", type=int, default=1)
-parser.add_argument("--etp", type=int, default=1)
-parser.add_argument("--accumulate", type=int, default=1, help="micro-batches")
-parser.add_argument("--balance", default="none", help="aux_loss, seq_aux_loss, global_aux_loss, sinkhorn; two with +")
-parser.add_argument("--optimizer", default="plain", help="sgd or adam: the library's; plain: torch's")
-parser.add_argument("--clip", type=float, default=0.0)
-parser.add_argument("--way", default="", help="words with +: dense, alltoall, shared, gate, zloss, sigmoid, bias, …")
-parser.add_argument("--ddp", default="", help="words with +: distributed, overlap, average, buckets")
-args = parser.parse_args()
-way, ddp = set(args.way.split("+")), set(args.ddp.split("+"))
-dist.init_process_group("gloo")
+# balance: aux_loss, seq_aux_loss; optimizer: sgd or adam, the library's, or plain, torch's
+args = options(tp=1, pp=1, ep=1, etp=1, accumulate=1, balance="none", optimizer="plain", clip=0.0, way="", ddp="")
+way, ddp = args.way, args.ddp
+ranks, _ = start()
 
 
 class Nothing:
@@ -70,47 +60,34 @@ def scatter(own, parts, group=None, **how):
 
 
 dist.all_gather, dist.reduce_scatter = gather, scatter
-ranks = dist.get_world_size()
 parallel_state.initialize_model_parallel(
     args.tp, args.pp, expert_model_parallel_size=args.ep, expert_tensor_parallel_size=args.etp,
     create_gloo_process_groups=False, num_distributed_optimizer_instances=2 if "instances" in ddp and ranks > 1 else 1,
 )  # fmt: skip
 initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-balance = args.balance.split("+")
 experts = None if "dense" in way else 4
 moe = {
-    "num_moe_experts": experts, "moe_router_topk": 1 if "one" in way else 2, "moe_ffn_hidden_size": 24,
+    "num_moe_experts": experts, "moe_router_topk": 2, "moe_ffn_hidden_size": 24,
     "moe_token_dispatcher_type": "alltoall" if "alltoall" in way else "allgather",
-    "moe_router_load_balancing_type": balance if len(balance) > 1 else balance[0],
-    "moe_aux_loss_coeff": [0.1] * len(balance) if len(balance) > 1 else 0.1 if "aux" in args.balance else 0.0,
-    "moe_z_loss_coeff": 0.1 if "zloss" in way else None, "moe_router_pre_softmax": bool(way & {"pre", "one"}),
+    "moe_router_load_balancing_type": args.balance, "moe_aux_loss_coeff": 0.1 if "aux" in args.balance else 0.0,
+    "moe_z_loss_coeff": 0.1 if "zloss" in way else None,
     "moe_shared_expert_intermediate_size": 16 if "shared" in way else None, "moe_shared_expert_gate": "gate" in way,
-    "moe_shared_expert_overlap": "overlap" in way, "moe_apply_probs_on_input": "input" in way,
-    "moe_router_score_function": "sigmoid" if way & {"sigmoid", "bias"} else "softmax",
+    "moe_shared_expert_overlap": "overlap" in way,
+    "moe_router_score_function": "sigmoid" if "bias" in way else "softmax",
     "moe_router_enable_expert_bias": "bias" in way, "moe_router_bias_update_rate": 0.02,
     **({"moe_router_num_groups": 2, "moe_router_group_topk": 1} if "groups" in way else {}),
     "moe_router_topk_scaling_factor": 2.5 if "scaled" in way else None,
-    **({"moe_router_dtype": "fp64"} if "exact" in way else {}),
     **({"moe_expert_capacity_factor": 1.0} if "capacity" in way else {}),
-    **({"moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True} if "padded" in way else {}),
-    **({"recompute_granularity": "selective", "recompute_modules": ["moe"]} if "recompute" in way else {}),
-    **({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-       if "full" in way else {}),
+    **(shared.RECOMPUTED if "full" in way else {}),
 }  # fmt: skip
-latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 4,
-          "rope_type": "rope"}  # fmt: skip
-config = (MLATransformerConfig if "latent" in way else TransformerConfig)(
-    num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=32, hidden_dropout=0.0,
-    num_query_groups=4 if "latent" in way else 1 if "group" in way else 2, attention_dropout=0.0,
-    use_cpu_initialization=True, bias_dropout_fusion=False, masked_softmax_fusion=False,
-    gradient_accumulation_fusion=False, tensor_model_parallel_size=args.tp,
-    sequence_parallel=args.tp > 1 and "whole" not in way,
+config = TransformerConfig(
+    **shared.BASE, num_layers=2, num_query_groups=1 if "group" in way else 2, tensor_model_parallel_size=args.tp,
+    sequence_parallel=args.tp > 1,
     expert_model_parallel_size=args.ep, expert_tensor_parallel_size=args.etp, qk_layernorm="qknorm" in way,
-    add_bias_linear=bool(way & {"dense", "biases"}), calculate_per_token_loss="tokens" in way,
-    moe_layer_freq=[0, 1] if "first" in way else 1, apply_rope_fusion=False, pipeline_model_parallel_size=args.pp,
-    pipeline_dtype=torch.float32, mtp_num_layers=2 if "mtp" in way else None, **(latent if "latent" in way else {}),
-    softmax_type="learnable" if "sink" in way else "vanilla", attention_output_gate="outgate" in way,
-    **({"gated_linear_unit": True, "activation_func": torch.nn.functional.silu} if "gated" in way else {}),
+    add_bias_linear="dense" in way, calculate_per_token_loss="tokens" in way,
+    moe_layer_freq=[0, 1] if "first" in way else 1, pipeline_model_parallel_size=args.pp,
+    mtp_num_layers=2 if "mtp" in way else None, softmax_type="learnable" if "sink" in way else "vanilla",
+    **(shared.GATED if "gated" in way else {}),
     **({} if "dense" in way else moe),
 )  # fmt: skip
 
@@ -126,16 +103,11 @@ class Norm(torch.nn.LayerNorm):
 
 def layer(many: int | None):
     """The local specification's layer, with these norms."""
-    spec = get_gpt_layer_local_spec(many, False, "qknorm" in way, "latent" in way)
+    spec = get_gpt_layer_local_spec(many, False, "qknorm" in way)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
-    attention = spec.submodules.self_attention.submodules
     if "qknorm" in way:
-        for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
-            if hasattr(attention, name):
-                setattr(attention, name, Norm)
-    if "latent" in way:
-        multi_latent_attention.HAVE_TE = False  # it says True without Transformer Engine, and then raises
-        attention.core_attention = shared.Core
+        attention = spec.submodules.self_attention.submodules
+        attention.q_layernorm = attention.k_layernorm = Norm
     return spec
 
 
@@ -154,7 +126,7 @@ gpt = GPTModel(
     vocab_size=32, max_sequence_length=8, share_embeddings_and_output_weights="tied" in way,
     pre_process=stage == 0, post_process=stage == stages - 1,
     mtp_block_spec=further(layers[-1]) if "mtp" in way else None,
-    position_embedding_type="rope" if way & {"rope", "mtp", "latent"} else "learned_absolute",
+    position_embedding_type="rope" if way & {"rope", "mtp"} else "learned_absolute",
 )  # fmt: skip
 for name, parameter in gpt.named_parameters():
     size, own, cut = args.tp, parallel_state.get_tensor_model_parallel_rank(), shared.cut_of(parameter)
@@ -186,8 +158,7 @@ if args.optimizer == "plain":
 else:
     optimizer = get_megatron_optimizer(
         OptimizerConfig(optimizer=args.optimizer, lr=0.1 if args.optimizer == "sgd" else 0.01, weight_decay=0.1,
-                        clip_grad=args.clip, use_distributed_optimizer="distributed" in ddp, sgd_momentum=0.9,
-                        log_num_zeros_in_grad=True),
+                        clip_grad=args.clip, use_distributed_optimizer="distributed" in ddp, sgd_momentum=0.9),
         [model], use_gloo_process_groups=False,
     )  # fmt: skip
-shared.train(args, way, [model], optimizer, 8, bool(way & {"masked", "padding"}), lambda: None)
+shared.train(args, [model], optimizer, 8, "masked" in way, lambda: None)

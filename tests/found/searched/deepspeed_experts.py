@@ -1,25 +1,17 @@
 """A mixture of experts of DeepSpeed's own layer in fp32; stage -1 is plain torch, in one process."""
 
-import argparse
-
 import deepspeed
 import torch
 import torch.distributed as dist
+from common import integers, options
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+from deepspeed_shared import engine, take_step
 from torch import nn
 from torch.nn import functional as F
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--stage", type=int, default=-1)
-parser.add_argument("--ep", type=int, default=1)
-parser.add_argument("--topk", type=int, default=1)
-parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--clip", type=float, default=0.0)
-parser.add_argument("--way", default="", help="words with +: aux, keep, residual, second, frozen, …")
-args = parser.parse_args()
-way = set(args.way.split("+"))
-deepspeed.ops.__compatible_ops__ = {}  # or it compiles an operator that nothing here uses
+args = options(stage=-1, ep=1, topk=1, accumulate=1, clip=0.0, way="")
+way = args.way  # aux, keep, residual, second, frozen, …
 deepspeed.init_distributed("gloo")
 ranks, rank = dist.get_world_size(), dist.get_rank()
 
@@ -37,10 +29,10 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.head = nn.Embedding(23, 12), nn.Linear(12, 23, bias=False)
-        options = {"k": args.topk, "use_rts": False, "top2_2nd_expert_sampling": False, "min_capacity": 0,
-                   "drop_tokens": "keep" not in way, "use_residual": "residual" in way}  # fmt: skip
+        settings = {"k": args.topk, "use_rts": False, "top2_2nd_expert_sampling": False, "min_capacity": 0,
+                    "drop_tokens": "keep" not in way, "use_residual": "residual" in way}  # fmt: skip
         number = 2 if "second" in way else 1
-        self.mixed = nn.ModuleList(MoE(12, Expert(), num_experts=4, ep_size=args.ep, **options) for _ in range(number))
+        self.mixed = nn.ModuleList(MoE(12, Expert(), num_experts=4, ep_size=args.ep, **settings) for _ in range(number))
         self.norms = nn.ModuleList(nn.LayerNorm(12) for _ in range(number))
 
     def forward(self, tokens):
@@ -71,34 +63,18 @@ if "frozen" in way:
 group = {"params": [p for p in model.parameters() if p.requires_grad], "name": "parameters"}
 optimizer = torch.optim.SGD(split_params_into_different_moe_groups_for_optimizer(group), lr=0.3, momentum=0.9)
 if args.stage >= 0:
-    settings = {
-        "train_micro_batch_size_per_gpu": 12 // ranks // args.accumulate,
-        "gradient_accumulation_steps": args.accumulate,
-        "gradient_clipping": args.clip,
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 700, "contiguous_gradients": True,
-                              "reduce_scatter": True, "overlap_comm": "overlap" in way,
-                              "use_multi_rank_bucket_allreduce": "one" not in way},
-    }  # fmt: skip
-    model, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-for step in range(3):
-    tokens, targets = torch.randint(23, (2, 12, 6), generator=torch.Generator().manual_seed(step))
+    zero = {"reduce_bucket_size": 700, "contiguous_gradients": True, "reduce_scatter": True,
+            "overlap_comm": "overlap" in way, "use_multi_rank_bucket_allreduce": "one" not in way}  # fmt: skip
+    model, optimizer = engine(model, optimizer, args, 12 // ranks // args.accumulate, zero)
+
+
+def losses(step):
+    tokens, targets = integers(step, 23, 2, 12, 6)
     own = [of.tensor_split(ranks)[rank].tensor_split(args.accumulate) for of in (tokens, targets)]
-    total = 0.0
     for inputs, labels in zip(*own, strict=True):
         logits, auxiliary = model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + ("aux" in way) * 0.1 * auxiliary
-        total += loss.detach() / args.accumulate / ranks
-        if args.stage >= 0:
-            model.backward(loss)
-            model.step()
-        else:
-            (loss / args.accumulate).backward()
-    if args.stage < 0:
-        if args.clip:
-            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    dist.all_reduce(total)
-    if rank == 0:
-        print(f"step {step} loss {total.item():.6f}", flush=True)
+        yield F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + ("aux" in way) * 0.1 * auxiliary
+
+
+for step in range(3):
+    take_step(step, model, optimizer, args, losses(step))

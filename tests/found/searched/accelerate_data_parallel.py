@@ -1,20 +1,14 @@
 """Accelerate's own loaders and accumulation: each rank reads its part, or rank 0 reads for all; split batches."""
 
-import argparse
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from common import options
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--batch", type=int, default=2, help="samples of a micro-batch on a rank")
-parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--dispatch", type=int, default=0)
-parser.add_argument("--split", type=int, default=0)
-args = parser.parse_args()
+args = options(batch=2, accumulate=1, dispatch=0, split=0)  # batch: samples of a micro-batch on a rank
 loading = DataLoaderConfiguration(dispatch_batches=bool(args.dispatch), split_batches=bool(args.split))
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=args.accumulate, dataloader_config=loading)
 torch.manual_seed(0)

@@ -1,9 +1,8 @@
 """FSDP2 and HSDP with what may be combined: resharding, accumulation, clipping, tied, frozen and shared parts."""
 
-import argparse
-
 import torch
 import torch.distributed as dist
+from common import integers, options, start, update
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -44,39 +43,27 @@ class Model(nn.Module):
         return self.head(x)
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--replicas", type=int, default=1)
-parser.add_argument("--reshard", default="yes", help="after the forward pass: yes, no, mixed, or over how many ranks")
-parser.add_argument("--parts", default="", help="tied, shared, frozen, with a + between them")
-parser.add_argument("--sync", default="each", help="each micro-batch, the last one, or all_reduce in the last one")
-parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--clip", type=float, default=0.0)
-parser.add_argument("--recompute", type=int, default=0)
-args = parser.parse_args()
-dist.init_process_group("gloo")
-ranks, rank = dist.get_world_size(), dist.get_rank()
+# reshard: after the forward pass, yes, no, mixed, or over how many ranks; parts: tied, shared, frozen; sync: each
+# micro-batch, the last one, or all_reduce in the last one
+args = options(replicas=1, reshard="yes", parts="", sync="each", accumulate=1, clip=0.0, recompute=0)
+ranks, rank = start()
 torch.manual_seed(0)
 model = Model(args)
 if ranks > 1:
-    shape, names = (
-        ((args.replicas, ranks // args.replicas), ("replicate", "shard"))
-        if args.replicas > 1
-        else ((ranks,), ("shard",))
-    )
-    mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
+    shape, names = (args.replicas, ranks // args.replicas), ("replicate", "shard")
+    first = 0 if args.replicas > 1 else 1
+    mesh = dist.device_mesh.init_device_mesh("cpu", shape[first:], mesh_dim_names=names[first:])
     for number, block in enumerate(model.blocks[:3]):
         after = {"yes": True, "no": False, "mixed": bool(number % 2)}.get(args.reshard, args.reshard)
         fully_shard(block, mesh=mesh, reshard_after_forward=int(after) if isinstance(after, str) else after)
     fully_shard(model, mesh=mesh)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
 for step in range(3):
-    tokens = torch.randint(VOCAB, (12, 8), generator=torch.Generator().manual_seed(step))
+    tokens = integers(step, VOCAB, 12, 8)
     for number, part in enumerate(tokens.chunk(args.accumulate), 1):
         if ranks > 1 and args.sync != "each":
             change = model.set_requires_all_reduce if args.sync == "all_reduce" else model.set_requires_gradient_sync
             change(number == args.accumulate)
         own = part.chunk(ranks)[rank]
         (F.cross_entropy(model(own[:, :-1]).transpose(1, 2), own[:, 1:]) / args.accumulate).backward()
-    if args.clip:
-        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-    optimizer.step(), optimizer.zero_grad()
+    update(model, optimizer, args.clip)

@@ -1,10 +1,9 @@
 """DistributedDataParallel: hooks on its buckets, Join, ZeroRedundancyOptimizer."""
 
-import argparse
 import contextlib
 
 import torch
-import torch.distributed as dist
+from common import options, start
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
@@ -12,15 +11,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-parser = argparse.ArgumentParser()
-parser.add_argument(
-    "--way", default="", help="view, static, unused, join, hook, power, zero, groups; words with a + between them"
-)
-parser.add_argument("--accumulate", type=int, default=1)
-args = parser.parse_args()
-way = set(args.way.split("+"))
-dist.init_process_group("gloo")
-ranks, rank = dist.get_world_size(), dist.get_rank()
+args = options(way="", accumulate=1)  # way: view, static, unused, join, hook, power, zero, groups
+way, (ranks, rank) = args.way, start()
 torch.manual_seed(0)
 bare = nn.Sequential(nn.Linear(9, 31), nn.Tanh(), nn.Linear(31, 17), nn.LayerNorm(17), nn.Linear(17, 5))
 model = bare

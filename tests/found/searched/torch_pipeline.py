@@ -1,9 +1,7 @@
 """torch's pipelining: all schedules, without and with FSDP2 around the stages; several stages on a rank."""
 
-import argparse
-
 import torch
-import torch.distributed as dist
+from common import integers, options, start, update
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -41,17 +39,13 @@ def loss_of(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--pp", type=int, default=1)
-parser.add_argument("--schedule", default="GPipe")
-parser.add_argument("--data", default="none", help="none, or fully_shard around each stage")
-args = parser.parse_args()
-dist.init_process_group("gloo")
+args = options(pp=1, schedule="GPipe", data="none")  # data: none, or fully_shard around each stage
+world = start()[0]
 torch.manual_seed(0)
 model = Part({str(number): Stage(number) for number in range(STAGES)})
 for parameter in model.parameters():
     nn.init.normal_(parameter, std=0.3)  # no two are alike
-pp, ranks = args.pp, dist.get_world_size() // args.pp
+pp, ranks = args.pp, world // args.pp
 mesh = init_device_mesh("cpu", (ranks, pp), mesh_dim_names=("data", "pipeline"))
 rank, place = mesh["data"].get_local_rank(), mesh["pipeline"].get_local_rank()
 if pp > 1:
@@ -73,11 +67,11 @@ if pp > 1:
 own = parts if pp > 1 else [model]
 optimizer = torch.optim.AdamW([p for part in own for p in part.parameters()], lr=0.01)
 for step in range(3):
-    tokens = torch.randint(23, (16, 9), generator=torch.Generator().manual_seed(step)).chunk(ranks)[rank]
+    tokens = integers(step, 23, 16, 9).chunk(ranks)[rank]
     if pp > 1:
         inputs = (tokens[:, :-1],) if 0 in numbers else ()
         schedule.step(*inputs, **({"target": tokens[:, 1:]} if count - 1 in numbers else {}))
     else:
         for part in tokens.chunk(MICRO_BATCHES):
             (loss_of(model(part[:, :-1]), part[:, 1:]) / MICRO_BATCHES).backward()
-    optimizer.step(), optimizer.zero_grad()
+    update(model, optimizer)
