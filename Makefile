@@ -55,7 +55,7 @@ site: env
 # One run to commit: executed notebooks, figures, claims, the speed table, the README's table. Pages and report, which it
 # builds as well, stay out of git: make pages builds them again.
 reference: env
-	$(BIN)/python -m pardemo.book.run.reference
+	$(BIN)/python .ci/reference.py
 
 lint: env
 	$(BIN)/ruff check .

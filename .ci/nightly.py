@@ -40,7 +40,7 @@ PARTS = {
     # the gate's and the others, notebooks with two ranks among them
     "tests": Part((PYTHON, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder",
                    "--costs", "tests/costs.csv"), 150),
-    "notebooks": Part((PYTHON, "-m", "pardemo.book.run.world_sizes", "--work", str(LOGS / "world_sizes")), 120),
+    "notebooks": Part((PYTHON, ".ci/world_sizes.py", "--work", str(LOGS / "world_sizes")), 120),
     "avx2": Part((PYTHON, "-m", "pardemo", "run", "--out", str(LOGS / "avx2")), 40, AVX2),
     "zoo": Part((PYTHON, "tests/zoo/run.py"), 40),
     "layouts": Part((PYTHON, "tests/zoo/right/run.py", "--seed", str(DAY), "--count", "1000"), 90),

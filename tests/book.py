@@ -52,6 +52,4 @@ class _Pictures:
 
 
 drawings = _Pictures("drawings", "pardemo.draw.canvas", "pardemo.draw.player")
-figures = _Pictures(
-    "figures", "pardemo.draw.style", "pardemo.draw.charts", "pardemo.draw.traffic", "pardemo.planner.layouts.charts"
-)
+figures = _Pictures("figures", "pardemo.draw.style", "pardemo.draw.charts", "pardemo.planner.layouts.charts")

@@ -19,7 +19,7 @@ import pytest
 from costs import Costs
 
 from pardemo import project
-from pardemo.book.chapters import CHAPTERS
+from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.exercises import exercises_of
 from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.testing import warm_world

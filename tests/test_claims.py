@@ -12,8 +12,8 @@ from bs4 import BeautifulSoup
 from conftest import says
 
 from pardemo import Ledger, claims, project
-from pardemo.book.chapters import CHAPTERS
-from pardemo.book.page.claimed import declared_in
+from pardemo.book.contents import CHAPTERS
+from pardemo.book.page import declared_in
 from pardemo.book.run import scorecard
 from pardemo.claims import declarations
 from pardemo.claims.lines import Line

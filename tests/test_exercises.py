@@ -15,7 +15,8 @@ from wrong_answers import WRONG
 from pardemo import World
 from pardemo.book.chapters.host_fails.exercises import my_reads
 from pardemo.book.chapters.long_sequences.exercises import my_positions
-from pardemo.book.page import exercises, solutions
+from pardemo.book.page import exercises
+from pardemo.book.page.exercise_shown import solution_of
 from pardemo.book.page.exercises import Formula, judge
 from pardemo.tensor_parallel import copy_to, vocab_parallel_cross_entropy
 
@@ -66,7 +67,7 @@ def returns_nothing(*arguments):
 def pasted(name):
     """The solution as a reader gets it: unfolded, and pasted into an empty notebook."""
     notebook = {"__name__": "__main__"}
-    exec(solutions.text(name.partition(".")[0], EXERCISES[name].stub), notebook)
+    exec(solution_of(name.partition(".")[0], EXERCISES[name].stub), notebook)
     return notebook[EXERCISES[name].stub]
 
 

@@ -18,8 +18,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from pardemo import project
-from pardemo.book.page import solutions
-from pardemo.book.page.exercise_shown import is_stub
+from pardemo.book.page.exercise_shown import is_stub, solution_of
 from pardemo.book.page.exercises import check, judge
 from pardemo.book.run.report import pages
 
@@ -31,7 +30,7 @@ def stub(): ...
 
 
 def solution(name):
-    return solutions.text(name.partition(".")[0], EXERCISES[name].stub)
+    return solution_of(name.partition(".")[0], EXERCISES[name].stub)
 
 
 def shown(outcome):

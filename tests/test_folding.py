@@ -2,10 +2,10 @@
 
 import nbformat
 import pytest
+from folding import fold, is_folded
 from nbformat import v4
 
 from pardemo import project
-from pardemo.book.run.folding import fold, is_folded
 from pardemo.book.run.report import pages
 
 
@@ -14,7 +14,7 @@ def test_a_chapters_cells_are_folded_as_the_rule_says(name):
     notebook = nbformat.read(project.notebooks()[name], 4)
     before = [dict(cell.metadata) for cell in notebook.cells]
     fold(notebook)
-    assert [dict(cell.metadata) for cell in notebook.cells] == before, "run python -m pardemo.book.run.folding"
+    assert [dict(cell.metadata) for cell in notebook.cells] == before, "run python .ci/folding.py"
 
 
 def test_what_is_folded():

@@ -223,18 +223,18 @@ def test_requirements_are_pinned_exactly():
 
 def test_chapters_are_rooms_that_nothing_else_names_by_number():
     """A chapter is a folder, a notebook, and a line of the list; its number is in the last two alone."""
-    from pardemo.book import chapters
+    from pardemo.book import contents
 
     folders = {path.parent.name for path in (PACKAGE / "book" / "chapters").glob("*/__init__.py")}
-    assert set(chapters.CHAPTERS) == folders
-    assert sorted(map(chapters.notebook_of, chapters.CHAPTERS)) == sorted(project.notebooks())
+    assert set(contents.CHAPTERS) == folders
+    assert sorted(map(contents.notebook_of, contents.CHAPTERS)) == sorted(project.notebooks())
     for chapter in folders:
         files = {path.name for path in (PACKAGE / "book" / "chapters" / chapter).iterdir()}
         assert {"__init__.py", "claims.toml", "exercises.py", "problems.py"} <= files
-    named = set(map(chapters.notebook_of, chapters.CHAPTERS))
+    named = set(map(contents.notebook_of, contents.CHAPTERS))
     wrong = []
     for path in modules():
-        text = path.read_text() if path.parent.name != "chapters" else ""
+        text = path.read_text() if path.name != "contents.py" else ""
         wrong += [f"{path.relative_to(PACKAGE)}: {name}" for name in named if name in text]
         wrong += [f"{path.relative_to(PACKAGE)}: {name}" for name in re.findall(r'f?"(?:0\d|1[0-5])_[a-z{]\w*', text)]
     assert wrong == []

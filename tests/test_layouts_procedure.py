@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo import project
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.draw.rule import rule
 from pardemo.planner.layouts import Layout
 from pardemo.planner.layouts.memory import memory

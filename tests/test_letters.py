@@ -2,11 +2,11 @@
 
 import re
 
+import letters
 import nbformat
 import pytest
 
 from pardemo import project
-from pardemo.book import letters
 
 NOTEBOOKS = sorted(project.notebooks())
 #: A word of one letter in English, and units: no letters of a formula.
@@ -35,7 +35,7 @@ def test_no_meaning_is_given_twice_and_no_letter_has_two():
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_chapter_s_table_is_the_book_s(name):
-    """``python -m pardemo.book.letters`` writes it."""
+    """``python .ci/letters.py`` writes it."""
     notebook = read(name)
     used = letters.used_by(notebook)
     tables = [cell.source for cell in notebook.cells if "| letter |" in cell.source]

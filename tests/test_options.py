@@ -93,8 +93,6 @@ DOORS = [
     ("pardemo.finetune", "tiny-cpu --ranks 0", "--ranks must be at least 1, not 0"),
     ("pardemo.finetune", "tiny-cpu --ranks x", "argument --ranks: invalid int value: 'x'"),
     ("pardemo.planner.cuda_peak", "--outt x", "unrecognized arguments: --outt x"),
-    ("pardemo.book.run.reference", "--outt x", "unrecognized arguments: --outt x"),
-    ("pardemo.book.run.world_sizes", "--sizes 2 0", "--sizes must be at least 1, not 0"),
     ("pardemo.world", "a:b", "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"),
 ]
 DOOR_WITHOUT_TORCH = """

@@ -23,10 +23,10 @@ def world(request):
         yield ranks
 
 
-@pytest.mark.parametrize("run", [blocks.ours, blocks.megatron, blocks.dtensor], ids=lambda run: run.__name__)
-def test_a_block_beside_the_plain_one(world, run):
+@pytest.mark.parametrize("library", ["pardemo", "Megatron-core", "DTensor"])
+def test_a_block_beside_the_plain_one(world, library):
     n = world.size
-    for rank in world.run(run, 2, 64, 64, 8):
+    for rank in world.run(blocks.compare, library, 2, 64, 64, 8):
         assert rank.error < 1e-5
         assert rank.calls == 4
         assert rank.parameter_bytes == 4 * ((12 * 64**2 + 7 * 64) // n + 6 * 64)

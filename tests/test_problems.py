@@ -9,7 +9,7 @@ import pytest
 from bs4 import BeautifulSoup
 from conftest import says
 
-from pardemo.book.chapters import CHAPTERS
+from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.guesses import guess
 from pardemo.book.page.problems import ProblemSet, problems, problems_of
 from pardemo.claims import short

@@ -15,7 +15,7 @@ import yaml
 from conftest import fenced
 
 from pardemo import project, world
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.collectives.links import Link
 from pardemo.pipeline_parallel.exchange import USES
 from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout

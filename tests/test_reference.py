@@ -1,13 +1,13 @@
-"""``python -m pardemo.book.run.reference`` with answers of the test's own: what is kept."""
+"""``python .ci/reference.py`` with answers of the test's own: what is kept."""
 
 import json
 import re
 
 import pytest
+import reference
 from conftest import says
 
 from pardemo import Ledger, project
-from pardemo.book.run import reference
 from pardemo.book.run.report import command as report_command
 
 HIT = {"name": "fast", "ratio": 2.0, "target": 1.0, "met": True}

@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from conftest import says
 
 from pardemo import claims, project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.contents import notebook_of
 from pardemo.book.run import report, runner, scorecard
 from pardemo.book.run.report import command
 from pardemo.claims import Ledger

@@ -8,9 +8,9 @@ from book import figures
 from conftest import says
 
 from pardemo import claims, project
-from pardemo.book.chapters import notebook_of
 from pardemo.book.chapters.scorecard import findings
-from pardemo.book.page import claimed
+from pardemo.book.contents import notebook_of
+from pardemo.book.page import Page
 from pardemo.book.run import scorecard
 from pardemo.claims import Ledger
 
@@ -132,7 +132,7 @@ def audited(rows):
     """What the cell of *The scorecard* that looks the ledger over says of these rows."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (source,) = (cell.source for cell in notebook.cells if 'claim("ids"' in cell.source)
-    ledger = claimed.ledger("scorecard")
+    ledger = Page("scorecard").ledger()
     exec(source, {"rows": rows, "claims": claims, "claim": ledger})
     return {one["claim"]: one["verdict"] for one in ledger.rows}
 

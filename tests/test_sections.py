@@ -2,12 +2,12 @@
 
 import re
 
+import chapter_order as order
 import nbformat
 import pytest
 
 from pardemo import project
-from pardemo.book import order
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 
 ELSEWHERE = re.compile(r"\.ipynb\)|article|paper|arXiv|\d{4}\.\d{5}|documentation|its section")
 WITH_SECTIONS = [
@@ -58,7 +58,7 @@ def test_chapters_are_called_by_their_names(name):
     cells = nbformat.read(project.notebooks()[name], 4).cells
     assert [c.source for c in cells if re.search(r"[Cc]hapters? \d", c.source)] == []
     for text in markdown(name):
-        assert order.mended(text, chapter) == text, "python -m pardemo.book.order"
+        assert order.mended(text, chapter) == text, "python .ci/chapter_order.py"
         for words, other, _ in order.LINK.findall(text):
             assert " ".join(words.split()) == CHAPTERS[other], f"[{words}] leads to {CHAPTERS[other]}"
             assert other != chapter, "a chapter that links itself"
@@ -93,4 +93,4 @@ def test_links_of_documents_follow_the_list():
     assert order.mended_document(text) == expected
     for path in [*project.root().glob("*.md"), *(project.root() / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
-        assert order.mended_document(text) == text, f"{path.name}: python -m pardemo.book.order"
+        assert order.mended_document(text) == text, f"{path.name}: python .ci/chapter_order.py"

@@ -8,7 +8,7 @@ from bs4 import BeautifulSoup
 from conftest import served_from
 
 from pardemo import cli, compat, project
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.book.run import report, site
 
 REFERENCE = project.root() / "outputs" / "reference"

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from pardemo import project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.contents import notebook_of
 from pardemo.planner import hardware, rates
 
 H100, HIDDEN = hardware.gpu("H100"), 8192

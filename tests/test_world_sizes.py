@@ -1,10 +1,11 @@
 """Every notebook with 1, 2, 3, 4 and 8 ranks: the committed table, and the command that writes it."""
 
 import pytest
+import world_sizes
 
 from pardemo import project
-from pardemo.book.chapters import notebook_of
-from pardemo.book.run import endings, runner, world_sizes
+from pardemo.book.contents import notebook_of
+from pardemo.book.run import endings, runner
 from pardemo.book.run.endings import NotebookEnding
 from pardemo.book.run.parameters import RunError, assign, parameters_of
 
@@ -32,7 +33,7 @@ def test_a_notebook_holds_with_each_number_of_ranks_that_it_does_not_refuse(tabl
             told = "held"
         except RunError as error:
             told = f"refused: {error}"
-        assert result == told, "run python -m pardemo.book.run.world_sizes"
+        assert result == told, "run python .ci/world_sizes.py"
 
 
 def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path, monkeypatch):

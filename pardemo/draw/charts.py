@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pardemo import extras
+from pardemo.cluster import Cluster
 from pardemo.draw import palette
 from pardemo.draw.style import COLOURS, HATCHES, Picture, new, save
 
@@ -22,7 +23,7 @@ with extras.needed_by(__name__):
     from matplotlib.axes import Axes
     from matplotlib.colors import is_color_like
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Patch, Rectangle
     from matplotlib.ticker import NullLocator
 
 #: A kind of thing, or a colour; with a hatch, both.
@@ -127,9 +128,9 @@ def bars(
         values = table[name].to_numpy()
         x = places if stacked else places + (number - (side_by_side - 1) / 2) * each
         style = fill((fills or {}).get(name, name))
+        style["label"] = str(name) if values.any() else None
         if values.max() < 0.004 * largest and stacked:  # it is narrower than its white edge
             style = {"color": style["color"]}
-        style["label"] = str(name) if values.any() else None
         draw(x, values, (0.86 if side_by_side > 1 else 1) * each, **{begin: ends if stacked else 0}, zorder=2, **style)
         ends = ends + values if stacked else values
         reach = ends
@@ -149,8 +150,12 @@ def bars(
         values = pd.Series(dict(points[1]), dtype=float).reindex(table.index).to_numpy() / per
         x, y = (values, places) if across else (places, values)
         ax.scatter(x, y, s=52, marker="D", color=palette.PREDICTED, edgecolors="white", label=points[0], zorder=4)
-        marked = [(x, ends, np.fmax(reach, values)) for x, ends, reach in marked]
-    most = max((float(np.max(reach)) for *_, reach in marked), default=0.0)
+        top = max(float(np.nanmax(values)), *(float(np.max(reach)) for *_, reach in marked))
+        near = values < ends + 0.14 * top  # a number stands beside a diamond that is near, and before one that is far
+        corner = values + 0.008 * top
+        marked = [(x, ends, np.where(near, np.fmax(reach, corner), reach)) for x, ends, reach in marked]
+    else:
+        top = max((float(np.max(reach)) for *_, reach in marked), default=0.0)
     for x, values, reach in marked if text else ():
         numbers(ax, x, reach, [_label(text, value, k) for k, value in enumerate(values)], across)
     figure: Any = ax.get_figure(root=True)
@@ -161,11 +166,11 @@ def bars(
         ax.set_yticks(
             places, _broken(groups, 28, break_on_hyphens=False) if roomy else [str(group) for group in groups]
         )
-        ax.set(xlim=(0, room * most or 1), ylim=(places[-1] + 0.6, places[0] - 0.6))
+        ax.set(xlim=(0, room * top or 1), ylim=(places[-1] + 0.6, places[0] - 0.6))
     else:
         letters = int(8.2 * figure.get_size_inches()[0] / columns / len(groups))
         ax.set_xticks(places, _broken(groups, max(6, letters)))
-        ax.set_ylim(0, room * most or 1)
+        ax.set_ylim(0, room * top or 1)
     ax.grid(axis="y" if across else "x", visible=False)
     shown = text if (isinstance(text, str) and text) or callable(text) else "{:.3g}"
     if side_by_side > 1:
@@ -373,3 +378,19 @@ def gantt(ax: Axes, spans: Sequence) -> None:
     ax.set_yticks(range(len(ranks)), [f"rank {r}" for r in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
+
+
+def traffic_matrix(ax: Axes, values: np.ndarray, cluster: Cluster, most: float, size: float = 10) -> None:
+    """Who sends how much to whom: a number for each pair of ranks on a shade up to ``most``; frames are nodes."""
+    ax.imshow(values, cmap="Oranges", vmin=0, vmax=max(most, 1e-12))
+    for sender, row in enumerate(values):
+        for receiver, value in enumerate(row):
+            if sender != receiver and value >= 0.005 * most:
+                colour = "white" if value > 0.6 * most else "black"
+                ax.text(receiver, sender, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=size)
+    for host in range(cluster.hosts):
+        first, many = cluster.ranks_of(host)[0], cluster.ranks_per_host
+        ax.add_patch(Rectangle((first - 0.5, first - 0.5), many, many, fill=False, edgecolor="black", linewidth=1.6))
+    ax.set_xticks(range(len(values)))
+    ax.set_yticks(range(len(values)))
+    ax.grid(visible=False)

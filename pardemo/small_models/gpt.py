@@ -6,7 +6,7 @@ The plain one is what every split is compared with: same weights on every rank, 
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -145,7 +145,10 @@ def layers_of(gpt: GPT) -> list[nn.Module]:
     return [Entrance(gpt), *gpt.blocks, gpt.norm, gpt.head]
 
 
-def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+Made = TypeVar("Made", bound=nn.Module)
+
+
+def seeded(make: Callable[[], Made], seed: int = 0) -> Made:
     """``make()`` with the same weights on every rank, biases not zero; the rank's own generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -154,6 +157,11 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
             if name.endswith("bias"):
                 nn.init.normal_(parameter, std=0.02)
     return module
+
+
+def linear_stack(width: int, layers: int, outputs: int | None = None) -> nn.Sequential:
+    """Linear layers without biases, with the same weights on every rank; ``outputs`` of each: ``width`` by default."""
+    return seeded(lambda: nn.Sequential(*[nn.Linear(width, outputs or width, bias=False) for _ in range(layers)]))
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

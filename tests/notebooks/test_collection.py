@@ -17,7 +17,7 @@ import run_again
 from conftest import in_gate, says
 
 from pardemo import claims, project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.contents import notebook_of
 from pardemo.book.run import endings, fingerprint, scorecard
 from pardemo.draw import pictures
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import few, gone
 
 from pardemo import project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.contents import notebook_of
 
 pytestmark = pytest.mark.collection
 #: every cell is in the page, not those alone that are in sight; nothing asks to be confirmed
@@ -198,7 +198,7 @@ def test_every_chapter_with_a_widget_has_its_test_here():
         for path in project.PACKAGE.rglob("*.py")
         if re.search(r"^def \w+_explorer\(", path.read_text(), re.MULTILINE)
     }
-    assert made == {"figures", "charts"}
+    assert made == {"drawings", "charts"}
     asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
     assert {name: used for name, used in asked.items() if used} == {
         notebook_of("zero_memory"): ["states_explorer"],
@@ -211,7 +211,7 @@ def test_every_chapter_with_a_widget_has_its_test_here():
     ("name", "sliders"),
     few(
         [
-            (notebook_of("zero_memory"), ["stage"]),
+            (notebook_of("zero_memory"), ["N"]),
             (notebook_of("which_layout"), ["GPUs", "Gbit/s", "sequence", "TP", "PP"]),
         ]
     ),
@@ -228,14 +228,14 @@ def test_sliders_move_the_picture(lab, open_notebook, name, sliders):
     for cell in (0, 1):
         reader.press_run(cell)
     output = reader.page.locator(".jp-Notebook .jp-Cell").nth(1).locator(".jp-OutputArea")
-    picture = output.locator("img").first
+    picture = output.locator("svg[role=img]").first
     reader.until(picture.count, "sliders and a picture")
     for slider in sliders:
-        before = picture.get_attribute("src")
+        before = picture.inner_html()
         handle = output.locator(".widget-slider", has_text=slider).locator(".noUi-handle")
         handle.focus()
         reader.page.keyboard.press("ArrowRight")
-        reader.until(lambda shown=before: picture.get_attribute("src") != shown, f"the picture follows {slider}")
+        reader.until(lambda shown=before: picture.inner_html() != shown, f"the picture follows {slider}")
     assert reader.errors() == []
 
 

@@ -1,13 +1,20 @@
 """What every page of the book has: guesses, presets, exercises that check themselves, a ledger of claims, problems."""
 
 from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
 
-from pardemo.book.chapters import CHAPTERS
-from pardemo.book.page import claimed, exercises, problems
+from pardemo.book.contents import CHAPTERS, notebook_of
+from pardemo.book.page import exercises, problems
 from pardemo.book.page.guesses import guess
 from pardemo.book.page.presets import choose, need_ranks
 from pardemo.claims.ledger import Ledger
 from pardemo.cluster.tiers import Tier
+
+
+def declared_in(chapter: str) -> Path:
+    """The file with the claims of a chapter."""
+    return Path(str(resources.files(f"pardemo.book.chapters.{chapter}"))) / "claims.toml"
 
 
 class Page:
@@ -27,8 +34,20 @@ class Page:
         self.chapter = chapter
 
     def ledger(self, links: Tier | None = None) -> Ledger:
-        """Where the notebook books its claims; see :func:`.claimed.ledger`."""
-        return claimed.ledger(self.chapter, links)
+        """Where the notebook books each claim as it goes; it closes it in its last cell.
+
+        From here on the notebook's own process multiplies bf16 matrices as its ranks do (:mod:`pardemo.world.bf16`).
+
+        Args:
+            links: as for :class:`pardemo.Ledger`.
+
+        Raises:
+            ValueError: a file of claims that cannot be read.
+        """
+        from pardemo.world import bf16  # loads torch, which who reads claims does not need
+
+        bf16.through_fp32_where_slow()
+        return Ledger(notebook_of(self.chapter), links=links, declared=declared_in(self.chapter))
 
     def check(self, name: str, function: Callable) -> None:
         """Runs a reader's answer to an exercise, and shows the verdict; see :func:`.exercises.check`."""

@@ -2,7 +2,7 @@
 
 A check never raises because of an answer: it shows what is right or what is missing, so that a notebook with open
 exercises still runs from top to bottom. A stub that nobody has touched gets one quiet line, and starts no rank. Below
-each line a hint and a solution (:mod:`.solutions`) are folded.
+each line a hint and a solution are folded (:mod:`.exercise_shown`).
 
 In a chapter's ``exercises.py`` the solution of an exercise stands under :func:`exercise`, with the hint as its
 docstring, and ``check_NAME`` checks an answer. Where an answer is a formula, :func:`formula` makes the check of what is
@@ -21,8 +21,8 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, NamedTuple
 
-from pardemo.book.chapters import CHAPTERS
-from pardemo.book.page.exercise_shown import ExerciseShown, is_stub
+from pardemo.book.contents import CHAPTERS
+from pardemo.book.page.exercise_shown import ExerciseShown, is_stub, solution_of
 from pardemo.book.page.problems import one_line
 from pardemo.claims import short
 from pardemo.world import World
@@ -253,8 +253,6 @@ def judge(id: str, function: Callable) -> ExerciseShown:
     Raises:
         ValueError: no exercise of that name.
     """
-    from pardemo.book.page import solutions
-
     stub, hint = exercise_of(id)
     name = id.partition(".")[2]
     attempted, solved = not is_stub(function), False
@@ -263,7 +261,7 @@ def judge(id: str, function: Callable) -> ExerciseShown:
     else:
         solved, words = _tried(id, function)
         line = f"{name}: {'solved' if solved else 'not yet'}. {words}"
-    return ExerciseShown(id, attempted, solved, line, hint, solutions.text(id.partition(".")[0], stub))
+    return ExerciseShown(id, attempted, solved, line, hint, solution_of(id.partition(".")[0], stub))
 
 
 def _tried(id: str, function: Callable) -> tuple[bool, str]:

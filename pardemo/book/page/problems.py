@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from pardemo.book.chapters import CHAPTERS
+from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.guesses import for_the_page, script_of_an_open_notebook
 from pardemo.claims import short
 

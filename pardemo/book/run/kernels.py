@@ -28,9 +28,7 @@ LOADED = (
     "pardemo.cells.magic",
     "pardemo.draw.charts",
     "pardemo.draw.player",
-    "pardemo.book.page.claimed",
-    "pardemo.book.page.exercises",
-    "pardemo.book.page.guesses",
+    "pardemo.book.page",
 )
 MAIN = "pardemo.book.run.kernels:main"
 CONTROL_ENDS_WITHIN_S = 5.0

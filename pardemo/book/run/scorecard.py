@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo import claims, project
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 
 OWN = notebook_of("scorecard")
 JUDGEMENTS = {"ok": "right", "if": "right under a condition", "no": "wrong or garbled", "doc": "told, not measured"}

@@ -1,17 +1,17 @@
 """Charts of predicted steps: beside thousands of published runs, and part by part."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from pardemo import extras
 from pardemo.draw import palette
-from pardemo.draw.canvas import Canvas
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.charts import bar_chart
 from pardemo.draw.parts import legend
 from pardemo.draw.player import Player
-from pardemo.draw.style import COLOURS, Picture, draw, new, save
+from pardemo.draw.style import COLOURS, Picture, new
 from pardemo.planner import hardware
 from pardemo.planner.layouts.configurations import find, of
 from pardemo.planner.layouts.job import Job
@@ -22,7 +22,6 @@ from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.project import is_headless
 
 with extras.needed_by(__name__):
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -87,23 +86,12 @@ PARTS = {
 
 
 #: The planner's lines of a GPU's memory.
-LINES = {**palette.KEPT, **palette.SHADES, "program": palette.OTHER}
-
-
-def stacked(ax: Axes, bars: Mapping[str, Mapping[str, float]], styles: Mapping[str, tuple[str, str]]) -> list[float]:
-    """Bars of ``name -> part -> value`` from the top down; how long each is. The parts appear in the legend."""
-    places, ends = np.arange(len(bars)), np.zeros(len(bars))
-    most = max(sum(parts.values()) for parts in bars.values())
-    for part, (colour, hatch) in styles.items():
-        values = np.array([parts.get(part, 0.0) for parts in bars.values()])
-        visible = values.max() > 0.004 * most  # less is narrower than its white edge
-        edge: dict[str, Any] = {"edgecolor": "white", "hatch": hatch, "label": part} if visible else {"linewidth": 0}
-        ax.barh(places, values, 0.6, left=ends, color=colour, **edge)
-        ends += values
-    ax.set_yticks(places, list(bars))
-    ax.set_ylim(len(bars) - 0.45, -0.55)
-    ax.grid(axis="y", visible=False)
-    return list(ends)
+LINES = {
+    "frozen parameters": palette.SHADES["frozen parameters"],
+    **palette.KEPT,
+    **palette.SHADES,
+    "program": palette.OTHER,
+}
 
 
 def seconds_of_layouts(
@@ -113,25 +101,23 @@ def seconds_of_layouts(
 ) -> Picture:
     """Where each layout's step goes, part by part, in seconds; a diamond is the ``published`` time."""
     published = published or {}
-    fig, ax = new(size=(6.4, 0.55 * len(steps) + 2.3))
-    ends = stacked(ax, steps, PARTS)
-    top = max(*ends, *published.values())
-    for place, (case, end) in enumerate(zip(steps, ends, strict=True)):
-        diamond = published.get(case, 0.0)
-        far = diamond if end < diamond < end + 0.14 * top else end  # beside the bar, and not on the diamond
-        away = 9 if 0 < diamond <= far else 4  # room for the diamond, or none where it lies behind the number
-        ax.annotate(f"{end:.3g} s", (far, place), (away, 0), textcoords="offset points", va="center")
-    diamonds = [(seconds, list(steps).index(case)) for case, seconds in published.items()]
-    if diamonds:
-        ax.scatter(*zip(*diamonds, strict=True), s=52, marker="D", color=palette.PREDICTED, zorder=3, label="published")
-    ax.set(xlabel="seconds a step; bars and numbers are predicted", xlim=(0, 1.14 * top))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     description = "; ".join(
-        f"{case} {end:.2f} s, mostly {max(steps[case], key=lambda part: steps[case][part])}"
+        f"{case} {sum(parts.values()):.2f} s, mostly {max(parts, key=parts.__getitem__)}"
         + (f", published {published[case]:.2f} s" if case in published else "")
-        for case, end in zip(steps, ends, strict=True)
+        for case, parts in steps.items()
     )
-    return save(fig, name, f"Predicted seconds of a step: {description}.".replace("\n", " "))
+    series = {part: {case: parts.get(part, 0.0) for case, parts in steps.items()} for part in PARTS}
+    return bar_chart(
+        name,
+        f"Predicted seconds of a step: {description}.",
+        {"seconds a step; bars and numbers are predicted": {"series": series}},
+        size=(6.4, 0.55 * len(steps) + 2.3),
+        across=True,
+        stacked=True,
+        fills=PARTS,
+        text="{:.3g} s",
+        points=("published", published) if published else None,
+    )
 
 
 TOKENS = 2**22  # of a step: 4M, whatever is moved
@@ -170,34 +156,6 @@ def planned_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp:
     return PlannedLayout(job, layout)
 
 
-def shown(**chosen: Any) -> Picture:
-    """The time and memory of what the sliders choose, as two bars, or the sentence that says why there are none."""
-    try:
-        planned = planned_layout(**chosen)
-    except ValueError as error:
-        fig, ax = new(size=(6.4, 1.0))
-        ax.text(0, 0.5, str(error), va="center", wrap=True)
-        ax.set_axis_off()
-        return draw(fig, f"No such layout: {error}.")
-    layout, predicted = planned.layout, planned.step
-    capacity, fits = planned.job.machine.gpu.memory_bytes / 1e9, "fits" if planned.fits else "does not fit"
-    fig, axes = new(2, 1, size=(6.4, 5.4))
-    stacked(axes[0], {"time": predicted.parts}, PARTS)
-    axes[0].set(xlabel="seconds a step", title=f"{predicted.tokens_per_s:,.0f} tokens/s a GPU, MFU {predicted.mfu:.0%}")
-    lines = {line: value / 1e9 for line, value in planned.memory.lines.items()}
-    (end,) = stacked(axes[1], {"memory": lines}, {line: (colour, "") for line, colour in LINES.items()})
-    axes[1].axvline(capacity, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
-    axes[1].set(xlabel="GB of the fullest GPU", xlim=(0, 1.1 * max(end, capacity)))
-    for ax in axes:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28), ncols=3)
-    fig.suptitle(f"{layout}, {layout.gpus:,} GPUs: {predicted.seconds:.2f} s a step, {fits}", x=0.01, ha="left")
-    return draw(
-        fig,
-        f"{layout} on {layout.gpus} GPUs: {predicted.seconds:.2f} s a step, {predicted.tokens_per_s:.0f} "
-        f"tokens/s a GPU, {planned.peak_bytes / 1e9:.0f} GB, {fits}.",
-    )
-
-
 #: The sliders: what each says, and its positions.
 SLIDERS = {
     "gpus": ("GPUs", tuple(2**k for k in range(3, 15))),
@@ -211,7 +169,7 @@ SLIDERS = {
 def layout_explorer(
     model: str = "llama3-70b", gpus: int = 256, link: int = 3200, sequence: int = 8192, tp: int = 8, pp: int = 4
 ) -> Any:  # fmt: skip
-    """Sliders and the bars that follow them; where nobody is there to move them, a player through some positions."""
+    """Sliders and bars that follow them, drawn to a scale of 0.5, 5, 50, … s; where nobody moves them, a player."""
     start = {"gpus": gpus, "link": link, "sequence": sequence, "tp": tp, "pp": pp}
     if is_headless():
         frames = []
@@ -224,7 +182,15 @@ def layout_explorer(
     from IPython.display import display
 
     def redraw(**chosen: int) -> None:
-        display(shown(model=model, **chosen))  # interactive shows what is displayed, not what is returned
+        try:
+            planned = planned_layout(model, **chosen)
+        except ValueError as error:
+            print(f"No such layout: {error}.")
+            return
+        step, scale = planned.step, 5 * 10 ** math.ceil(math.log10(planned.seconds / 5))
+        # interactive shows what is displayed and printed, not what is returned
+        display(Drawing(*_frame(str(planned.layout), planned, scale)))
+        print(f"{step.tokens_per_s:,.0f} tokens/s a GPU, MFU {step.mfu:.0%}")
 
     sliders = {
         name: widgets.SelectionSlider(options=options, value=start[name], description=title, continuous_update=False)
@@ -247,17 +213,17 @@ DOES = {
     "waits": (palette.DONE["idle"], ("pipeline bubble", "launching kernels")),
 }
 _SHOWN = {**palette.KEPT, "logits": palette.SHADES["logits"]}
-_LEFT, _WIDE, _MOST_S, _MOST_GB = 92, 440, 50, 100
+_LEFT, _WIDE, _MOST_GB = 92, 440, 100
 
 
-def _frame(moved: str, planned: PlannedLayout) -> tuple[Canvas, str]:
+def _frame(title: str, planned: PlannedLayout, most_s: float = 50) -> tuple[Canvas, str]:
     canvas = Canvas(640, 262)
     predicted, footprint = planned.step, planned.memory
-    canvas.text(8, 18, moved, "start", size=20, bold=True)
+    canvas.text(8, 18, title, "start", size=20, bold=True)
     spent = {name: sum(predicted.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
     gigabytes = {line: value / 1e9 for line, value in footprint.lines.items() if line in _SHOWN}
     colours = {name: colour for name, (colour, _) in DOES.items()}
-    _bar(canvas, 44, "time", spent, colours, _MOST_S, f"{predicted.seconds:.0f} s")
+    _bar(canvas, 44, "time", spent, colours, most_s, f"{predicted.seconds:.3g} s")
     _bar(canvas, 156, "memory", gigabytes, _SHOWN, _MOST_GB, f"{footprint.peak_bytes / 1e9:.0f} GB")
     room = _LEFT + _WIDE * planned.job.machine.gpu.memory_bytes / 1e9 / _MOST_GB
     canvas.line([(room, 146), (room, 204)], palette.VERDICTS["fails"], 3)
@@ -272,7 +238,7 @@ def _frame(moved: str, planned: PlannedLayout) -> tuple[Canvas, str]:
         legend(canvas, 8, y, dict(key), gap=18)
     seconds = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
     text = (
-        f"{moved}: {planned.layout}. {predicted.seconds:.1f} s a step ({seconds}); {footprint.peak_bytes / 1e9:.0f} GB."
+        f"{title}: {planned.layout}. {predicted.seconds:.1f} s a step ({seconds}); {footprint.peak_bytes / 1e9:.0f} GB."
     )
     return canvas, text
 

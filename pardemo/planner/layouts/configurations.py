@@ -119,6 +119,11 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
     return models.find(name)
 
 
+def shape_of(name: str) -> Shape:
+    """The shape of a model by its name or file; raises as :func:`find` and :func:`of`."""
+    return of(find(name))
+
+
 def plain(values: Any) -> SimpleNamespace | None:
     """The configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
     if unsaid(values):

@@ -3,15 +3,15 @@
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory
 from pardemo.planner import hardware
-from pardemo.planner.layouts import configurations, procedure
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts import procedure
+from pardemo.planner.layouts.configurations import shape_of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.stacks import stack
 
 _BF16 = 2  # bytes
-_LLAMA = of(configurations.find("llama3-8b"))
+_LLAMA = shape_of("llama3-8b")
 _H100 = hardware.gpu("H100")
 
 

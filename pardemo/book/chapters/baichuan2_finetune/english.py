@@ -4,6 +4,10 @@ They are of the rows in ``data/headlines`` and of what the tiny model wrote for 
 that is not among them, as another run may write it, has no English here.
 """
 
+from collections.abc import Mapping
+
+from pardemo.tables import show
+
 ENGLISH = {
     # a row of the training file
     "请写出下面新闻的栏目、数字和标题。\n": "Write section, number and headline of the news below.",
@@ -51,3 +55,9 @@ ENGLISH = {
 def english_of(text: str) -> str:
     """A text's English, or ``—`` where there is none."""
     return ENGLISH.get(text, "—")
+
+
+def beside_english(*tables: Mapping[str, str]):
+    """A table of texts by name, one below the other, each beside its English."""
+    rows = (row for table in tables for row in table.items())
+    return show([{"": name, "text": text, "in English": english_of(text)} for name, text in rows])

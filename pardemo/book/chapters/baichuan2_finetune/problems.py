@@ -4,13 +4,12 @@ from pardemo.book.page.problems import problem
 from pardemo.finetune import recipe
 from pardemo.formulas import communication
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of
 from pardemo.planner.layouts.tuning import Tuning, adapted, adapter_params
 
 _BF16, _FP32 = 2, 4  # bytes
 _ALL_LINEAR = ("W_pack", "o_proj", "gate_proj", "up_proj", "down_proj")
-_BAICHUAN, _LLAMA = (of(configurations.find(name)) for name in ("baichuan2-13b", "llama3-70b"))
+_BAICHUAN, _LLAMA = (shape_of(name) for name in ("baichuan2-13b", "llama3-70b"))
 _A800, _H100 = hardware.gpu("A800-80GB"), hardware.gpu("H100")
 
 

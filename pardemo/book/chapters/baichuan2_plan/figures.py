@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pardemo.book.chapters.which_layout.figures import memory_of_layouts
 from pardemo.draw import palette
 from pardemo.draw.charts import bar_chart, key, words
 from pardemo.draw.style import COLOURS, Picture, new, save
+
+__all__ = ["course_of_step", "memory_of_layouts", "operations_of_step", "rules_and_truth", "tensors_of_head"]
 
 SHADES = {**palette.KEPT, **palette.SHADES}
 SMALL = 0.05  # of the largest tensor: what is less is not drawn
@@ -127,23 +130,4 @@ def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:
         "baichuan2_plan_operations", "10¹² operations of a micro-batch: {}.",
         {"10¹² operations for 8 × 1,024 tokens": {"series": series}}, across=True, stacked=True, per=1e12, fills=fills,
         text="{:.0f}", ncols=3,
-    )  # fmt: skip
-
-
-#: From what stays to what comes and goes.
-_LINES = (
-    "parameters", "frozen parameters", "gradients", "optimizer states", "gathered parameters", "buckets", "activations",
-    "logits", "temporaries", "overhead",
-)  # fmt: skip
-
-
-def memory_of_ways(ways: Mapping[str, Mapping[str, float]], room_bytes: float, name: str) -> Picture:
-    """GB that a GPU needs, line by line, against what it has to give: ``way -> line -> bytes``."""
-    room = room_bytes / 1e9
-    series = {kind: {way: kinds.get(kind, 0.0) for way, kinds in ways.items()} for kind in _LINES}
-    return bar_chart(
-        name, f"With room for {room:.1f} GB: {{}}.", {"GB that a GPU needs": {"series": series}},
-        fills={kind: (palette.OTHER, "///") if kind == "overhead" else kind for kind in _LINES}, across=True,
-        stacked=True, per=1e9, text=lambda end: f"{end:.0f} GB{' ✗' if end > room else ''}",
-        line=(f"room: {room:.1f} GB", room), ncols=3,
     )  # fmt: skip

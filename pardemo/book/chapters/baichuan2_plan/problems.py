@@ -3,13 +3,10 @@
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of
 
 _BF16, _FP32 = 2, 4  # bytes
-_BAICHUAN_7B, _BAICHUAN_13B, _LLAMA = (
-    of(configurations.find(name)) for name in ("baichuan2-7b", "baichuan2-13b", "llama3-8b")
-)
+_BAICHUAN_7B, _BAICHUAN_13B, _LLAMA = (shape_of(name) for name in ("baichuan2-7b", "baichuan2-13b", "llama3-8b"))
 _A800, _H100 = hardware.gpu("A800-80GB"), hardware.gpu("H100")
 
 

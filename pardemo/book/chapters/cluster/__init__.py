@@ -1,5 +1,1 @@
 """Chapter *The cluster*: what its page draws, measures, asks and claims."""
-
-from pardemo import extras
-
-extras.require(__name__, "matplotlib")

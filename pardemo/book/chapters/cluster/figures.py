@@ -6,9 +6,8 @@ import numpy as np
 from matplotlib.ticker import LogLocator, NullLocator
 
 from pardemo.cluster import Cluster
-from pardemo.draw.charts import bar_chart, bars, curves, log, words
+from pardemo.draw.charts import bar_chart, bars, curves, log, traffic_matrix, words
 from pardemo.draw.style import COLOURS, Picture, new, save
-from pardemo.draw.traffic import square
 
 
 def traffic_by_way(ways: Mapping[str, Sequence[Sequence[float]]], cluster: Cluster, whole: float) -> Picture:
@@ -16,7 +15,7 @@ def traffic_by_way(ways: Mapping[str, Sequence[Sequence[float]]], cluster: Clust
     fig, axes = new(1, len(ways), size=(2.5 * len(ways), 3.2))
     most = max(float(np.max(matrix)) for matrix in ways.values()) / whole
     for ax, (name, matrix) in zip(axes, ways.items(), strict=True):
-        square(ax, np.asarray(matrix, dtype=float) / whole, cluster, most, size=13)
+        traffic_matrix(ax, np.asarray(matrix, dtype=float) / whole, cluster, most, size=13)
         ax.set(xlabel="to rank", title=f"{name}, in S")
     axes[0].set(ylabel="from rank")
     sums = words({name: np.sum(matrix) for name, matrix in ways.items()}, "{:.3g} S in all", per=whole)
@@ -72,7 +71,7 @@ def slow_node(
     ax.set_xticks(range(0, len(computed), 2))
     ax.legend(loc="upper left")
     values = np.asarray(rates, dtype=float)
-    square(below, values, cluster, float(values.max()), size=12)
+    traffic_matrix(below, values, cluster, float(values.max()), size=12)
     below.set(xlabel="to rank", ylabel="from rank", title="Mbit/s, pair by pair")
     return save(
         fig,

@@ -3,11 +3,10 @@
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of
 
 _BF16 = 2  # bytes
-_LLAMA_8B, _LLAMA_70B = (of(configurations.find(name)) for name in ("llama3-8b", "llama3-70b"))
+_LLAMA_8B, _LLAMA_70B = (shape_of(name) for name in ("llama3-8b", "llama3-70b"))
 _CARD = rates.LINK_SHARE * hardware.link("400")  # bytes/s that a card of 400 Gbit/s reaches
 _H100 = hardware.gpu("H100")
 

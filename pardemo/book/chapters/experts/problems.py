@@ -6,7 +6,7 @@ from pardemo.book.page.problems import problem
 from pardemo.formulas import expert_parallel as formulas
 from pardemo.formulas import memory
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 
 @problem()
@@ -14,7 +14,7 @@ def _as_wide_as_nine():
     """In DeepSeek-V3 a token goes to 8 of 256 experts of inner width 2,048, and to a shared one of the same width.
     Leave the router out. Which inner width would an ordinary MLP with a gate have, if it took as many operations for a
     token?"""
-    shape = of(find("deepseek-v3"))
+    shape = shape_of("deepseek-v3")
     shared = shape.experts.shared // shape.experts.middle
     each, passed = shape.experts.middle, shape.experts.chosen + shared
     flops = formulas.token_flops(shape.hidden, each, 0, shape.experts.chosen, shared)
@@ -47,7 +47,7 @@ def _four_nodes_or_one():
     e = 32 on four nodes. Then a token is sent once to each other node that has any of its experts, over a card of 400
     Gbit/s for each GPU, of which 24 GB/s are reached. All choices are equally likely; count these links alone. How many
     times as long does an exchange take with e = 32?"""
-    experts = of(find("gpt-oss-120b")).experts
+    experts = shape_of("gpt-oss-120b").experts
     rows = formulas.one_way_bytes(1, 1, experts.chosen, 8, 1)
     met = formulas.other_nodes(experts.count, experts.chosen, 4)
     slower = rates.inside(hardware.gpu("H100")) / rates.between(hardware.link("infiniband-400g"))
@@ -80,7 +80,7 @@ def _stages_that_fit():
     weights and gradients of a rank's experts take 4 bytes a parameter. Adam's 12 are cut over the ranks that have the
     same experts. How many equal pipeline stages (1, 2, 4 …) does it take at least to have no more than 40 GB of both on
     a GPU?"""
-    shape, gpus, e, room = of(find("gpt-oss-120b")), 64, 8, 40e9
+    shape, gpus, e, room = shape_of("gpt-oss-120b"), 64, 8, 40e9
     params = shape.layers * shape.expert_params
 
     def kept(stages: int) -> dict[str, float]:

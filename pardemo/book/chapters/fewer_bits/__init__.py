@@ -1,5 +1,1 @@
 """Chapter *Fewer bits*: what its page draws, measures, asks and claims."""
-
-from pardemo import extras
-
-extras.require(__name__, "matplotlib")

@@ -59,10 +59,9 @@ def deepspeed_step(**options: object) -> tuple[str, int]:
     from pardemo.peers.deepspeed import engine as peer
 
     width = 512
-    layers = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)]))
     settings = peer.zero_settings(3, **(peer.ALWAYS_SHARDED | options))
     try:
-        engine = peer.engine(layers.to(device()), settings)
+        engine = peer.engine(gpt.linear_stack(width, 4).to(device()), settings)
     except ValueError as error:
         peer.give_back_linear()
         return str(error), 0

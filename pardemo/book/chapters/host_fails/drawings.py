@@ -70,17 +70,18 @@ def shards_of_fewer(canvas: Canvas, rows: int = 12, before: int = 4, now: int = 
 
 
 @drawing()
-def copies_at_neighbours(canvas: Canvas, hosts: int = 4, dead: tuple[int, ...] = (2,)) -> str:
-    """Hosts in a row that closes to a ring: each has its own state, and a copy of the state of the one before it.
+def copies_at_neighbours(canvas: Canvas, *dead: int) -> str:
+    """Four hosts in a row that closes to a ring: each has its own state, and a copy of the state of the one before it.
 
     Of a host that has died, a new one gets the state from the next host, where that one lives.
     """
+    hosts = 4
     words = [
         f"State {host} is lost with host {host} and its copy."
         if (keeper := (host + 1) % hosts) in dead
         else f"A new host {host} gets state {host} from host {keeper}."
         for host in dead
-    ] or ["Each state is there twice."]
+    ]
     canvas.height = 264 + 24 * len(words)
     edge, gap = 22, 24
     wide = (640 - 2 * edge + gap) / hosts - gap

@@ -31,9 +31,7 @@ def hours_between_failures(published: Mapping[int, float], of_one_s: float) -> P
     return save(fig, "host_fails_between", f"Hours between failures by GPUs; published {summary}; the line is 1/N.")
 
 
-def goodput_by_interval(
-    points: Mapping[float, float], save_s: float, between_s: float, restart_s: float, name: str = "measured"
-) -> Picture:
+def goodput_by_interval(points: Mapping[float, float], save_s: float, between_s: float, restart_s: float) -> Picture:
     """The share of time that counts, over the interval: the law as a line, measurements as points, and what is lost.
 
     Args:
@@ -50,14 +48,15 @@ def goodput_by_interval(
         "repeated work alone": {interval: 1 - shares.repeated for interval, shares in lost.items()},
     }
     curves(ax, lines, colours=("predicted", "communication", "fails"), dashes=("-", "--", "-."))
-    curves(ax, {name: points}, colours=["ring"], dashes=["none"], marks="o", markersize=7.5)
+    curves(ax, {"measured": points}, colours=["ring"], dashes=["none"], marks="o", markersize=7.5)
     best = failures.young_interval(save_s, between_s)
     ax.axvline(best, color=palette.OTHER, linestyle=":", label=f"Young's interval: {best:.2g} s")
     log(ax, x={interval: f"{interval:.2g}" for interval in points})
     ax.set(xlabel="seconds of training between two saves", ylabel="goodput", ylim=(0, 1.02), xlim=(least, most))
     key(fig)
     summary = ", ".join(f"{interval:.2g} s: {share:.2f}" for interval, share in points.items())
-    return save(fig, "host_fails_goodput", f"Goodput by interval, {name}: {summary}; Young's interval is {best:.2g} s.")
+    alt = f"Goodput by interval, measured: {summary}; Young's interval is {best:.2g} s."
+    return save(fig, "host_fails_goodput", alt)
 
 
 def held_up(ways: Mapping[str, Sequence[Span]]) -> Picture:

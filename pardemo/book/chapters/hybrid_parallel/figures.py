@@ -8,9 +8,8 @@ from matplotlib.patches import Rectangle
 
 from pardemo.cluster import Cluster
 from pardemo.draw import palette
-from pardemo.draw.charts import bar_chart, bars, key, words
+from pardemo.draw.charts import bar_chart, bars, key, traffic_matrix, words
 from pardemo.draw.style import COLOURS, Picture, new, save
-from pardemo.draw.traffic import square
 from pardemo.groups import ParallelDims
 
 
@@ -66,7 +65,7 @@ def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: 
     where, crossing = np.arange(cluster.size) // cluster.ranks_per_host, {}
     for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
         values = np.asarray(matrix, dtype=float) / 2**20
-        square(ax, values.round(), cluster, most, size=8)
+        traffic_matrix(ax, values.round(), cluster, most, size=8)
         crossing[name] = values[where[:, None] != where].sum()
         ax.set(xlabel="to rank", ylabel="from rank", title=f"{name}: {crossing[name]:.0f} MiB cross")
     summary = words(crossing, "{:.0f} MiB between nodes")

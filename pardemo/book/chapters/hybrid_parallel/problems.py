@@ -3,7 +3,7 @@
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, pipeline, tensor_parallel
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 
 @problem("times")
@@ -23,7 +23,7 @@ def _gradients_of_replicas():
     """256 H100s train Llama 3 70B (70.6 billion parameters, cut evenly) with t = 8 and p = 4. Gradients are bf16, and
     each GPU has a network card of 400 Gbit/s of its own, of which rings over many nodes reach 0.48. Nothing hides;
     leave latency out. How long does the all-reduce of the replicas' gradients take?"""
-    params, ranks = of(find("llama3-70b")).params, 256
+    params, ranks = shape_of("llama3-70b").params, 256
     t, p = 8, 4
     d = ranks // (t * p)
     gradients = 2 * params / (t * p)
@@ -38,7 +38,7 @@ def _gradients_of_replicas():
 def _days_of_training():
     """2,048 H100s of 989 TFLOP/s train Llama 3 70B: 70.6 billion parameters, l = 80, h = 8192, s = 8192. They reach an
     MFU of 40 %. How many days does it take to train on 15·10¹² tokens?"""
-    shape, tokens = of(find("llama3-70b")), 15e12
+    shape, tokens = shape_of("llama3-70b"), 15e12
     of_weights, of_attention = 6 * shape.params, 12 * shape.layers * shape.hidden * 8192
     rate = 0.4 * 2048 * hardware.gpu("H100").flops
     days = (of_weights + of_attention) * tokens / rate / 86_400

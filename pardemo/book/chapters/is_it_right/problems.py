@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pardemo.book.page.problems import problem
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of
 from pardemo.planner.layouts.layout import Layout
 
 _FP64 = 8  # bytes
@@ -73,7 +72,7 @@ def _memory_of_a_proof():
     """For a proof you keep two layers of Llama 3 8B (218.1 million parameters each) and its embedding and head, with h
     = 4,096 and V = 128,256. Parameters, gradients and a copy of both lie on one rank in fp64. How much memory do they
     take?"""
-    llama = replace(of(configurations.find("llama3-8b")), layers=2)
+    llama = replace(shape_of("llama3-8b"), layers=2)
     full, small = (4 * _FP64 * replace(llama, vocabulary=v).params / 1e9 for v in (llama.vocabulary, 1024))
     return full, f"""Two layers and two tables of {llama.vocabulary * llama.hidden / 1e6:.1f} million parameters make
         {llama.params / 1e9:.3f} billion. At four times 8 bytes they take {full:.1f} GB. Most of that are the tables:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Iterator
 
+from pardemo.book.chapters.long_sequences.drawings import merged_block, one_block
 from pardemo.book.page.exercises import exercise, formula
 from pardemo.context_parallel import positions
 from pardemo.formulas import context_parallel as formulas
@@ -35,17 +36,10 @@ Block = tuple[float, float, float]
 def _pairs_of_blocks(draw: random.Random) -> Iterator[tuple[Block, Block]]:
     """The blocks differ in largest score, in number of keys and in values, so that no wrong answer is right."""
     for shift in (0.0, 1000.0):
-        low = _block([(shift + draw.uniform(-1, 1), draw.uniform(-2, -1)) for _ in range(2)])
-        high = _block([(shift + draw.uniform(2, 4), draw.uniform(1, 2)) for _ in range(3)])
+        low = one_block(*zip(*((shift + draw.uniform(-1, 1), draw.uniform(-2, -1)) for _ in range(2)), strict=True))
+        high = one_block(*zip(*((shift + draw.uniform(2, 4), draw.uniform(1, 2)) for _ in range(3)), strict=True))
         yield low, high
         yield high, low
-
-
-def _block(keys: list[tuple[float, float]]) -> Block:
-    """Of pairs of score and value."""
-    largest = max(score for score, _ in keys)
-    weights = [math.exp(score - largest) for score, _ in keys]
-    return largest, sum(weights), sum(w * value for w, (_, value) in zip(weights, keys, strict=True)) / sum(weights)
 
 
 @formula(
@@ -55,10 +49,7 @@ def _block(keys: list[tuple[float, float]]) -> Block:
 )
 def check_merge(first: Block, second: Block):
     """Each block is its largest score, its sum relative to that, and its output."""
-    largest = max(first[0], second[0])
-    sums = [math.exp(block[0] - largest) * block[1] for block in (first, second)]
-    total = sum(sums)
-    output = (sums[0] * first[2] + sums[1] * second[2]) / total
+    largest, total, output, _ = merged_block(first, second)
     as_they_are = first[1] + second[1]
     by_them = (first[1] * first[2] + second[1] * second[2]) / as_they_are
     return (largest, total, output), [

@@ -1,5 +1,1 @@
 """Chapter *Attention, and the whole block*: what its page draws, measures, asks and claims."""
-
-from pardemo import extras
-
-extras.require(__name__, "matplotlib")

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pardemo.meters import CallMeter, MemoryMeter, WireMeter
+from pardemo.peers.cut_layers import cut_layer, local
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -27,63 +27,22 @@ class Comparison(NamedTuple):
     kept_bytes: int
 
 
-def plain(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
-    """The plain block, whole on every rank."""
-    block, x = _plain(batch, sequence, hidden, heads)
-    results = gpt.output_and_input_gradient(block, x)
-    return _comparison(block, x, results, results, 0.0)
-
-
-def ours(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
-    """:class:`pardemo.tensor_parallel.ParallelBlock` on all ranks, from the plain block's weights. Collective."""
-    block, x = _plain(batch, sequence, hidden, heads)
-    expected = gpt.output_and_input_gradient(block, x)
-    layer = gpt.parallel_block(block)
-    results = gpt.output_and_input_gradient(layer, x)
-    truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
-    return _comparison(layer, x, expected, results, gpt.largest_error(gpt.gradients(layer), truth))
-
-
-def megatron(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
-    """The same by Megatron-core's TransformerLayer, which lays activations out as [sequence, batch, hidden]."""
-    from pardemo.peers import megatron as peer
-
-    block, x = _plain(batch, sequence, hidden, heads)
-    expected = gpt.output_and_input_gradient(block, x)
-    truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
-    with peer.megatron(tp=dist.get_world_size()):
-        layer, turned = peer.Block(block), _turned(x)
-        results = tuple(_turned(t) for t in gpt.output_and_input_gradient(layer, turned))
-        return _comparison(layer, turned, expected, results, gpt.largest_error(peer.gradients(layer), truth))
-
-
-def dtensor(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
-    """The same by a plan of torch's ColwiseParallel and RowwiseParallel."""
-    from pardemo.peers.pytorch import dtensor as peer
-
-    block, x = _plain(batch, sequence, hidden, heads)
-    expected = gpt.output_and_input_gradient(block, x)
-    layer = peer.block(block, peer.mesh(dist.get_world_size()))
-    results = gpt.output_and_input_gradient(layer, x)
-    return _comparison(layer, x, expected, results, gpt.largest_error(peer.gradients(layer), gpt.gradients(block)))
-
-
-def _plain(batch: int, sequence: int, hidden: int, heads: int) -> tuple[gpt.Block, torch.Tensor]:
-    """The same weights and tokens on every rank, although the ranks' generators are seeded differently."""
+def compare(library: str, batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
+    """The block of a library of :func:`pardemo.peers.cut_layers.cut_layer`, or the plain one, whole on every rank, for
+    the name "plain, not cut". Collective."""
     block = gpt.seeded(lambda: gpt.Block(hidden, heads)).to(device())
-    return block, gpt.numbers(batch, sequence, hidden, seed=1).to(device())
+    x = gpt.numbers(batch, sequence, hidden, seed=1).to(device())
+    expected = gpt.output_and_input_gradient(block, x)
+    if library == "plain, not cut":
+        return _comparison(block, x, 0.0)
+    with cut_layer(library, block) as (layer, turn, weights_error):
+        results = map(turn, gpt.output_and_input_gradient(layer, turn(x)))
+        return _comparison(layer, turn(x), max(weights_error(), *map(gpt.relative_error, results, expected)))
 
 
-def _comparison(layer: nn.Module, x: torch.Tensor, expected: tuple, results: tuple, weights_error: float) -> Comparison:
-    errors = [gpt.relative_error(result, reference) for result, reference in zip(results, expected, strict=True)]
-    held = sum(_here(p).nbytes for p in layer.parameters())
-    sent, calls = _sent(layer, x)
-    return Comparison(max(*errors, weights_error), sent, calls, held, _kept_bytes(layer, x))
-
-
-def _here(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+def _comparison(layer: nn.Module, x: torch.Tensor, error: float) -> Comparison:
+    held = sum(local(p).nbytes for p in layer.parameters())
+    return Comparison(error, *_sent(layer, x), held, _kept_bytes(layer, x))
 
 
 def _sent(layer: nn.Module, x: torch.Tensor) -> tuple[int, int]:
@@ -101,7 +60,3 @@ def _kept_bytes(layer: nn.Module, x: torch.Tensor) -> int:
         kept_bytes = memory.live["activations"]
     del y
     return kept_bytes
-
-
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    return x.transpose(0, 1).contiguous()

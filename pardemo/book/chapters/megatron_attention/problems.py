@@ -5,14 +5,14 @@ import math
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, tensor_parallel
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 
 @problem("million")
 def _weights_of_a_rank():
     """Llama 3 70B has h = 8192, a = 64 and kv = 8. How many million weights of W_q, W_k, W_v and W_o does one of t = 8
     ranks have in a block?"""
-    weights = of(find("llama3-70b")).attention_params
+    weights = shape_of("llama3-70b").attention_params
     square = 8192**2
     return weights / 8 / 1e6, f"""W_q and W_o have h² = {square / 1e6:.1f} million weights each. W_k and W_v make kv of
         a heads, so they have an eighth of that each, {square / 8e6:.2f} million. Together these are {weights / 1e6:.0f}
@@ -23,7 +23,7 @@ def _weights_of_a_rank():
 def _largest_group():
     """Qwen2.5-7B has 28 query heads and kv = 4. You cut its attention on a node of eight GPUs, all of which work, in
     tensor-parallel groups of equal size, and each rank takes whole heads. How large can t be at most?"""
-    shape = of(find("qwen2.5-7b"))
+    shape = shape_of("qwen2.5-7b")
     fits = [t for t in (1, 2, 4, 8) if shape.heads % t == 0 and (shape.groups % t == 0 or t % shape.groups == 0)]
     most = max(fits)
     return most, f"""Groups of equal size on eight GPUs have 1, 2, 4 or 8 ranks. Eight ranks would get {shape.heads}/8 =
@@ -37,7 +37,7 @@ def _three_fs():
     """Eight A100s share Llama 3 8B (32 blocks, h = 4096), and NVLink reaches 240 GB/s each way. Somebody gives W_q, W_k
     and W_v an f each. Nothing hides; leave latency out. How many milliseconds longer does this make a micro-batch of
     8,192 tokens in bf16?"""
-    shape, rate = of(find("llama3-8b")), rates.inside(hardware.gpu("A100-80GB"))
+    shape, rate = shape_of("llama3-8b"), rates.inside(hardware.gpu("A100-80GB"))
     phi = tensor_parallel.phi(1, 8192, shape.hidden, 8, element_bytes=2)
     more = 2 * tensor_parallel.ALL_REDUCE * shape.layers * phi
     return 1e3 * more / rate, f"""φ is 7/8 of 2 · 8,192 · 4,096 bytes, {phi / 1e6:.1f} MB. Three f's all-reduce three
@@ -65,7 +65,7 @@ def _replicas_or_gathers():
     """Qwen2.5-3B has h = 2048, a = 16 and kv = 2. On t = 8 ranks you may give each rank a replica of a head and
     all-reduce its gradients once a step. Or ranks gather queries, keys and values, (1 + 2·kv/a)·φ forward and as much
     backward. All numbers have two bytes. With one micro-batch a step, from how many tokens on do replicas send less?"""
-    shape, t = of(find("qwen2.5-3b")), 8
+    shape, t = shape_of("qwen2.5-3b"), 8
     share = shape.groups / shape.heads
     gathers = 2 * (1 + 2 * share) * tensor_parallel.phi(1, 1, shape.hidden, t, element_bytes=2)
     holders, numbers = t // shape.groups, 2 * shape.hidden * shape.head

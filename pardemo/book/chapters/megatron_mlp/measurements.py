@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.meters.timeline import Span, begun_before_end
+from pardemo.peers.cut_layers import cut_layer
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -29,40 +29,13 @@ class Comparison(NamedTuple):
 
 
 def compare(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
-    """The MLP of ``library``, pardemo (:class:`pardemo.tensor_parallel.ParallelMLP`), Megatron-core or DTensor, on all
-    ranks, from the same weights as the plain one. Collective."""
-    if library != "pardemo":
-        return _theirs({"Megatron-core": "megatron", "DTensor": "dtensor"}[library], batch, sequence, hidden)
-    mlp, x = _plain(batch, sequence, hidden)
-    expected, gradient = gpt.output_and_input_gradient(mlp, x)
-    parts = gpt.parallel_mlp(mlp)
-    output, input_gradient = gpt.output_and_input_gradient(parts, x)
-    truth = dict(gpt.parallel_mlp(gpt.gradients_as_weights(mlp)).named_parameters())
-    weights_error = gpt.largest_error(gpt.gradients(parts), truth)
-    error = max(gpt.relative_error(output, expected), gpt.relative_error(input_gradient, gradient), weights_error)
-    return Comparison(error, *_sent(parts, x), _share_of_flops(parts, x, mlp, x))
-
-
-def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
-    from pardemo.peers import megatron
-    from pardemo.peers.pytorch import dtensor
-
-    peer = {"megatron": megatron, "dtensor": dtensor}[library]
-    mlp, x = _plain(batch, sequence, hidden)
-    expected, gradient = gpt.output_and_input_gradient(mlp, x)
-    with megatron.megatron(tp=dist.get_world_size()):
-        if library == "megatron":  # lays activations out as [sequence, batch, hidden]
-            turn, layer = _turned, peer.MLP(mlp)
-            truth = dict(gpt.parallel_mlp(gpt.gradients_as_weights(mlp)).named_parameters())
-        else:
-            turn, layer, truth = _same, peer.mlp(mlp, peer.mesh(dist.get_world_size())), gpt.gradients(mlp)
-        output, input_gradient = gpt.output_and_input_gradient(layer, turn(x))
-        weights_error = gpt.largest_error(peer.gradients(layer), truth)
-        error = max(
-            gpt.relative_error(turn(output), expected),
-            gpt.relative_error(turn(input_gradient), gradient),
-            weights_error,
-        )
+    """The MLP of a library of :func:`pardemo.peers.cut_layers.cut_layer` on all ranks. Collective."""
+    mlp = gpt.seeded(lambda: gpt.MLP(hidden)).to(device())
+    x = gpt.numbers(batch, sequence, hidden, seed=1).to(device())
+    expected = gpt.output_and_input_gradient(mlp, x)
+    with cut_layer(library, mlp) as (layer, turn, weights_error):
+        results = map(turn, gpt.output_and_input_gradient(layer, turn(x)))
+        error = max(weights_error(), *map(gpt.relative_error, results, expected))
         return Comparison(error, *_sent(layer, turn(x)), _share_of_flops(layer, turn(x), mlp, x))
 
 
@@ -96,12 +69,6 @@ def _length_s(spans: Sequence[Span]) -> float:
     return max(span.end_s for span in spans) - min(span.begin_s for span in spans)
 
 
-def _plain(batch: int, sequence: int, hidden: int) -> tuple[gpt.MLP, torch.Tensor]:
-    """The same weights and tokens on every rank, although the ranks' generators are seeded differently."""
-    mlp = gpt.seeded(lambda: gpt.MLP(hidden)).to(device())
-    return mlp, gpt.numbers(batch, sequence, hidden, seed=1).to(device())
-
-
 def _sent(layer: Callable, x: torch.Tensor) -> tuple[int, dict[str, int]]:
     x = x.detach().clone().requires_grad_()
     with WireMeter() as wire:
@@ -119,11 +86,3 @@ def _share_of_flops(layer: Callable, mine: torch.Tensor, mlp: Callable, x: torch
     with FlopCounterMode(display=False) as counter:
         gpt.output_and_input_gradient(mlp, x)
     return part.get_total_flops() / counter.get_total_flops()
-
-
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    return x.transpose(0, 1).contiguous()
-
-
-def _same(x: torch.Tensor) -> torch.Tensor:
-    return x

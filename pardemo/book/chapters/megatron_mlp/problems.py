@@ -5,7 +5,7 @@ import math
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication, memory, tensor_parallel
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 
 @problem("MB")
@@ -23,7 +23,7 @@ def _sent_by_one_mlp():
 def _eighty_of_them():
     """Llama 3 70B has 80 gated MLPs. In each, W_gate and W_up are [8192, 28,672], and W_down is [28,672, 8192]. A
     weight costs 16 bytes with its gradient and Adam's states. How many GB do the MLPs take on each of t = 8 GPUs?"""
-    shape = of(find("llama3-70b"))
+    shape = shape_of("llama3-70b")
     weights = sum(matrix.params for matrix in shape.mlp(shape.middle))
     held = memory.model_states_bytes(shape.layers * weights // 8, 1, 0)
     return held / 1e9, f"""One MLP has 3 · 8,192 · 28,672 = {weights / 1e6:.0f} million weights, and a rank has an

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from pardemo.meters import WireMeter
 from pardemo.optimizers import ShardedMuon
@@ -44,8 +43,7 @@ def muon_step(way: str, rows: int, columns: int, layers: int) -> MuonStep:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    make = lambda: nn.Sequential(*[nn.Linear(columns, rows, bias=False) for _ in range(layers)])  # noqa: E731
-    alone = gpt.seeded(make).to(device())
+    alone = gpt.linear_stack(columns, layers, rows).to(device())
     module, begin = copy.deepcopy(alone), [p.detach().clone() for p in alone.parameters()]
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     sharded = way != "torch, DDP"
@@ -89,8 +87,7 @@ def deepspeed_step(stage: int, optimizer: str, width: int, layers: int) -> Engin
     """Two steps of DeepSpeed's ZeRO with ``Muon`` or ``Adam``, each rank with samples of its own. Collective."""
     from pardemo.peers.deepspeed import engine as peer
 
-    make = lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])  # noqa: E731
-    module = gpt.seeded(make).to(device(), torch.bfloat16)
+    module = gpt.linear_stack(width, layers).to(device(), torch.bfloat16)
     alone = copy.deepcopy(module).float()
     begin = [p.detach().clone() for p in alone.parameters()]
     # stage 3 refuses Muon together with its reduce-scatter
@@ -129,8 +126,7 @@ def megatron_layer_wise(width: int, layers: int) -> MuonStep:
 
     from pardemo.peers import megatron
 
-    make = lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])  # noqa: E731
-    module = gpt.seeded(make).to(device())
+    module = gpt.linear_stack(width, layers).to(device())
     alone = copy.deepcopy(module)
     begin = [p.detach().clone() for p in alone.parameters()]
     inner, truth = (torch.optim.Muon(model.parameters(), lr=LR) for model in (module, alone))

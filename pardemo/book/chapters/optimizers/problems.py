@@ -6,7 +6,7 @@ import math
 from pardemo.book.page.problems import problem
 from pardemo.formulas import optimizers as formulas
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 #: Llama 3 8B, as torch has its matrices: an MLP's two that widen and the one that narrows, and those of attention.
 _TALL, _WIDE = (14_336, 4096), (4096, 14_336)
@@ -31,7 +31,7 @@ def _shampoo_beside_adam():
 def _worth_eight_bits():
     """FSDP cuts all states of Llama 3 8B (8.03 billion parameters) evenly over N GPUs. You think of 8-bit Adam, with
     2.03 bytes of states a parameter. From how many GPUs on would it save less than 1 GB on each of them?"""
-    params, least = of(find("llama3-8b")).params, 1e9
+    params, least = shape_of("llama3-8b").params, 1e9
     adam, small = (formulas.kept_bytes(name, [(params,)]) for name in ("Adam", "8-bit Adam"))
     gpus = next(n for n in itertools.count(1) if (adam - small) / n < least)
     return gpus, f"""Adam's two states take 8Ψ = {adam / 1e9:.1f} GB and in 8 bits {small / 1e9:.1f} GB; the fp32 copy

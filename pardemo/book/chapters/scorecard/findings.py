@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardemo import claims, project
-from pardemo.book.chapters import CHAPTERS
+from pardemo.book.contents import CHAPTERS
 from pardemo.book.run import scorecard
 from pardemo.claims.lines import Line
 from pardemo.draw import pictures

@@ -4,11 +4,10 @@ from pardemo.book.chapters.scorecard import thresholds
 from pardemo.book.page.problems import problem
 from pardemo.formulas import pipeline
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of
 
 _A800, _H100 = hardware.gpu("A800-80GB"), hardware.gpu("H100")
-_BAICHUAN = of(configurations.find("baichuan2-13b"))
+_BAICHUAN = shape_of("baichuan2-13b")
 
 
 @problem("billion")

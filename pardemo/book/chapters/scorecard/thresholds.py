@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.formulas import failures, memory, pipeline
 from pardemo.planner import hardware, rates
 from pardemo.planner.estimate import RESERVE
 from pardemo.planner.hardware import Gpu
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -186,7 +186,7 @@ def _zero3(ranks: int) -> Layout:
 
 def _job(gpu: Gpu, gpus: int, tokens: int) -> Job:
     """Llama 3 8B with one sample of so many tokens a GPU."""
-    return Job(of(find("llama3-8b")), Machine(gpu, gpus, _NODE, _NETWORK), stack("megatron-core"), tokens)
+    return Job(shape_of("llama3-8b"), Machine(gpu, gpus, _NODE, _NETWORK), stack("megatron-core"), tokens)
 
 
 def _short(value: float) -> str:

@@ -5,11 +5,10 @@ from math import ceil
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of
 
 _FP32 = 4  # bytes
-_LLAMA_1B, _LLAMA_8B = (of(configurations.find(name)) for name in ("llama3.2-1b", "llama3-8b"))
+_LLAMA_1B, _LLAMA_8B = (shape_of(name) for name in ("llama3.2-1b", "llama3-8b"))
 _H100 = hardware.gpu("H100")
 _CARD = rates.between(hardware.link("400"))  # bytes/s that a card of 400 Gbit/s reaches
 

@@ -1,6 +1,5 @@
 """A sequence-parallel layer, the package's and the libraries', compared with the plain one."""
 
-import contextlib
 from typing import NamedTuple
 
 import torch
@@ -9,6 +8,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo.meters import MemoryMeter, WireMeter
+from pardemo.peers.cut_layers import cut_layer, local
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -33,42 +33,26 @@ def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int
     Megatron-core leaves the all-reduce of replicated parameters' gradients, here a bias's, to its training loop; this
     function does it.
     """
-    from pardemo.peers import megatron
-    from pardemo.peers.pytorch import dtensor
-
     block = gpt.seeded(lambda: gpt.Block(hidden, heads)).to(device())
     x = gpt.numbers(batch, sequence, hidden, seed=1).to(device()).requires_grad_()
     seed = gpt.numbers(batch, sequence, hidden, seed=2).to(device()) / sequence
     plain = block.mlp if library == "Megatron-core" else block
     expected = plain(x)
     expected.backward(seed)
-    cut_layer = {"pardemo": gpt.parallel_block, "Megatron-core": gpt.parallel_mlp}.get(library)
-    truth = dict(cut_layer(gpt.gradients_as_weights(plain)).named_parameters()) if cut_layer else gpt.gradients(block)
-
-    with megatron.megatron(tp=dist.get_world_size()) if library == "Megatron-core" else contextlib.nullcontext():
-        if library == "pardemo":
-            layer, gradients_of = gpt.parallel_block(block, sequence_parallel=True), gpt.gradients
-        elif library == "DTensor":
-            layer = dtensor.block(block, dtensor.mesh(dist.get_world_size()), sequence_parallel=True)
-            gradients_of = dtensor.gradients
-        else:
-            layer, gradients_of = megatron.MLP(block.mlp, sequence_parallel=True), megatron.gradients
-        tokens = 0 if library == "Megatron-core" else 1  # the dimension that it has them in
+    with cut_layer(library, plain, sequence_parallel=True) as (layer, turn, weights_error):
         if library != "DTensor":  # connections, and buffers that stay, belong to no step; it has none of its own
-            mine = _own(x, tokens).requires_grad_()
-            layer(mine).backward(_own(seed, tokens))
+            layer(turn(_own(x)).requires_grad_()).backward(turn(_own(seed)))
             layer.zero_grad()
-        mine = _own(x, tokens).requires_grad_()
+        mine = turn(_own(x)).requires_grad_()
         with WireMeter() as wire:
             with MemoryMeter(layer) as memory:
                 out = layer(mine)
-            out.backward(_own(seed, tokens))
+            out.backward(turn(_own(seed)))
         for parameter in layer.parameters():
             if getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(parameter.grad)
-        weights = gpt.largest_error(gradients_of(layer), truth)
-    pairs = (out, _own(expected, tokens)), (mine.grad, _own(x.grad, tokens))
-    error = max(weights, *(gpt.relative_error(_local(result), right) for result, right in pairs))
+        pairs = (out, _own(expected)), (mine.grad, _own(x.grad))
+        error = max(weights_error(), *(gpt.relative_error(turn(local(result)), right) for result, right in pairs))
     return LayerComparison(error, wire.sent_bytes, memory.live["activations"])
 
 
@@ -95,12 +79,6 @@ def selective_percent(sequence: int, hidden: int, heads: int) -> float:
     return 100 * (operations(True) / operations(False) - 1)
 
 
-def _own(full: torch.Tensor, tokens: int) -> torch.Tensor:
-    """This rank's tokens of [batch, sequence, hidden], with the tokens in dimension 0 or 1."""
-    turned = full.detach() if tokens == 1 else full.detach().transpose(0, 1)
-    return turned.chunk(dist.get_world_size(), tokens)[dist.get_rank()].contiguous()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def _own(full: torch.Tensor) -> torch.Tensor:
+    """This rank's tokens of [batch, sequence, hidden]."""
+    return full.detach().chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()

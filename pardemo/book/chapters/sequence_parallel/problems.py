@@ -5,12 +5,12 @@ import math
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, tensor_parallel
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 
 def _llama_block() -> tuple[int, float]:
     """The s·b·h of one sample of 8,192 tokens in Llama 3 70B, and the bytes that a block keeps for each."""
-    shape = of(find("llama3-70b"))
+    shape = shape_of("llama3-70b")
     return 8192 * shape.hidden, 12 + 4 * shape.groups / shape.heads + 8 * shape.middle / shape.hidden
 
 
@@ -18,7 +18,7 @@ def _llama_block() -> tuple[int, float]:
 def _a_block_of_today():
     """A block of Llama 3 70B has h = 8192, kv/a = 1/8 and an MLP that is 3.5·h wide. How many GB does it keep for one
     sample of 8,192 tokens, on one GPU and with FlashAttention?"""
-    shape, (unit, each) = of(find("llama3-70b")), _llama_block()
+    shape, (unit, each) = shape_of("llama3-70b"), _llama_block()
     return unit * each / 1e9, f"""Keys and values add 4·kv/a = {4 * shape.groups / shape.heads:g}, and the MLP's four
         tensors 8 · 3.5 = {8 * shape.middle / shape.hidden:g}. With the other 12 a block keeps {each:g} bytes / sbh.
         There are 8,192 · 8,192 numbers, so these are {unit * each / 1e9:.2f} GB."""  # fmt: skip
@@ -31,7 +31,7 @@ def _cut_along_the_sequence():
     this GPU, if inputs are gathered again?"""
     unit, each = _llama_block()
     layers = 20 * 4  # of four micro-batches
-    states = memory.model_states_bytes(20 * round(of(find("llama3-70b")).mean_layer[0]) // 8, 1, 0)
+    states = memory.model_states_bytes(20 * round(shape_of("llama3-70b").mean_layer[0]) // 8, 1, 0)
     alone, along = (layers * unit * kept / 1e9 for kept in (8 + (each - 8) / 8, each / 8))
     return alone - along, f"""Tensor parallelism alone keeps 8 + {each - 8:g}/8 bytes / sbh on each GPU. For 20 blocks
         and four micro-batches these are {alone:.1f} GB, too much beside {states / 1e9:.0f} GB of model states (16 bytes

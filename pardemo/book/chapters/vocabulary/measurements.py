@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo.meters import MemoryMeter, WireMeter
+from pardemo.peers.cut_layers import local
 from pardemo.small_models import gpt
 from pardemo.tensor_parallel import (
     ColumnParallelLinear,
@@ -52,14 +53,14 @@ def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> LossCompari
 
     with _parts(library, layers) as (embedding, head, loss_of):
         logits = head(embedding(inputs))
-        before = _local(logits).detach().clone()
+        before = local(logits).detach().clone()
         with WireMeter() as wire, MemoryMeter() as memory:
             mean_loss = loss_of(logits, labels)
-        changed = float((_local(logits).detach() != before).float().mean())
+        changed = float((local(logits).detach() != before).float().mean())
         mean_loss.backward()
         gradients = [_rows_here(layer.weight.grad) for layer in (embedding, head)]
     errors = [gpt.relative_error(*pair) for pair in zip(gradients, truth, strict=True)]
-    error = max(gpt.relative_error(_local(mean_loss), expected), *errors)
+    error = max(gpt.relative_error(local(mean_loss), expected), *errors)
     return LossComparison(error, wire.sent_bytes, memory.live["activations"], changed)
 
 
@@ -128,8 +129,3 @@ def _rows_here(gradient: torch.Tensor) -> torch.Tensor:
     if not hasattr(gradient, "full_tensor"):
         return gradient
     return gradient.full_tensor().chunk(dist.get_world_size())[dist.get_rank()]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -14,16 +14,15 @@ from pardemo.planner.layouts.charts import LINES
 from pardemo.planner.layouts.procedure import Candidate, Compared, taken_of
 
 
-def memory_of_layouts(
-    layouts: Mapping[str, Mapping[str, float]], capacity_bytes: float, name: str = "which_layout_memory"
-) -> Picture:
-    """GB of the fullest GPU, line by line, against what it has."""
+def memory_of_layouts(layouts: Mapping[str, Mapping[str, float]], room_bytes: float, name: str) -> Picture:
+    """GB of the fullest GPU, line by line, against what may be filled of it."""
+    room, fills = room_bytes / 1e9, {**LINES, "overhead": (palette.OTHER, "///")}
     return bar_chart(
-        name, f"Of {capacity_bytes / 1e9:.0f} GB: {{}}.",
+        name, f"With room for {room:.1f} GB: {{}}.",
         {"GB of the fullest GPU": {
-            "series": {line: {case: lines.get(line, 0.0) for case, lines in layouts.items()} for line in LINES}}},
-        across=True, stacked=True, per=1e9, fills=LINES, ncols=3, line=("the GPU has", capacity_bytes / 1e9),
-        text=lambda end: f"{end:.0f} GB{' ✗' if end > capacity_bytes / 1e9 else ''}",
+            "series": {line: {case: lines.get(line, 0.0) for case, lines in layouts.items()} for line in fills}}},
+        across=True, stacked=True, per=1e9, fills=fills, ncols=3, line=(f"room: {room:.1f} GB", room),
+        text=lambda end: f"{end:.0f} GB{' ✗' if end > room else ''}",
     )  # fmt: skip
 
 
@@ -37,14 +36,12 @@ def _predicted_and_published(ax: Any, lines: Mapping[str, Mapping], points: Mapp
             curves(ax, {name: runs}, colours=[colour], dashes=["none"], marks=mark, markersize=7.5)
 
 
-def tokens_by_tp(
-    lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]], host: int = 8
-) -> Picture:
-    """Tokens/s of a GPU against the ranks that share a layer: lines predicted, points published; a node ends at the
-    dotted line."""
+def tokens_by_tp(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]]) -> Picture:
+    """Tokens/s of a GPU against the ranks that share a layer: lines predicted, points published; a node, of eight GPUs,
+    ends at the dotted line."""
     fig, ax = new(size=(6.4, 4.0))
     _predicted_and_published(ax, lines, points)
-    end = host * 2**0.5
+    end = 8 * 2**0.5
     ax.axvline(end, color=palette.OTHER, linestyle=":", linewidth=1.6)
     ax.annotate("one node | two", (end, ax.get_ylim()[1]), (0, 2), textcoords="offset points", ha="center")
     log(ax, x=sorted({tp for line in lines.values() for tp in line}))

@@ -5,11 +5,10 @@ from math import log2
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory, pipeline
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of
 from pardemo.planner.layouts.machines import Machine
 
-_LLAMA_70B, _LLAMA_405B = (of(configurations.find(name)) for name in ("llama3-70b", "llama3.1-405b"))
+_LLAMA_70B, _LLAMA_405B = (shape_of(name) for name in ("llama3-70b", "llama3.1-405b"))
 _NODE = Machine(hardware.gpu("H100"), gpus=8)
 _TOKENS = 8192
 _GATHERS = rates.between(1)  # of the data sheet's bandwidth, what gathers between nodes reach

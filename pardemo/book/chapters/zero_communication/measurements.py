@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pardemo.cluster import Cluster
@@ -49,12 +48,6 @@ def added(tokens: int, micro_batches: int) -> dict[str, float]:
     job = job_of("llama3-8b", "H100", 32, 400, sequence=tokens)
     layout = Layout(dp=32, accumulation=micro_batches)
     return {way: adds(job, layout.but(sharding=name))["data parallel"] for way, name in SHARDINGS.items()}
-
-
-def stack(width: int, layers: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Linear layers without biases, alike on every rank."""
-    layer_stack = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]))
-    return layer_stack.to(device(), dtype)
 
 
 def deepspeed(
@@ -117,7 +110,8 @@ def fsdp(width: int, layers: int, keep: str = "nothing", micro_batches: int = 1)
 
     if keep not in KEEPS:
         raise ValueError(f"keep is one of {', '.join(KEEPS)}, not {keep!r}")
-    net = peer.shard(stack(width, layers), reshard_after_forward=keep in ("nothing", "gradients"))
+    net = gpt.linear_stack(width, layers).to(device())
+    peer.shard(net, reshard_after_forward=keep in ("nothing", "gradients"))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     x = gpt.numbers(BATCH, width).to(device())
 
@@ -137,7 +131,7 @@ def losses(width: int, layers: int, engine: str, steps: int = 5) -> list[float]:
     """This rank's losses with torch's DDP (``"DDP"``) or DeepSpeed's stage 0, in fp32 with AdamW. Collective."""
     from pardemo.peers.deepspeed import engine as peer
 
-    net = stack(width, layers)
+    net = gpt.linear_stack(width, layers).to(device())
     if engine == "DDP":
         run = DistributedDataParallel(net)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -166,7 +160,7 @@ def _deepspeed(width, layers, stage, options, micro_batches) -> tuple[Any, Calla
     from pardemo.peers.deepspeed import engine as peer
 
     settings = peer.zero_settings(stage, BATCH, micro_batches=micro_batches, **(options or {}))
-    engine = peer.engine(stack(width, layers), settings)
+    engine = peer.engine(gpt.linear_stack(width, layers).to(device()), settings)
     x = gpt.numbers(BATCH, width, dtype=torch.bfloat16).to(device())
 
     def step() -> None:

@@ -5,7 +5,7 @@ import itertools
 from pardemo.book.page.problems import problem
 from pardemo.formulas import communication
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 
 def _plain_network() -> float:
@@ -17,7 +17,7 @@ def _plain_network() -> float:
 def _more_for_zero_3():
     """64 GPUs train Llama 3 8B (8.03 billion parameters) with 8 micro-batches a step, and all that travels is bf16. How
     many GB more does a rank send in a step under ZeRO-3 than under ZeRO-1?"""
-    params, n, m = of(find("llama3-8b")).params, 64, 8
+    params, n, m = shape_of("llama3-8b").params, 64, 8
     first, third = (communication.zero_step(params, n, stage, m) for stage in (1, 3))
     return (third - first) / 1e9, f"""Ψ numbers of two bytes, times (N−1)/N, are {first / 2e9:.1f} GB. ZeRO-1 sends 2Ψ
         once a step, {first / 1e9:.1f} GB. ZeRO-3 sends 3Ψ with each of {m} micro-batches, {third / 1e9:.0f} GB, which
@@ -51,7 +51,7 @@ def _micro_batches_for_zero_2():
 def _over_a_card():
     """Eight nodes of eight GPUs, and 16 micro-batches a step. How many times as much does ZeRO-3 send over a node's
     network cards as HSDP, which all-reduces between nodes once a step?"""
-    params, hosts, per_host, m = of(find("llama3-8b")).params, 8, 8, 16
+    params, hosts, per_host, m = shape_of("llama3-8b").params, 8, 8, 16
     third = communication.zero_step(params, hosts * per_host, 3, m)
     hybrid = per_host * communication.hierarchical_all_reduce(2 * params, hosts, per_host)[1]
     return third / hybrid, f"""ZeRO-3 has three rings through all nodes in each micro-batch, and each sends (N−1)/N·S
@@ -65,7 +65,7 @@ def _longer_with_zero_3():
     """Four nodes of eight H100s (636 TFLOP/s each) train Llama 3 8B (8.03 billion parameters) in bf16, with 16
     micro-batches of 16,384 tokens on each GPU. Gathers reach 24 GB/s on a node's only network card. By how many per
     cent is ZeRO-3's step longer than its computation, if traffic and computation overlap as far as they can?"""
-    params, rate = of(find("llama3-8b")).params, rates.between(hardware.link("infiniband-400g"))
+    params, rate = shape_of("llama3-8b").params, rates.between(hardware.link("infiniband-400g"))
     computes = 6 * params * 16_384 / rates.matrix(hardware.gpu("H100"))
     sends = communication.zero_step(params, 32, 3) / rate
     across = 8 * communication.hierarchical_all_reduce(2 * params, 4, 8)[1] / rate

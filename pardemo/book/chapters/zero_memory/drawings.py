@@ -3,12 +3,14 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
-from pardemo.draw.canvas import Canvas, drawing
+from pardemo.draw.canvas import Canvas, Drawing, drawing
 from pardemo.draw.palette import DONE, KEPT, RANKS, SHADES, VERDICTS, WHOLE, ink_on
 from pardemo.draw.parts import check_range, legend, parts, unbroken
 from pardemo.draw.player import Player
 from pardemo.formulas import memory
+from pardemo.project import is_headless
 
 #: From which of ZeRO-1, ZeRO-2 and ZeRO-3 on a kind of state is in shards.
 SINCE = {"parameters": 3, "gradients": 2, "optimizer states": 1}
@@ -27,14 +29,13 @@ def states(
 
 
 @drawing(520)
-def zero_stages(canvas: Canvas, ranks: int = 4, totals: bool = True) -> str:
-    """The model states of mixed-precision Adam on each rank: areas are bytes, rows are the model's N parts.
+def zero_stages(canvas: Canvas, totals: bool = True) -> str:
+    """The model states of mixed-precision Adam on each of four ranks: areas are bytes, rows are the model's parts.
 
     Args:
-        ranks: N, from 2 to 6; others raise a ValueError.
         totals: with the bytes of each rank as numbers beside the boxes; without, they are left to the reader's guess.
     """
-    check_range(ranks, 2, 6)
+    ranks = 4
     formulas = ("2 + 2 + 12", "2 + 2 + 12/N", "2 + (2 + 12)/N", "(2 + 2 + 12)/N")
     notes = ("every rank keeps all", "optimizer states are cut", "gradients too", "parameters too")
     left, gap = 16, 10
@@ -66,15 +67,6 @@ def zero_stages(canvas: Canvas, ranks: int = 4, totals: bool = True) -> str:
     )
 
 
-def _caption(stage: int) -> str:
-    return (
-        "every rank keeps all",
-        "optimizer states are cut",
-        "gradients too",
-        "parameters too",
-    )[stage]
-
-
 @drawing(312)
 def sixteen_bytes(canvas: Canvas) -> str:
     """One parameter in mixed precision: a box for each byte, a row for each tensor, and who reads it when."""
@@ -98,34 +90,59 @@ def sixteen_bytes(canvas: Canvas) -> str:
     return f"The 16 bytes of one parameter. {tensors_text}."
 
 
-def states_by_ranks(billions: float = 7.5, room: float = 85, start: int = 64) -> Player:
+def states_explorer(billions: float = 7.5, world_size: int = 64, k: int = 12) -> Any:
+    """Sliders and bars that follow them; where no Python runs to redraw these, in a page, a player over N."""
+    if is_headless():
+        return states_by_ranks(billions, start=world_size)
+    import ipywidgets as widgets
+    from IPython.display import display
+
+    def redraw(billions: float, world_size: int, k: int) -> None:
+        # interactive shows what is displayed, not what is returned
+        display(Drawing(*_frame(billions, world_size, memory.StateBytes(optimizer=k))))
+
+    return widgets.interactive(
+        redraw,
+        # 0.025 of a decade: a step lies on 10^0.875 = 7.499, the paper's 7.5
+        billions=widgets.FloatLogSlider(
+            billions, min=-1, max=3, step=0.025, description="Ψ, 10⁹", readout_format=".3g"
+        ),
+        world_size=widgets.IntSlider(world_size, min=1, max=1024, description="N"),
+        k=widgets.Dropdown(options=[12, 8, 6, 4], value=k, description="K"),
+    )
+
+
+def states_by_ranks(billions: float = 7.5, start: int = 64) -> Player:
     """Bars of GB on a GPU, plain and under ZeRO-1, 2 and 3; each frame has twice as many GPUs as the one before.
 
     Args:
-        billions: Ψ, in 10⁹ parameters. room: GB of a GPU, red marks. start: the number of GPUs shown first, up to 1024.
+        billions: Ψ, in 10⁹ parameters. start: the number of GPUs shown first, up to 1024.
     """
-    frames = [_frame(billions, room, 2**k) for k in range(11)]
+    frames = [_frame(billions, 2**k) for k in range(11)]
     name = f"model states of {billions:g}·10⁹ parameters by GPUs, plain and under ZeRO-1, 2 and 3"
     return Player(frames, name, [2**k for k in range(11)].index(start))
 
 
-def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
-    canvas = Canvas(640, 290)
-    left, most = 108, memory.ADAM.total * billions
+def _frame(billions: float, ranks: int, bytes_each: memory.StateBytes = memory.ADAM) -> tuple[Canvas, str]:
+    canvas, room = Canvas(640, 290), 85  # GB of a GPU, red marks
+    left, most = 108, bytes_each.total * billions
     scale = 430 / most
     params = round(billions * 1e9)
-    canvas.text(8, 18, f"Ψ = {billions:g}·10⁹, N = {ranks:,}", "start", bold=True, size=20)
+    letters = f"Ψ = {billions:.3g}·10⁹, N = {ranks:,}"
+    if bytes_each != memory.ADAM:
+        letters += f", K = {bytes_each.optimizer}"
+    canvas.text(8, 18, letters, "start", bold=True, size=20)
     totals = []
     for stage in memory.STAGES:
         y, x = 46 + 50 * stage, left
-        kinds = {kind: nbytes / 1e9 for kind, nbytes in memory.model_states(params, ranks, stage).items()}
+        kinds = {kind: nbytes / 1e9 for kind, nbytes in memory.model_states(params, ranks, stage, bytes_each).items()}
         canvas.text(left - 10, y + 18, STAGES[stage], "end")
         for kind, gigabytes in kinds.items():
             canvas.box(x, y, gigabytes * scale, 36, KEPT[kind], thick=1)
             x += gigabytes * scale
         totals.append(sum(kinds.values()))
-        label = f"{totals[-1]:.1f} GB" if totals[-1] >= 10 else f"{totals[-1]:.3g} GB"
-        canvas.text(x + 8, y + 18, label, "start", bold=totals[-1] <= room)
+        digits = ".3g" if totals[-1] < 10 else ".1f" if totals[-1] < 1000 else ",.0f"
+        canvas.text(x + 8, y + 18, f"{totals[-1]:{digits}} GB", "start", bold=totals[-1] <= room)
         if room <= most:  # between the bars, where no text is
             canvas.line([(left + room * scale, y - 12), (left + room * scale, y - 2)], VERDICTS["fails"], 3)
     if room <= most:

@@ -1,17 +1,13 @@
 """Pictures of *ZeRO's memory*: what ZeRO-1, 2 and 3 keep, what a step holds moment by moment."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
 
-from pardemo.book.chapters.zero_memory.drawings import states_by_ranks
 from pardemo.draw import palette
 from pardemo.draw.charts import bars, key, patch, words
-from pardemo.draw.style import COLOURS, Picture, draw, new, save
-from pardemo.formulas import memory
-from pardemo.project import is_headless
+from pardemo.draw.style import COLOURS, Picture, new, save
 
 MODEL_STATES = ("parameters", "gradients", "optimizer states")
 _FILLS = {"parameters": ("parameters", ""), "gradients": ("gradients", "//"),
@@ -102,13 +98,12 @@ def _by_phase(count: int, marks: Mapping[str, int]) -> tuple[list[float], dict[s
 
 
 def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[int, float],
-                  in_step: Mapping[int, float], sample_bytes: float, room_bytes: float,
-                  params: float = 7.5e9) -> Picture:  # fmt: skip
+                  in_step: Mapping[int, float], sample_bytes: float, room_bytes: float) -> Picture:  # fmt: skip
     """Model states on a GPU, and as many samples' activations as fit beside them, a bar for each of ZeRO-1, 2 and 3.
 
     Args:
         states: 1, 2, 3 -> kind -> bytes. gathered: 3 -> bytes of layers that are whole for a moment.
-        in_step: 1, 2, 3 -> the most that the step holds, in bytes for each of ``params`` parameters.
+        in_step: 1, 2, 3 -> the most that the step holds, in bytes for each of 7.5·10⁹ parameters.
     """
     fig, ax = new(size=(5.8, 3.6))
     names = {stage: f"ZeRO-{stage}" for stage in states}
@@ -124,7 +119,7 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
         fills[f"_{sample}"] = "activations"
     bars(ax, series, per=1e9, across=True, stacked=True, fills=fills)
     for place, stage in enumerate(states):
-        peak = in_step[stage] * params / 1e9
+        peak = in_step[stage] * 7.5
         ax.plot([peak, peak], [place - 0.4, place + 0.4], color="black", linewidth=2, zorder=4)
         at = (room_bytes / 1e9, place)
         ax.annotate(f"{counts[stage]} samples", at, (6, 0), textcoords="offset points", va="center")
@@ -135,45 +130,3 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
     key(fig, patch("a sample's activations", "activations"), peaks)
     summary = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
     return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {summary}.")
-
-
-def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:
-    """Bars of the model states for Ψ = ``billions``·10⁹, plain and under ZeRO-1, 2 and 3, the chosen one outlined."""
-    fig, ax = new(size=(7.5, 3.2))
-    names = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-    of_stage = [
-        memory.model_states(round(billions * 1e9), world_size, s, memory.StateBytes(optimizer=k)) for s in range(4)
-    ]
-    series = {kind: {name: kinds[kind] for name, kinds in zip(names, of_stage, strict=True)} for kind in MODEL_STATES}
-    chosen = {names[stage]: sum(kinds[names[stage]] for kinds in series.values())}
-    bars(ax, series, chosen, stacked=True, per=1e9, text="{:,.1f}", outlined="chosen")
-    ax.set(ylabel="GB per rank", title=f"Ψ = {billions:.3g}B, N = {world_size}, K = {k}")
-    ax.legend()
-    sums = ", ".join(f"{sum(kinds[name] for kinds in series.values()) / 1e9:,.1f}" for name in names)
-    return draw(
-        fig,
-        f"Model states of {billions:.3g}·10⁹ parameters on {world_size} ranks, plain and under ZeRO-1, 2 and 3: "
-        f"{sums} GB each.",
-    )
-
-
-def states_explorer(billions: float = 7.5, world_size: int = 64, k: int = 12, stage: int = 2) -> Any:
-    """Sliders and a chart that follows them; where no Python runs to redraw it, in a page, a player over N."""
-    if is_headless():
-        return states_by_ranks(billions, start=world_size)
-    import ipywidgets as widgets
-    from IPython.display import display
-
-    def redraw(**chosen: Any) -> None:
-        display(states_chart(**chosen))  # interactive shows what is displayed, not what is returned
-
-    return widgets.interactive(
-        redraw,
-        # 0.025 of a decade: a step lies on 10^0.875 = 7.499, the paper's 7.5
-        billions=widgets.FloatLogSlider(
-            billions, min=-1, max=3, step=0.025, description="Ψ, 10⁹", readout_format=".3g"
-        ),
-        world_size=widgets.IntSlider(world_size, min=1, max=1024, description="N"),
-        k=widgets.Dropdown(options=[12, 8, 6, 4], value=k, description="K"),
-        stage=widgets.IntSlider(stage, min=0, max=3, description="ZeRO stage"),
-    )

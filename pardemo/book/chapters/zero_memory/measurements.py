@@ -17,10 +17,9 @@ from pardemo.world.rank import device
 from pardemo.zero import Zero1, Zero2, Zero3
 
 
-def stack(width: int, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def stack(width: int, depth: int) -> nn.Sequential:
     """Linear layers without biases, the same on every rank."""
-    make = lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(depth)])  # noqa: E731
-    return gpt.seeded(make).to(device(), dtype)
+    return gpt.linear_stack(width, depth).to(device())
 
 
 def by_deepspeed(width: int, depth: int, stage: int, **zero: Any) -> dict:

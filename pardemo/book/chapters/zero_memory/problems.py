@@ -4,14 +4,14 @@ import itertools
 
 from pardemo.book.page.problems import problem
 from pardemo.formulas import memory
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import shape_of
 
 
 @problem("GB")
 def _kept_more_than_once():
     """Eight GPUs train Llama 3 8B (8.03 billion parameters) by plain data parallelism, with Adam in mixed precision.
     How many GB of model states would ZeRO-3 save on the eight GPUs together?"""
-    params = of(find("llama3-8b")).params
+    params = shape_of("llama3-8b").params
     replica = memory.model_states_bytes(params, 8, 0)
     saved = 8 * (replica - memory.model_states_bytes(params, 8, 3))
     return saved / 1e9, f"""A replica has 16 bytes a parameter, {replica / 1e9:.0f} GB, and data parallelism keeps eight
@@ -23,7 +23,7 @@ def _kept_more_than_once():
 def _gpus_for_zero_2():
     """The activations leave 28 GB of each GPU to the model states of Llama 3 8B (8.03 billion parameters, K = 12). How
     many GPUs does ZeRO-2 need at least?"""
-    params, room = of(find("llama3-8b")).params, 28e9
+    params, room = shape_of("llama3-8b").params, 28e9
     needed = next(n for n in itertools.count(1) if memory.model_states_bytes(params, n, 2) <= room)
     kept = memory.model_states(params, needed, 2)["parameters"]
     cut = memory.model_states_bytes(params, 1, 2) - kept
@@ -37,7 +37,7 @@ def _gpus_for_zero_2():
 def _eight_bits_less():
     """Eight GPUs train Llama 3 8B (8.03 billion parameters) under ZeRO-2, and you want more room for activations. How
     many GB does each GPU save if Adam's two means are kept in 8 bits, so that K is 6 instead of 12?"""
-    params, n = of(find("llama3-8b")).params, 8
+    params, n = shape_of("llama3-8b").params, 8
     usual, small = (
         memory.model_states_bytes(params, n, 2, memory.STATES[name])
         for name in ("Adam, mixed precision", "Adam, 8-bit states")
@@ -51,7 +51,7 @@ def _eight_bits_less():
 def _with_tensor_ranks():
     """64 GPUs train Llama 3 70B (70.6 billion parameters) under ZeRO-1 with t = 8 and K = 12. How many GB of model
     states does a GPU keep, if every parameter is cut by t?"""
-    params, gpus, t = of(find("llama3-70b")).params, 64, 8
+    params, gpus, t = shape_of("llama3-70b").params, 64, 8
     states = memory.model_states(params // t, gpus // t, 1)
     total, optimizer = sum(states.values()), states["optimizer states"]
     return total / 1e9, f"""A rank has an eighth of each layer, {params / t / 1e9:.2f} billion parameters, and their 4

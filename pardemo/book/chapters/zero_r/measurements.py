@@ -46,8 +46,7 @@ def train(width: int, layers: int, where: str | None = None) -> OffloadedTrainin
     elif where is not None:
         deepspeed_disk.use()
         settings["zero_optimization"] |= deepspeed_disk.to_disk(where)
-    net = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]))
-    engine, losses, beside = peer.engine(net, settings), [], 0
+    engine, losses, beside = peer.engine(gpt.linear_stack(width, layers), settings), [], 0
     for step in range(STEPS):
         loss = (engine(gpt.numbers(BATCH, width, seed=step).to(device())) - 1).square().mean()
         engine.backward(loss)

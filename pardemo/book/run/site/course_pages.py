@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pardemo import project
-from pardemo.book.chapters import CHAPTERS
+from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.problems import problems
 from pardemo.book.run.report import pages
 

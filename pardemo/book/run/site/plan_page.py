@@ -74,7 +74,7 @@ def pack(path: Path) -> None:
 
 def _models() -> dict[str, str]:
     """Built-in models with how many parameters they have."""
-    return {name: f"{configurations.of(configurations.find(name)).params / 1e9:.3g}B" for name in MODELS}
+    return {name: f"{configurations.shape_of(name).params / 1e9:.3g}B" for name in MODELS}
 
 
 #: A pattern of the book's charts, as a background's layers over a colour.

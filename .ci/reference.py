@@ -1,4 +1,4 @@
-"""``python -m pardemo.book.run.reference``: the run to commit, which replaces the old one when it is whole.
+"""``python .ci/reference.py``: the run to commit, which replaces the old one when it is whole.
 
 It is built beside that one: executed notebooks, their pages, pictures and claims, the speed table, the planner's
 validation, the report, and the figures that README and documents quote. The pages, half of its bytes, are not
@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import world_sizes
+
 from pardemo import project
-from pardemo.book.run import world_sizes
 from pardemo.book.run.report import command as report_command
 
 #: What other commands write there, which a run does not make anew: pardemo.planner.cuda_peak on a GPU, world_sizes,

@@ -1,4 +1,4 @@
-"""Which cells of a notebook are folded: ``python -m pardemo.book.run.folding`` sets it in all of them.
+"""Which cells of a notebook are folded: ``python .ci/folding.py`` sets it in all of them.
 
 What a reader came for is the text, the experiment and its outcome. Cells that only import, ask, claim or draw are
 folded, in JupyterLab (``source_hidden``) and on the report's page; a click opens them. A cell that claims is folded on
@@ -7,15 +7,14 @@ every page, unless it defines something or has a loop.
 
 import ast
 import builtins
-import re
 from pathlib import Path
 from typing import Any
 
 from pardemo import project
 
-#: Calls that show something: a page's questions, claims, tables, and a chapter's drawings and figures_….
+#: Calls that show something: a page's questions, claims, tables, and a chapter's drawings and figures.
 SHOWS = {
-    "page", "claim", "tables", "display", "drawings", "figures", "answer_tables", "findings", "thresholds",
+    "page", "claim", "tables", "display", "drawings", "figures", "english", "beside_english", "findings", "thresholds",
 }  # fmt: skip
 PLAIN = (ast.Import, ast.ImportFrom, ast.Pass, ast.Assign, ast.AugAssign, ast.Expr)
 #: Modules whose functions compute a prediction or look at what was measured, and run nothing.
@@ -65,11 +64,10 @@ def _is_arithmetic(call: ast.Call) -> bool:
 
 
 def _root(node: ast.expr) -> str:
-    """The name that an attribute's chain begins with; ``figures`` of figures_tensors, too."""
+    """The name that an attribute's chain begins with."""
     while isinstance(node, ast.Attribute):
         node = node.value
-    name = node.id if isinstance(node, ast.Name) else ""
-    return re.sub(r"^figures_.*", "figures", name)
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def fold(notebook: Any) -> int:

@@ -1,7 +1,7 @@
 """One table of letters for the whole book: each means one thing, in every chapter.
 
 A chapter's metadata names the letters that it uses (``"pardemo": {"letters": {"N": "", "S": "here 8 MiB"}}``), with
-what it adds to one, or nothing; ``python -m pardemo.book.letters`` writes its small table into its first cell.
+what it adds to one, or nothing; ``python .ci/letters.py`` writes its small table into its first cell.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The chapters' order in file names and links: ``python -m pardemo.book.order`` after a change of ``CHAPTERS``.
+"""The chapters' order in file names and links: ``python .ci/chapter_order.py`` after a change of ``CHAPTERS``.
 
 A chapter's number stands in the name of its notebook and, with it, in the links of other chapters and of documents. All
 follow the list: this renames the notebooks, writes each one's first heading, and mends links whose number is an older
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from pardemo import project
-from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.book.contents import CHAPTERS, notebook_of
 
 #: A link to a chapter: its text, the chapter's name, and an address inside it.
 LINK = re.compile(r"\[([^\[\]]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")

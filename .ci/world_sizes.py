@@ -1,4 +1,4 @@
-"""Every notebook with other numbers of ranks: ``python -m pardemo.book.run.world_sizes``, and the table it writes.
+"""Every notebook with other numbers of ranks: ``python .ci/world_sizes.py``, and the table it writes.
 
 One notebook at a time, in a folder for each number of ranks. A notebook that says in its ``need_ranks`` that it does
 not take that number is refused before a kernel starts. What has finished with the same sources is not run again, so a
@@ -70,7 +70,7 @@ def _result(outcome: NotebookEnding) -> str:
 
 def main() -> int:
     """The command: returns 1 where a notebook fails."""
-    parser = argparse.ArgumentParser(prog="python -m pardemo.book.run.world_sizes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python .ci/world_sizes.py", description=__doc__)
     parser.add_argument("notebooks", nargs="*", help="such as 01; all where none is named")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="N", help="numbers of ranks")
     parser.add_argument("--work", type=Path, default=project.output_dir() / "world_sizes", help="folder for the runs")
