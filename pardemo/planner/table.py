@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pardemo.planner.estimate import FULLEST, RESERVE, Estimate, PredictedStep
+from pardemo.planner.estimate import FULLEST, RESERVE, Estimate, PredictedStep, choose
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
@@ -24,7 +24,6 @@ from pardemo.planner.layouts.tuning import Tuning
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
-NEAR = 1.01  # rows that take no longer than this many times the fastest are as fast: the model is not that exact
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class Plan:
     rows: list[PlanRow]
 
     def __post_init__(self):
-        self.rows = sorted(self.rows, key=lambda row: (row is not self.best, not row.fits, row.hours, _modesty(row)))
+        self.rows = sorted(self.rows, key=lambda row: (row is not self.best, not row.fits, row.hours, _preference(row)))
 
     @cached_property
     def best(self) -> PlanRow | None:
@@ -171,8 +170,7 @@ class Plan:
         asked for.
         """
         fitting = self.eligible
-        quickest = min((row.hours for row in fitting), default=0.0)
-        return min((row for row in fitting if row.hours <= NEAR * quickest), key=_modesty, default=None)
+        return choose(fitting, lambda row: row.hours, _preference) if fitting else None
 
     @property
     def eligible(self) -> list[PlanRow]:
@@ -182,8 +180,8 @@ class Plan:
         return [row for row in fitting if row.peak_bytes <= self.request.cluster.room] or fitting
 
 
-def _modesty(row: PlanRow) -> tuple:
-    """What is preferred of rows that are as fast: no offload, a low stage, little memory."""
+def _preference(row: PlanRow) -> tuple:
+    """Orders rows that are as fast: no offload first, then a low stage, then little memory."""
     return row.offload != "none", row.engine, row.peak_bytes
 
 

@@ -2,16 +2,18 @@
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.intervals import Interval, beyond_measured, of_seconds
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, RECOMPUTE, SHARDING, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.against import NEAR, expected, room
+from pardemo.planner.layouts.published.against import expected, room
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
@@ -168,15 +170,12 @@ def worth_selecting(job: Job) -> bool:
 
 def _best(timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:
     """The quickest of each way to cut the model; of those within 1 % the simplest, then the one with least memory."""
-    quickest: dict[tuple, PlannedLayout] = {}
-    chosen: dict[tuple, PlannedLayout] = {}
+    ways: dict[tuple, list[PlannedLayout]] = defaultdict(list)
     for candidate in timed:
         layout = candidate.layout
-        key = layout.tp, layout.pp, layout.sharding == "zero3", layout.shard_group
-        near = candidate.seconds <= NEAR * quickest.setdefault(key, candidate).seconds
-        if near and _modesty(candidate) < _modesty(chosen.setdefault(key, candidate)):
-            chosen[key] = candidate
-    return tuple(sorted(chosen.values(), key=_reckoned)[:most])
+        ways[layout.tp, layout.pp, layout.sharding == "zero3", layout.shard_group].append(candidate)
+    chosen = [choose(candidates, lambda each: each.seconds, _preference) for candidates in ways.values()]
+    return tuple(sorted(chosen, key=_reckoned)[:most])
 
 
 def _reckoned(candidate: PlannedLayout) -> float:
@@ -191,8 +190,8 @@ def _reckoned(candidate: PlannedLayout) -> float:
     return expected(candidate.job, candidate.layout, seconds)
 
 
-def _modesty(candidate: PlannedLayout) -> tuple[int, int, float]:
-    """What is preferred of layouts that are as quick: a sequence and experts that are whole, little memory."""
+def _preference(candidate: PlannedLayout) -> tuple[int, int, float]:
+    """Orders layouts that are as quick: whole sequences first, then whole experts, then little memory."""
     return candidate.layout.cp, candidate.layout.ep, candidate.peak_bytes
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pardemo import project
-from pardemo.planner.estimate import FULLEST, RESERVE
+from pardemo.planner.estimate import FULLEST, RESERVE, choose
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.memory import Memory, memory
@@ -16,7 +16,6 @@ from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.stacks import Stack, fitted_releases
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
 
-NEAR = 1.01  # layouts within 1 % of the quickest are as quick: then the one that takes least memory
 #: Of the predicted time of a layout whose tensor parallelism leaves the host, what a choice reckons with: the median of
 #: nanotron's runs of that kind took 1.26 times as long as predicted, of the others 1.02 times.
 ACROSS = 1.25
@@ -156,17 +155,6 @@ def expected(job: Job, layout: Layout, seconds: float) -> float:
     return seconds * (record.get("without ZeRO", 1.0) if replicas else 1.0)
 
 
-def choose(outcomes: Sequence[ComparedRun]) -> ComparedRun:
-    """The quickest of those with room (of all, if none has); of those within 1 %, the one with the least memory."""
-    fitting = [
-        (expected(outcome.run.job, outcome.run.layout, outcome.step.seconds), outcome)
-        for outcome in [outcome for outcome in outcomes if outcome.has_room] or outcomes
-    ]
-    quickest = min(seconds for seconds, _ in fitting)
-    near = [outcome for seconds, outcome in fitting if seconds <= NEAR * quickest]
-    return min(near, key=lambda outcome: outcome.memory.peak_bytes)
-
-
 def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
     """Groups of runs with one model, machine, number of GPUs and samples of a step; only those of several layouts."""
     groups = defaultdict(list)
@@ -185,10 +173,16 @@ def choices(outcomes: Sequence[ComparedRun]) -> list[Choice]:
 
 
 def _choice(group: Sequence[ComparedRun]) -> Choice:
+    """Chooses among the runs with room in a GPU's memory, of all where none has; the least memory decides a tie."""
     layout, job = group[0].run.layout, group[0].run.job
     name = f"{job.shape.name}, {layout.gpus} × {job.machine.gpu.name}, {layout.batch} samples"
-    best = min(group, key=_seconds)
-    return Choice(name, len(group), choose(group), best, rank_correlation(group))
+    candidates = [outcome for outcome in group if outcome.has_room] or group
+    chosen = choose(candidates, _expected, lambda outcome: outcome.memory.peak_bytes)
+    return Choice(name, len(group), chosen, min(group, key=_seconds), rank_correlation(group))
+
+
+def _expected(outcome: ComparedRun) -> float:
+    return expected(outcome.run.job, outcome.run.layout, outcome.step.seconds)
 
 
 def _seconds(outcome: ComparedRun) -> float:
