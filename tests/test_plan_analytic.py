@@ -46,7 +46,7 @@ CASES = checked.cases()[::2]
 
 def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
     planned, run = ({"parameters": nbytes, "allocator": 1e9} for nbytes in (3e9, 2e9))
-    both = checked.Beside(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
+    both = checked.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
     assert both.as_json() == {
         "tensors": 2e9, "planned_tensors": 3e9, "difference": 0.5, "peak_bytes": 3e9, "phase": "step", "lines": run,
         "sent_bytes_per_step": 4e9,

@@ -60,7 +60,7 @@ def command(arguments: argparse.Namespace, shown: int | None) -> int:
         from pardemo.planner import checked
 
         progress(f"the dry run of {best.engine}, which takes seconds to a minute")
-        dry = checked.beside(request, best)
+        dry = checked.compare_with_dry_run(request, best)
         if snapshot_file:
             from pardemo.meters import snapshot
 
@@ -213,7 +213,7 @@ def as_text(plan: Plan, most: int | None = None) -> str:
     seconds = of_fine_tune("seconds", best.time.seconds)
     output += [
         "",
-        f"{cluster}, {steps}, {request.job.precision}{table.beside(plan)}",
+        f"{cluster}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
         f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}",
         f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]

@@ -1,4 +1,4 @@
-"""What a row of a plan takes of a GPU, whoever says so: a dry run or the model of :mod:`pardemo.planner.layouts`."""
+"""An estimate of a GPU's memory and a step's time, by a dry run or by the model of :mod:`pardemo.planner.layouts`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

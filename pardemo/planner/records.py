@@ -1,4 +1,4 @@
-"""Whose code asks for memory: the model's, an optimizer's, an engine's, or an engine's that gathers parameters."""
+"""Tells whose code asks for memory: the model's, the optimizer's, the engine's, or the engine's for gathering."""
 
 import bisect
 import contextlib

@@ -12,7 +12,7 @@ import torch
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
 from pardemo.script.compare.parameter_map import Assembled, ParameterMap
-from pardemo.script.compare.runs import ComparedOutput, Facts, Finding, Pair, Reference, Run
+from pardemo.script.compare.runs import ComparedOutput, Finding, Pair, Reference, Run, StepComparison
 from pardemo.world.errors import ranks_text
 
 
@@ -90,7 +90,7 @@ def _same_on_ranks(name: str, by_rank: list[dict[str, torch.Tensor]]) -> bool:
 _BATCH = ("BatchNorm", "SyncBatchNorm")
 
 
-def output_finding(facts: Facts, parted: list[ComparedOutput]) -> Finding:
+def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Finding:
     """What is to be said of outputs that are not the reference's; the first module is where they part."""
     first = parted[0]
     rest = float(first.difference.norm()) / (float(first.reference.norm()) or 1.0)
@@ -109,7 +109,7 @@ def output_finding(facts: Facts, parted: list[ComparedOutput]) -> Finding:
     return Finding(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
 
 
-def _output_cause(facts: Facts, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
+def _output_cause(facts: StepComparison, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
     if first.kind.startswith(_BATCH):
         return "buffers", "it normalises by the samples of its own rank, which are fewer: choose SyncBatchNorm"
     if first.whole_inputs is False and "Embedding" in first.kind:
@@ -130,7 +130,7 @@ def _output_cause(facts: Facts, first: ComparedOutput, all_ranks: list[ComparedO
     return "", ""
 
 
-def _some_tokens_right(facts: Facts, wrong: list[ComparedOutput]) -> bool:
+def _some_tokens_right(facts: StepComparison, wrong: list[ComparedOutput]) -> bool:
     """Whether some tokens' outputs are the reference's: a fault of the layer itself would change all of them.
 
     They are right on a rank that is not among those where the module is wrong; each stage has it on as many ranks.
@@ -164,7 +164,7 @@ def _is_rotation(first: ComparedOutput) -> bool:
 _NEAR = 1e-4
 
 
-def clipping_sentence(facts: Facts, pairs: Sequence[Pair]) -> str:
+def clipping_sentence(facts: StepComparison, pairs: Sequence[Pair]) -> str:
     """Why these updates are off, if it is a clip of whole gradients; else nothing.
 
     The factor of an update is then the limit over the gradients' norm, where this layout clips; or the norm over the
@@ -212,7 +212,7 @@ class UnexplainedGradients:
         return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
 
 
-def unexplained_gradients(findings: Sequence[Finding], facts: Facts) -> UnexplainedGradients | None:
+def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) -> UnexplainedGradients | None:
     """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
     some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
     pairs = tuple(facts.gradients[name] for finding in some for name in finding.parameters if name in facts.gradients)
@@ -314,7 +314,7 @@ WHOLE_MATRIX = ("Muon", "Shampoo", "SOAP", "DistributedShampoo", "Adafactor")
 SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")
 
 
-def gradient_findings(facts: Facts) -> list[Finding]:
+def gradient_findings(facts: StepComparison) -> list[Finding]:
     """Outputs that part, or gradients that are wrong, with their causes."""
     if facts.parted:
         return [output_finding(facts, facts.parted)]
@@ -337,7 +337,7 @@ def gradient_findings(facts: Facts) -> list[Finding]:
     return [_as_consequence(facts, finding, findings) for finding in findings]
 
 
-def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -> Finding:
+def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Finding]) -> Finding:
     """A finding that nobody can explain, as what may follow of one that a backward pass comes to before all of it."""
     if finding.cause or not finding.parameters:
         return finding
@@ -350,12 +350,12 @@ def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -
     return finding
 
 
-def _ranks_apart(facts: Facts, finding: Finding) -> set[int]:
+def _ranks_apart(facts: StepComparison, finding: Finding) -> set[int]:
     """Ranks that have different gradients of these parameters."""
     return ranks_of(facts.gradients[name] for name in finding.parameters if name in facts.gradients)
 
 
-def _wrong_pairs(facts: Facts) -> list[Pair]:
+def _wrong_pairs(facts: StepComparison) -> list[Pair]:
     """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
     free = facts.optimizer.startswith(SCALE_FREE) or not facts.optimizer
     # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
@@ -369,12 +369,12 @@ def _wrong_pairs(facts: Facts) -> list[Pair]:
     return wrong
 
 
-def wrong_gradients(facts: Facts) -> set[str]:
+def wrong_gradients(facts: StepComparison) -> set[str]:
     """Parameters whose gradient is wrong, or missing on all ranks."""
     return {pair.name for pair in [*_wrong_pairs(facts), *_pairs_without_gradient(facts)]}
 
 
-def _pairs_without_gradient(facts: Facts) -> list[Pair]:
+def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
     """Parameters that have no gradient on any rank, and do not change as the reference's do."""
     return [
         update
@@ -386,7 +386,7 @@ def _pairs_without_gradient(facts: Facts) -> list[Pair]:
     ]
 
 
-def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
+def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Finding]:
     """What is left, by factor: plain multiples, then what is off in another way."""
     made = []
     groups: dict[float | None, list[Pair]] = {}
@@ -405,7 +405,7 @@ def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
     return made
 
 
-def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     factors = [pair.factor for pair in pairs]
     alike = all(math.isclose(value, factors[0], rel_tol=1e-3) for value in factors)
     rest = max(pair.rest for pair in pairs)
@@ -418,7 +418,7 @@ def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Findi
     )  # fmt: skip
 
 
-def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
+def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
     """Parameters after the step, where gradients are right.
 
     ``behind``: whether parameters are after the next step what they should be after this one.
@@ -460,11 +460,11 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
     return made
 
 
-def _update_finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     return replace(_finding(facts, pairs, cause, why), what="parameters after the step")
 
 
-def printed_findings(facts: Facts) -> list[Finding]:
+def printed_findings(facts: StepComparison) -> list[Finding]:
     """A printed loss that is a number of the layout times what it should be, where what is differentiated is right."""
     truth = facts.reference_step
     wanted = sum(truth.losses)

@@ -7,7 +7,7 @@ from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import width_of
 from pardemo.script.step.memory import MemoryTimeline
-from pardemo.script.step.summary import WARM, Seen, last_begun, waiting_spans
+from pardemo.script.step.summary import WARM, RankTrace, last_begun, waiting_spans
 from pardemo.tables import amount
 
 WIDE, TEXT = 640, 18
@@ -83,7 +83,7 @@ def phase_name(phase: str) -> str:
     return "optimizer" if phase == "step" else phase
 
 
-def timeline(seen: Sequence[Seen]) -> str:
+def timeline(seen: Sequence[RankTrace]) -> str:
     """One step on each rank: when a collective was under way, and when it waited for the last of its ranks to begin."""
     step = _median_step(seen)
     begin = min(trace.cuts[step - 1].at_s for trace in seen)
@@ -116,7 +116,7 @@ def timeline(seen: Sequence[Seen]) -> str:
     return canvas.svg(f"One step of {1e3 * long:.1f} ms on {len(seen)} ranks: when collectives were under way.")
 
 
-def _median_step(seen: Sequence[Seen]) -> int:
+def _median_step(seen: Sequence[RankTrace]) -> int:
     """The measured step whose length on rank 0 is the median."""
     steps = range(WARM, min(len(trace.cuts) for trace in seen))
     cuts = seen[0].cuts

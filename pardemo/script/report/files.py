@@ -11,7 +11,7 @@ from pardemo import project
 from pardemo.meters import snapshot
 from pardemo.script.hangs import journal
 from pardemo.script.report import sections
-from pardemo.script.step.summary import WARM, Seen, Summary
+from pardemo.script.step.summary import WARM, RankTrace, Summary
 
 COLUMNS = ("kind", "ranks", "calls", "bytes", "expected_bytes", "dtype", "phase", "line", "module", "why")
 
@@ -34,7 +34,7 @@ def folder(path: str) -> Path:
     return made
 
 
-def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) -> None:
+def write(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: str) -> None:
     """A page, a JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
     texts = {
         "page.html": sections.page(measured, seen, script),
@@ -52,7 +52,7 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
     journal.write_table(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 
 
-def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
     """The measured steps as trace events: a process for each rank, its steps and its collectives as rows.
 
     Calls of one collective on several ranks are joined by a flow, from the rank that came last to the others: what

@@ -12,7 +12,7 @@ from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
 from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
-from pardemo.script.step.summary import Row, Seen, Summary, Times
+from pardemo.script.step.summary import RankTrace, Row, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
@@ -36,14 +36,14 @@ def screen(measured: Summary, name: str) -> str:
     return blocks.screen(head(measured, name), [*rest, findings])
 
 
-def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
+def page(measured: Summary, seen: Sequence[RankTrace], name: str) -> str:
     """The report for a browser, with drawings of what each rank saw. ``name``: the script's."""
     files: list[Line] = [[Marked("code", name), f" {content}"] for name, content in FILES.items()]
     beside = Section("files", "Beside this page", "", [Lines(files)])
     return blocks.page(f"{name}, measured", f"{head(measured, name)}.", [*sections(measured, seen), beside])
 
 
-def sections(measured: Summary, seen: Sequence[Seen] = ()) -> list[Section]:
+def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]:
     """The parts of the report. ``seen``: what each rank saw, of which drawings of a step are made."""
     notes = Section("notes", "What ran in another way", "", [Lines(measured.notes)])
     return [
@@ -191,7 +191,7 @@ def _collectives(measured: Summary) -> list[Sequence[Line]]:
     ]
 
 
-def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
+def _memory(measured: Summary, seen: Sequence[RankTrace]) -> Section:
     memory = measured.memory
     kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in memory["kinds"].items() if n)
     lead = f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}: {kinds}"
@@ -214,7 +214,7 @@ def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
     return Section("memory", "Memory", lead, below)
 
 
-def _course(trace: Seen, title: str = "") -> Block:
+def _course(trace: RankTrace, title: str = "") -> Block:
     """The picture of a rank's memory, and its key with what each kind has at the peak."""
     over_time = memory_timeline(trace.memory.blocks)
     if not over_time.columns:
@@ -256,7 +256,7 @@ def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return made
 
 
-def _time(measured: Summary, seen: Sequence[Seen]) -> Section:
+def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
     whose = "the threads that give the GPUs their work" if "nccl" in measured.backend else "this machine's processes"
     below = [*_times(measured.time, 1), blocks.note("Other: reading files, sleeping, other work on the core.")]
     if seen:

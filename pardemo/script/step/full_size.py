@@ -17,7 +17,7 @@ from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.script.step.memory import block_changes
 from pardemo.script.step.parallelisms import Parallelism
-from pardemo.script.step.summary import Seen, Summary
+from pardemo.script.step.summary import RankTrace, Summary
 from pardemo.script.words import count_text
 
 if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
@@ -63,7 +63,7 @@ def question(
     return Question(model, configurations.of(configurations.find(model)), gpus, sequence, micro_batch)
 
 
-def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str, Any]:
+def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dict[str, Any]:
     """The plan beside the measurement.
 
     Returns:
@@ -126,7 +126,9 @@ def refuse(unlike: object, why: str) -> None:
         raise NoCounterpart(why)
 
 
-def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fullest: Seen) -> dict[str, Any]:
+def _planned_layout(
+    asked: Question, measured: Summary, seen: Sequence[RankTrace], fullest: RankTrace
+) -> dict[str, Any]:
     """Bytes by kind of the fullest GPU, what was taken over, what was assumed, the planner's own command.
 
     Raises:
@@ -194,7 +196,7 @@ def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fu
     }  # fmt: skip
 
 
-def trained_of(fullest: Seen, measured: Summary) -> dict[str, Any]:
+def trained_of(fullest: RankTrace, measured: Summary) -> dict[str, Any]:
     """What the fullest rank's script trains.
 
     Raises:
@@ -215,7 +217,7 @@ def trained_of(fullest: Seen, measured: Summary) -> dict[str, Any]:
     return trained
 
 
-def tokens(asked: Question, seen: Sequence[Seen], cp: int) -> tuple[int, int]:
+def tokens(asked: Question, seen: Sequence[RankTrace], cp: int) -> tuple[int, int]:
     """Samples of a micro-batch, and tokens of each: as asked, else as in the script.
 
     Raises:
@@ -310,7 +312,7 @@ def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:
     )
 
 
-def _computed_in(fullest: Seen, data: Parallelism | None) -> tuple[int, str]:
+def _computed_in(fullest: RankTrace, data: Parallelism | None) -> tuple[int, str]:
     """Bytes of what the forward computes in, and how that is known."""
     model = fullest.model
     if model["computed_in"]:
@@ -349,7 +351,9 @@ KINDS = {
 ADAM = {"Adam", "AdamW", "FusedAdam", "CPUAdam", "DeepSpeedCPUAdam"}
 
 
-def _planned_deepspeed(asked: Question, measured: Summary, seen: Sequence[Seen], fullest: Seen) -> dict[str, Any]:
+def _planned_deepspeed(
+    asked: Question, measured: Summary, seen: Sequence[RankTrace], fullest: RankTrace
+) -> dict[str, Any]:
     """As :func:`_planned_layout`, of DeepSpeed's engine.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The work of one step, operation by operation, as a GPU would have it; and layers that take a given time."""
+"""Records the operations of one step as a GPU would run them, and pads layers to a given time."""
 
 import time
 import weakref
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A collective begins.
+    """The beginning of a collective.
 
     Args:
         number: of this collective in the step. call: its number among all calls of the rank.
@@ -87,20 +87,20 @@ class OperationRecorder(compat.TorchDispatchMode):
         self.on = False
 
     def begin(self) -> None:
-        """From here on a step is noted."""
+        """Starts to record a step."""
         self.list.clear()
         self._last.clear()
         self._operations = self._exchanges = 0
         self.on = True
 
     def waited(self) -> None:
-        """The script waits for a collective; it is the last one's own wait where nothing was launched since."""
+        """Notes that the script waits for a collective: for the last one, where nothing was launched since."""
         last = self.list[-1] if self.on and self.list else None
         if isinstance(last, Exchange) and not self._calls()[last.call].place.use:  # FSDP has streams of its own
             self.list[-1] = last._replace(waits=True)
 
     def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
-        """What was noted, of a script with these models; no more is."""
+        """Ends the recording; returns the work of a step of a script with these models."""
         self.on = False
         return StepWork(
             self.list, torch.get_float32_matmul_precision() != "highest", equal_layers(roots, self._sites.name)
@@ -203,7 +203,7 @@ BACKWARD = 2
 
 
 class PaddedTimes(NamedTuple):
-    """What layers waited on a rank: ``forward_s`` each; when it stood still so; by layer what its forwards computed."""
+    """How layers were padded on a rank: to ``forward_s``, when it slept, and what each layer's forwards computed."""
 
     forward_s: float
     waits: list[tuple[float, float]]
@@ -228,7 +228,7 @@ class LayerPadding(Hooks):
 
     @property
     def seen(self) -> PaddedTimes:
-        """So far."""
+        """The padding so far."""
         return PaddedTimes(self._forward_s, self._waits, dict(self._computed_s))
 
     def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
