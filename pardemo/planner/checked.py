@@ -1,4 +1,4 @@
-"""Compares a row of the plan with a dry run of its engine (``pardemo plan --dry-run``), and sixty small jobs."""
+"""Compares a row of the plan with a dry run of its engine (``pardemo plan --dry-run``)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,18 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo.meters.snapshot import Block, of_sums
-from pardemo.planner import hardware, models, table
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner import table
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
-from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations, fine_tune_step
-from pardemo.planner.layouts.configurations import usual_target
+from pardemo.planner.layouts import fine_tune_step
 from pardemo.planner.layouts.fine_tune_step import tensor_bytes
-from pardemo.planner.layouts.job import Job, fine_tune
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.memory import Curve
 from pardemo.planner.table import PlanRow, Request
 
@@ -105,34 +98,6 @@ def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
     each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
     reductions = fine_tune_step.reductions(row.engine, row.accumulation)
     return reductions * each + once + row.accumulation * tensor_bytes(*table.job_of(request, row))
-
-
-#: Models of few layers, which say what many do; with their layers.
-MODELS = {"llama3.1-8b": 3, "qwen3-4b": 4, "mistral-7b": 3, "gpt2": 6}
-ENGINES = (("plain", 1), ("zero-0", 2), ("zero-1", 8), ("zero-2", 4), ("fsdp2", 4))
-
-
-def cases() -> list[tuple[str, str, int, bool, bool]]:
-    """Sixty: models × engines × (LoRA recomputed, LoRA, full recomputed): name, engine, ranks, LoRA, recomputed."""
-    ways = ((True, True), (True, False), (False, True))
-    return [(name, *engine, *way) for way in ways for name in MODELS for engine in ENGINES]
-
-
-def compared(
-    name: str, engine: str, ranks: int, lora: bool, again: bool, layers: int | None = None
-) -> tuple[Job, Layout, Footprint]:
-    """A model of ``layers``, two samples of 1,024 tokens, twice a step: the job as it is planned, and its dry run."""
-    config = models.find(name)
-    config.num_hidden_layers = layers or MODELS[name]
-    target = usual_target(config.model_type) or ()
-    adapter = Adapter(8, target) if lora else None
-    job = RankJob(config, 2, 1024, adapter, again, engine, ranks, accumulation=2, clipping=1.0)
-    planned, layout = fine_tune(
-        configurations.of(config), Machine(hardware.gpu("A100-80GB"), ranks), Tuning(8, target) if lora else Tuning(),
-        engine, ranks, 2, 1024,
-        checkpointing=again, accumulation=2,
-    )  # fmt: skip
-    return planned, layout, dry_run(job)
 
 
 def of_row(request: Request, row: PlanRow) -> list[Block]:

@@ -324,8 +324,6 @@ def _errors(values: dict[str, Any]) -> tuple[str, ...]:
 
 FEW = 50  # runs of which none can be kept back
 FOLDER = project.root() / "data" / "published_runs"
-#: The published tables, from :data:`FOLDER` on; in ``newer`` those of releases and machines after the book's.
-TABLES = sorted(str(path.relative_to(FOLDER)) for place in ("", "newer/") for path in FOLDER.glob(f"{place}*.csv"))
 Halves = tuple[Sequence[ComparedRun], Sequence[ComparedRun]]
 
 
