@@ -10,8 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from pardemo import compat
+from pardemo.meters.operation_costs import FLOPS, memory_bytes, traffic
 from pardemo.meters.tensors import tensors_in
-from pardemo.planner.work import FLOPS, traffic
 from pardemo.script.runtime.call_sites import CallSites, Hooks, without_wrappers
 from pardemo.script.step.collectives import Call
 
@@ -126,7 +126,7 @@ class OperationRecorder(compat.TorchDispatchMode):
         count = FLOPS.get(compat.op_packet(func))
         after = {wrote[0] for tensor in read if (wrote := self._last.get(_key(tensor))) is not None and wrote[0] >= 0}
         if count is not None:
-            flops, moved = float(count(*args, **kwargs, out_val=out)), float(sum(map(_bytes, [*read, *written])))
+            flops, moved = float(count(*args, **kwargs, out_val=out)), float(sum(map(memory_bytes, [*read, *written])))
             low = any(tensor.dtype in LOW for tensor in read)
             if _causal(func, args, kwargs):
                 flops /= 2  # a kernel of a GPU leaves out the half that the mask takes away
@@ -180,10 +180,6 @@ def _sizes(factors: list[torch.Tensor]) -> tuple[int, ...]:
     if len(matrices) < 2 or any(tensor.dim() > 2 for tensor in factors) or matrices[-2][1] != matrices[-1][0]:
         return ()
     return int(matrices[-2][0]), int(matrices[-2][1]), int(matrices[-1][1])
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def equal_layers(roots: Iterable[torch.nn.Module], name: Callable[[torch.nn.Module], str]) -> tuple[str, ...]:
