@@ -1,4 +1,4 @@
-"""A fine-tune's plan as ``pardemo plan`` makes it of its options, and as text and JSON."""
+"""Makes a fine-tune's plan from the options of ``pardemo plan``, and writes it as text and JSON."""
 
 import argparse
 import json

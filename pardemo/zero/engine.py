@@ -1,4 +1,4 @@
-"""What the three stages share: the common start, the step, clipping by the norm of the whole model."""
+"""The base of the three stages: the common start, the step, clipping by the norm of the whole model."""
 
 import contextlib
 import copy

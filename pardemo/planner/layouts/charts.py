@@ -1,4 +1,4 @@
-"""Charts of predicted steps: beside thousands of published runs, and part by part."""
+"""Draws charts of predicted steps: compared with thousands of published runs, and part by part."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

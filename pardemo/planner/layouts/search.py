@@ -1,4 +1,4 @@
-"""All layouts that divide, the quickest that fit, and how much the choice depends on what was assumed."""
+"""Searches all layouts that divide a job for the quickest that fit; says what the choice depends on."""
 
 import itertools
 import statistics

@@ -1,4 +1,4 @@
-"""From facts to findings: parameters that are wrong together, outputs that part, and the cause that explains them."""
+"""Turns a step's comparison into findings: parameters or outputs that are wrong together, and their cause."""
 
 import math
 import re

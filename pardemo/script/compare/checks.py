@@ -1,4 +1,4 @@
-"""What is compared beside gradients: outputs, dropout's masks, buffers, clipping, learning rates, loss scales."""
+"""Compares all but gradients: outputs, dropout's masks, buffers, clipping, learning rates, loss scales."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a cause is, and when two tensors are the same to it."""
+"""Recognises causes of wrong gradients: each looks at all parameters that are wrong together."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which part of the reference's parameters each rank's piece is, and parameters put together from pieces."""
+"""Maps each rank's pieces to the reference's parameters, and puts parameters together from pieces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Large models: parameters are compared by sketches first, and where a layout parts from the reference, in full."""
+"""Proves that layouts train alike; large models are compared by sketches first, in full where these differ."""
 
 import os
 import random

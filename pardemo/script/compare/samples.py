@@ -1,4 +1,4 @@
-"""Samples: over all ranks the reference's, none twice, none missing, also where a run was stopped and went on."""
+"""Checks that all ranks together have the reference's samples, none twice, none missing, also after a resume."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a report consists of: sections of lines, tables and charts, of which a screen and a page are written.
+"""The parts of a report: sections of lines, tables and charts, from which a screen and a page are written.
 
 The page is one file that asks no network, for a desk and a phone, light and dark.
 """

@@ -1,4 +1,4 @@
-"""Drawings of a step, for a desk and a phone: its memory, and when its collectives were under way."""
+"""Draws a step for a desk and a phone: its memory, and when its collectives were under way."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What ``pardemo measure --out`` leaves beside its page: JSON, tables, a trace for Perfetto, snapshots of memory."""
+"""Writes the files of ``pardemo measure --out``: JSON, tables, a trace for Perfetto, snapshots of memory."""
 
 import functools
 import json

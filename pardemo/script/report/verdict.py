@@ -1,4 +1,4 @@
-"""What a proof says, and what came out of stops: on one screen, as JSON, and a proof as a page with the model's map."""
+"""Reports the verdict on layouts or on stops on one screen and as JSON, that on layouts also as a page."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A launcher that is to be killed: a program of its own that runs a script on ranks, as a JSON file says."""
+"""Stops and resumes a script in trials; a launcher of its own, which can be killed, runs it on ranks."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Where a script is: hooks on its modules, optimizers and backward passes, its line and module, its steps."""
+"""Finds a running script's line, module and step by hooks on modules, optimizers and backward passes."""
 
 import bisect
 import contextlib

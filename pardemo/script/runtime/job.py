@@ -1,4 +1,4 @@
-"""On a rank: a script as a process of its launcher's job, with the variables and processes that it expects."""
+"""Runs a script on a rank as a process of its launcher's job, with the variables that it expects."""
 
 import contextlib
 import importlib.util

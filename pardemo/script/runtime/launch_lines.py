@@ -1,4 +1,4 @@
-"""The line with which a reader starts a job, read as its launcher reads it: the script, its ranks, its environment.
+"""Reads the line that starts a job as its launcher does: the script, its ranks, its environment.
 
 torchrun, ``accelerate launch`` and ``deepspeed`` parse their own lines here, so that an option means what it means to
 them; only what they would start is started by pardemo instead. ``python train.py`` is a line, too, and a bare

@@ -1,4 +1,4 @@
-"""What libraries need on CPU ranks in GPUs' place, and what cannot be had there, told in one line."""
+"""Adapts libraries to CPU ranks in place of GPUs, and says in one line what cannot be had there."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""A script on warm ranks: started, watched, and told about where it fails."""
+"""Runs a script on warm ranks, watches it, and reports where it fails."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""What stands for a GPU's streams, events, generators and for the functions of torch.cuda on a CPU rank."""
+"""Replaces a GPU's streams, events and generators and the functions of torch.cuda on a CPU rank."""
 
 import contextlib
 import functools

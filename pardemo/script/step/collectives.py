@@ -1,4 +1,4 @@
-"""Every collective that a script calls: what it moves, when, and from where; nothing but collectives is slowed down.
+"""Records every collective that a script calls: its bytes, its times and its call site; slows nothing else.
 
 torch's operators of ``c10d`` are asked at the dispatcher, where those that DDP's reducer, FSDP and DTensor call from
 C++ pass as well: at the key BackendSelect, below autograd and above all devices. A ``TorchDispatchMode`` would see

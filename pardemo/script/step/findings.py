@@ -1,4 +1,4 @@
-"""What the formulas of each parallelism say beside what was sent, and what a reader would change in a script."""
+"""Compares what was sent with each parallelism's formula, and finds what a reader would change in a script."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""What the planner says of a script's parallelism at full size: planned, not measured.
+"""Plans a script's parallelism at full size with the planner: planned, not measured.
 
 A recognised parallelism becomes a layout of the planner's, with the script's own bytes for each parameter; DeepSpeed's
 stages are a dry run of its engine with the script's own settings.

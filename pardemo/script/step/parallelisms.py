@@ -1,4 +1,4 @@
-"""The parallelisms that a script's objects have, recognised by what they are, never assumed."""
+"""Recognises the parallelisms of a script by its objects, and assumes none."""
 
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""What cut layers need of the other ranks, by the shapes where modules begin and end, never at the collectives.
+"""Derives what cut layers need of other ranks from the shapes where modules begin and end, not from collectives.
 
 Each passage of a cut module says what has to travel: a row-cut layer's output is a sum over the group's ranks, a
 column-cut layer's input is whole on each of them, and so on (Shoeybi et al. 2019, 3; Korthikanti et al. 2022, 4.2).
