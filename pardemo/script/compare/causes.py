@@ -19,7 +19,7 @@ from pardemo.world.errors import ranks_text
 def initial_findings(
     reference: Reference, other: Run, maps: ParameterMap, before: Mapping[str, Assembled]
 ) -> list[Finding]:
-    """What is wrong with the parameters with which the layout begins: not the reference's, or not alike on ranks.
+    """Finds what is wrong with a layout's initial parameters: not the reference's, or different on ranks.
 
     ``before``: the layout's parameters before the first step.
     """
@@ -70,7 +70,7 @@ def initial_findings(
 
 
 def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
-    """Parameters that no rank holds though the ranks have pieces enough: some have another's values.
+    """Returns parameters that no rank holds though there are enough pieces: some have another's values.
 
     Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
     """
@@ -91,7 +91,7 @@ _BATCH = ("BatchNorm", "SyncBatchNorm")
 
 
 def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Finding:
-    """What is to be said of outputs that are not the reference's; the first module is where they part."""
+    """Describes outputs that differ from the reference's; the first module is where the difference begins."""
     first = parted[0]
     rest = float(first.difference.norm()) / (float(first.reference.norm()) or 1.0)
     names = sorted(facts.moved, key=lambda name: (facts.place(name.rpartition(".")[0]), name))
@@ -165,7 +165,7 @@ _NEAR = 1e-4
 
 
 def clipping_sentence(facts: StepComparison, pairs: Sequence[Pair]) -> str:
-    """Why these updates are off, if it is a clip of whole gradients; else nothing.
+    """Explains updates that are off by a clip of whole gradients; returns an empty text where they are not.
 
     The factor of an update is then the limit over the gradients' norm, where this layout clips; or the norm over the
     limit, where only the reference does. A limit is a number that people write: of two digits.
@@ -197,7 +197,7 @@ _LEAST = 8
 
 @dataclass(frozen=True)
 class UnexplainedGradients:
-    """Gradients of a layout that are wrong, and of which the layout by itself does not say why.
+    """Wrong gradients of a layout for which this layout alone gives no reason.
 
     ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
     """
@@ -213,7 +213,7 @@ class UnexplainedGradients:
 
 
 def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) -> UnexplainedGradients | None:
-    """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
+    """Returns the finding that other layouts may explain; None where there is none, or more than one."""
     some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
     pairs = tuple(facts.gradients[name] for finding in some for name in finding.parameters if name in facts.gradients)
     if len(some) != 1 or any(pair.apart for pair in pairs):
@@ -226,7 +226,7 @@ def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) ->
 def explain_across(
     findings: Sequence[Finding], left: Mapping[str, UnexplainedGradients], layouts: Sequence[Layout]
 ) -> list[Finding]:
-    """The findings, those explained that two layouts of different sizes explain together.
+    """Returns the findings, with reasons for those that two layouts of different sizes explain together.
 
     With a part a of the gradient counted n times, the wrong gradient is g + (n - 1) a: the differences from the
     reference of two layouts are parallel, and their ratio is that of their n - 1; of 1/n - 1 where a part is divided.
@@ -315,7 +315,7 @@ SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RM
 
 
 def gradient_findings(facts: StepComparison) -> list[Finding]:
-    """Outputs that part, or gradients that are wrong, with their causes."""
+    """Finds outputs that differ, or gradients that are wrong, with their causes."""
     if facts.parted:
         return [output_finding(facts, facts.parted)]
     wrong, missing = _wrong_pairs(facts), _pairs_without_gradient(facts)
@@ -338,7 +338,7 @@ def gradient_findings(facts: StepComparison) -> list[Finding]:
 
 
 def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Finding]) -> Finding:
-    """A finding that nobody can explain, as what may follow of one that a backward pass comes to before all of it."""
+    """Marks an unexplained finding as a possible consequence of one that the backward pass reaches before it."""
     if finding.cause or not finding.parameters:
         return finding
     last, apart = facts.place(facts.first(finding.parameters)), _ranks_apart(facts, finding)
@@ -351,12 +351,12 @@ def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Fi
 
 
 def _ranks_apart(facts: StepComparison, finding: Finding) -> set[int]:
-    """Ranks that have different gradients of these parameters."""
+    """Returns the ranks that have different gradients of these parameters."""
     return ranks_of(facts.gradients[name] for name in finding.parameters if name in facts.gradients)
 
 
 def _wrong_pairs(facts: StepComparison) -> list[Pair]:
-    """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
+    """Returns parameters whose gradient differs from the reference's, unless the optimizer's update of it is right."""
     free = facts.optimizer.startswith(SCALE_FREE) or not facts.optimizer
     # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
     free |= bool(facts.reference_step.clips and facts.steps[0].clips)
@@ -370,12 +370,12 @@ def _wrong_pairs(facts: StepComparison) -> list[Pair]:
 
 
 def wrong_gradients(facts: StepComparison) -> set[str]:
-    """Parameters whose gradient is wrong, or missing on all ranks."""
+    """Names the parameters whose gradient is wrong, or missing on all ranks."""
     return {pair.name for pair in [*_wrong_pairs(facts), *_pairs_without_gradient(facts)]}
 
 
 def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
-    """Parameters that have no gradient on any rank, and do not change as the reference's do."""
+    """Returns parameters that have no gradient on any rank, and do not change as the reference's do."""
     return [
         update
         for name, update in facts.updates.items()
@@ -387,7 +387,7 @@ def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
 
 
 def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Finding]:
-    """What is left, by factor: plain multiples, then what is off in another way."""
+    """Groups the remaining gradients by factor: plain multiples first, then those that are off otherwise."""
     made = []
     groups: dict[float | None, list[Pair]] = {}
     for pair in wrong:
@@ -419,7 +419,7 @@ def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str)
 
 
 def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
-    """Parameters after the step, where gradients are right.
+    """Finds parameters that are wrong after the step though their gradients are right.
 
     ``behind``: whether parameters are after the next step what they should be after this one.
     """
@@ -465,7 +465,7 @@ def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, wh
 
 
 def printed_findings(facts: StepComparison) -> list[Finding]:
-    """A printed loss that is a number of the layout times what it should be, where what is differentiated is right."""
+    """Finds a printed loss that is a multiple of the right one while the differentiated loss is right."""
     truth = facts.reference_step
     wanted = sum(truth.losses)
     if not truth.printed or not wanted:

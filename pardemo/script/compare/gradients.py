@@ -12,7 +12,7 @@ from pardemo.world.errors import ranks_text
 
 
 class Cause(NamedTuple):
-    """Looks at parameters that are wrong together: a sentence where it explains them all, else None."""
+    """A cause of wrong gradients: explains parameters that are wrong together by a sentence, or returns None."""
 
     name: str
     explains: Callable[[Sequence[Pair], StepComparison], str | None]
@@ -29,17 +29,17 @@ def is_near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | N
 
 
 def predicate_tolerance(facts: StepComparison) -> float:
-    """What a predicate takes for the same: ten times what a comparison does, since it computes with both."""
+    """Returns a predicate's tolerance: ten times a comparison's, since predicates compute with both tensors."""
     return facts.tolerance * 10
 
 
 def plain_limit(facts: StepComparison) -> float:
-    """The rest up to which a gradient is a number times the reference's."""
+    """Returns the rest up to which a gradient counts as a multiple of the reference's."""
     return min(max(facts.tolerance * 100, 1e-6), 0.1)
 
 
 def ranks_of(pairs: Iterable[Pair]) -> set[int]:
-    """Ranks that hold the same part of a parameter and have different values of it."""
+    """Returns ranks that hold the same part of a parameter and have different values of it."""
     return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
 
 
@@ -182,7 +182,7 @@ def _is_limit(norm: float, facts: StepComparison) -> bool:
 
 
 def multiple_cause(pairs: Sequence[Pair], facts: StepComparison) -> tuple[str, str] | None:
-    """The cause where gradients are a number of the layout times the reference's: its name and the sentence."""
+    """Names the cause, with a sentence, where gradients are the reference's times a number of the layout."""
     if any(pair.rest > plain_limit(facts) for pair in pairs):
         return None
     named = layout_factor(facts.layout, pairs[0].factor, min(max(facts.tolerance * 100, 1e-5), 0.03))
@@ -252,7 +252,7 @@ def _summing_way(pair: Pair, facts: StepComparison) -> str | None:
 
 
 def _distinct(some: torch.Tensor) -> torch.Tensor:
-    """Of ranks' versions [n, …] those that differ: ranks of one group have the same."""
+    """Returns the versions that differ among those of all ranks [n, …]: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
     for version in some:
         if not any(is_near(version, other, 1e-12) for other in kept):
@@ -325,7 +325,7 @@ def parts_mixed(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 
 def _mixed_parts(pair: Pair, facts: StepComparison) -> int | None:
-    """In how many parts of one gradient it is cut."""
+    """Returns into how many parts the one gradient is cut."""
     if pair.apart or pair.name not in facts.cut or not pair.covered.all():
         return None
     size = float(pair.reference.double().norm())
@@ -374,7 +374,7 @@ def stale(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 def _shares(
     pairs: Sequence[Pair], others: Mapping[str, torch.Tensor], facts: StepComparison
 ) -> tuple[float, float] | None:
-    """How much of the reference and how much of other tensors makes all of these gradients; None where nothing does."""
+    """Returns the shares of the reference and of other tensors that sum to all of these gradients; None without any."""
     if any(pair.name not in others for pair in pairs):
         return None
     shares = [
@@ -418,7 +418,7 @@ def summed_again(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 
 def _clearing_line(name: str, facts: StepComparison) -> str:
-    """The line that cleared a parameter's gradient within the step, on some rank; empty where none did."""
+    """Returns the line that cleared a parameter's gradient within the step on some rank; empty where none did."""
     for rank, step in enumerate(facts.steps):
         for own_name in facts.names.get(rank, {}).get(name, {name}):
             if own_name in step.cleared:
