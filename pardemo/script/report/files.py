@@ -17,7 +17,7 @@ COLUMNS = ("kind", "ranks", "calls", "bytes", "expected_bytes", "dtype", "phase"
 
 
 def folder(path: str) -> Path:
-    """The folder for what a measurement leaves, made where there is none.
+    """Makes the folder for a measurement's files where there is none.
 
     Raises:
         ValueError: it cannot be one, or nothing can be written there; said before anything runs.
@@ -35,7 +35,7 @@ def folder(path: str) -> Path:
 
 
 def write(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: str) -> None:
-    """A page, a JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
+    """Writes a page, a JSON summary, a CSV of collectives, a trace for Perfetto, and snapshots for torch's viewer."""
     texts = {
         "page.html": sections.page(measured, seen, script),
         "summary.json": json.dumps(measured.as_json(), indent=1),
@@ -53,7 +53,7 @@ def write(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: st
 
 
 def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
-    """The measured steps as trace events: a process for each rank, its steps and its collectives as rows.
+    """Returns the measured steps as trace events: a process for each rank, its steps and collectives as rows.
 
     Calls of one collective on several ranks are joined by a flow, from the rank that came last to the others: what
     they waited for.
@@ -97,7 +97,7 @@ def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
 
 
 def _rows(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Of each span a row, from 1 on, in which none before it is still there: viewers draw no bars over each other."""
+    """Returns a row for each span, from 1 on, so that no two spans of a row overlap: viewers cannot draw that."""
     ends: list[float] = []
     rows = [0] * len(spans)
     for place in sorted(range(len(spans)), key=spans.__getitem__):
