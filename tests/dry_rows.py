@@ -1,14 +1,50 @@
-"""A plan's rows with the memory that dry runs of their engines take."""
+"""A plan's rows, and small jobs, with the memory that dry runs of their engines take."""
 
 from dataclasses import replace
 
-from pardemo.planner import checked, table
+from pardemo.planner import checked, hardware, models, table
+from pardemo.planner.dryrun import dry_run
+from pardemo.planner.footprint import Footprint
+from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.configurations import usual_target
+from pardemo.planner.layouts.job import Job, fine_tune
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning
+
+#: Models of few layers, which say what many do; with their layers.
+MODELS = {"llama3.1-8b": 3, "qwen3-4b": 4, "mistral-7b": 3, "gpt2": 6}
+ENGINES = (("plain", 1), ("zero-0", 2), ("zero-1", 8), ("zero-2", 4), ("fsdp2", 4))
 
 
 def dry_rows(request):
     """A row of each engine, way of checkpointing, offload and micro-batch that is asked for."""
     rows = []
     for row in table.plan(request).rows:
-        run = checked.beside(request, row).run
+        run = checked.compare_with_dry_run(request, row).run
         rows.append(replace(row, memory=run, fits=run.peak_bytes <= request.cluster.most_bytes))
     return rows
+
+
+def small_jobs() -> list[tuple[str, str, int, bool, bool]]:
+    """Sixty: models × engines × (LoRA recomputed, LoRA, full recomputed): name, engine, ranks, LoRA, recomputed."""
+    ways = ((True, True), (True, False), (False, True))
+    return [(name, *engine, *way) for way in ways for name in MODELS for engine in ENGINES]
+
+
+def planned_and_run(
+    name: str, engine: str, ranks: int, lora: bool, again: bool, layers: int | None = None
+) -> tuple[Job, Layout, Footprint]:
+    """A model of ``layers``, two samples of 1,024 tokens, twice a step: the job as it is planned, and its dry run."""
+    config = models.find(name)
+    config.num_hidden_layers = layers or MODELS[name]
+    target = usual_target(config.model_type) or ()
+    adapter = Adapter(8, target) if lora else None
+    job = RankJob(config, 2, 1024, adapter, again, engine, ranks, accumulation=2, clipping=1.0)
+    planned, layout = fine_tune(
+        configurations.of(config), Machine(hardware.gpu("A100-80GB"), ranks), Tuning(8, target) if lora else Tuning(),
+        engine, ranks, 2, 1024,
+        checkpointing=again, accumulation=2,
+    )  # fmt: skip
+    return planned, layout, dry_run(job)

@@ -18,7 +18,7 @@ from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import Parallelism
-from pardemo.script.step.summary import Memory, Seen
+from pardemo.script.step.summary import Memory, RankTrace
 from pardemo.tables import amount
 
 MB = 1_000_000
@@ -64,7 +64,7 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
         "recomputed": [], "computed_in": [], "vocabularies": [],
     }  # fmt: skip
     notes = ["<script>alert(1)</script>"]
-    return Seen(rank, "enough", cuts, calls, [], list(parallelisms), model, notes, memory, wire, "gloo")
+    return RankTrace(rank, "enough", cuts, calls, [], list(parallelisms), model, notes, memory, wire, "gloo")
 
 
 def made(ranks=2, parallelisms=(), hosts=1, wire=True):

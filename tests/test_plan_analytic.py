@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from calibration import finetune_fit
 from conftest import says
+from dry_rows import planned_and_run, small_jobs
 from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
@@ -32,7 +33,7 @@ RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
 
 def both(*case, layers=None):
     """Bytes of tensors at the peak, planned and of a dry run; then the bytes that are sent in a step of one."""
-    planned, layout, run = checked.compared(*case, layers=layers)
+    planned, layout, run = planned_and_run(*case, layers=layers)
     shape, lora = planned.shape, planned.tuning.lora
     assert adapter_params(planned.tuning, shape) == (run.trained_params if lora else 0)
     assert shape.params == pytest.approx(run.params - run.trained_params * lora, rel=0.001)
@@ -41,12 +42,12 @@ def both(*case, layers=None):
 
 
 #: Every second one; ``pardemo bench plan`` has all sixty.
-CASES = checked.cases()[::2]
+CASES = small_jobs()[::2]
 
 
 def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
     planned, run = ({"parameters": nbytes, "allocator": 1e9} for nbytes in (3e9, 2e9))
-    both = checked.Beside(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
+    both = checked.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
     assert both.as_json() == {
         "tensors": 2e9, "planned_tensors": 3e9, "difference": 0.5, "peak_bytes": 3e9, "phase": "step", "lines": run,
         "sent_bytes_per_step": 4e9,

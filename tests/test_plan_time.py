@@ -231,7 +231,7 @@ def test_a_row_beside_its_dry_run_sends_as_much(tp):
         offloads=("none",),
     )  # fmt: skip
     for row in table.plan(request).rows:
-        planned, run = checked.beside(request, row).sent
+        planned, run = checked.compare_with_dry_run(request, row).sent
         assert planned == row.time.sent_bytes
         assert run == pytest.approx(planned, rel=0.01)
 

@@ -13,7 +13,7 @@ from pardemo.script.compare import causes, checks, gradients
 from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
 from pardemo.script.compare.layouts import Layout, distinct_digits
 from pardemo.script.compare.parameter_map import Part, map_parameters
-from pardemo.script.compare.runs import ComparedOutput, Facts, Finding, compare_pair
+from pardemo.script.compare.runs import ComparedOutput, Finding, StepComparison, compare_pair
 from pardemo.script.record.records import LossCall, Mask, MicroBatch, Piece, Step
 
 TOLERANCE = 1e-9
@@ -33,7 +33,7 @@ def of(reference, ours, name="layers.0.weight", versions=None):
 
 def facts(*pairs, ranks=4, step=0, **more):
     values = {"ranks": ranks, **{key: more.pop(key) for key in list(more) if key in ("tp", "pp", "cp", "accumulate")}}
-    made = Facts(Layout(ranks, values), step, TOLERANCE, order={"layers.0": 0, "head": 1}, **more)
+    made = StepComparison(Layout(ranks, values), step, TOLERANCE, order={"layers.0": 0, "head": 1}, **more)
     made.gradients = {one.name: one for one in pairs}
     return made
 

@@ -96,7 +96,7 @@ class Link:
         self._finalizer = weakref.finalize(self, _close, self._queue, self._out, self._in)
 
     def send(self, data: memoryview) -> int:
-        """Sends ``data`` to the successor, in the background when it is large; it must not change until sent.
+        """Sends ``data`` to the successor, in the background when it is large; do not change it until it is sent.
 
         Returns this send's number, for :meth:`wait_sent`.
         """
@@ -120,7 +120,7 @@ class Link:
         return number
 
     def wait_sent(self, number: int) -> None:
-        """Waits until what send ``number`` and all before it sent may change; raises what went wrong with them."""
+        """Waits until the memory of send ``number`` and of all earlier sends may be reused; raises a send's error."""
         number, wait = 0 if self._latency_s else number, Wait()
         with self._sent:
             while not self._sent.wait_for(lambda: self._done >= number or self._error, PATIENCE_S):
@@ -130,11 +130,11 @@ class Link:
                 raise self._error
 
     def has_sent(self, number: int) -> bool:
-        """Whether what send ``number`` and all before it sent may change."""
+        """Whether the memory of send ``number`` and of all earlier sends may be reused."""
         return bool(self._latency_s) or self._done >= number
 
     def flush(self) -> None:
-        """Waits until everything that was sent may change; raises what went wrong with it."""
+        """Waits until the memory of all sends may be reused; raises a send's error."""
         self.wait_sent(self._queued)
 
     def receive(self, data: memoryview) -> None:
@@ -157,7 +157,7 @@ class Link:
             data = data[got:]
 
     def close(self) -> None:
-        """Closes both connections: the neighbours get a ConnectionError, and so does who uses these links again."""
+        """Closes both connections: the neighbours get a ConnectionError, and so does every later use of these links."""
         if self._latency_s and not self.closed:  # what is held back is on its way, and arrives
             with self._sent:
                 self._sent.wait_for(lambda: self._done >= self._queued or self._error, PATIENCE_S + self._latency_s)
@@ -223,7 +223,7 @@ def _close(queue: SimpleQueue, *ends: socket.socket) -> None:
 
 
 def _accept(listener: socket.socket, token: bytes) -> socket.socket:
-    """The predecessor's connection: whoever else finds the port does not know the token and is turned away."""
+    """Accepts the predecessor's connection, and closes any that does not begin with the token."""
     while True:
         end, _ = listener.accept()
         end.settimeout(10)
@@ -236,7 +236,7 @@ def _accept(listener: socket.socket, token: bytes) -> socket.socket:
 
 
 def _own_address() -> str:
-    """The address other ranks of the job can reach: on the way to the master; loopback within one host."""
+    """Returns the address at which other ranks reach this one: on the way to the master; loopback within one host."""
     return address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
 
 
@@ -275,14 +275,14 @@ _links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Link]]" = weakre
 
 
 def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
-    """Closes these links of ``group``: the neighbours get a ConnectionError, the next use makes new ones."""
+    """Closes these links of ``group``; the neighbours get a ConnectionError, and the next use makes new links."""
     link = _links.get(group, {}).get(use)
     if link is not None:
         link.close()
 
 
 def link_of(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> Link:
-    """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
+    """Returns this rank's links in ``group`` for one ``use``; all its ranks make them together at the first call."""
     links = _links.setdefault(group, {})
     if use not in links or links[use].closed:
         with compat.without_modes():  # meters: the caller did not ask for these messages

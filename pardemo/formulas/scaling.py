@@ -12,10 +12,6 @@ FIGURE_5_MP = {1: 100, 2: 95, 4: 82, 8: 77}
 FIGURE_5_MP_DP = {1: 96, 2: 83, 4: 79, 8: 74}
 #: Operations/s of one GPU with the smallest model (5.1): 100 per cent.
 BASELINE_FLOPS = 39e12
-#: Table 8 (App. D.2), the smallest model shared by t GPUs, its batch kept: times as fast as one GPU.
-TABLE_8 = {2: 1.64, 4: 2.34, 8: 2.98}
-#: Per cent of linear of the largest model on 512 GPUs without overlap: Megatron-LM's README of December 2019.
-NOT_OVERLAPPED = 60
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Torch's caching allocator on CUDA, replayed: what it reserves beyond what tensors ask for.
+"""Replays torch's caching allocator on CUDA: what it reserves beyond what tensors ask for.
 
 Its rules (torch/c10 CUDACachingAllocator): sizes are rounded up to 512 B; up to 1 MiB come out of segments of 2 MiB, up
 to 10 MiB out of segments of 20 MiB, larger ones have segments of their own, rounded up to 2 MiB; the smallest free

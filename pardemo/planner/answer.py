@@ -1,4 +1,4 @@
-"""A fine-tune's plan as ``pardemo plan`` makes it of its options, and as text and JSON."""
+"""Makes a fine-tune's plan from the options of ``pardemo plan``, and writes it as text and JSON."""
 
 import argparse
 import json
@@ -61,7 +61,7 @@ def command(arguments: argparse.Namespace, shown: int | None) -> int:
         from pardemo.planner import checked
 
         progress(f"the dry run of {best.engine}, which takes seconds to a minute")
-        dry = checked.beside(request, best)
+        dry = checked.compare_with_dry_run(request, best)
         if snapshot_file:
             from pardemo.meters import snapshot
 
@@ -218,7 +218,7 @@ def as_text(plan: Plan, most: int | None = None) -> str:
     seconds = of_fine_tune("seconds", best.time.seconds)
     output += [
         "",
-        f"{cluster}, {steps}, {request.job.precision}{table.beside(plan)}",
+        f"{cluster}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
         f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}",
         f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]

@@ -1,4 +1,4 @@
-"""A row of the plan beside a dry run of its engine: ``pardemo plan --dry-run``; and sixty small jobs beside theirs."""
+"""Compares a row of the plan with a dry run of its engine (``pardemo plan --dry-run``)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,18 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo.meters.snapshot import Block, of_sums
-from pardemo.planner import hardware, models, table
-from pardemo.planner.dryrun import dry_run
+from pardemo.planner import table
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
-from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations, fine_tune_step
-from pardemo.planner.layouts.configurations import usual_target
+from pardemo.planner.layouts import fine_tune_step
 from pardemo.planner.layouts.fine_tune_step import tensor_bytes
-from pardemo.planner.layouts.job import Job, fine_tune
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.memory import Curve
 from pardemo.planner.table import PlanRow, Request
 
@@ -25,8 +18,8 @@ NEAR = 0.02  # of the tensors: lines that differ by less are not shown
 
 
 @dataclass(frozen=True)
-class Beside:
-    """``planned`` and ``run``: a GPU's peak by line, by the model and by the engine; ``sent``: bytes of a step."""
+class DryRunComparison:
+    """A GPU's peak by line, ``planned`` and as the engine's dry ``run`` has it; ``sent``: bytes of a step in both."""
 
     planned: Estimate
     run: Estimate
@@ -39,12 +32,12 @@ class Beside:
 
     @property
     def difference(self) -> float:
-        """Of the tensors: planned over run, less 1."""
+        """Planned bytes of tensors over those of the dry run, less 1."""
         planned, run = self.tensors
         return planned / run - 1
 
     def as_json(self) -> dict[str, Any]:
-        """Both, for JSON; bytes."""
+        """Returns both for JSON, in bytes."""
         return {
             "tensors": round(self.tensors[1]), "planned_tensors": round(self.tensors[0]), "difference": self.difference,
             "peak_bytes": round(self.run.peak_bytes), "phase": self.run.phase,
@@ -53,7 +46,7 @@ class Beside:
         }  # fmt: skip
 
     def as_text(self) -> str:
-        """Some lines: where the two differ."""
+        """Says in some lines where the two differ."""
         planned, run = self.tensors
         lines = [
             f"dry run: {run / 1e9:.2f} GB of tensors in the {self.run.phase} pass, planned {planned / 1e9:.2f} "
@@ -70,8 +63,8 @@ class Beside:
         return "\n".join(lines)
 
 
-def beside(request: Request, row: PlanRow) -> Beside:
-    """Runs the row's engine on fake tensors and puts the two side by side.
+def compare_with_dry_run(request: Request, row: PlanRow) -> DryRunComparison:
+    """Runs the row's engine on fake tensors and compares its peak and traffic with the plan's.
 
     Raises:
         ValueError: weights in few bits, another optimizer than AdamW, or a fused loss: these have no dry run.
@@ -86,11 +79,11 @@ def beside(request: Request, row: PlanRow) -> Beside:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
     curve, how = _curve(request, row)
     run = curve.estimate(row.batch, *how, request.cluster.most_bytes)
-    return Beside(row.memory, run, (row.sent_bytes, _sent(request, row, curve.low)))
+    return DryRunComparison(row.memory, run, (row.sent_bytes, _sent(request, row, curve.low)))
 
 
 def _curve(request: Request, row: PlanRow) -> tuple[Curve, tuple[str, int, int, int, int]]:
-    """The row's dry runs, and how they are cut over GPUs: ``offload`` to ``accumulation`` of :meth:`Curve.estimate`."""
+    """Makes the row's dry runs; also returns ``offload`` to ``accumulation`` for :meth:`Curve.estimate`."""
     # two micro-batches stand for any more: gradients are kept from the second on
     accumulation = min(2, max(1, request.samples_per_step // (request.dp * min(request.micro_batches))))
     job = request.job.but(
@@ -101,42 +94,14 @@ def _curve(request: Request, row: PlanRow) -> tuple[Curve, tuple[str, int, int, 
 
 
 def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
-    """Bytes that a rank sends in the row's step: the engine's own calls, and tensor parallelism's by its formula."""
+    """Returns bytes that a rank sends in the row's step: the engine's calls, and tensor parallelism's by formula."""
     each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
     reductions = fine_tune_step.reductions(row.engine, row.accumulation)
     return reductions * each + once + row.accumulation * tensor_bytes(*table.job_of(request, row))
 
 
-#: Models of few layers, which say what many do; with their layers.
-MODELS = {"llama3.1-8b": 3, "qwen3-4b": 4, "mistral-7b": 3, "gpt2": 6}
-ENGINES = (("plain", 1), ("zero-0", 2), ("zero-1", 8), ("zero-2", 4), ("fsdp2", 4))
-
-
-def cases() -> list[tuple[str, str, int, bool, bool]]:
-    """Sixty: models × engines × (LoRA recomputed, LoRA, full recomputed): name, engine, ranks, LoRA, recomputed."""
-    ways = ((True, True), (True, False), (False, True))
-    return [(name, *engine, *way) for way in ways for name in MODELS for engine in ENGINES]
-
-
-def compared(
-    name: str, engine: str, ranks: int, lora: bool, again: bool, layers: int | None = None
-) -> tuple[Job, Layout, Footprint]:
-    """A model of ``layers``, two samples of 1,024 tokens, twice a step: the job as it is planned, and its dry run."""
-    config = models.find(name)
-    config.num_hidden_layers = layers or MODELS[name]
-    target = usual_target(config.model_type) or ()
-    adapter = Adapter(8, target) if lora else None
-    job = RankJob(config, 2, 1024, adapter, again, engine, ranks, accumulation=2, clipping=1.0)
-    planned, layout = fine_tune(
-        configurations.of(config), Machine(hardware.gpu("A100-80GB"), ranks), Tuning(8, target) if lora else Tuning(),
-        engine, ranks, 2, 1024,
-        checkpointing=again, accumulation=2,
-    )  # fmt: skip
-    return planned, layout, dry_run(job)
-
-
 def of_row(request: Request, row: PlanRow) -> list[Block]:
-    """Each tensor of the row's dry run, from its birth to its end; the rest of a GPU's memory as blocks that stay.
+    """Returns a block for each tensor of the row's dry run, and blocks that stay for the rest of a GPU's memory.
 
     What is alive at most at one time is the row's ``peak_bytes``, rounded to whole bytes. The allocator's block is what
     it reserves at most beyond the tensors of that time, rounding included.
@@ -150,7 +115,7 @@ def of_row(request: Request, row: PlanRow) -> list[Block]:
 
 
 def _tensors(run: Footprint, nbytes: np.ndarray) -> tuple[list[Block], int]:
-    """The storages of a dry run's step, and the most bytes of them at one time.
+    """Returns a block for each storage of a dry run's step, and the most bytes of them at one time.
 
     A storage that grows or shrinks is another block from then on.
     """

@@ -1,4 +1,4 @@
-"""The dry run: a whole training step at full size, of the real model in the real engine, without the memory.
+"""Makes a dry run: a training step at full size, of the real model in the real engine, without the memory.
 
 >>> from pardemo.planner import RankJob, dry_run                          # doctest: +SKIP
 >>> footprint = dry_run(RankJob(Baichuan2Config.b13(), batch=8, engine="zero-2", ranks=8))   # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""The same training step under each engine, for a real run and for a dry one: model, PEFT, DeepSpeed or FSDP2, AdamW.
+"""Sets up the same training step under each engine, real or dry: model, PEFT, DeepSpeed or FSDP2, AdamW.
 
 One code for both, so that what is predicted is what is run. On fake tensors and a fake process group the engine does
 all that it does on real ranks, but for the numbers.

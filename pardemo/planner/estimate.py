@@ -1,7 +1,10 @@
-"""What a row of a plan takes of a GPU, whoever says so: a dry run or the model of :mod:`pardemo.planner.layouts`."""
+"""An estimate of a GPU's memory and a step's time, by a dry run or by the model of :mod:`pardemo.planner.layouts`."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. What torch's message "out of memory" names
 #: as in use less what it has reserved: 0.51 GiB of an A800 (hahnyuan/PB-LLM#3), 0.49 of an L40 (QwenLM/Qwen3-VL#2097).
@@ -16,6 +19,13 @@ FULLEST = 0.98
 #: Of a GPU's memory that a plan leaves free where it can choose, for fragments and what libraries take; nearer to its
 #: end allocators begin to thrash.
 RESERVE = 0.08
+NEAR = 1.01  # what takes no longer than this many times the quickest is as quick: the model is not that exact
+
+
+def choose(candidates: Sequence[T], seconds: Callable[[T], float], preference: Callable[[T], Any]) -> T:
+    """The candidate with the least ``preference`` of those whose seconds are within 1 % of the quickest's."""
+    quickest = min(map(seconds, candidates))
+    return min((each for each in candidates if seconds(each) <= NEAR * quickest), key=preference)
 
 
 @dataclass(frozen=True)

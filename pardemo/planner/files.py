@@ -1,4 +1,4 @@
-"""Writing a plan down: DeepSpeed's and Accelerate's configuration, the recipe, and ways to launch it."""
+"""Writes the files of a plan: DeepSpeed's and Accelerate's configuration, the recipe, and ways to launch it."""
 
 import json
 import re

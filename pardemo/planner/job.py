@@ -1,4 +1,4 @@
-"""What is planned: a model, how it is trained, and by which engine on how many ranks."""
+"""The job to plan: a model, how it is trained, and by which engine on how many ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

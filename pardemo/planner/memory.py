@@ -1,4 +1,4 @@
-"""A process that makes dry runs for another one: how it begins, and that it ends with the other."""
+"""Estimates a job's peak memory at any micro-batch from two dry runs, in this process or one beside it."""
 
 import logging
 import math
@@ -25,9 +25,10 @@ SOCKET_NAME_BYTES = len("pymp-12345678/listener-12345678")  # of the server's so
 
 
 def server() -> tuple[BaseContext, int]:
-    """The context that starts workers, and the id of their parent process, which imports all they need, once.
+    """Starts the fork server that makes workers; returns its context and the id of its process.
 
-    It starts with the first call. The caller's own imports take as long, so that it may ask before them.
+    The server imports all that workers need, once. It starts with the first call. The caller's own imports take as
+    long, so that it may call this before them.
     """
     context = multiprocessing.get_context("forkserver")  # no thread of this process's can be in the way
     context.set_forkserver_preload(IMPORTED)
@@ -40,7 +41,7 @@ def server() -> tuple[BaseContext, int]:
 
 
 def begin_worker(parent: int) -> None:
-    """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
+    """Prepares a worker, which ends with its parent: else it would wait for a killed kernel's next task for ever."""
     compat.let_go_of_forkserver()  # as long as somebody holds its pipe the server lives, and with it this process
     end_with_parent(parent)
     import torch
@@ -55,7 +56,7 @@ NEGLIGIBLE = 0.01  # of a peak
 
 
 class Curve:
-    """The footprint of a job at any micro-batch, from two dry runs; others are run where these do not match."""
+    """Computes a job's footprint at any micro-batch from two dry runs; runs others where these have other events."""
 
     def __init__(self, job: RankJob):
         self.job = job
@@ -73,7 +74,7 @@ class Curve:
 
     @classmethod
     def at_one(cls, job: RankJob) -> "Curve":
-        """The curve at the job's own micro-batch alone, from one dry run."""
+        """Makes a curve of one dry run, which holds for the job's own micro-batch alone."""
         curve = cls.__new__(cls)
         curve.job, curve.low, curve._shares = job, run(job), {}
         curve._slope = np.zeros(len(curve.low.changes))
@@ -89,7 +90,7 @@ class Curve:
         accumulation: int | None = None,
         room: float = math.inf,
     ) -> Estimate:
-        """The peak with ``batch`` samples.
+        """Estimates the peak of a GPU with ``batch`` samples.
 
         Args:
             in_flight: micro-batches whose activations a pipeline stage holds.
@@ -122,7 +123,7 @@ class Curve:
         in_flight: int = 1,
         accumulation: int | None = None,
     ) -> tuple[Footprint, np.ndarray]:
-        """A dry run, and the change in a GPU's bytes at each of its events; arguments as of :meth:`estimate`."""
+        """Returns a dry run and the change in a GPU's bytes at each of its events; arguments as of :meth:`estimate`."""
         low, asked = self.low, min(accumulation or self.job.accumulation, 2)
         gradient_bytes = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
         if self._slope is None or gradient_bytes > NEGLIGIBLE * low.peak_bytes:
@@ -133,7 +134,7 @@ class Curve:
         return base, nbytes * self._parts(base, tp, pp, in_flight, offload)[base.changes[:, 0]]
 
     def _parts(self, base: Footprint, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
-        """Each storage's part on a rank: the same for all micro-batches of a dry run."""
+        """Returns the part of each storage that is on a rank: the same for all micro-batches of a dry run."""
         how = (tp, pp, in_flight, offload)
         if base is not self.low:
             return shares(base, self.job.ranks, *how)
@@ -143,7 +144,7 @@ class Curve:
 
 
 def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = math.inf) -> int:
-    """What the allocator reserves in the step that begins at event ``first``."""
+    """Returns the bytes that the allocator reserves in the step that begins at event ``first``."""
     before = np.bincount(who[:first], nbytes[:first])
     alive = [(int(storage), before[storage]) for storage in np.unique(who[:first]) if before[storage] >= 1]
     return reserved_bytes(alive, zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True), room)
@@ -154,7 +155,7 @@ _AHEAD: dict[str, Future[Footprint]] = {}
 
 
 def run(job: RankJob) -> Footprint:
-    """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`."""
+    """Makes a dry run, once for equal jobs; of at most :data:`DATA_PARALLEL_MOST` ranks."""
     job = _bounded(job)
     key = job.described
     if key in _AHEAD:
@@ -165,7 +166,7 @@ def run(job: RankJob) -> Footprint:
 
 
 def begin(job: RankJob) -> None:
-    """Start a dry run in a process of its own, while this one goes on; :func:`run` waits for its result."""
+    """Starts a dry run in a process of its own while this one goes on; :func:`run` waits for its result."""
     job = _bounded(job)
     if job.described not in _DONE.keys() | _AHEAD.keys():
         _AHEAD[job.described] = _WAITING.submit(_run_apart, job)

@@ -1,4 +1,4 @@
-"""The time model's terms of traffic, pipeline and overlap beside steps on emulated clusters of this machine.
+"""Compares the time model's traffic, pipeline and overlap with steps on emulated clusters of this machine.
 
 The layers of a small model wait, so that their computation is known and takes no core, and the links carry what they
 are told to (:mod:`pardemo.cluster`). Nothing here is fitted: links and waits are what was asked for.

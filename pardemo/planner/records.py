@@ -1,4 +1,4 @@
-"""Whose code asks for memory: the model's, an optimizer's, an engine's, or an engine's that gathers parameters."""
+"""Tells whose code asks for memory: the model's, the optimizer's, the engine's, or the engine's for gathering."""
 
 import bisect
 import contextlib
@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from pardemo import compat
 from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
+from pardemo.meters.operation_costs import FLOPS, traffic
 from pardemo.planner.fake import NONE
-from pardemo.planner.work import FLOPS, traffic
 
 #: Parts of file names that tell whose code asked for memory; the innermost frame that has one of them decides.
 _ENGINES = ("/deepspeed/", "/torch/distributed/fsdp/", "/torch/distributed/tensor/", "/torch/distributed/_")

@@ -1,4 +1,4 @@
-"""A fine-tune's plan: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose.
+"""Plans a fine-tune: every engine × offload × checkpointing × micro-batch, whether it fits, its time, the best of them.
 
 Times and memory are those of :mod:`pardemo.planner.layouts`, in a second and without torch; ``pardemo plan --dry-run``
 runs the engine of the recommended row beside them.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pardemo.planner.estimate import FULLEST, RESERVE, Estimate, PredictedStep
+from pardemo.planner.estimate import FULLEST, RESERVE, Estimate, PredictedStep, choose
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
@@ -24,12 +24,11 @@ from pardemo.planner.layouts.tuning import Tuning
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
-NEAR = 1.01  # rows that take no longer than this many times the fastest are as fast: the model is not that exact
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """``gpus`` in all on ``hosts``; ``between`` is a host's bytes/s to the others; ``price`` per GPU and hour."""
+    """GPUs to plan for: ``gpus`` in all on ``hosts``; ``between``: a host's bytes/s; ``price``: of a GPU and hour."""
 
     gpu: Gpu
     gpus: int
@@ -46,7 +45,7 @@ class Hardware:
             raise ValueError(f"--price must be 0 or more, not {self.price}")
 
     def __str__(self) -> str:
-        """The GPUs, their source, and where there are several hosts what these are and what is between them."""
+        """Names the GPUs and their source; of several hosts also their size and the rate between them."""
         text = f"{self.gpus} × {self.gpu.name} ({self.gpu.source})"
         if self.hosts == 1:
             return text
@@ -59,18 +58,18 @@ class Hardware:
 
     @property
     def most_bytes(self) -> float:
-        """What fits a GPU: more has never run."""
+        """Bytes up to which a job fits a GPU: no run is known that took more."""
         return self.gpu.memory_bytes * FULLEST
 
     @property
     def room(self) -> float:
-        """Bytes of a GPU that a plan fills where it can choose."""
+        """Bytes of a GPU that a plan fills at most where it can choose."""
         return self.gpu.memory_bytes * (1 - RESERVE)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: the job's model and lengths, how many samples a step and in all, how the GPUs are divided.
+    """A job to plan: its model and lengths, its samples a step and steps, how its GPUs are divided.
 
     ``rows``, ``epochs``: of the data set, and how often ``steps`` goes through it; 0 where that is not known.
     """
@@ -144,7 +143,7 @@ class PlanRow:
 
     @property
     def sent_bytes(self) -> float:
-        """Of a rank in a step."""
+        """Bytes that a rank sends in a step."""
         return self.time.sent_bytes or 0.0
 
     @property
@@ -155,13 +154,13 @@ class PlanRow:
 
 @dataclass
 class Plan:
-    """``rows`` from the recommended one on: those that fit, the fastest first, then the others."""
+    """All rows of a request, the recommended one first, then those that fit from the fastest on, then the others."""
 
     request: Request
     rows: list[PlanRow]
 
     def __post_init__(self):
-        self.rows = sorted(self.rows, key=lambda row: (row is not self.best, not row.fits, row.hours, _modesty(row)))
+        self.rows = sorted(self.rows, key=lambda row: (row is not self.best, not row.fits, row.hours, _preference(row)))
 
     @cached_property
     def best(self) -> PlanRow | None:
@@ -171,8 +170,7 @@ class Plan:
         asked for.
         """
         fitting = self.eligible
-        quickest = min((row.hours for row in fitting), default=0.0)
-        return min((row for row in fitting if row.hours <= NEAR * quickest), key=_modesty, default=None)
+        return choose(fitting, lambda row: row.hours, _preference) if fitting else None
 
     @property
     def eligible(self) -> list[PlanRow]:
@@ -182,8 +180,8 @@ class Plan:
         return [row for row in fitting if row.peak_bytes <= self.request.cluster.room] or fitting
 
 
-def _modesty(row: PlanRow) -> tuple:
-    """What is preferred of rows that are as fast: no offload, a low stage, little memory."""
+def _preference(row: PlanRow) -> tuple:
+    """Orders rows that are as fast: no offload first, then a low stage, then little memory."""
     return row.offload != "none", row.engine, row.peak_bytes
 
 
@@ -209,7 +207,7 @@ LONG = 16_384
 
 
 def plan(request: Request) -> Plan:
-    """All rows.
+    """Makes the rows of all engines, offloads, micro-batches, with and without checkpointing.
 
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
@@ -228,13 +226,13 @@ def plan(request: Request) -> Plan:
 
 
 def machine_of(cluster: Hardware) -> Machine:
-    """GPUs as the step model sees them."""
+    """Converts GPUs to the step model's."""
     share = 1.0 if cluster.gpu.measured else Machine.link_share
     return Machine(cluster.gpu, cluster.gpus, cluster.host_gpus, cluster.between, link_share=share)
 
 
 def tuning_of(job: RankJob) -> Tuning:
-    """What the job trains. Logits are made for all tokens, but where the model makes them at labels alone."""
+    """Converts what the job trains to the step model's. A model makes logits at all tokens or at labels alone."""
     labels = job.labels if getattr(job.config, "loss_head", "full") == "labels" else 1.0
     more: dict[str, Any] = {
         "base": job.base,
@@ -249,13 +247,13 @@ def tuning_of(job: RankJob) -> Tuning:
 
 
 def row_job(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> tuple[Job, Layout]:
-    """The job and the layout of one way to run the request; ``shape`` is its model's."""
+    """Returns the job and the layout of one way to run the request; ``shape`` is its model's."""
     job = request.job.but(engine=engine, ranks=request.dp, batch=batch, checkpointing=again)
     return tuned(job, request.cluster, max(1, request.share // batch), offload, request.tp, request.pp, shape)
 
 
 def job_of(request: Request, row: PlanRow) -> tuple[Job, Layout]:
-    """A row's job and its layout."""
+    """Returns a row's job and layout."""
     shape = configurations.of(request.job.config)
     return row_job(request, shape, row.engine, row.checkpointing, row.offload, row.batch)
 
@@ -269,7 +267,7 @@ def tuned(
     pp: int = 1,
     shape: Shape | None = None,
 ) -> tuple[Job, Layout]:
-    """A rank's job in steps of ``accumulation`` micro-batches, as memory and time are reckoned, and its layout.
+    """Converts a rank's job in steps of ``accumulation`` micro-batches to the job and layout of the step model.
 
     Args:
         offload: as DeepSpeed's: ``none``, ``optimizer`` or ``optimizer+parameters``.
@@ -286,7 +284,7 @@ def tuned(
 
 
 def step_of(job: RankJob, cluster: Hardware, accumulation: int, offload: str = "none") -> PredictedStep:
-    """Seconds and sent bytes of a rank's step of ``accumulation`` micro-batches, on ``job.ranks`` GPUs of the cluster.
+    """Predicts seconds and sent bytes of a step of ``accumulation`` micro-batches on ``job.ranks`` GPUs of the cluster.
 
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
@@ -295,7 +293,7 @@ def step_of(job: RankJob, cluster: Hardware, accumulation: int, offload: str = "
 
 
 def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
-    """One row of the table."""
+    """Predicts memory, time and price of one row of the table."""
     job, layout = row_job(request, shape, engine, again, offload, batch)
     held, time = memory(job, layout), step(job, layout)
     cluster, hours = request.cluster, request.steps * time.seconds / 3600
@@ -307,7 +305,7 @@ def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, 
 
 
 def longest_sequence(request: Request, best: PlanRow) -> int:
-    """Tokens of the longest sample that fits as the row is run, in steps of 64; at most the model's context."""
+    """Finds the most tokens of a sample that fit as the row is run, in steps of 64; at most the model's context."""
     job, layout = job_of(request, best)
     context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
     fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
@@ -317,13 +315,13 @@ def longest_sequence(request: Request, best: PlanRow) -> int:
 
 
 def largest_batch(request: Request, best: PlanRow) -> int:
-    """Samples of the largest micro-batch that fits as the row is run."""
+    """Finds the samples of the largest micro-batch that fits as the row is run."""
     job, layout = job_of(request, best)
     return largest(_fits(request, lambda batch: (job, layout.but(micro_batch=batch))), 4096)
 
 
 def fewest_gpus(request: Request) -> int | None:
-    """The smallest power of two of such GPUs on which the job fits, sample by sample; None if there is none.
+    """Finds the smallest power of two of such GPUs on which micro-batches of one sample fit; None if there is none.
 
     Stage 3 with checkpointing takes the least without offload.
     """
@@ -335,7 +333,7 @@ def fewest_gpus(request: Request) -> int | None:
 
 
 def least_bytes(request: Request, gpus: int) -> float:
-    """Peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
+    """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
     engine = "zero-3" if dp > 1 else "zero-0"
     job, layout = row_job(request, configurations.of(request.job.config), engine, True, "none", 1)
@@ -343,7 +341,7 @@ def least_bytes(request: Request, gpus: int) -> float:
 
 
 def smallest_cluster(request: Request) -> str:
-    """What to say where nothing fits: the smallest cluster that works, or what was asked for that keeps it from it."""
+    """Says, where nothing fits, which cluster is the smallest that works, or which option keeps this one from it."""
     count, name = fewest_gpus(request), request.cluster.gpu.name
     if count is None:
         most = request.tp * request.pp << MOST_EXPONENT
@@ -359,7 +357,7 @@ def smallest_cluster(request: Request) -> str:
 
 
 def _with_fused_loss(request: Request, count: int | None) -> list[str]:
-    """Whether fewer GPUs hold it if logits are never there in whole; ``count``: how many hold it so."""
+    """Says whether a fused loss needs fewer GPUs than ``count``, which hold the job without one."""
     if request.job.fused_loss:
         return []
     fewer = fewest_gpus(replace(request, job=request.job.but(fused_loss=True)))
@@ -369,7 +367,7 @@ def _with_fused_loss(request: Request, count: int | None) -> list[str]:
 
 
 def _cut_sequences(request: Request) -> list[str]:
-    """Where sequences are long, that another procedure cuts them."""
+    """Says, where sequences are long, which option cuts them between GPUs."""
     return ["--search, which also cuts sequences between GPUs (CP)"] if request.job.sequence >= LONG else []
 
 
@@ -378,7 +376,7 @@ def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest of 1 to ``most`` that fits, 0 where 1 does not; what fits, fits smaller, too."""
+    """Finds the largest of 1 to ``most`` that fits, 0 where 1 does not; all that is smaller fits, too."""
     low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -387,7 +385,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def why(plan: Plan) -> str:
-    """The recommendation in words: each clause compares it with other rows, and is left out where it is not true."""
+    """Says why the best row is the best: clauses compare it with other rows; those that are not true are left out."""
     best = plan.best
     if best is None:
         return "nothing fits"
@@ -401,7 +399,7 @@ def why(plan: Plan) -> str:
 
 
 def _stage(plan: Plan, best: PlanRow) -> list[str]:
-    """Lower stages do not fit, or are slower; without any, what higher ones send."""
+    """Says that lower stages do not fit or are slower; of the lowest stage, what higher ones would send."""
     stage = best.stage
     if stage is None:
         return []
@@ -421,7 +419,7 @@ def _stage(plan: Plan, best: PlanRow) -> list[str]:
 
 
 def _batch(plan: Plan, best: PlanRow) -> list[str]:
-    """The next smaller and the next larger micro-batch, all else equal."""
+    """Compares the best row with the next smaller and the next larger micro-batch, all else equal."""
     alike = [row for row in plan.rows if _same(row, best, "engine", "offload", "checkpointing")]
     clauses = []
     smaller = max((row for row in alike if row.batch < best.batch), key=lambda row: row.batch, default=None)
@@ -451,14 +449,14 @@ def _way(row: PlanRow) -> str:
 
 
 def epochs(request: Request) -> str:
-    """How often the steps go through the data."""
+    """Says how often the steps go through the data."""
     if not request.epochs:
         return ""
     return f": {request.epochs:g} epoch{'' if request.epochs == 1 else 's'} of {request.rows:,}"
 
 
-def beside(plan: Plan) -> str:
-    """What is not usual of LoRA: frozen weights that are not in 16 bits, embedding and head that are trained."""
+def describe_weights(plan: Plan) -> str:
+    """Says what is unusual of the weights: frozen ones in few bits, or an embedding and a head that are trained."""
     from pardemo.planner.layouts.tuning import left_in_16_bits
 
     job = plan.request.job

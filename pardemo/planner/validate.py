@@ -1,4 +1,4 @@
-"""``pardemo plan --validate``: what the planner says of runs whose outcome is known, and by how much it is off."""
+"""``pardemo plan --validate``: compares the planner with runs whose outcome is known."""
 
 import contextlib
 import time

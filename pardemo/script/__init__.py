@@ -1,4 +1,4 @@
-"""Somebody's training script, run unchanged on ranks of this machine: how it is measured, proven, and resumed.
+"""Runs somebody's unchanged training script on ranks of this machine, to measure, to prove or to resume it.
 
 - :mod:`~pardemo.script.runtime`: the line that starts it, its processes, CPUs in GPUs' place, where it is in its code.
 - :mod:`~pardemo.script.hangs`: each rank's log of collectives, and why ranks wait for one another for ever.

@@ -1,4 +1,4 @@
-"""Parts of sentences: lists and texts that are cut short, numbers of things, ranks of which the same is told."""
+"""Builds parts of sentences: shortened lists and texts, counted nouns, ranks of which the same is true."""
 
 from collections.abc import Iterable
 

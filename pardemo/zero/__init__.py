@@ -1,4 +1,4 @@
-"""ZeRO: data parallelism whose ranks each keep a part of what they would all keep alike.
+"""ZeRO: data parallelism whose ranks each keep a part of the model states that are equal on all of them.
 
 To read first: :mod:`pardemo.zero.plain`, ZeRO-1, ZeRO-2 and ZeRO-3 with ``torch.distributed`` alone.
 

@@ -114,7 +114,7 @@ def load(engine: Engine, folder: str | Path) -> None:
     reader = dcp.HuggingFaceStorageReader(str(where))
     _run(ValueError, f"{what} cannot be read", lambda: dcp.load(tensors, storage_reader=reader, process_group=group))
     with torch.no_grad():
-        for key, tensor in engine.alike().items():
+        for key, tensor in engine.replicated().items():
             tensor.copy_(tensors[f"alike.{key}"])
         for key, shard in engine.shards().items():
             shard.as_dtensor(shard.master.detach()).copy_(tensors[f"shard.{key}"])
@@ -133,7 +133,7 @@ def load(engine: Engine, folder: str | Path) -> None:
 
 def _saved(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors that are written, and what the manifest says of each shard."""
-    tensors = {f"alike.{name}": tensor.detach().contiguous() for name, tensor in engine.alike().items()}
+    tensors = {f"alike.{name}": tensor.detach().contiguous() for name, tensor in engine.replicated().items()}
     described = {}
     for name, shard in engine.shards().items():
         tensors[f"shard.{name}"] = shard.as_dtensor(shard.master.detach())
@@ -155,7 +155,7 @@ def _saved(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def _targets(engine: Engine, saved: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Where a checkpoint's tensors are read to: the engine stays as it is until all are there."""
-    tensors = {f"alike.{name}": torch.zeros(t.shape, dtype=t.dtype) for name, t in engine.alike().items()}
+    tensors = {f"alike.{name}": torch.zeros(t.shape, dtype=t.dtype) for name, t in engine.replicated().items()}
     for name, shard in engine.shards().items():
         local = shard.master.detach()
         tensors[f"shard.{name}"] = shard.as_dtensor(torch.zeros_like(local))
@@ -195,7 +195,7 @@ def _description(engine: Engine) -> dict[str, Any]:
         "stage": engine.stage,
         "optimizer": type(engine.optimizer).__name__,
         "parameter groups": len(engine.optimizer.param_groups),
-        "alike": {name: [str(t.dtype), list(t.shape)] for name, t in engine.alike().items()},
+        "alike": {name: [str(t.dtype), list(t.shape)] for name, t in engine.replicated().items()},
         "shards": {name: {"of": shard.of} for name, shard in engine.shards().items()},
     }
 

@@ -1,4 +1,4 @@
-"""What the engines refuse, in one line each: models that differ, and optimizers that flat shards would change."""
+"""Refuses, in one line each, models that differ between ranks and optimizers that flat shards would change."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the three stages share: the common start, the step, clipping by the norm of the whole model."""
+"""The base of the three stages: the common start, the step, clipping by the norm of the whole model."""
 
 import contextlib
 import copy
@@ -110,7 +110,7 @@ class Engine(nn.Module):
             parameter.grad = None
 
     def close(self) -> None:
-        """Ends the engine: its links, its thread, its hooks. It is of no use then."""
+        """Ends the engine: its links, its thread, its hooks. It cannot be used after it."""
         if not self._closed:
             self._closed = True
             _engines.pop(self.module, None)
@@ -132,7 +132,7 @@ class Engine(nn.Module):
         return {kind: _nbytes(tensors) for kind, tensors in kinds.items()}
 
     def check_usable(self) -> None:
-        """RuntimeError where the engine is closed, or parameters are no longer what it knows."""
+        """Raises RuntimeError where the engine is closed, or parameters were changed behind its back."""
         if self._closed:
             raise RuntimeError("this engine is closed: make another one for the module")
         for name, parameter in self.module.named_parameters():
@@ -144,15 +144,15 @@ class Engine(nn.Module):
         checks.check_hooks(self.module.named_parameters())
 
     def shards(self) -> dict[str, SavedShard]:
-        """What a checkpoint keeps of the trained parameters, by name."""
+        """Returns what a checkpoint keeps of the trained parameters, by name."""
         raise NotImplementedError
 
-    def alike(self) -> dict[str, torch.Tensor]:
-        """What else a checkpoint keeps, by name: what all ranks have whole and do not train."""
+    def replicated(self) -> dict[str, torch.Tensor]:
+        """Returns what a checkpoint keeps beside the shards, by name: untrained tensors, whole on every rank."""
         return dict(self.module.named_buffers())
 
     def after_load(self) -> None:
-        """The masters have been changed: shows the parameters what they are now."""
+        """Updates the parameters from masters that were loaded."""
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
         """A plain copy of the module, as for a moving average of the weights."""
@@ -168,7 +168,7 @@ class Engine(nn.Module):
 
     @property
     def now(self) -> str:
-        """Where this rank is, for the ranks to compare."""
+        """Names the point of training that this rank has reached, for the ranks to compare."""
         return f"pass {self._passes} after step {self._steps}"
 
     @not_compiled  # torch.compile(engine) traces the module, and nothing of what the engine does around it
@@ -181,7 +181,7 @@ class Engine(nn.Module):
         """Notes when the backward pass comes back to what the module has returned."""
 
     def _global_norm(self) -> float:
-        """Of the mean gradient of the whole model: over this group, the tensor-parallel one and the pipeline's."""
+        """Returns the norm of the model's mean gradient: over this group, the tensor-parallel and the pipeline's."""
         squares = self.norm.squares(part for piece in self._gradients() for part in self.norm.counted(*piece))
         self.channel.all_reduce(squares, f"squares of the gradients, {self.now}")
         return self.norm.norm(squares)
@@ -227,7 +227,7 @@ class Engine(nn.Module):
 
 
 def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """The first rank's tensors to all, as bytes: gloo does not know every dtype that a buffer may have."""
+    """Sends the first rank's tensors to all, as bytes: gloo does not know every dtype that a buffer may have."""
     for tensor in tensors if group.size() > 1 else ():
         contiguous = tensor.detach().contiguous()
         dist.broadcast(contiguous.reshape(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
@@ -236,7 +236,7 @@ def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None
 
 
 def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of the tensors' storages on this rank, each once."""
+    """Returns the bytes of the tensors' storages on this rank, each counted once."""
     local = [compat.local_tensor(t) if hasattr(t, "device_mesh") else t for t in tensors]
     with compat.without_functions():
         return sum({compat.storage_address(s): s.nbytes() for s in map(torch.Tensor.untyped_storage, local)}.values())

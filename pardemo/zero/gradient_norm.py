@@ -1,4 +1,4 @@
-"""The norm of a model's gradients where no rank has them all, and clipping by it.
+"""Computes the norm of a model's gradients where no rank has them all, and clips by it.
 
 Each parameter counts once, wherever it is: the parts of a cut one add up over the tensor-parallel ranks, a replica is
 counted by the first of them, the stages of a pipeline add up over its ranks, a tied copy is counted by the first rank

@@ -1,4 +1,4 @@
-"""What ``.grad`` is before ``step()`` where it is not the model's gradient: a tensor that refuses to be computed with.
+"""Makes ``.grad`` refuse to be computed with where it is not the model's gradient before ``step()``.
 
 torch's ``clip_grad_norm_`` would take a rank's own norm, and clip by a factor of its own on every rank.
 """

@@ -87,7 +87,7 @@ class Zero1(Engine):
         super().__init__(module, optimizer, group, **options)
 
     def close(self) -> None:
-        """Gives the module back, without hooks and gradients. The engine is of no use then."""
+        """Removes all hooks and gradients from the module. The engine cannot be used after it."""
         if self._closed:
             return
         super().close()
@@ -103,11 +103,11 @@ class Zero1(Engine):
         for unit in self.units:
             unit.gradient = None
 
-    def take_over(self) -> None:
-        """What was written into the parameters is what training goes on from. Sends nothing."""
+    def update_masters(self) -> None:
+        """Copies values that were written into the parameters to the masters. Sends nothing."""
         with torch.no_grad():
             for unit in self.units:
-                unit.take_over()
+                unit.update_master()
 
     def check_usable(self) -> None:
         super().check_usable()
@@ -123,7 +123,7 @@ class Zero1(Engine):
         return kinds
 
     def shards(self) -> dict[str, SavedShard]:
-        self.take_over()
+        self.update_masters()
         names = {p: name for name, p in self.module.named_parameters()}
         saved = {}
         for unit in self.units:
@@ -131,9 +131,9 @@ class Zero1(Engine):
             saved[unit.name] = SavedShard(unit.master, partial(unit.as_dtensor, mesh=self.mesh), unit_facts)
         return saved
 
-    def alike(self) -> dict[str, torch.Tensor]:
+    def replicated(self) -> dict[str, torch.Tensor]:
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
-        return frozen | super().alike()
+        return frozen | super().replicated()
 
     def after_load(self) -> None:
         with torch.no_grad():
@@ -161,7 +161,7 @@ class Zero1(Engine):
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _call(self, method: Callable, *more: Any) -> Callable:
-        """A hook that calls a method as long as the engine is there: autograd's hooks keep nothing alive."""
+        """Makes a hook that calls a method while the engine exists; the hook itself does not keep it alive."""
         myself = weakref.ref(self)
 
         def hook(value: Any) -> None:
@@ -171,7 +171,7 @@ class Zero1(Engine):
         return hook
 
     def _guard_optimizer(self) -> None:
-        """Its states, which are one rank's, are refused; its ``zero_grad()`` is the engine's."""
+        """Makes the optimizer refuse to save or load its states, which are one rank's, and share ``zero_grad()``."""
 
         def states(engine: Zero1, *_: Any) -> None:
             raise RuntimeError(
@@ -184,12 +184,12 @@ class Zero1(Engine):
         setattr(self.optimizer, "zero_grad", lambda set_to_none=True: discard(set_to_none))  # noqa: B010
 
     def _hide_masters(self) -> None:
-        """Between two steps masters have no gradients, and whoever clips them is told so."""
+        """Gives the masters gradients that raise an error when somebody clips them between two steps."""
         for unit in self.units:
             unit.master.grad = no_gradient(unit.master)
 
     def _accumulated(self, number: int, parameter: nn.Parameter) -> None:
-        """A gradient was added to: it is this rank's own. A tied one's is the pipeline's until its sum is there."""
+        """Marks a new gradient as this rank's own; a tied parameter's is the pipeline's until its sum is there."""
         if parameter not in self._tied:
             gradient = parameter.grad
             if type(gradient) is not OwnGradient and gradient is not None:
@@ -207,7 +207,7 @@ class Zero1(Engine):
             self._sending.popleft().result()
 
     def _finish_gradients(self) -> None:
-        self.take_over()
+        self.update_masters()
         for unit in self.units:
             self._send(unit)
         self._wait()
@@ -275,7 +275,7 @@ class Zero2(Zero1):
                 tensor.register_hook(self._call(type(self)._begin_backward))
 
     def _begin_backward(self, _: torch.Tensor) -> None:
-        """In the first call of a pass: before any backward pass within it, as of re-entrant checkpoints."""
+        """Begins a pass at its first call, before any backward pass within it, as of re-entrant checkpoints."""
         if not self._in_backward:
             self._in_backward = True
             self._passes += 1
@@ -308,7 +308,7 @@ class Zero2(Zero1):
                 parameter.grad = self._shown[parameter] = no_gradient(parameter)
 
     def _finish_gradients(self) -> None:
-        self.take_over()
+        self.update_masters()
         for parameter in self._shown:
             parameter.grad = None
         self._shown = {}

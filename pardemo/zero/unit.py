@@ -98,12 +98,12 @@ class Unit:
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def gather(self, when: str) -> None:
-        """The updated masters of all ranks into the flat tensor, which is where the parameters are."""
+        """Gathers the updated masters of all ranks into the flat tensor, whose views the parameters are."""
         self.own.copy_(self.master.detach())  # back to the parameters' precision
         self.channel.all_gather(self.own, self.flat, f"{self.name}, {when}")  # [chunk] of each to [N · chunk]
 
-    def take_over(self) -> None:
-        """What was written into the parameters becomes the master's, too; what was not keeps its fp32 digits."""
+    def update_master(self) -> None:
+        """Copies values that were written into the parameters to the master; all others keep their fp32 digits."""
         if self.master.dtype != self.own.dtype:
             written = self.own != self.master.to(self.own.dtype)
             if written.any():

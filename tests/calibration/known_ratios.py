@@ -14,6 +14,10 @@ from pardemo.planner.layouts.published import against, finetune_runs, published
 from pardemo.planner.layouts.published.against import LEAST_MFU, ComparedRun
 from pardemo.planner.layouts.step import step
 
+#: The published tables; in ``newer`` those of releases and machines after the book's.
+TABLES = sorted(
+    str(path.relative_to(against.FOLDER)) for place in ("", "newer/") for path in against.FOLDER.glob(f"{place}*.csv")
+)
 Ratios = dict[str, dict[str, list[float]]]
 
 
@@ -30,9 +34,7 @@ def ratios(timed: Iterable[ComparedRun], held: Iterable[ComparedRun] = ()) -> Ra
 
 def kept_back() -> tuple[list[ComparedRun], list[ComparedRun]]:
     """The runs of the published tables that no constant was fitted to: those with a time, those with their memory."""
-    timed, held = (
-        [one for file in against.TABLES for one in against.halves(file, what)[1]] for what in ("time", "memory")
-    )
+    timed, held = ([one for file in TABLES for one in against.halves(file, what)[1]] for what in ("time", "memory"))
     return timed, held
 
 
@@ -76,7 +78,7 @@ def faster(seconds: dict[str, list[float]]) -> float:
 def hosts() -> dict[str, list[int]]:
     """Of each program: hosts of its largest run that computed, and most that a stage's ranks were on."""
     found: dict[str, list[int]] = {}
-    for file in against.TABLES:
+    for file in TABLES:
         for one in against.usable(against.compare(published.load(against.FOLDER / file, left_out=[])), LEAST_MFU):
             job, layout = one.run.job, one.run.layout
             most = found.setdefault(job.stack.name.removesuffix("-compiled"), [1, 1])

@@ -1,4 +1,4 @@
-"""Where a step's time and a GPU's memory go, part by part, and which constant says so."""
+"""Explains a step's time and a GPU's memory part by part, each with the constant that it follows from."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Charts of predicted steps: beside thousands of published runs, and part by part."""
+"""Draws charts of predicted steps: compared with thousands of published runs, and part by part."""
 
 import math
 from collections import defaultdict

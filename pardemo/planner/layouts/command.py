@@ -1,4 +1,4 @@
-"""``pardemo plan --against``, ``--search`` and ``--explain``: layouts beside published runs, the best ones, and why."""
+"""``pardemo plan --against``, ``--search`` and ``--explain``: compares with published runs, searches, explains."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""A model's configuration, built in or read from a file without Transformers, and the shape that it means."""
+"""Reads a model's configuration, built in or from a file, without Transformers; converts it to a shape."""
 
 import difflib
 import json

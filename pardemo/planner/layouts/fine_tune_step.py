@@ -1,4 +1,4 @@
-"""What training engines do with what they send and offload: DeepSpeed 0.19.8's stages, FSDP2, DDP."""
+"""Computes what training engines send and offload in a step: DeepSpeed 0.19.8's stages, FSDP2, DDP."""
 
 from pardemo.formulas.tensor_parallel import block, phi
 from pardemo.planner.estimate import PredictedStep

@@ -1,4 +1,4 @@
-"""How far a prediction may be off: intervals from the errors on published runs of its kind.
+"""Gives predictions their intervals, from the errors on published runs of their kind.
 
 Split-conformal (Vovk et al.; Lei et al. 2018, arXiv 1604.04173): of n runs that no constant was fitted to, take known
 over predicted, and of these ratios the ⌊(n+1)·10 %⌋-th and the ⌈(n+1)·90 %⌉-th. The next run of that kind lies between

@@ -1,4 +1,4 @@
-"""What is trained, by which program, on which machine."""
+"""A training job: what is trained, by which program, on which machine."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How a job is laid out over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
+"""A job's layout over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The bytes of a GPU in a fine-tune: of the loss, a layer's backward pass and the update, the moment that takes most.
+"""Predicts a GPU's bytes in a fine-tune: at the loss, in a layer's backward pass, in the update; the most counts.
 
 A sum of all that ever lies there would be too much: logits are gone when the update makes its copies. What each moment
 holds is read from the sources of Transformers' models, PEFT and DeepSpeed 0.19, and held against dry runs of them.

@@ -1,4 +1,4 @@
-"""Seconds of a micro-batch on one rank: a layer's products, attention, memory, launches and traffic, and the head's."""
+"""Predicts a micro-batch's seconds on a rank: a layer's products, attention, memory, launches, traffic; the head's."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""How many parameters a rank has: of its stage, its part of each layer, and the experts that lie on it."""
+"""Counts a rank's parameters: of its stage, its part of each layer, and the experts that lie on it."""
 
 from dataclasses import dataclass
 

@@ -1,17 +1,19 @@
-"""All layouts that divide, the quickest that fit, and how much the choice depends on what was assumed."""
+"""Searches all layouts that divide a job for the quickest that fit; says what the choice depends on."""
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.intervals import Interval, beyond_measured, of_seconds
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, RECOMPUTE, SHARDING, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.against import NEAR, expected, room
+from pardemo.planner.layouts.published.against import expected, room
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
@@ -87,7 +89,7 @@ class SearchResult:
 
 
 def layouts(shape: Shape, machine: Machine, batch: int, sequence: int) -> Iterator[Layout]:
-    """Every layout of ``batch`` samples a step that divides the model, the batch and the sequence."""
+    """Yields every layout of ``batch`` samples a step that divides the model, the batch and the sequence."""
     gpus, most_tp = machine.gpus, machine.host_gpus * MOST_ACROSS
     for tp, pp in itertools.product(divisors(gpus, min(most_tp, shape.heads)), divisors(gpus, shape.layers)):
         if gpus % (tp * pp) or shape.heads % tp or sequence % tp:
@@ -103,7 +105,7 @@ def layouts(shape: Shape, machine: Machine, batch: int, sequence: int) -> Iterat
 
 
 def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterator[Layout]:
-    """Sharding, recomputation, micro-batches and chunks of a way to cut the model."""
+    """Yields a cut of the model with each sharding, recomputation, micro-batch and number of chunks."""
     ways = shardings(base.replicas, machine.host_gpus // base.tp)[base.replicas > 1 :]  # else the states are shared
     for micro in divisors(share, MOST_SAMPLES):
         m = share // micro
@@ -116,13 +118,13 @@ def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterato
 
 
 def shardings(replicas: int, inside: int) -> list[tuple[str, int]]:
-    """What ``replicas`` may share, and in groups of how many (0: of all), where ``inside`` of them are on a host."""
+    """Lists what ``replicas`` may share, and in groups of how many (0: of all), with ``inside`` of them on a host."""
     hsdp = [("zero3", inside)] if 1 < inside < replicas and replicas % inside == 0 else []
     return [*((sharding, 0) for sharding in SHARDING[: 1 if replicas == 1 else None]), *hsdp]
 
 
 def chunks_of(layers: int, pp: int, micro_batches: int, most: int) -> list[int]:
-    """How many chunks a stage may have: one, or as many as divide the fullest, since unequal chunks wait for others."""
+    """Lists a stage's possible numbers of chunks: 1, and those that divide the fullest, since others would wait."""
     if pp == 1 or micro_batches % pp:
         return [1]
     return [1, *(chunks for chunks in range(2, most + 1) if -(-layers // pp) % chunks == 0)]
@@ -167,20 +169,17 @@ def worth_selecting(job: Job) -> bool:
 
 
 def _best(timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:
-    """The quickest of each way to cut the model; of those within 1 % the simplest, then the one with least memory."""
-    quickest: dict[tuple, PlannedLayout] = {}
-    chosen: dict[tuple, PlannedLayout] = {}
+    """Returns the quickest of each way to cut the model; within 1 % the simplest, then that with least memory."""
+    ways: dict[tuple, list[PlannedLayout]] = defaultdict(list)
     for candidate in timed:
         layout = candidate.layout
-        key = layout.tp, layout.pp, layout.sharding == "zero3", layout.shard_group
-        near = candidate.seconds <= NEAR * quickest.setdefault(key, candidate).seconds
-        if near and _modesty(candidate) < _modesty(chosen.setdefault(key, candidate)):
-            chosen[key] = candidate
-    return tuple(sorted(chosen.values(), key=_reckoned)[:most])
+        ways[layout.tp, layout.pp, layout.sharding == "zero3", layout.shard_group].append(candidate)
+    chosen = [choose(candidates, lambda each: each.seconds, _preference) for candidates in ways.values()]
+    return tuple(sorted(chosen, key=_reckoned)[:most])
 
 
 def _reckoned(candidate: PlannedLayout) -> float:
-    """Seconds to choose by.
+    """Returns the seconds by which layouts are compared.
 
     A layout whose stages go over more hosts than any measured run's counts with the upper end of its interval: within
     that, one that was measured to scale comes first. (nanotron's TP × DP on 64 hosts took 2 to 15 times as long.)
@@ -191,8 +190,8 @@ def _reckoned(candidate: PlannedLayout) -> float:
     return expected(candidate.job, candidate.layout, seconds)
 
 
-def _modesty(candidate: PlannedLayout) -> tuple[int, int, float]:
-    """What is preferred of layouts that are as quick: a sequence and experts that are whole, little memory."""
+def _preference(candidate: PlannedLayout) -> tuple[int, int, float]:
+    """Orders layouts that are as quick: whole sequences first, then whole experts, then little memory."""
     return candidate.layout.cp, candidate.layout.ep, candidate.peak_bytes
 
 
@@ -205,7 +204,7 @@ def _front(timed: list[PlannedLayout]) -> tuple[PlannedLayout, ...]:
 
 
 def changes(job: Job) -> dict[str, Job]:
-    """What a choice may depend on: a name, and the job with this changed."""
+    """Lists assumptions that a choice may depend on: a name, and the job with this one changed."""
     machine, gpu = job.machine, job.machine.gpu
     slow = replace(gpu, link_bytes_per_s=gpu.link_bytes_per_s / 2)
     return {
@@ -218,7 +217,7 @@ def changes(job: Job) -> dict[str, Job]:
 def sensitivity(
     answer: SearchResult, able: Callable[[Layout], bool] | None = None
 ) -> dict[str, tuple[PlannedLayout, PlannedLayout]]:
-    """For each changed assumption: the layout that is then the best, and the present best one as it then is."""
+    """Returns for each changed assumption the best layout then, and the present best one under it."""
     changed = {name: if_changed(answer, job, able) for name, job in changes(answer.job).items()} if answer.best else {}
     return {name: pair for name, pair in changed.items() if pair is not None}
 
@@ -226,7 +225,7 @@ def sensitivity(
 def if_changed(
     answer: SearchResult, job: Job, able: Callable[[Layout], bool] | None = None
 ) -> tuple[PlannedLayout, PlannedLayout] | None:
-    """Of a changed job: the layout that is then the best, and the present best one; None where nothing fits."""
+    """Returns a changed job's best layout, and the present best one under it; None where nothing fits."""
     result = search(job, answer.batch, 1, able)
     return (result.best[0], PlannedLayout(job, answer.best[0].layout)) if result.best else None
 

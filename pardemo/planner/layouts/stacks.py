@@ -1,4 +1,4 @@
-"""What a training program adds to the arithmetic: constants with a physical meaning, fitted to its published runs.
+"""Constants of training programs, with a physical meaning, fitted to their published runs.
 
 ``python tests/calibration/fit.py`` fits those of each program to ``data/published_runs`` again and prints them beside
 those of ``stacks.toml``, which are its results rounded. Of Megatron-core it fits eleven; its products, small, whole,

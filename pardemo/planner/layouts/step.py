@@ -1,4 +1,4 @@
-"""A step's seconds: layers on stages, the slowest of which all wait for, and what ranks with equal parameters send."""
+"""Predicts a step's seconds: layers on stages, all of which wait for the slowest, and exchanges of replicas."""
 
 import math
 

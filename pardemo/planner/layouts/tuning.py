@@ -1,4 +1,4 @@
-"""What of a model is trained, and what its weights are kept in: all of it, or LoRA beside frozen weights."""
+"""Describes which part of a model is trained, all of it or LoRA, and in how many bits its weights are kept."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A search's question in the words of a link, and its answer as the site's page shows it in a browser.
+"""Reads a search's question from a link's query, and writes its answer as the site's page shows it in a browser.
 
 The page runs this module by Pyodide, so nothing here needs more than Python's own library. The arithmetic and the
 defaults are those of ``pardemo plan --search --json``.

@@ -1,1 +1,1 @@
-"""Layouts of a script that must train alike: each held against the first, and why they part."""
+"""Compares layouts of a script, which must train alike, with the first of them, and explains differences."""

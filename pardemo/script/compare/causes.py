@@ -1,4 +1,4 @@
-"""From facts to findings: parameters that are wrong together, outputs that part, and the cause that explains them."""
+"""Turns a step's comparison into findings: parameters or outputs that are wrong together, and their cause."""
 
 import math
 import re
@@ -12,14 +12,14 @@ import torch
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
 from pardemo.script.compare.parameter_map import Assembled, ParameterMap
-from pardemo.script.compare.runs import ComparedOutput, Facts, Finding, Pair, Reference, Run
+from pardemo.script.compare.runs import ComparedOutput, Finding, Pair, Reference, Run, StepComparison
 from pardemo.world.errors import ranks_text
 
 
 def initial_findings(
     reference: Reference, other: Run, maps: ParameterMap, before: Mapping[str, Assembled]
 ) -> list[Finding]:
-    """What is wrong with the parameters with which the layout begins: not the reference's, or not alike on ranks.
+    """Finds what is wrong with a layout's initial parameters: not the reference's, or different on ranks.
 
     ``before``: the layout's parameters before the first step.
     """
@@ -70,7 +70,7 @@ def initial_findings(
 
 
 def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
-    """Parameters that no rank holds though the ranks have pieces enough: some have another's values.
+    """Returns parameters that no rank holds though there are enough pieces: some have another's values.
 
     Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
     """
@@ -90,8 +90,8 @@ def _same_on_ranks(name: str, by_rank: list[dict[str, torch.Tensor]]) -> bool:
 _BATCH = ("BatchNorm", "SyncBatchNorm")
 
 
-def output_finding(facts: Facts, parted: list[ComparedOutput]) -> Finding:
-    """What is to be said of outputs that are not the reference's; the first module is where they part."""
+def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Finding:
+    """Describes outputs that differ from the reference's; the first module is where the difference begins."""
     first = parted[0]
     rest = float(first.difference.norm()) / (float(first.reference.norm()) or 1.0)
     names = sorted(facts.moved, key=lambda name: (facts.place(name.rpartition(".")[0]), name))
@@ -109,7 +109,7 @@ def output_finding(facts: Facts, parted: list[ComparedOutput]) -> Finding:
     return Finding(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
 
 
-def _output_cause(facts: Facts, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
+def _output_cause(facts: StepComparison, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
     if first.kind.startswith(_BATCH):
         return "buffers", "it normalises by the samples of its own rank, which are fewer: choose SyncBatchNorm"
     if first.whole_inputs is False and "Embedding" in first.kind:
@@ -130,7 +130,7 @@ def _output_cause(facts: Facts, first: ComparedOutput, all_ranks: list[ComparedO
     return "", ""
 
 
-def _some_tokens_right(facts: Facts, wrong: list[ComparedOutput]) -> bool:
+def _some_tokens_right(facts: StepComparison, wrong: list[ComparedOutput]) -> bool:
     """Whether some tokens' outputs are the reference's: a fault of the layer itself would change all of them.
 
     They are right on a rank that is not among those where the module is wrong; each stage has it on as many ranks.
@@ -164,8 +164,8 @@ def _is_rotation(first: ComparedOutput) -> bool:
 _NEAR = 1e-4
 
 
-def clipping_sentence(facts: Facts, pairs: Sequence[Pair]) -> str:
-    """Why these updates are off, if it is a clip of whole gradients; else nothing.
+def clipping_sentence(facts: StepComparison, pairs: Sequence[Pair]) -> str:
+    """Explains updates that are off by a clip of whole gradients; returns an empty text where they are not.
 
     The factor of an update is then the limit over the gradients' norm, where this layout clips; or the norm over the
     limit, where only the reference does. A limit is a number that people write: of two digits.
@@ -197,7 +197,7 @@ _LEAST = 8
 
 @dataclass(frozen=True)
 class UnexplainedGradients:
-    """Gradients of a layout that are wrong, and of which the layout by itself does not say why.
+    """Wrong gradients of a layout for which this layout alone gives no reason.
 
     ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
     """
@@ -212,8 +212,8 @@ class UnexplainedGradients:
         return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
 
 
-def unexplained_gradients(findings: Sequence[Finding], facts: Facts) -> UnexplainedGradients | None:
-    """The finding of a layout that other layouts may explain; None where there is none, or more than one."""
+def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) -> UnexplainedGradients | None:
+    """Returns the finding that other layouts may explain; None where there is none, or more than one."""
     some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
     pairs = tuple(facts.gradients[name] for finding in some for name in finding.parameters if name in facts.gradients)
     if len(some) != 1 or any(pair.apart for pair in pairs):
@@ -226,7 +226,7 @@ def unexplained_gradients(findings: Sequence[Finding], facts: Facts) -> Unexplai
 def explain_across(
     findings: Sequence[Finding], left: Mapping[str, UnexplainedGradients], layouts: Sequence[Layout]
 ) -> list[Finding]:
-    """The findings, those explained that two layouts of different sizes explain together.
+    """Returns the findings, with reasons for those that two layouts of different sizes explain together.
 
     With a part a of the gradient counted n times, the wrong gradient is g + (n - 1) a: the differences from the
     reference of two layouts are parallel, and their ratio is that of their n - 1; of 1/n - 1 where a part is divided.
@@ -314,8 +314,8 @@ WHOLE_MATRIX = ("muon", "shampoo", "soap", "adafactor")
 SCALE_FREE = ("adam", "adagrad", "adan", "lion", "lamb", "lars", "rmsprop", "sophia", "sign", "prodigy", *WHOLE_MATRIX)
 
 
-def gradient_findings(facts: Facts) -> list[Finding]:
-    """Outputs that part, or gradients that are wrong, with their causes."""
+def gradient_findings(facts: StepComparison) -> list[Finding]:
+    """Finds outputs that differ, or gradients that are wrong, with their causes."""
     if facts.parted:
         return [output_finding(facts, facts.parted)]
     wrong, missing = _wrong_pairs(facts), _pairs_without_gradient(facts)
@@ -337,8 +337,8 @@ def gradient_findings(facts: Facts) -> list[Finding]:
     return [_as_consequence(facts, finding, findings) for finding in findings]
 
 
-def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -> Finding:
-    """A finding that nobody can explain, as what may follow of one that a backward pass comes to before all of it."""
+def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Finding]) -> Finding:
+    """Marks an unexplained finding as a possible consequence of one that the backward pass reaches before it."""
     if finding.cause or not finding.parameters:
         return finding
     last, apart = facts.place(facts.first(finding.parameters)), _ranks_apart(facts, finding)
@@ -350,13 +350,13 @@ def _as_consequence(facts: Facts, finding: Finding, others: Sequence[Finding]) -
     return finding
 
 
-def _ranks_apart(facts: Facts, finding: Finding) -> set[int]:
-    """Ranks that have different gradients of these parameters."""
+def _ranks_apart(facts: StepComparison, finding: Finding) -> set[int]:
+    """Returns the ranks that have different gradients of these parameters."""
     return ranks_of(facts.gradients[name] for name in finding.parameters if name in facts.gradients)
 
 
-def _wrong_pairs(facts: Facts) -> list[Pair]:
-    """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
+def _wrong_pairs(facts: StepComparison) -> list[Pair]:
+    """Returns parameters whose gradient differs from the reference's, unless the optimizer's update of it is right."""
     free = any(kind in facts.optimizer.lower() for kind in SCALE_FREE) or not facts.optimizer
     # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
     free |= bool(facts.reference_step.clips and facts.steps[0].clips)
@@ -369,13 +369,13 @@ def _wrong_pairs(facts: Facts) -> list[Pair]:
     return wrong
 
 
-def wrong_gradients(facts: Facts) -> set[str]:
-    """Parameters whose gradient is wrong, or missing on all ranks."""
+def wrong_gradients(facts: StepComparison) -> set[str]:
+    """Names the parameters whose gradient is wrong, or missing on all ranks."""
     return {pair.name for pair in [*_wrong_pairs(facts), *_pairs_without_gradient(facts)]}
 
 
-def _pairs_without_gradient(facts: Facts) -> list[Pair]:
-    """Parameters that have no gradient on any rank, and do not change as the reference's do."""
+def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
+    """Returns parameters that have no gradient on any rank, and do not change as the reference's do."""
     return [
         update
         for name, update in facts.updates.items()
@@ -386,8 +386,8 @@ def _pairs_without_gradient(facts: Facts) -> list[Pair]:
     ]
 
 
-def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
-    """What is left, by factor: plain multiples, then what is off in another way."""
+def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Finding]:
+    """Groups the remaining gradients by factor: plain multiples first, then those that are off otherwise."""
     made = []
     groups: dict[float | None, list[Pair]] = {}
     for pair in wrong:
@@ -405,7 +405,7 @@ def _findings_by_factor(facts: Facts, wrong: list[Pair]) -> list[Finding]:
     return made
 
 
-def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     factors = [pair.factor for pair in pairs]
     alike = all(math.isclose(value, factors[0], rel_tol=1e-3) for value in factors)
     rest = max(pair.rest for pair in pairs)
@@ -418,8 +418,8 @@ def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Findi
     )  # fmt: skip
 
 
-def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
-    """Parameters after the step, where gradients are right.
+def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
+    """Finds parameters that are wrong after the step though their gradients are right.
 
     ``behind``: whether parameters are after the next step what they should be after this one.
     """
@@ -461,12 +461,12 @@ def update_findings(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[
     return made
 
 
-def _update_finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     return replace(_finding(facts, pairs, cause, why), what="parameters after the step")
 
 
-def printed_findings(facts: Facts) -> list[Finding]:
-    """A printed loss that is a number of the layout times what it should be, where what is differentiated is right."""
+def printed_findings(facts: StepComparison) -> list[Finding]:
+    """Finds a printed loss that is a multiple of the right one while the differentiated loss is right."""
     truth = facts.reference_step
     wanted = sum(truth.losses)
     if not truth.printed or not wanted:

@@ -1,4 +1,4 @@
-"""What is compared beside gradients: outputs, dropout's masks, buffers, clipping, learning rates, loss scales."""
+"""Compares all but gradients: outputs, dropout's masks, buffers, clipping, learning rates, loss scales."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ BY_SAMPLES, BY_TOKENS, SHARED, FLAT, FLAT_BY_TOKENS = "[b, …]", "[s, b, …]",
 
 
 def rows_of_output(cells: torch.Tensor, batch: int, tokens: int) -> dict[str, torch.Tensor]:
-    """The ways in which an output may be rows of samples, each as [b, …, k].
+    """Returns all ways to read an output as rows of samples, each as [b, …, k].
 
     Args:
         tokens: of a sample, on this rank.
@@ -41,7 +41,7 @@ def rows_of_output(cells: torch.Tensor, batch: int, tokens: int) -> dict[str, to
 
 
 class StepOutputs:
-    """A run's outputs of one step, read once."""
+    """Reads a run's outputs of one step, once."""
 
     def __init__(self, run: Run, step: int, rank: int):
         self.record = run.records[rank].steps[step]
@@ -74,7 +74,7 @@ class StepOutputs:
 def parted_outputs(
     reference: Reference, other: Run, step: int, samples: StepSamples, maps: ParameterMap
 ) -> tuple[list[ComparedOutput], set[str]]:
-    """Modules whose outputs are not the reference's, by the order in which they ran, and the names of those whose are.
+    """Returns outputs that differ from the reference's, in order of execution, and modules whose outputs are equal.
 
     What was compared and is in neither is a part of an output, as the sum of one rank's share is.
     """
@@ -117,7 +117,7 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
 def _compare_call(
     ours: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
 ) -> ComparedOutput | None:
-    """A call beside those of the reference's module ``name``; None where they cannot be compared: it has none such.
+    """Compares a call with those of the reference's module ``name``; None where there is none to compare with.
 
     ``places``: where the call's rows are in the reference.
     """
@@ -155,7 +155,7 @@ def _all_rows_present(rows: torch.Tensor, theirs: torch.Tensor, scale: float, to
 def _reference_rows(
     truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
 ) -> torch.Tensor | None:
-    """The reference's rows for these places, in the shape of ours; None where it has no such output."""
+    """Returns the reference's rows for these places in our shape; None where it has no such output."""
     expected = []
     by_micro: dict[int, torch.Tensor | None] = {}
     for place in places:
@@ -178,7 +178,7 @@ def _reference_rows(
 
 
 def _that_stay_apart(compared: list[ComparedOutput]) -> list[ComparedOutput]:
-    """What does not come right again later: a partial sum of a module that is cut does."""
+    """Leaves out differences that vanish later, such as the partial sums of a cut module."""
     apart = [place for place, output in enumerate(compared) if not output.equal]
     strict = [place for place in apart if compared[place].strict]
     last = max((place for place, output in enumerate(compared) if output.equal), default=-1)
@@ -203,7 +203,7 @@ _MASKS = {
 
 
 def mask_findings(other: Run, step: int) -> list[Finding]:
-    """What is wrong with a step's masks."""
+    """Finds what is wrong with a step's dropout masks."""
     steps = [record.steps[step] for record in other.records]
     samples = [[micro.samples for micro in of_rank.micro_batches] for of_rank in steps]
     forward = [_forward_masks(of_rank.masks) for of_rank in steps]
@@ -234,7 +234,7 @@ def mask_findings(other: Run, step: int) -> list[Finding]:
 
 
 def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
-    """Forward passes' masks by module and how often it drew before."""
+    """Returns the forward passes' masks by module and number of the draw."""
     counts: Counter[str] = Counter()
     by_call = {}
     for mask in (mask for mask in masks if not mask.repeated):
@@ -244,7 +244,7 @@ def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
 
 
 def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
-    """A mask that a recomputation draws anew for the same input."""
+    """Finds a mask that a recomputation draws anew for the same input."""
     for mask in (mask for mask in masks if mask.repeated):
         before = [m for m in masks if not m.repeated and m.input == mask.input and m.line == mask.line]
         if before and all(m.dropped != mask.dropped for m in before):
@@ -258,7 +258,7 @@ def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | N
 
 
 def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
-    """Buffers that are saved with the model and are not the reference's on some ranks.
+    """Finds buffers that are saved with the model and differ from the reference's on some ranks.
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
     """
@@ -288,7 +288,7 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
 
 
 def clipping_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
-    """Norms and learning rates that are not the reference's."""
+    """Finds gradient norms and learning rates that differ from the reference's."""
     truth = reference.run.records[0].steps[step]
     findings: list[Finding] = []
     for rank, record in enumerate(other.records):
@@ -338,7 +338,7 @@ def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted
 
 
 def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
-    """What scalers did otherwise than the reference's, or on one rank otherwise than on another."""
+    """Finds loss scales that differ from the reference's, or between ranks."""
     truth = reference.records[0].steps[step]
     steps = [record.steps[step] for record in other.records if record.steps[step].scales]
     if not steps:

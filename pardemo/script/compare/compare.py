@@ -1,4 +1,4 @@
-"""Holds a layout's run against the reference's, step by step, and draws the map of what was compared of each module."""
+"""Compares a layout's run with the reference's, step by step, and makes the map of what was compared of each module."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ from pardemo.script.compare.parameter_map import (
 )
 from pardemo.script.compare.runs import (
     TOLERANCES,
-    Facts,
     Finding,
     Kept,
     Pair,
     ProveError,
     Reference,
     Run,
+    StepComparison,
     compare_pair,
     kept_tensors,
     layer_scales,
@@ -39,7 +39,7 @@ ROOT = "(root)"
 
 @dataclass(frozen=True)
 class Cell:
-    """What was compared of a module: a state, and the factor where all of it is off by one number."""
+    """The state of what was compared of a module, and its factor where all of it is off by one number."""
 
     state: str = NOTHING
     factor: float | None = None
@@ -56,7 +56,7 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class ModelMap:
-    """A step of a layout beside the reference's.
+    """A map of a layout's step, compared with the reference's.
 
     ``rows``: modules in a tree, each before those inside it, and those in the order in which they run. ``counts``: of
     each of :data:`COLUMNS` how many were compared, and of how many. ``root``: the name of the whole model.
@@ -69,9 +69,9 @@ class ModelMap:
 
 
 def step_map(
-    reference: Reference, step: int, facts: Facts | None = None, alike: Iterable[str] = frozenset()
+    reference: Reference, step: int, facts: StepComparison | None = None, alike: Iterable[str] = frozenset()
 ) -> ModelMap:
-    """The map of a step: of its samples only, or with ``facts`` of outputs, gradients and parameters.
+    """Makes the map of a step: of its samples only, or with ``facts`` of outputs, gradients and parameters.
 
     Where outputs part, gradients and parameters are not looked at: they are of what was wrong before them.
 
@@ -177,13 +177,13 @@ class Comparison:
 
 
 def tolerance_of(run: Run, double: bool) -> float:
-    """What may differ in this run's types."""
+    """Returns the relative difference that counts as rounding in this run's types."""
     types = {name for record in run.records for name in (*record.dtypes, *record.computed_in) if name in TOLERANCES}
     return max((TOLERANCES[name] for name in types), default=TOLERANCES["float64" if double else "float32"])
 
 
 def compare_layout(reference: Reference, other: Run) -> Comparison:
-    """Holds a layout's run against the reference's.
+    """Compares a layout's run with the reference's.
 
     Raises:
         ProveError: the layouts have other global batches, or models with other parameters.
@@ -221,7 +221,7 @@ def _step_findings(
 
 
 def _merged_findings(findings: list[Finding]) -> list[Finding]:
-    """Each finding once; those that say the same of other parameters as one."""
+    """Merges findings that say the same of different parameters."""
     seen: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         known = seen.setdefault((finding.what, finding.cause, finding.why), finding)
@@ -237,7 +237,7 @@ def _merged_findings(findings: list[Finding]) -> list[Finding]:
 
 
 def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
-    """Which part of the reference each piece is, by the values before the first step."""
+    """Finds which part of the reference each piece is, by the values before the first step."""
     truth = reference.whole[0]
     names = {other_name: name for name, others in truth.tied.items() for other_name in others}
     pieces = {}
@@ -267,7 +267,7 @@ def _not_compared(reference: Reference, maps: ParameterMap, before: Mapping[str,
 def _unmatched_parameters(
     reference: Reference, maps: ParameterMap, before: Mapping[str, Assembled]
 ) -> tuple[str, bool]:
-    """Parameters that are no part of the reference's, or that no rank has, and whether nothing has their names."""
+    """Finds parameters that are no part of the reference's or that no rank has, and whether nothing has their names."""
     truth, unknown = reference.whole[0], maps.unknown
     names = truth.before.keys() | {name for tied in truth.tied.values() for name in tied}
     strange = [name for name in unknown if name not in names]
@@ -285,7 +285,7 @@ def _unmatched_parameters(
 
 
 def holders_of(other: Run, step: int, kind: str, maps: ParameterMap) -> dict[str, Holders]:
-    """Of each of the reference's parameters the ranks' parts of a tensor of this kind."""
+    """Returns the ranks' parts of each of the reference's parameters, of one kind of tensor."""
     holders: dict[str, Holders] = {}
     for rank, parts in maps.parts.items():
         tensors = other.tensors(step, rank, kind)
@@ -301,7 +301,7 @@ def _assemble(reference: Reference, holders: Mapping[str, Holders]) -> dict[str,
 
 
 def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Assembled]) -> dict[str, Pair]:
-    """Gradients, or what the step changed of each parameter where its gradient is more than rounding."""
+    """Compares gradients, or each parameter's change in the step where its gradient is more than rounding."""
     truth, is_update = reference.whole[step], kind == "update"
     wanted = truth.gradients
     if is_update:
@@ -330,7 +330,7 @@ def _epsilon(tolerance: float) -> float:
 def _number_findings(
     reference: Reference, other: Run, step: int, samples: StepSamples, comparison: Comparison
 ) -> list[Finding]:
-    """Outputs, gradients, clipping, learning rates, parameters after the step."""
+    """Compares outputs, gradients, clipping, learning rates, and parameters after the step."""
     maps = comparison.maps
     facts, alike = _facts(reference, other, step, maps, samples)
     compared = [facts.gradients.get(name) for name in reference.whole[step].gradients]
@@ -353,8 +353,8 @@ def _number_findings(
 
 def _facts(
     reference: Reference, other: Run, step: int, maps: ParameterMap, samples: StepSamples
-) -> tuple[Facts, set[str]]:
-    """What the layout has and has not in common with the reference in a step, and modules whose outputs are equal."""
+) -> tuple[StepComparison, set[str]]:
+    """Compares the layout with the reference in a step; also returns the modules whose outputs are equal."""
 
     def holders(kind: str) -> dict[str, Holders]:
         return holders_of(other, step, kind, maps)
@@ -373,7 +373,7 @@ def _facts(
     accumulated = {
         name: some for name, some in holders("accumulated").items() if shapes(some) == shapes(before[name])
     }  # FSDP2's are whole until they are reduced
-    facts = Facts(
+    facts = StepComparison(
         other.layout, step, reference.tolerance, reference.order[step],
         gradients=_pairs(reference, step, "gradient", _assemble(reference, holders("gradient"))),
         updates=_pairs(reference, step, "update", _assemble(reference, holders("after"))),
@@ -393,7 +393,7 @@ def _facts(
 
 
 def _is_one_step_behind(reference: Reference, other: Run, step: int, maps: ParameterMap, pairs: list[Pair]) -> bool:
-    """Whether these parameters are after the next step what they should be after this one."""
+    """Whether these parameters have only after the next step the values that they should have after this one."""
     if step + 1 >= min(other.steps, reference.run.steps):
         return False
     later, wanted = _assemble(reference, holders_of(other, step + 1, "after", maps)), reference.whole[step].after

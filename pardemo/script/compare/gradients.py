@@ -1,4 +1,4 @@
-"""What a cause is, and when two tensors are the same to it."""
+"""Recognises causes of wrong gradients: each looks at all parameters that are wrong together."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,18 +7,18 @@ from typing import NamedTuple
 import torch
 
 from pardemo.script.compare.layouts import distinct_digits, layout_factor, size_text
-from pardemo.script.compare.runs import Facts, Pair
+from pardemo.script.compare.runs import Pair, StepComparison
 from pardemo.world.errors import ranks_text
 
 
 class Cause(NamedTuple):
-    """Looks at parameters that are wrong together: a sentence where it explains them all, else None."""
+    """A cause of wrong gradients: explains parameters that are wrong together by a sentence, or returns None."""
 
     name: str
-    explains: Callable[[Sequence[Pair], Facts], str | None]
+    explains: Callable[[Sequence[Pair], StepComparison], str | None]
 
 
-def _cause(name: str) -> Callable[[Callable[[Sequence[Pair], Facts], str | None]], Cause]:
+def _cause(name: str) -> Callable[[Callable[[Sequence[Pair], StepComparison], str | None]], Cause]:
     return lambda explains: Cause(name, explains)
 
 
@@ -28,23 +28,23 @@ def is_near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | N
     return float((a.double() - b.double()).norm()) <= tolerance * max(size, 1e-300)
 
 
-def predicate_tolerance(facts: Facts) -> float:
-    """What a predicate takes for the same: ten times what a comparison does, since it computes with both."""
+def predicate_tolerance(facts: StepComparison) -> float:
+    """Returns a predicate's tolerance: ten times a comparison's, since predicates compute with both tensors."""
     return facts.tolerance * 10
 
 
-def plain_limit(facts: Facts) -> float:
-    """The rest up to which a gradient is a number times the reference's."""
+def plain_limit(facts: StepComparison) -> float:
+    """Returns the rest up to which a gradient counts as a multiple of the reference's."""
     return min(max(facts.tolerance * 100, 1e-6), 0.1)
 
 
 def ranks_of(pairs: Iterable[Pair]) -> set[int]:
-    """Ranks that hold the same part of a parameter and have different values of it."""
+    """Returns ranks that hold the same part of a parameter and have different values of it."""
     return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
 
 
 @_cause("mean-of-means")
-def mean_of_means(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def mean_of_means(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Parts with different numbers of tokens weigh the same."""
     by_rank: list[tuple[int, float]] = []
     by_micro_batch: list[tuple[int, float]] = []
@@ -60,7 +60,7 @@ def mean_of_means(pairs: Sequence[Pair], facts: Facts) -> str | None:
     return _weighed_text(by_micro_batch, facts, max(len(with_loss), 1)) or _weighed_text(by_rank, facts, 1)
 
 
-def _weighed_text(parts: Sequence[tuple[int, float]], facts: Facts, ranks: int) -> str | None:
+def _weighed_text(parts: Sequence[tuple[int, float]], facts: StepComparison, ranks: int) -> str | None:
     """Whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
     counts, values = [count for count, _ in parts], [value for _, value in parts]
     wanted = sum(facts.reference_step.losses)
@@ -80,7 +80,7 @@ def _weighed_text(parts: Sequence[tuple[int, float]], facts: Facts, ranks: int) 
 
 
 @_cause("loss")
-def loss_itself(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def loss_itself(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
     said = _losses_within_a_group(facts) or _loss_text(facts)
     bare = next((name for name in facts.gradients if name.startswith("optimizer.")), "")
@@ -97,7 +97,7 @@ def loss_itself(pairs: Sequence[Pair], facts: Facts) -> str | None:
     return None
 
 
-def _losses_within_a_group(facts: Facts) -> str | None:
+def _losses_within_a_group(facts: StepComparison) -> str | None:
     for rank, step in enumerate(facts.steps):
         for other, its in enumerate(facts.steps[:rank]):
             same = [m.samples for m in step.micro_batches] == [m.samples for m in its.micro_batches]
@@ -111,7 +111,7 @@ def _losses_within_a_group(facts: Facts) -> str | None:
     return None
 
 
-def _loss_text(facts: Facts) -> str | None:
+def _loss_text(facts: StepComparison) -> str | None:
     sums, wanted = facts.losses, sum(facts.reference_step.losses)
     if not sums or not wanted:
         return None
@@ -127,7 +127,7 @@ _TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
 
 
 @_cause("precision")
-def precision(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def precision(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Each element is the reference's, rounded to fewer bits."""
     worst = 0.0
     for pair in pairs:
@@ -144,7 +144,7 @@ def precision(pairs: Sequence[Pair], facts: Facts) -> str | None:
     return None
 
 
-def _has_bits(pair: Pair, bits: int, facts: Facts) -> bool:
+def _has_bits(pair: Pair, bits: int, facts: StepComparison) -> bool:
     """Whether each number has no more bits than these, as it is or before it was divided by ranks."""
     values = pair.ours[pair.covered].double()
     values = values[values != 0]
@@ -157,7 +157,7 @@ def _has_bits(pair: Pair, bits: int, facts: Facts) -> bool:
 
 
 @_cause("wrong-norm")
-def own_norm(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def own_norm(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Clipped more often than the reference; or all have one factor, where the reference's norm is always the limit."""
     times = max(len(step.clips) for step in facts.steps)
     norms = [clip for step in facts.steps for clip in step.clips]  # one for all: each part of them is clipped once
@@ -179,13 +179,13 @@ def own_norm(pairs: Sequence[Pair], facts: Facts) -> str | None:
     )
 
 
-def _is_limit(norm: float, facts: Facts) -> bool:
+def _is_limit(norm: float, facts: StepComparison) -> bool:
     """Whether a norm is a number that people write as a limit, of two digits."""
     return math.isclose(norm, float(f"{norm:.1e}"), rel_tol=min(facts.tolerance * 100, 1e-5))
 
 
-def multiple_cause(pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | None:
-    """The cause where gradients are a number of the layout times the reference's: its name and the sentence."""
+def multiple_cause(pairs: Sequence[Pair], facts: StepComparison) -> tuple[str, str] | None:
+    """Names the cause, with a sentence, where gradients are the reference's times a number of the layout."""
     if any(pair.rest > plain_limit(facts) for pair in pairs):
         return None
     named = layout_factor(facts.layout, pairs[0].factor, min(max(facts.tolerance * 100, 1e-5), 0.03))
@@ -216,13 +216,13 @@ def multiple_cause(pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | Non
     return "mean-for-sum", f"{text}: divided by the {size_text(key)} once too often"
 
 
-def _held_by_few(pairs: Sequence[Pair], facts: Facts) -> bool:
+def _held_by_few(pairs: Sequence[Pair], facts: StepComparison) -> bool:
     """Whether not all ranks have these parameters, as experts."""
     return all(facts.holders.get(pair.name, facts.layout.ranks) < facts.layout.ranks for pair in pairs)
 
 
 @_cause("not-summed")
-def not_summed(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def not_summed(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Ranks that hold the same parameter have different gradients, whose mean or sum is the reference's."""
     how = {_summing_way(pair, facts) for pair in pairs}
     if None in how or len(how) != 1:
@@ -240,7 +240,7 @@ def not_summed(pairs: Sequence[Pair], facts: Facts) -> str | None:
     )
 
 
-def _summing_way(pair: Pair, facts: Facts) -> str | None:
+def _summing_way(pair: Pair, facts: StepComparison) -> str | None:
     if not pair.apart:
         return None
     size = float(pair.reference.double().norm())
@@ -255,7 +255,7 @@ def _summing_way(pair: Pair, facts: Facts) -> str | None:
 
 
 def _distinct(some: torch.Tensor) -> torch.Tensor:
-    """Of ranks' versions [n, …] those that differ: ranks of one group have the same."""
+    """Returns the versions that differ among those of all ranks [n, …]: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
     for version in some:
         if not any(is_near(version, other, 1e-12) for other in kept):
@@ -264,7 +264,7 @@ def _distinct(some: torch.Tensor) -> torch.Tensor:
 
 
 @_cause("part-of-tied")
-def part_of_tied(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def part_of_tied(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """A parameter with two uses, as embedding and head, whose gradients from both come together nowhere."""
     if not all(pair.name in facts.tied and _is_sum_of_uses(pair, facts) for pair in pairs):
         return None
@@ -275,7 +275,7 @@ def part_of_tied(pairs: Sequence[Pair], facts: Facts) -> str | None:
     )
 
 
-def _is_sum_of_uses(pair: Pair, facts: Facts) -> bool:
+def _is_sum_of_uses(pair: Pair, facts: StepComparison) -> bool:
     """Whether ranks have it under one of its names each, alike under one, and all names' sum is the reference's."""
     size = float(pair.reference.double().norm())
     for part, versions in pair.apart:
@@ -295,7 +295,7 @@ def _is_sum_of_uses(pair: Pair, facts: Facts) -> bool:
 
 
 @_cause("wrong-norm")
-def clipped_apart(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def clipped_apart(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Each rank clips its own gradients, and they are averaged after that."""
     if all(pair.apart and pair.name in facts.together for pair in pairs) and any(step.clips for step in facts.steps):
         norms = [step.clips[-1] for step in facts.steps if step.clips]
@@ -307,7 +307,7 @@ def clipped_apart(pairs: Sequence[Pair], facts: Facts) -> str | None:
 
 
 @_cause("no-gradient")
-def no_gradient(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def no_gradient(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Nothing arrives at these parameters."""
     if all(not pair.ours[pair.covered].any() and pair.reference.any() for pair in pairs):
         return "their gradient is zero on every rank"
@@ -315,7 +315,7 @@ def no_gradient(pairs: Sequence[Pair], facts: Facts) -> str | None:
 
 
 @_cause("parts-mixed")
-def parts_mixed(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def parts_mixed(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Ranks that hold different parts of a parameter have one gradient, the mean or the sum of all parts' ones."""
     counts = {_mixed_parts(pair, facts) for pair in pairs}
     count = counts.pop()
@@ -327,8 +327,8 @@ def parts_mixed(pairs: Sequence[Pair], facts: Facts) -> str | None:
     )
 
 
-def _mixed_parts(pair: Pair, facts: Facts) -> int | None:
-    """In how many parts of one gradient it is cut."""
+def _mixed_parts(pair: Pair, facts: StepComparison) -> int | None:
+    """Returns into how many parts the one gradient is cut."""
     if pair.apart or pair.name not in facts.cut or not pair.covered.all():
         return None
     size = float(pair.reference.double().norm())
@@ -343,7 +343,7 @@ def _mixed_parts(pair: Pair, facts: Facts) -> int | None:
 
 
 @_cause("rows-missing")
-def rows_missing(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def rows_missing(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Rows of a table have no gradient, and all others the reference's."""
     texts = []
     for pair in pairs:
@@ -360,7 +360,7 @@ def rows_missing(pairs: Sequence[Pair], facts: Facts) -> str | None:
 
 
 @_cause("stale")
-def stale(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def stale(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Gradients of an earlier step: not cleared, or used again."""
     shares = _shares(pairs, facts.earlier[-1] if facts.earlier else {}, facts)
     if shares is None:
@@ -374,8 +374,10 @@ def stale(pairs: Sequence[Pair], facts: Facts) -> str | None:
     )
 
 
-def _shares(pairs: Sequence[Pair], others: Mapping[str, torch.Tensor], facts: Facts) -> tuple[float, float] | None:
-    """How much of the reference and how much of other tensors makes all of these gradients; None where nothing does."""
+def _shares(
+    pairs: Sequence[Pair], others: Mapping[str, torch.Tensor], facts: StepComparison
+) -> tuple[float, float] | None:
+    """Returns the shares of the reference and of other tensors that sum to all of these gradients; None without any."""
     if any(pair.name not in others for pair in pairs):
         return None
     shares = [
@@ -397,7 +399,7 @@ def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: 
 
 
 @_cause("summed-again")
-def summed_again(pairs: Sequence[Pair], facts: Facts) -> str | None:
+def summed_again(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """What earlier micro-batches have accumulated is summed, or divided, once more with each later one."""
     lines = [_clearing_line(pair.name, facts) for pair in pairs]
     if all(lines) and not facts.reference_step.cleared.keys() & {pair.name for pair in pairs}:
@@ -418,8 +420,8 @@ def summed_again(pairs: Sequence[Pair], facts: Facts) -> str | None:
     )
 
 
-def _clearing_line(name: str, facts: Facts) -> str:
-    """The line that cleared a parameter's gradient within the step, on some rank; empty where none did."""
+def _clearing_line(name: str, facts: StepComparison) -> str:
+    """Returns the line that cleared a parameter's gradient within the step on some rank; empty where none did."""
     for rank, step in enumerate(facts.steps):
         for own_name in facts.names.get(rank, {}).get(name, {name}):
             if own_name in step.cleared:

@@ -1,4 +1,4 @@
-"""Which part of the reference's parameters each rank's piece is, and parameters put together from pieces."""
+"""Maps each rank's pieces to the reference's parameters, and puts parameters together from pieces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class Strip:
     places: torch.Tensor | None
 
     def cut_from(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The strip of another tensor of the piece's shape."""
+        """Cuts the strip from another tensor of the piece's shape."""
         return tensor.index_select(self.axis, self.rows)
 
     def name_in(self, piece: str) -> str:
@@ -45,14 +45,14 @@ class Strip:
 
 
 class ParameterIndex:
-    """The reference's parameters by their values, by their rows and by their columns."""
+    """An index of the reference's parameters by their values, by their rows and by their columns."""
 
     def __init__(self, reference: Mapping[str, torch.Tensor], tolerance: float):
         self._reference, self._tolerance = reference, tolerance
         self._tables: dict[tuple[str, int, tuple[int, ...]], _RowTable] = {}
 
     def find(self, value: torch.Tensor, name: str = "") -> list[Strip]:
-        """The strips that a tensor of these values is; empty where it is not known of each row which one it is.
+        """Returns the strips that make a tensor of these values; none where some row's parameter is not known.
 
         ``name``: of the one parameter that it may be of; of any by default.
         """
@@ -71,7 +71,7 @@ class ParameterIndex:
         return []
 
     def beside(self, strips: Sequence[Strip], name: str, value: torch.Tensor) -> list[Strip]:
-        """The strips of a layer's bias, by those of its weight; empty where the values are others.
+        """Returns the strips of a layer's bias by those of its weight; none where the values differ.
 
         Args:
             name: the parameter's in its module, which is the same in the reference.
@@ -115,7 +115,7 @@ class _RowTable:
         self._window = 8 * tolerance * largest * float(self._weights.norm())
 
     def places(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """Of each row its place, each another one; None where one has none, or two."""
+        """Returns each row's place, all of them different; None where a row has none or two."""
         if not len(rows) or not rows.numel() or not len(self._sorted):
             return None
         numbers = rows.double() @ self._weights
@@ -182,7 +182,7 @@ class _RowTable:
 
 @dataclass(frozen=True)
 class Part:
-    """Where a rank's piece lies in the reference's parameter.
+    """The place of a rank's piece in the reference's parameter.
 
     ``name``: the reference's. ``index``: of each axis the places, or None for all of it; ``flat``: first element of a
     range instead.
@@ -198,12 +198,12 @@ class Part:
         return any(places is not None for places in self.index)
 
     def key(self) -> tuple:
-        """Equal for pieces that hold the same elements."""
+        """Returns a key that is equal for pieces with the same elements."""
         places = tuple(None if axis is None else tuple(axis.tolist()) for axis in self.index)
         return self.name, places, self.flat
 
     def cut_from(self, parameter: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """The same part of another whole tensor. [shape]"""
+        """Cuts the same part from another whole tensor. [shape]"""
         if self.flat is not None:
             count = torch.Size(shape).numel()
             return parameter.reshape(-1)[self.flat : self.flat + count].reshape(shape)
@@ -214,7 +214,7 @@ class Part:
 
 
 def part_of_piece(piece: Piece, name: str, shape: tuple[int, ...]) -> Part:
-    """The part of the parameter ``name`` that a piece says it is, or all of it; ``shape``: of the piece's tensor."""
+    """Returns the part of the parameter ``name`` that a piece states, or all of it; ``shape``: of its tensor."""
     if piece.flat is not None:
         return Part(name, flat=piece.flat)
     if not shape or piece.start is None or piece.whole is None:
@@ -225,7 +225,7 @@ def part_of_piece(piece: Piece, name: str, shape: tuple[int, ...]) -> Part:
 
 @dataclass
 class ParameterMap:
-    """Which part of the reference's parameters each rank's piece is.
+    """Maps each rank's pieces to the reference's parameters of which they are a part.
 
     ``parts``: by rank and the piece's own name. ``unknown``: pieces of which nothing says it, with the reason.
     ``different``: names whose values differ at the begin though shape and name are the same. ``strips``: by rank and
@@ -268,7 +268,7 @@ def map_parameters(
     tied: Mapping[str, str],
     tolerance: float,
 ) -> ParameterMap:
-    """Finds for every rank's every piece its part of the reference.
+    """Finds for every piece of every rank its part of the reference.
 
     By the framework's own word, by the name of a parameter that has these values, by the values alone, or where these
     are constant by the parts of the module's other parameters, in this order.
@@ -370,12 +370,12 @@ def _is_called(name: str, names: Sequence[str]) -> bool:
 
 
 def _beside(name: str, other: str) -> str:
-    """The name of another parameter of a parameter's module."""
+    """Returns the name of another parameter of a parameter's module."""
     return f"{name.rpartition('.')[0]}.{other}".lstrip(".")
 
 
 def renamed_modules(parts: Mapping[str, Part]) -> dict[str, str]:
-    """Modules' names in the reference, and those of modules around them, as far as all their parts agree."""
+    """Returns modules' names in the reference, and those of modules around them, as far as all their parts agree."""
     renamed: dict[str, set[str]] = {}
     for name, part in parts.items():
         here, there = name.split(".")[:-1], part.name.split(".")[:-1]
@@ -440,7 +440,7 @@ Holders = list[tuple[int, Part, torch.Tensor]]
 
 @dataclass
 class Assembled:
-    """A parameter's tensor as the layout has it, in the reference's shape.
+    """A parameter's tensor as the layout has it, put together in the reference's shape.
 
     ``value``: of each element what a rank has, the first of them; ``covered``: whether any has. ``apart``: the versions
     of ranks that hold the same part, by part, where they are not equal to the last bit. ``holders``: rank, its part,

@@ -1,4 +1,4 @@
-"""Large models: parameters are compared by sketches first, and where a layout parts from the reference, in full."""
+"""Proves that layouts train alike; large models are compared by sketches first, in full where these differ."""
 
 import os
 import random
@@ -34,7 +34,7 @@ IN_FULL = 50_000_000
 def compare_in_full(
     truth: Reference, other: Run, compared: compare.Comparison, options: Options, folder: Path
 ) -> compare.Comparison:
-    """A layout compared by sketches, compared once more with the parameters that part recorded in full.
+    """Compares a layout again that was compared by sketches, with the differing parameters recorded in full.
 
     Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
     sketches say of a part that does not begin at one of their blocks is not true, and does not come again.
@@ -70,7 +70,7 @@ def compare_in_full(
 
 
 def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
-    """As many of the names, in their order, as the budget has room for."""
+    """Returns as many of the names, in their order, as the budget has room for."""
     chosen: set[str] = set()
     left = IN_FULL
     for name in dict.fromkeys(names):
@@ -81,7 +81,7 @@ def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
 
 
 def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
-    """Runs a script in each layout, and holds all against the first.
+    """Runs a script in each layout, and compares all with the first.
 
     Raises:
         ProveError: the reference could not be run, took no step, or is not the same twice.
@@ -155,7 +155,7 @@ _DONE_BY = {
 
 
 def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
-    """The script's line that does in the finding's step what it is of, seen from the working folder.
+    """Returns the script's line of the call that a finding is about, as seen from the working folder.
 
     It calls the module, goes backward, clips, steps, prints the loss. Where it clips within its engine's step, that.
     """
@@ -168,7 +168,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
 
 
 def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:
-    """One layout beside the reference.
+    """Compares one layout with the reference.
 
     Raises:
         ProveError: it could not be run, or not be compared.
@@ -226,7 +226,7 @@ def _require_training(truth: Reference) -> None:
 
 
 def _partial_reason(reference: Run, other: Run) -> str:
-    """What of a layout was not there to be compared, though what was is equal; empty where all was."""
+    """Says what of a layout could not be compared, though the rest was equal; empty where all was."""
     steps = [min((len(record.steps) for record in run.records), default=0) for run in (reference, other)]
     if other.steps < reference.steps and steps[1] < steps[0]:
         return (
@@ -242,7 +242,7 @@ def _partial_reason(reference: Run, other: Run) -> str:
 
 
 def require_hashed_samples(run: Run) -> None:
-    """What the model is called with has to be seen, or nobody knows which samples a rank had."""
+    """Raises an error where the model's inputs cannot be seen: then no rank's samples are known."""
     kinds = {kind for record in run.records for micro in record.steps[0].micro_batches for kind in micro.unseen}
     if kinds:
         raise ProveError(
@@ -253,7 +253,7 @@ def require_hashed_samples(run: Run) -> None:
 
 
 def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run, Run, float, Options]:
-    """The reference, the same once more, the tolerance for its types, and the options for all other runs.
+    """Runs the reference twice; returns both runs, the tolerance for its types, and the options of all other runs.
 
     The first of the two keeps sketches of parameters, which are enough to see whether the second is the same; if the
     model is a large one, they all do from then on.
@@ -283,7 +283,7 @@ def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run
 
 
 def difference_between(first: Run, second: Run, tolerance: float, sketched: bool) -> str:
-    """What is different in two runs of a layout, as ``samples in step 2``; empty where nothing is.
+    """Says what differs in two runs of a layout, as ``samples in step 2``; empty where nothing does.
 
     ``sketched``: whether the first kept sketches of parameters, as the second did.
     """
@@ -306,7 +306,7 @@ SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, foreach=Fal
 
 @dataclass
 class Parallel:
-    """A model as it runs on this rank, and what its engine does in place of lines of the training loop.
+    """A model as it runs on this rank, and the engine's methods that replace lines of the training loop.
 
     Args:
         module: the model, called with a micro-batch; or what has this rank's parameters, where ``train`` calls it.
@@ -338,7 +338,7 @@ def prove(
     seed: int = 0,
     timeout_s: float = 600.0,
 ) -> verdict.Proof:
-    """Trains a model in each layout on the same global batches, and holds all against the first layout.
+    """Trains a model in each layout on the same global batches, and compares all with the first layout.
 
     >>> def parallelize(model, layout):                                             # doctest: +SKIP
     ...     return torch.nn.parallel.DistributedDataParallel(model)
@@ -419,7 +419,7 @@ def script(
 
 
 def part(batch: Any, layout: Layout, rank: int) -> Any:
-    """The samples of a global batch that a rank trains on: those of its place among the data-parallel ranks."""
+    """Returns a rank's samples of a global batch: those of its place among the data-parallel ranks."""
     groups = layout.size("dp")
     return _equal_part(batch, rank // (layout.ranks // groups), groups)
 
@@ -456,7 +456,7 @@ def _train(
     double: bool,
     seed: int,
 ) -> None:
-    """On a rank: the training loop."""
+    """Runs the training loop on a rank."""
     dist.init_process_group("gloo")
     rank, count = dist.get_rank(), layout.size("accumulate")
     _seed(seed)
@@ -487,7 +487,7 @@ def _train(
 
 
 def _as_parallel(made: Any) -> Parallel:
-    """What ``parallelize`` returned, as what it may be: a module, or an engine."""
+    """Reads what ``parallelize`` returned: a module, or an engine."""
     if isinstance(made, Parallel):
         return made
     if not isinstance(made, nn.Module):
@@ -509,7 +509,7 @@ def _seed(seed: int) -> None:
 
 
 def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with each of its tensors changed; what is no tensor stays."""
+    """Returns the batch with each of its tensors changed and all else kept."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Runs of layouts on warm ranks, and the one that all others are held against: what they have in common in a step."""
+"""Runs layouts on warm ranks, and keeps the reference run and each step's comparison with it."""
 
 import math
 import os
@@ -38,11 +38,10 @@ class ProveError(ValueError):
 
 @dataclass
 class Run:
-    """A layout that was run: each rank's record. ``error``: why it could not be run.
+    """The run of a layout: each rank's record. ``error``: why it could not be run.
 
-    ``timed_out``: whether that is since its limit was over.
-    ``strips``: of each rank the pieces that are read in strips, since they are several of the reference's parameters.
-    ``wanted``: how many steps are to be compared; one more may have been recorded.
+    ``timed_out``: whether its time limit ended it. ``strips``: by rank the pieces that hold several of the reference's
+    parameters and are read in strips. ``wanted``: steps to be compared; one more may have been recorded.
     """
 
     layout: Layout
@@ -55,11 +54,13 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps that every rank has recorded, as far as they are to be compared."""
+        """Number of steps that every rank has recorded, at most those to be compared."""
         return min((min(len(record.steps), self.wanted) for record in self.records), default=0)
 
     def tensors(self, step: int, rank: int, kind: str) -> Tensors:
-        """A rank's tensors of a step by name, of a kind: ``before``, ``after``, ``gradient``, ``output``, ``input``.
+        """Reads a rank's tensors of a step, by name.
+
+        ``kind``: ``before``, ``after``, ``gradient``, ``output``, ``input``.
 
         Of a parameter that ranks gather behind the optimizer's step, or in the next forward pass, what it is after a
         step is what the next forward pass has used.
@@ -70,12 +71,12 @@ class Run:
         return stored
 
     def keys(self, step: int, rank: int) -> list[str]:
-        """Of all tensors that a rank recorded in a step, their kinds and names."""
+        """Returns the kinds and names of all tensors that a rank recorded in a step."""
         with safe_open(self.records[rank].steps[step].file, framework="pt") as stored:
             return list(stored.keys())
 
     def since(self, step: int) -> "Run":
-        """The run as if it had begun behind so many steps."""
+        """Returns the run without its first ``step`` steps."""
         records = [replace(record, steps=record.steps[step:]) for record in self.records]
         return replace(self, records=records, wanted=self.wanted - step)
 
@@ -91,12 +92,12 @@ class Run:
         return tensors
 
     def gathers_late(self) -> bool:
-        """Whether a forward pass has used other parameters than were there behind the optimizer's step."""
+        """Whether a forward pass has used other parameters than the optimizer's step had left."""
         steps = [(step, rank) for rank, record in enumerate(self.records) for step in range(len(record.steps))]
         return any(self._stored(step, rank, "used") for step, rank in steps)
 
     def cut(self, strips: dict[int, dict[str, list[Strip]]]) -> None:
-        """From now on these pieces are read in strips, each a piece of its own."""
+        """Splits these pieces into strips, which are read as pieces of their own from now on."""
         self.strips = strips
         for rank, held in strips.items():
             for step in self.records[rank].steps:
@@ -109,7 +110,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Options:
-    """How layouts are run: steps that are recorded, in fp64 or the script's own type, and for how long.
+    """Says how layouts are run: how many steps are recorded, in fp64 or the script's own type, and the time limit.
 
     ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
     """
@@ -125,7 +126,7 @@ class Options:
 
 
 def run_layout(layout: Layout, options: Options, folder: Path) -> Run:
-    """Runs one layout, its tensors in ``folder``."""
+    """Runs one layout and writes its tensors to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first
     wanted = Wanted(recorded, str(folder), options.sketched, options.in_full, options.rounded)
@@ -149,7 +150,7 @@ def run_layout(layout: Layout, options: Options, folder: Path) -> Run:
 
 
 def launch_of(layout: Layout) -> tuple[Launch, str]:
-    """What a layout's line starts, and the script's text.
+    """Reads a layout's command line: what it starts, and the script's text.
 
     Raises:
         ProveError: there is no such script. ValueError: the line cannot be read.
@@ -162,12 +163,12 @@ def launch_of(layout: Layout) -> tuple[Launch, str]:
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for tensors, which is removed behind the ``with`` that it is for."""
+    """Makes a folder for tensors, which is removed at the end of its ``with`` block."""
     return tempfile.TemporaryDirectory(prefix="pardemo-prove-", ignore_cleanup_errors=True)
 
 
 def require_steps(run: Run) -> None:
-    """Raises where a run that others are held against could not be run, or took no step."""
+    """Raises an error where the reference could not be run or took no step."""
     if run.error:
         raise ProveError(f"the reference, {run.layout.name}: {run.error}", run.details)
     if not run.steps:
@@ -178,14 +179,14 @@ def require_steps(run: Run) -> None:
 
 
 def elements(run: Run) -> dict[str, int]:
-    """Elements of each parameter of a run, as far as its ranks' pieces say how large the whole is."""
+    """Returns the number of elements of each parameter of a run, by what its ranks' pieces say of the whole."""
     pieces = [piece for record in run.records for piece in record.steps[0].pieces]
     return {piece.name: torch.Size(piece.whole or piece.shape).numel() for piece in pieces}
 
 
 @dataclass
 class Pair:
-    """A parameter's gradient or update: the reference's and the layout's.
+    """A parameter's gradient or update in the reference and in the layout.
 
     ``factor``: c of the best c · reference. ``rest``: ‖ours − c · reference‖ / ‖ours‖. ``off``: ‖ours − reference‖ by
     the tolerated: above 1 they differ. ``apart``: versions of ranks that hold the same part and are not equal.
@@ -208,7 +209,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class ComparedOutput:
-    """A module's output on one rank beside the reference's. ``strict``: none of its parameters is cut.
+    """A module's output on one rank, compared with the reference's. ``strict``: none of its parameters is cut.
 
     ``difference``: of the two projections, where a constant is added everywhere it is the same in all. [cells, 3]
     ``whole_inputs``: whether numbers that went in, as positions do, are the reference's; None where none did.
@@ -227,7 +228,7 @@ class ComparedOutput:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is not as the reference's, in one layout from one step on.
+    """A difference from the reference, in one layout from one step on.
 
     ``cause``: a short name, or empty where nobody knows. ``why``: the sentence for the reader. ``factor`` and ``rest``:
     of gradients or of what the finding is about. ``parameters``: the reference's names. ``module``: the first that is
@@ -246,8 +247,8 @@ class Finding:
 
 
 @dataclass
-class Facts:
-    """One layout's step beside the reference's.
+class StepComparison:
+    """A step of one layout, compared with the reference's.
 
     ``order``: modules as they run in the reference, by their number. ``tied``: parameters' other names. ``cut``: those
     of which some rank has a part. ``holders``: how many ranks hold each. ``together``: those whose gradients are the
@@ -281,16 +282,16 @@ class Facts:
 
     @property
     def losses(self) -> list[float]:
-        """What each rank differentiates in the step, as far as it has a loss: a pipeline's other stages have none."""
+        """Loss of each rank in the step, of those that have one: a pipeline's other stages have none."""
         return [sum(step.losses) for step in self.steps if step.losses]
 
     def first(self, names: Iterable[str]) -> str:
-        """The module of these parameters that a backward pass comes to first: which ran last."""
+        """Returns the module of these parameters that a backward pass reaches first: the one that ran last."""
         modules = [alias.rpartition(".")[0] for name in names for alias in (name, *self.tied.get(name, ()))]
         return max(modules, key=self.place, default="")
 
     def place(self, module: str) -> int:
-        """When a module ran, counted in the reference; one that is not seen to run, as the one around it."""
+        """Returns a module's number in the reference's order of execution, or that of the nearest module around it."""
         while module and module not in self.order:
             module = module.rpartition(".")[0]
         return self.order.get(module, -1)
@@ -306,7 +307,7 @@ def compare_pair(
     apart: list[tuple[Part, dict[int, torch.Tensor]]],
     noise: float = 0.0,
 ) -> Pair:
-    """Compares what is covered of two tensors.
+    """Compares the covered elements of two tensors.
 
     Args:
         floor: the root mean square of the layer's: a gradient that is zero but for rounding is judged by it.
@@ -326,14 +327,14 @@ def compare_pair(
 
 
 def layer_of(name: str) -> str:
-    """The layer that a parameter is judged by: its name up to the last number in it, or its first part."""
+    """Returns a parameter's layer: its name up to the last number in it, or its first part."""
     parts = name.split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[-1] + 1]) if numbers else parts[0]
 
 
 def layer_scales(tensors: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The largest root mean square of each layer's parameters, of the whole model's where a layer has one parameter."""
+    """Returns the largest root mean square of each layer's parameters, of the whole model's where a layer has one."""
     sizes = {name: float(t.double().norm()) / max(t.numel(), 1) ** 0.5 for name, t in tensors.items()}
     layers: dict[str, list[float]] = {}
     for name, size in sizes.items():
@@ -344,7 +345,7 @@ def layer_scales(tensors: dict[str, torch.Tensor]) -> dict[str, float]:
 
 @dataclass
 class WholeParameters:
-    """A run's parameters in whole, of one step: before and after it, and gradients. ``tied``: other names of each."""
+    """A run's parameters in full: before and after one step, and their gradients. ``tied``: other names of each."""
 
     before: Tensors
     after: Tensors
@@ -378,11 +379,13 @@ class Reference:
         self.norms = [norm_of(parameters.gradients) for parameters in self.whole]
 
     def allowed(self, kind: str, name: str, step: int) -> float:
-        """The norm by which a parameter's gradient or update may be off since numbers of few bits are rounded."""
+        """Returns the norm by which rounding to few bits may change a parameter's gradient or update."""
         return TIMES * self.noise[step].get((kind, name), 0.0) if step < len(self.noise) else 0.0
 
     def more_than_rounding(self, name: str, step: int) -> torch.Tensor:
-        """Elements of a parameter whose gradient is no rounding: an optimizer may make anything of one that is.
+        """Selects a parameter's elements whose gradient is more than rounding.
+
+        Of a gradient that is rounding an optimizer may make anything.
 
         Where types are short, in none of the steps so far: Adam's moments remember.
         """
@@ -395,14 +398,14 @@ class Reference:
         return above
 
     def tolerance_of(self, name: str) -> float:
-        """The relative difference that is rounding in a parameter's own type."""
+        """Returns the relative difference that counts as rounding in a parameter's own type."""
         if self._moved_nothing:
             return self.tolerance
         return self._by_type.get(name, self.tolerance)
 
     @cached_property
     def _by_type(self) -> dict[str, float]:
-        """Of each gradient what is rounding in its type."""
+        """Returns the relative difference that counts as rounding in each gradient's type."""
         tolerances: dict[str, float] = {}
         for rank in range(self.run.layout.ranks):
             for name, tensor in self.run.tensors(0, rank, "gradient").items():
@@ -412,19 +415,19 @@ class Reference:
 
     @property
     def _moved_nothing(self) -> bool:
-        """Whether it computes in short types where no module does, so that rounding otherwise has moved nothing."""
+        """Whether it computes in short types outside of all modules, so that the other rounding has changed nothing."""
         short = any(SHORT.keys() & {*record.computed_in} for record in self.run.records)
         return bool(self.noise) and short and not any(by for (key, _), by in self.noise[0].items() if key == "gradient")
 
     def _whole(self, step: int) -> WholeParameters:
-        """All pieces where one process has all; else put together as the pieces themselves say."""
+        """Returns the full tensors: the pieces themselves where one process has all, else put together from them."""
         pieces = [piece for record in self.run.records for piece in record.steps[step].pieces]
         tied = {piece.name: piece.tied for piece in pieces if piece.tied}
         before, after, gradients = (self.in_whole(step, kind) for kind in ("before", "after", "gradient"))
         return WholeParameters(before, after, gradients, tied)
 
     def in_whole(self, step: int, kind: str) -> Tensors:
-        """Tensors of a kind of a step, in whole, by the parameters' names."""
+        """Returns the full tensors of a kind in a step, by the parameters' names."""
         holders: dict[str, Holders] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for rank, record in enumerate(self.run.records):
@@ -447,7 +450,7 @@ class Reference:
 
 
 def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, str], float]]:
-    """What another rounding has moved of each parameter's gradient and update, as norms, step by step."""
+    """Returns for each step the norms by which another rounding changed each parameter's gradient and update."""
     noise = []
     for ours, its in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
         pairs = {("gradient", name): (its.gradients[name], ours.gradients[name])
@@ -464,7 +467,7 @@ MOST_BYTES = 64_000_000
 
 @dataclass(frozen=True)
 class Kept:
-    """A finding's tensors, the reference's and the layout's.
+    """The tensors of a finding in the reference and in the layout.
 
     ``gradient/NAME/reference`` and ``gradient/NAME/layout`` in whole; where ranks hold the same part and have different
     values each one's, too, as ``gradient/NAME/rank 1``. Of a module's output what was recorded of it, two random
@@ -477,8 +480,8 @@ class Kept:
     sketches: tuple[str, ...] = ()
 
 
-def kept_tensors(findings: Sequence[Finding], facts: Facts, reference: Run) -> dict[Finding, Kept]:
-    """The tensors of those findings that have no cause, up to :data:`MOST_BYTES` of each."""
+def kept_tensors(findings: Sequence[Finding], facts: StepComparison, reference: Run) -> dict[Finding, Kept]:
+    """Collects the tensors of findings without a cause, up to :data:`MOST_BYTES` of each."""
     pieces = [piece for record in reference.records for piece in record.steps[facts.step].pieces]
     shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
     made = {}
@@ -498,8 +501,8 @@ def kept_tensors(findings: Sequence[Finding], facts: Facts, reference: Run) -> d
     return made
 
 
-def _gradient_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tensors]]:
-    """Of each parameter."""
+def _gradient_tensors(finding: Finding, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+    """Yields the gradients of each parameter of the finding."""
     for name in finding.parameters:
         if (pair := facts.gradients.get(name)) is not None:
             group = {"reference": pair.reference, "layout": pair.ours}
@@ -508,8 +511,8 @@ def _gradient_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Ten
             yield name, {f"gradient/{name}/{key}": tensor for key, tensor in group.items()}
 
 
-def _output_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tensors]]:
-    """Of each call of the first module whose output is wrong, on each rank where it is."""
+def _output_tensors(finding: Finding, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+    """Yields each call's output of the first module that is wrong, on each rank where it is."""
     numbers: dict[int, int] = {}
     for output in facts.parted:
         if output.module == finding.module:
@@ -519,7 +522,7 @@ def _output_tensors(finding: Finding, facts: Facts) -> Iterator[tuple[str, Tenso
 
 
 def order_of(run: Run, step: int) -> dict[str, int]:
-    """Each module's place in the order in which modules end in the reference; where one runs often, its last."""
+    """Numbers modules in the order in which they end in the reference; a module that runs often by its last end."""
     order: dict[str, int] = {}
     for rank in range(run.layout.ranks):
         for place, call in enumerate(run.records[rank].steps[step].calls):
@@ -528,5 +531,5 @@ def order_of(run: Run, step: int) -> dict[str, int]:
 
 
 def norm_of(tensors: dict[str, torch.Tensor]) -> float:
-    """Of all together."""
+    """Returns the norm of all tensors together."""
     return math.sqrt(sum(float(t.double().square().sum()) for t in tensors.values()))

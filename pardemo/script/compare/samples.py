@@ -1,4 +1,4 @@
-"""Samples: over all ranks the reference's, none twice, none missing, also where a run was stopped and went on."""
+"""Checks that all ranks together have the reference's samples, none twice, none missing, also after a resume."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from pardemo.world.errors import ranks_text
 
 @dataclass(frozen=True)
 class RowPosition:
-    """Where a row is in the reference: micro-batch and row there, and its tokens' places, None for all of them.
+    """A row's position in the reference: micro-batch, row, and its tokens' places (None for all of them).
 
     ``length``: tokens of the whole row, where a part of it is meant.
     """
@@ -29,7 +29,7 @@ class RowPosition:
 
 @dataclass
 class StepSamples:
-    """A step's samples in a layout beside the reference's.
+    """A layout's samples of a step, matched with the reference's.
 
     ``places``: of rank, micro-batch and row. None are those of a pipeline's later stages, which get activations.
     """
@@ -66,7 +66,7 @@ class _Row(NamedTuple):
 
 
 def _rows_of(run: Run, step: int) -> list[_Row]:
-    """All rows of samples of a step, or of the activations that a later stage of a pipeline gets.
+    """Returns all rows of samples of a step, or of the activations that a later pipeline stage gets.
 
     None of a module's that a rank runs behind others, as a script does that calls a model's layers one by one: what
     goes in there is rounded otherwise in each layout.
@@ -128,7 +128,7 @@ def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSam
 def _describe_mismatch(
     wanted: Counter[str], ours: list[_Row], reference: Run, other: Run, step: int, samples: StepSamples
 ) -> StepSamples:
-    """Samples that are missing, others', or there more than once, in a sentence."""
+    """Says in a sentence which samples are missing, are others', or are there more than once."""
     layout, total = other.layout, Counter(row.hash for row in ours)
     model = layout.size("tp") * layout.size("cp")
     count, share = total.total() // model, wanted.total()
@@ -175,7 +175,7 @@ def _unequal_batches(reference: Run, other: Run, count: int, share: int) -> Prov
 
 
 def _match_parts(theirs: list[_Row], ours: list[_Row], other: Run, step: int) -> StepSamples:
-    """Rows that are a part of the reference's rows, as under context parallelism: found by their tokens."""
+    """Matches rows that are a part of the reference's, as under context parallelism, by their tokens."""
     samples, length = StepSamples(), len(theirs[0].tokens)
     unlike = [len({len(row.tokens) for row in rows}) > 1 for rows in (theirs, ours)]
     if unlike[0] or (unlike[1] and len(ours) != len(theirs)):  # padded rows are as many as samples
@@ -215,7 +215,7 @@ def _match_packed(theirs: list[_Row], ours: list[_Row]) -> StepSamples:
 
 
 def _match_without_padding(theirs: list[_Row], ours: list[_Row]) -> StepSamples | None:
-    """Rows matched by what is left of them without padding, which fills them up to the longest of their micro-batch.
+    """Matches rows without their padding, which fills them up to the longest row of their micro-batch.
 
     Padding is one value at the rows' ends, or at their beginnings, without which both runs have the same rows. None
     where there is no such value, or rows are as long in all micro-batches, so that none is needed.
@@ -240,7 +240,7 @@ def _match_without_padding(theirs: list[_Row], ours: list[_Row]) -> StepSamples 
 
 
 def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
-    """Tokens without all of one value at their end (-1), or at their beginning (0)."""
+    """Returns tokens without all of one value at their end (-1), or at their beginning (0)."""
     kept = [place for place, token in enumerate(tokens) if token != value]
     return () if not kept else tokens[kept[0] :] if at == 0 else tokens[: kept[-1] + 1]
 
@@ -293,7 +293,7 @@ STRANGE = "are there that none of these steps should have"
 
 
 def samples_by_step(run: Run) -> list[Samples]:
-    """Of each step the samples of all ranks, by their hashes.
+    """Returns each step's samples of all ranks, as hashes.
 
     Beside ranks with samples, activations are none. Where all want a gradient (a script may ask for one), all are.
     """

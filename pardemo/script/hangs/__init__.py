@@ -1,1 +1,1 @@
-"""Ranks that wait for one another for ever: each rank's log of collectives, and what it says."""
+"""Finds hangs: each rank logs its collectives, and the logs show who waits for whom."""

@@ -1,4 +1,4 @@
-"""Each rank's log of collectives, in order and as they begin and end: it is there whatever happens to the rank.
+"""Logs each rank's collectives to a file as they begin and end, so that the log outlives the rank.
 
 A rank appends lines to a file of its own; whoever wants to know what the ranks did reads the files of all of them, also
 while they run, and also after one has died. A line is written with one call, so that threads need no lock.
@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 class Journal:
-    """The log that a rank writes of itself.
+    """Writes a rank's log.
 
     Args:
         path: of the file, which is appended to.
@@ -35,29 +35,29 @@ class Journal:
         self._exceptions = 0
 
     def begins(self, call: int, *values: Any) -> None:
-        """A call begins; ``values`` of its :data:`BEGINS`, ``call`` is its number on this rank."""
+        """Logs that call number ``call`` of this rank begins; ``values`` are those of :data:`BEGINS`."""
         self._write(json.dumps(["begins", call, *values]))
 
     def over(self, call: int, at_s: float) -> None:
-        """Its exchange is over."""
+        """Logs that the call's exchange is over."""
         self._write(f'["over",{call},{at_s:.6f}]')
 
     def failed(self, call: int, at_s: float) -> None:
-        """It raised, or its exchange did."""
+        """Logs that the call or its exchange raised an error."""
         self._write(f'["failed",{call},{at_s:.6f}]')
 
     def raised(self, text: str, line: str) -> None:
-        """An exception left a forward or a backward pass; whether the script goes on after it is seen later."""
+        """Logs that an exception left a forward or a backward pass; later entries show whether the script went on."""
         self._exceptions += 1
         if self._exceptions <= MOST_EXCEPTIONS:
             self._write(json.dumps(["raised", time.monotonic(), text, line]))
 
     def ends(self, how: str, text: str = "", line: str = "") -> None:
-        """The script is over: by ``enough`` steps, at its ``end``, or because it ``raised``."""
+        """Logs how the script ended: by ``enough`` steps, at its ``end``, or because it ``raised``."""
         self._write(json.dumps(["ends", time.monotonic(), how, text, line]))
 
     def close(self) -> None:
-        """Exchanges that end later are not noted any more."""
+        """Closes the log: exchanges that end later are not logged."""
         os.close(self._file)
         self._file = -1
 
@@ -70,7 +70,7 @@ class Journal:
 
 @dataclass
 class LoggedCall:
-    """A call as the log has it.
+    """A call that was logged.
 
     Args:
         kind: as a paper names it; also ``new_group``, whose ``shape`` are its ranks.
@@ -99,7 +99,7 @@ class LoggedCall:
 
     @property
     def message(self) -> bool:
-        """Whether it goes from one rank to another, and is no collective."""
+        """Whether it is a message from one rank to another, and no collective."""
         return self.kind in ("send", "receive")
 
     @property
@@ -140,7 +140,7 @@ class Log:
 
 
 def read(folder: str | os.PathLike[str]) -> dict[int, Log]:
-    """The logs of all ranks that have one in a folder, as files ``rank0``, ``rank1`` …
+    """Reads the logs in a folder, files ``rank0``, ``rank1`` …
 
     A line that was not written to its end is left out.
     """
@@ -148,7 +148,7 @@ def read(folder: str | os.PathLike[str]) -> dict[int, Log]:
 
 
 def write_csv(logs: Mapping[int, Log], path: Path) -> None:
-    """All calls as a table, one a row, in the order in which they began; seconds are those since the first.
+    """Writes a table of all calls in the order in which they began; seconds count from the first.
 
     Where there was none there is no table.
     """
@@ -168,7 +168,7 @@ def write_csv(logs: Mapping[int, Log], path: Path) -> None:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file, which is whole or not there."""
+    """Writes a CSV file in one piece: it is complete or not there."""
 
     def table(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as stream:

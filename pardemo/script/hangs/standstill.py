@@ -1,7 +1,7 @@
-"""Ranks that wait for one another: where their calls part, which can never go on, what is told of them.
+"""Detects deadlocked ranks and reports the call at which their sequences of collectives first differ.
 
-All of it is read off the ranks' logs (:mod:`pardemo.script.hangs.journal`), so that it can be told of a run that hung,
-was ended, or died, and of one that still runs.
+It reads the ranks' logs alone (:mod:`pardemo.script.hangs.journal`), and so works on a run that hung, was ended or
+died, and on one that still runs.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ EVEN = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank waits in a call for others, for ``since_s`` seconds now: they have not begun it, or are in another one."""
+    """A rank's wait of ``since_s`` seconds for other ranks, which have not begun its call or are in another one."""
 
     rank: int
     call: LoggedCall
@@ -42,7 +42,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first call at which ranks part, by what each of them does there: its own call, or None if it has none."""
+    """The first call that differs between ranks: for each rank its own, or None if it has none there."""
 
     number: int
     ranks: tuple[int, ...]
@@ -55,7 +55,7 @@ class Mismatch:
 
 
 def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
-    """Ranks that can never go on, if those that have begun a call that is not over wait in it.
+    """Finds ranks that can never go on, on the assumption that each waits in its open calls.
 
     Such a rank waits for one that has ended, that is in another call of the same group, or that can never go on either.
     Ranks that compute are none of these: whoever waits for them alone is not stuck.
@@ -64,7 +64,7 @@ def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
 
 
 class CallTable:
-    """The calls of all ranks by their groups: what stands beside what."""
+    """Aligns the calls of all ranks, group by group."""
 
     def __init__(self, logs: Mapping[int, Log]):
         self.logs = logs
@@ -74,7 +74,7 @@ class CallTable:
                 self.groups[call.group, call.ranks].setdefault(rank, []).append(call)
 
     def waits(self, at_s: float) -> list[Wait]:
-        """Of each rank its first call that others have not come to, or are in another one of."""
+        """Returns each rank's first call that other ranks have not begun, or in whose place they are in another."""
         made = []
         for rank, log in sorted(self.logs.items()):
             for call in log.waiting:
@@ -88,7 +88,7 @@ class CallTable:
         return {rank for rank, log in self.logs.items() if log.ended}
 
     def absent(self, rank: int, call: LoggedCall) -> list[int]:
-        """Ranks that a call waits for: they have not begun it, or do something else instead."""
+        """Returns the ranks that a call waits for: they have not begun it, or do something else instead."""
         of_ranks = self.groups[call.group, call.ranks]
         if call.ranks[0] < 0:  # a message of any rank
             return [other for other in self.logs if other != rank]
@@ -104,7 +104,7 @@ class CallTable:
         return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != key]
 
     def stuck(self) -> set[int]:
-        """Ranks all of whose calls that are not over wait for ranks that will not come."""
+        """Returns the ranks all of whose open calls wait for ranks that will never begin them."""
         never = self.ended()
         stuck = {rank for rank, log in self.logs.items() if log.waiting and not log.ended}
         while True:
@@ -114,7 +114,7 @@ class CallTable:
             stuck = left
 
     def _never(self, rank: int, gone: set[int]) -> bool:
-        """Whether no call of a rank can get over without one of those who are gone."""
+        """Whether every open call of a rank needs one of the ranks that are gone."""
         calls = [call for call in self.logs[rank].waiting if not self._taken(rank, call)]
         absent = [self.absent(rank, call) for call in calls]
         if any(call.ranks[0] < 0 and not set(some) <= gone for call, some in zip(calls, absent, strict=True)):
@@ -122,7 +122,7 @@ class CallTable:
         return bool(calls) and all(set(some) & gone for some in absent)
 
     def _taken(self, rank: int, call: LoggedCall) -> bool:
-        """Whether a message has been taken at its other end: who does not wait for it does not see that."""
+        """Whether the other end has taken a message; its own rank sees that only if it waits for it."""
         if not call.message:
             return False
         number, of_ranks = call.number, self.groups[call.group, call.ranks]
@@ -131,7 +131,7 @@ class CallTable:
         )
 
     def first(self, loosely: bool) -> Mismatch | None:
-        """The earliest call at which the ranks of a group part, or that some of them have not come to.
+        """Returns the earliest call in which the ranks of a group differ, or which some of them have not begun.
 
         ``loosely``: also where the calls fit and the places do not: another line, module, or step.
         """
@@ -179,7 +179,7 @@ class CallTable:
 
 
 def _agreement_key(call: LoggedCall) -> tuple:
-    """What a call has to have in common with those of the other ranks."""
+    """Returns what a call must have in common with those of the other ranks."""
     if call.message:
         return "message", call.nbytes
     if call.kind == "all-gather":  # sizes of what each gives
@@ -199,7 +199,7 @@ LONGEST = 200
 
 @dataclass
 class Standstill:
-    """What is told of ranks that part or wait.
+    """A report on ranks whose calls differ or that wait.
 
     Args:
         first: the first call at which they part; None where all of them do the same as far as they have come.
@@ -215,7 +215,7 @@ class Standstill:
 
     @property
     def line(self) -> str:
-        """One line: where the ranks part, who waits for whom and since when."""
+        """Says in one line where the ranks' calls differ, and who waits for whom since when."""
         raised = [
             f"rank {rank} went on after {shortened(error.text, LONGEST)}{at_line(error.line)}"
             for rank, error in self.raised.items()
@@ -224,7 +224,7 @@ class Standstill:
 
     @property
     def parted(self) -> str:
-        """Of it the first part: the first call at which they part, and each rank's line there."""
+        """Says at which call the ranks first differ, with each rank's line there."""
         if self.first is None:
             return ""
         there = {rank: call for rank, call in self.first.calls.items() if call}
@@ -240,7 +240,7 @@ class Standstill:
 
     @property
     def waited(self) -> str:
-        """Of it the second part: who has waited for whom, and for how long."""
+        """Says who has waited for whom, and for how long."""
         by_others: dict[tuple[int, ...], list[Wait]] = defaultdict(list)
         for wait in self.waits:
             by_others[wait.waits_for].append(wait)
@@ -253,7 +253,7 @@ class Standstill:
 
     @property
     def details(self) -> str:
-        """A table for a terminal: ranks that do the same share a row, with the seconds of that which waits longest."""
+        """Makes a table for a terminal; ranks that do the same share a row, with the longest wait of them."""
         by_row: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank in sorted(self.does):
             by_row[self._row(rank)].append(rank)
@@ -267,7 +267,7 @@ class Standstill:
 
     @property
     def whereabouts(self) -> str:
-        """What each rank does; those that do the same share a part."""
+        """Says what each rank does; those that do the same share a clause."""
         parts = []
         for text, ranks in ranks_by_value(self.does).items():
             who, does = ranks_text(ranks), _plural(text, ranks).partition(" ")[2]
@@ -275,7 +275,7 @@ class Standstill:
         return "; ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for machines."""
+        """Returns the report for JSON."""
         made = asdict(self) | {"line": self.line, "now": {str(rank): text for rank, text in self.does.items()}}
         made["raised"] = {str(rank): error for rank, error in made["raised"].items()}
         if made["first"] is not None:
@@ -302,7 +302,7 @@ def standstill_of(
     lines: Mapping[int, str] | None = None,
     deaths: Mapping[int, str] | None = None,
 ) -> Standstill:
-    """What the logs say of ranks that part or wait.
+    """Reads from the logs which ranks differ or wait.
 
     Args:
         at_s: when, on the machine's monotonic clock: until then ranks have waited.
@@ -319,7 +319,7 @@ def standstill_of(
 
 
 def call_text(call: LoggedCall) -> str:
-    """A call in words: what, in which group, how much, from which line."""
+    """Describes a call: its kind, group, tensors and line."""
     size = f", {call.nbytes:,} bytes"
     if call.message or call.kind == "new_group":
         text = f"{_named_call(call)}{size * call.message}{at_line(call.line)}"
@@ -329,7 +329,7 @@ def call_text(call: LoggedCall) -> str:
 
 
 def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
-    """The last exception that a rank went on after, where not all ranks have had it."""
+    """Returns the last exception that a rank went on after, where not all ranks had it."""
     errors = {}
     for rank, log in logs.items():
         others = [
@@ -343,7 +343,7 @@ def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
 
 
 def _activity(log: Log, line: str) -> str:
-    """Where a rank is, in words that go on after its name."""
+    """Says where a rank is, as a clause that follows its name."""
     if log.why is not None:
         if log.ended == "died":
             return f"it died: {log.why.text}"
@@ -369,14 +369,14 @@ def _named_call(call: LoggedCall) -> str:
 
 
 def _plural(text: str, ranks: Sequence[int]) -> str:
-    """``it is …`` of several ranks: ``they are …``."""
+    """Puts a clause into the plural: ``it is …``, ``they are …``."""
     plural = {"it is ": "they are ", "it has ": "they have ", "its script has ": "their scripts have ", "it ": "they "}
     of_one = next((start for start in plural if text.startswith(start)), "") if len(ranks) > 1 else ""
     return plural.get(of_one, "") + text.removeprefix(of_one)
 
 
 def _tensor_text(call: LoggedCall) -> str:
-    """Its dtype and shape, where a call has them: ``, float32 [8, 16]``."""
+    """Describes a call's tensor by dtype and shape, as ``, float32 [8, 16]``; "" where it has none."""
     return f", {call.dtype} {list(call.shape)}" if call.dtype and call.shape else ""
 
 
@@ -394,7 +394,7 @@ _AROUND = re.compile(r"/pardemo/(script/(runtime/(stand_ins|without_gpu|call_sit
 
 
 class DeadlockWatch:
-    """Gives up a World's run whose ranks can never go on, rather than wait for its limit.
+    """Ends a World's run whose ranks are deadlocked, without waiting for its time limit.
 
     Three things have to be true, all of them for three seconds. Time does not count for which a thread of these ranks
     waits for a core: it may hold the bytes that the others wait for. By the logs, some ranks wait in calls that are
@@ -444,7 +444,7 @@ class DeadlockWatch:
                 return
 
     def _moved(self) -> bool:
-        """Whether a rank has written since this was asked."""
+        """Whether a rank has logged anything since the last call."""
         before = self._sizes
         self._sizes = {file.name: file.stat().st_size for file in Path(self._journals).glob("rank*")}
         return self._sizes != before

@@ -1,1 +1,1 @@
-"""What runs on a rank while a layout is proven: it records what the script does, and changes nothing of it."""
+"""Records on a rank what a script does while a layout is proven, and changes nothing of it."""

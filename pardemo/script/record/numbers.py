@@ -1,4 +1,4 @@
-"""Numbers of a script on a rank: random ones noted, all in fp64, or all rounded otherwise."""
+"""Notes a script's random numbers on a rank, and runs it in fp64 or with all numbers rounded otherwise."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""On a rank: records a step's micro-batches, and the outputs of modules in them."""
+"""Records a step's micro-batches on a rank, and the outputs of modules in them."""
 
 import sys
 import threading

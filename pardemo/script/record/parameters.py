@@ -1,4 +1,4 @@
-"""On a rank: records parameters before and after a step, gradients, buffers, and what changes where few look."""
+"""Records a rank's parameters before and after a step, gradients, buffers, and changes that are easily missed."""
 
 import gc
 import weakref

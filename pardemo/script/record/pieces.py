@@ -1,4 +1,4 @@
-"""On a rank: the parameters of its models as the pieces that it holds, with their values and gradients."""
+"""Lists the pieces that a rank holds of its models' parameters, with their values and gradients."""
 
 import sys
 from collections import Counter

@@ -1,4 +1,4 @@
-"""On a rank: a script, unchanged, and what its first steps do, written down at the optimizer's step."""
+"""Runs an unchanged script on a rank, and records each of its first steps when the optimizer steps."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What is recorded of a run, per rank and optimizer step: samples, outputs and parameters as they are written down."""
+"""The record of a run by rank and optimizer step: samples, outputs, parameters, and how they are written down."""
 
 import dataclasses
 import hashlib

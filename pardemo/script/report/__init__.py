@@ -1,1 +1,1 @@
-"""What is told of a script: on a screen, on a page, in drawings and files."""
+"""Reports on a script: on a screen, on a page, in drawings and files."""

@@ -30,7 +30,7 @@ Verdict = Mapping[str, Any]
 
 
 def finding_message(row: Verdict) -> str:
-    """A row of ``findings`` in one line, as the screen has it."""
+    """Returns a row of ``findings`` in one line, as the screen has it."""
     said = finding_text(row["step"], row["what"], row["factor"], row["rest"], row["module"])
     said += f": {cause_text(row['cause'], row['why'])}"
     if row["parameters"]:
@@ -39,7 +39,7 @@ def finding_message(row: Verdict) -> str:
 
 
 def annotation(message: str, title: str, file: str = "", line: str = "") -> str:
-    """A workflow command that GitHub shows as an error, at a line of a file where these are given.
+    """Returns a workflow command that GitHub shows as an error, at a line of a file where these are given.
 
     >>> annotation("100 %", "a, b", "train.py", "7")
     '::error file=train.py,line=7,title=a%2C b::100 %25'
@@ -50,7 +50,7 @@ def annotation(message: str, title: str, file: str = "", line: str = "") -> str:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """A text in a workflow command, in one line."""
+    """Escapes a text for a workflow command, in one line."""
     text = text.replace("%", "%25")
     for character in f"\r\n{more}":
         text = text.replace(character, f"%{ord(character):02X}")
@@ -58,7 +58,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def annotations(verdict: Verdict, script: str, root: Path) -> list[str]:
-    """An annotation for each finding and for each layout that could not be run.
+    """Returns an annotation for each finding and for each layout that could not be run.
 
     Args:
         verdict: as ``prove --json`` prints it, made in the folder that we are in.
@@ -79,13 +79,13 @@ def annotations(verdict: Verdict, script: str, root: Path) -> list[str]:
 
 
 def _from(root: Path, file: str) -> str:
-    """A file's path from the repository's root; empty where it lies elsewhere."""
+    """Returns a file's path from the repository's root; empty where it lies elsewhere."""
     path = Path(file).resolve()
     return path.relative_to(root.resolve()).as_posix() if file and path.is_relative_to(root.resolve()) else ""
 
 
 def junit(verdict: Verdict, script: str) -> ElementTree.Element:
-    """A test case for each layout that is held against the reference."""
+    """Writes a test case for each layout that is compared with the reference."""
     suite = ElementTree.Element("testsuite", name="pardemo prove")
     for layout in verdict["layouts"][1:]:
         case = ElementTree.SubElement(suite, "testcase", classname=script, name=_plain(layout["layout"]), file=script)
@@ -101,7 +101,7 @@ def junit(verdict: Verdict, script: str) -> ElementTree.Element:
 
 
 def junit_of_an_error(error: str, script: str) -> ElementTree.Element:
-    """The one test case of a proof that could not be made."""
+    """Writes the one test case of a proof that could not be made."""
     suite = ElementTree.Element("testsuite", name="pardemo prove")
     case = ElementTree.SubElement(suite, "testcase", classname=script, name="the reference", file=script)
     ElementTree.SubElement(case, "error", message=_plain(error), type="not compared").text = _plain(error)
@@ -109,7 +109,7 @@ def junit_of_an_error(error: str, script: str) -> ElementTree.Element:
 
 
 def _suites(suite: ElementTree.Element) -> ElementTree.Element:
-    """The whole file, with the numbers that its readers ask for."""
+    """Writes the whole file, with the counts that its readers ask for."""
     suites = ElementTree.Element("testsuites")
     for element in (suites, suite):
         element.set("tests", str(len(suite)))
@@ -124,7 +124,7 @@ def _plain(text: str) -> str:
 
 
 def summary(verdict: Verdict | None, screen: str) -> str:
-    """Markdown for a job's page: the verdict, and below it the screen or the error as it stands."""
+    """Writes Markdown for a job's page: the verdict, and below it the screen or the error."""
     words = "could not be made" if verdict is None else "equal" if verdict["equal"] else "not compared"
     words = "different" if verdict and verdict["findings"] else words
     fence = max((run[0] for run in re.finditer("`{3,}", screen)), key=len, default="``") + "`"
@@ -165,12 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _script(line: str) -> str:
-    """The script in a layout's line, which may begin with a launcher; empty where it runs a module."""
+    """Returns the script in a layout's line, which may begin with a launcher; empty where it runs a module."""
     return next((word for word in line.split() if word.endswith(".py")), "")
 
 
 def _error(log: str) -> str:
-    """The last line in which prove says why there is no verdict."""
+    """Returns the last line in which prove says why there is no verdict."""
     lines = [line for line in log.splitlines() if line.startswith("pardemo prove")]
     return lines[-1] if lines else "pardemo prove ended without a verdict"
 

@@ -1,4 +1,4 @@
-"""What a report consists of: sections of lines, tables and charts, of which a screen and a page are written.
+"""The parts of a report: sections of lines, tables and charts, from which a screen and a page are written.
 
 The page is one file that asks no network, for a desk and a phone, light and dark.
 """
@@ -46,7 +46,7 @@ Line = str | Sequence[str | Marked]
 
 
 def plain(line: Line) -> str:
-    """A line as a screen has it."""
+    """Returns a line as a screen has it."""
     parts = [line] if isinstance(line, str) else line
     return "".join(
         part if isinstance(part, str) else f" [{part.text}]" if part.tag == "b" and part.text else part.text
@@ -55,7 +55,7 @@ def plain(line: Line) -> str:
 
 
 def html(line: Line) -> str:
-    """A line as a page has it."""
+    """Returns a line as a page has it."""
     made = ""
     for part in [line] if isinstance(line, str) else line:
         if isinstance(part, str):
@@ -66,12 +66,12 @@ def html(line: Line) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """Gives a text a capital and a full stop."""
     return text[:1].upper() + text[1:] + "."
 
 
 def wrapped(text: str, width: int, first: int, further: int) -> list[str]:
-    """A text as a screen's lines: how far the first and the further ones stand from its edge."""
+    """Wraps a text to a screen's lines, with the indents of the first and of further lines."""
     return textwrap.wrap(
         text, width, initial_indent=" " * first, subsequent_indent=" " * further, break_on_hyphens=False,
         break_long_words=False,
@@ -161,28 +161,28 @@ def _text_bar(bar: Sequence[Bar]) -> str:
 
 
 def paragraphs(*lines: Line) -> Lines:
-    """Of a screen each is a line."""
+    """Makes paragraphs, each of which is a line on a screen."""
     return Lines(lines, "p")
 
 
 def note(text: str) -> Lines:
-    """Small print, which a page alone has."""
+    """Makes small print, which only a page shows."""
     return Lines([[Marked("small", text)]], "p", on_screen=False)
 
 
 def _cut(text: str) -> str:
-    """A text with its middle left out, where it is long."""
+    """Leaves out the middle of a long text."""
     return text if len(text) <= NARROW else f"{text[: NARROW // 2 - 1]}…{text[-NARROW // 2 :]}"
 
 
 def _cell(cell: Line) -> str:
-    """A figure with its unit stays in one line."""
+    """Keeps a figure and its unit in one line."""
     return html(cell.replace(" ", "\N{NO-BREAK SPACE}") if isinstance(cell, str) and len(cell) <= UNBROKEN else cell)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing, which a page alone has. ``keys``: what its colours mean, by what stands before them."""
+    """A drawing, which only a page shows. ``keys``: what its colours mean, by what stands before them."""
 
     drawing: str
     keys: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -207,7 +207,7 @@ def _key(first: str, colours: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that a page alone has, behind words which unfold them."""
+    """Blocks that only a page shows, behind words which unfold them."""
 
     words: str
     blocks: Sequence["Block"]

@@ -1,4 +1,4 @@
-"""Drawings of a step, for a desk and a phone: its memory, and when its collectives were under way."""
+"""Draws a step for a desk and a phone: its memory, and when its collectives were under way."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import width_of
 from pardemo.script.step.memory import MemoryTimeline
-from pardemo.script.step.summary import WARM, Seen, last_begun, waiting_spans
+from pardemo.script.step.summary import WARM, RankTrace, last_begun, waiting_spans
 from pardemo.tables import amount
 
 WIDE, TEXT = 640, 18
@@ -40,7 +40,7 @@ SPENT = {
 
 
 def memory(course: MemoryTimeline, line: str) -> str:
-    """A step's memory by kind, one above the other, change by change; its peak, and what ran."""
+    """Draws a step's memory by kind, change by change; its peak, and what ran."""
     canvas = Canvas(WIDE, 330)
     columns, peak = course.columns, course.peak_bytes
     shares = {share: amount(share * peak) for share in (0.25, 0.5, 0.75, 1)}
@@ -79,12 +79,12 @@ def memory(course: MemoryTimeline, line: str) -> str:
 
 
 def phase_name(phase: str) -> str:
-    """What a reader calls it."""
+    """Returns a phase's name for readers."""
     return "optimizer" if phase == "step" else phase
 
 
-def timeline(seen: Sequence[Seen]) -> str:
-    """One step on each rank: when a collective was under way, and when it waited for the last of its ranks to begin."""
+def timeline(seen: Sequence[RankTrace]) -> str:
+    """Draws a step on each rank: when collectives were under way, and when they waited for the last rank to begin."""
     step = _median_step(seen)
     begin = min(trace.cuts[step - 1].at_s for trace in seen)
     long = max(trace.cuts[step].at_s for trace in seen) - begin or 1.0
@@ -116,8 +116,8 @@ def timeline(seen: Sequence[Seen]) -> str:
     return canvas.svg(f"One step of {1e3 * long:.1f} ms on {len(seen)} ranks: when collectives were under way.")
 
 
-def _median_step(seen: Sequence[Seen]) -> int:
-    """The measured step whose length on rank 0 is the median."""
+def _median_step(seen: Sequence[RankTrace]) -> int:
+    """Returns the measured step whose length on rank 0 is the median."""
     steps = range(WARM, min(len(trace.cuts) for trace in seen))
     cuts = seen[0].cuts
     long = {step: cuts[step].at_s - cuts[step - 1].at_s for step in steps}
@@ -125,7 +125,7 @@ def _median_step(seen: Sequence[Seen]) -> int:
 
 
 def _merge_spans(spans: Sequence[tuple[float, float]], least_s: float) -> list[tuple[float, float]]:
-    """The union of spans; those that are closer than a drawing can show are one."""
+    """Returns the union of spans; those that are closer than a drawing can show are one."""
     joined: list[tuple[float, float]] = []
     for begin, end in sorted(span for span in spans if span[1] > span[0]):
         if joined and begin <= joined[-1][1] + least_s:
@@ -136,7 +136,7 @@ def _merge_spans(spans: Sequence[tuple[float, float]], least_s: float) -> list[t
 
 
 def _ticks(longest: float) -> list[float]:
-    """Round numbers from 0 up to ``longest``, three to five of them."""
+    """Returns three to five round numbers from 0 up to ``longest``."""
     size = 10.0 ** len(str(int(longest)))
     step = next((size / parts for parts in (5, 10, 20, 50) if longest * parts >= 2 * size), size / 100)
     return [n * step for n in range(int(longest / step) + 1)]

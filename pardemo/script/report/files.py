@@ -1,4 +1,4 @@
-"""What ``pardemo measure --out`` leaves beside its page: JSON, tables, a trace for Perfetto, snapshots of memory."""
+"""Writes the files of ``pardemo measure --out``: JSON, tables, a trace for Perfetto, snapshots of memory."""
 
 import functools
 import json
@@ -11,13 +11,13 @@ from pardemo import project
 from pardemo.meters import snapshot
 from pardemo.script.hangs import journal
 from pardemo.script.report import sections
-from pardemo.script.step.summary import WARM, Seen, Summary
+from pardemo.script.step.summary import WARM, RankTrace, Summary
 
 COLUMNS = ("kind", "ranks", "calls", "bytes", "expected_bytes", "dtype", "phase", "line", "module", "why")
 
 
 def folder(path: str) -> Path:
-    """The folder for what a measurement leaves, made where there is none.
+    """Makes the folder for a measurement's files where there is none.
 
     Raises:
         ValueError: it cannot be one, or nothing can be written there; said before anything runs.
@@ -41,8 +41,8 @@ def clear(folder: Path) -> None:
         left.unlink()
 
 
-def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) -> None:
-    """A page, a JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
+def write(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: str) -> None:
+    """Writes a page, a JSON summary, a CSV of collectives, a trace for Perfetto, and snapshots for torch's viewer."""
     texts = {
         "page.html": sections.page(measured, seen, script),
         "summary.json": json.dumps(measured.as_json(), indent=1),
@@ -57,8 +57,8 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
     journal.write_table(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 
 
-def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """The measured steps as trace events: a process for each rank, its steps and its collectives as rows.
+def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
+    """Returns the measured steps as trace events: a process for each rank, its steps and collectives as rows.
 
     Calls of one collective on several ranks are joined by a flow, from the rank that came last to the others: what
     they waited for.
@@ -102,7 +102,7 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
 
 
 def _rows(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Of each span a row, from 1 on, in which none before it is still there: viewers draw no bars over each other."""
+    """Returns a row for each span, from 1 on, so that no two spans of a row overlap: viewers cannot draw that."""
     ends: list[float] = []
     rows = [0] * len(spans)
     for place in sorted(range(len(spans)), key=spans.__getitem__):

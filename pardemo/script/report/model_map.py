@@ -1,4 +1,4 @@
-"""A map of a model: what of each module is equal in a layout, different, or was not compared."""
+"""Draws a map of a model: what of each module is equal in a layout, different, or was not compared."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -12,7 +12,7 @@ from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
 from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
-from pardemo.script.step.summary import Row, Seen, Summary, Times
+from pardemo.script.step.summary import RankTrace, Row, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
@@ -31,20 +31,20 @@ FILES = {
 
 
 def screen(measured: Summary, name: str) -> str:
-    """The report for a terminal: the findings last, where a reader looks. ``name``: the script's."""
+    """Writes the report for a terminal: the findings last, where a reader looks. ``name``: the script's."""
     findings, *rest = sections(measured)
     return blocks.screen(head(measured, name), [*rest, findings])
 
 
-def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
-    """The report for a browser, with drawings of what each rank saw. ``name``: the script's."""
+def page(measured: Summary, seen: Sequence[RankTrace], name: str) -> str:
+    """Writes the report for a browser, with drawings of what each rank recorded. ``name``: the script's."""
     files: list[Line] = [[Marked("code", name), f" {content}"] for name, content in FILES.items()]
     beside = Section("files", "Beside this page", "", [Lines(files)])
     return blocks.page(f"{name}, measured", f"{head(measured, name)}.", [*sections(measured, seen), beside])
 
 
-def sections(measured: Summary, seen: Sequence[Seen] = ()) -> list[Section]:
-    """The parts of the report. ``seen``: what each rank saw, of which drawings of a step are made."""
+def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]:
+    """Makes the parts of the report. ``seen``: each rank's trace, from which drawings of a step are made."""
     notes = Section("notes", "What ran in another way", "", [Lines(measured.notes)])
     return [
         _findings(measured), _running(measured), _bytes(measured), _memory(measured, seen), full_size(measured),
@@ -53,7 +53,7 @@ def sections(measured: Summary, seen: Sequence[Seen] = ()) -> list[Section]:
 
 
 def head(measured: Summary, name: str) -> str:
-    """What ran, on how many ranks, and what was measured of it."""
+    """Says what ran, on how many ranks, and what was measured of it."""
     m = measured.micro_batches
     micro_batches = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
     if measured.closures > 1:
@@ -66,7 +66,7 @@ def head(measured: Summary, name: str) -> str:
 
 
 def _findings(measured: Summary) -> Section:
-    """Those about most bytes first."""
+    """Lists findings, those about most bytes first."""
     lines: list[Line] = [
         [Marked("code", row.line or "–"), f": {row.what}", Marked("b", f"{amount(row.bytes)} a step" * bool(row.bytes))]
         for row in sorted(measured.findings, key=lambda finding: -finding.bytes)
@@ -102,7 +102,7 @@ def groups(kinds: Sequence[GroupKind], ranks: int, hosts: int = 1) -> list[Table
 
 
 def _model(measured: Summary) -> list[str]:
-    """The model in a line, and a line each for what is frozen, tied, recomputed, computed in another dtype."""
+    """Describes the model in a line, with a line each for what is frozen, tied, recomputed, or in another dtype."""
     model = measured.model
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model["dtypes"].items())
     lines = [f"{', '.join(model['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
@@ -138,7 +138,7 @@ def parallelisms_text(measured: Summary) -> list[str]:
 
 
 def _by_hand(measured: Summary) -> str:
-    """Data parallel that the script does itself, told by its bytes; empty where there is none."""
+    """Describes data parallelism that the script does itself, recognised by its bytes; empty without any."""
     for row in measured.collectives:
         if row.why in BY_HAND:
             where = f" at {row.line}" if row.line else ""
@@ -157,7 +157,7 @@ def _bytes(measured: Summary) -> Section:
 
 
 def _merge_numbered(rows: list[Row]) -> list[Row]:
-    """Rows of modules whose names differ in a number alone, as one: ``layers.*``."""
+    """Merges rows of modules whose names differ in a number alone, as ``layers.*``."""
     together: dict[tuple, list[Row]] = {}
     for row in rows:
         form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
@@ -176,7 +176,7 @@ def _merge_numbered(rows: list[Row]) -> list[Row]:
 
 
 def _collectives(measured: Summary) -> list[Sequence[Line]]:
-    """Groups that do the same share a row."""
+    """Makes the table of collectives; groups that do the same share a row."""
     together: dict[tuple[str, ...], list[str]] = {}
     for row in _merge_numbered(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
@@ -191,7 +191,7 @@ def _collectives(measured: Summary) -> list[Sequence[Line]]:
     ]
 
 
-def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
+def _memory(measured: Summary, seen: Sequence[RankTrace]) -> Section:
     memory = measured.memory
     kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in memory["kinds"].items() if n)
     lead = f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}: {kinds}"
@@ -214,8 +214,8 @@ def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
     return Section("memory", "Memory", lead, below)
 
 
-def _course(trace: Seen, title: str = "") -> Block:
-    """The picture of a rank's memory, and its key with what each kind has at the peak."""
+def _course(trace: RankTrace, title: str = "") -> Block:
+    """Draws a rank's memory, with a key that has each kind's bytes at the peak."""
     over_time = memory_timeline(trace.memory.blocks)
     if not over_time.columns:
         return blocks.paragraphs("Nothing was allocated.")
@@ -256,7 +256,7 @@ def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return made
 
 
-def _time(measured: Summary, seen: Sequence[Seen]) -> Section:
+def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
     whose = "the threads that give the GPUs their work" if "nccl" in measured.backend else "this machine's processes"
     below = [*_times(measured.time, 1), blocks.note("Other: reading files, sleeping, other work on the core.")]
     if seen:

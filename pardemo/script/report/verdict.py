@@ -1,4 +1,4 @@
-"""What a proof says, and what came out of stops: on one screen, as JSON, and a proof as a page with the model's map."""
+"""Reports the verdict on layouts or on stops on one screen and as JSON, that on layouts also as a page."""
 
 import json
 import math
@@ -37,7 +37,7 @@ NONE_RAN = LayoutSteps(0, 0)
 
 @dataclass
 class Proof:
-    """What came out.
+    """The outcome of a proof.
 
     ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
     ``maps``: of each layout its modules in the last step compared. ``kept``: tensors of findings that nobody explains;
@@ -97,7 +97,7 @@ class Proof:
 
 
 def json_row(finding: Finding) -> dict[str, Any]:
-    """Without infinities, which JSON has not."""
+    """Returns a row without infinities, which JSON has not."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in asdict(finding).items()
@@ -106,7 +106,7 @@ def json_row(finding: Finding) -> dict[str, Any]:
 
 @dataclass
 class Trial:
-    """A stop, and the run that goes on.
+    """A stop of a run, and the run that goes on from it.
 
     ``expected``: behind how many steps the last whole save is; ``in_save``: whether the stop cut a later one off;
     ``overdue``: whether the script had not ended within the grace that SIGTERM leaves, and was killed;
@@ -137,14 +137,14 @@ class Trial:
 
     @property
     def lost(self) -> int:
-        """Steps that are made once more."""
+        """Number of steps that are repeated after the stop."""
         over = self.stop.done + (self.stop.moment == "step")
         return max(0, over - (self.expected if self.begins is None else self.begins))
 
 
 @dataclass
 class StopVerdict:
-    """What came out of all trials. ``masks``: whether dropout draws any in the undisturbed run."""
+    """The outcome of all trials. ``masks``: whether dropout draws any in the undisturbed run."""
 
     layout: Layout
     masks: bool = False
@@ -175,7 +175,7 @@ _EQUAL, _DIFFERENT, _FAILED = ("✓", "ok"), ("✗", "failed"), ("?", "not")
 
 
 def proof_screen(proof: Proof) -> str:
-    """All layouts, and what is wrong in each."""
+    """Lists all layouts, and what is wrong in each."""
     parts = []
     for layout in proof.layouts[1:]:
         lead = _lead(proof, layout)
@@ -184,7 +184,7 @@ def proof_screen(proof: Proof) -> str:
 
 
 def _screen(head: str, parts: Sequence[tuple[str, list[Finding]]], notes: Sequence[str], verdict: str) -> str:
-    """A line for each run with its findings, between what they are held against and the verdict."""
+    """Lists each run with its findings, between the reference and the verdict."""
     lines = [head]
     for text, findings in parts:
         lines += blocks.wrapped(text, WIDTH, 0, 3)
@@ -201,14 +201,14 @@ def _sign(proof: Proof, layout: Layout) -> tuple[str, str]:
 
 
 def _lead(proof: Proof, layout: Layout) -> str:
-    """What is said of a layout without a finding: why it could not be compared, or that it is right."""
+    """Says of a layout without findings why it could not be compared, or that it is right."""
     compared = proof.ran_of(layout).compared
     few = f" in {compared} of {count_text(proof.steps, 'step')}" if 0 < compared < proof.steps else ""
     return proof.failed.get(layout.name, "" if _of(proof, layout) else f"{ALIKE}{few}")
 
 
 def hints(proof: Proof) -> list[str]:
-    """What to do next, a line each; the command prints them beside the verdict, on the error stream."""
+    """Says what to do next, a line each; the command prints them on the error stream."""
     lines = []
     if any(finding.cause for finding in proof.findings):
         lines.append("what each name in brackets means, and what to change: docs/prove.md, Each cause")
@@ -220,14 +220,14 @@ def hints(proof: Proof) -> list[str]:
 
 
 def reference_text(proof: Proof) -> str:
-    """What the others are held against."""
+    """Describes the reference."""
     few = f"{proof.steps} of " if proof.steps < proof.asked else ""
     steps = count_text(max(proof.asked, proof.steps), "step")
     return f"{proof.layouts[0].name}: {few}{steps}, {count_text(proof.parameters, 'parameter')}"
 
 
 def proof_verdict(proof: Proof) -> str:
-    """Of all layouts."""
+    """Returns the verdict on all layouts."""
     if proof.findings:
         return "different"
     if proof.failed:
@@ -238,7 +238,7 @@ def proof_verdict(proof: Proof) -> str:
 
 
 def _entry(finding: Finding, tensors: Line = "") -> list[Block]:
-    """A finding; ``tensors``: where they are, for a page."""
+    """Describes a finding; ``tensors``: where they are, for a page."""
     below = [finding_why(finding)]
     if finding.parameters:  # how many, and the first of them
         below.append(f"{count_text(len(finding.parameters), 'parameter')}: {first_of(finding.parameters, 4)}")
@@ -249,17 +249,17 @@ def _entry(finding: Finding, tensors: Line = "") -> list[Block]:
 
 
 def finding_head(finding: Finding) -> str:
-    """In which step, of what, by which factor, and at which module."""
+    """Says in which step, of what, by which factor, and at which module a finding is."""
     return finding_text(finding.step, finding.what, finding.factor, finding.rest, finding.module)
 
 
 def finding_why(finding: Finding) -> str:
-    """The cause, where there is one, and its sentence."""
+    """Returns the cause, where there is one, and its sentence."""
     return cause_text(finding.cause, finding.why)
 
 
 def stops_screen(verdict: StopVerdict) -> str:
-    """Each stop with what was lost, and the verdict."""
+    """Lists each stop with what was lost, and the verdict."""
     steps = [str(number) for number in verdict.saved if number]
     saves = f"saved after step{'s' * (len(steps) != 1)} {', '.join(steps)}"
     head = f"undisturbed  {verdict.layout.name}: {verdict.steps} steps, {saves}"
@@ -268,7 +268,7 @@ def stops_screen(verdict: StopVerdict) -> str:
 
 
 def stops_verdict(verdict: StopVerdict) -> str:
-    """Of all stops."""
+    """Returns the verdict on all stops."""
     if verdict.findings:
         return "something is lost"
     if any(trial.error for trial in verdict.trials):
@@ -358,7 +358,7 @@ def _layout_blocks(proof: Proof, layout: Layout) -> list[Block]:
 
 
 def _kept(proof: Proof, finding: Finding) -> Line:
-    """Where a finding's tensors are, and which of them."""
+    """Says where a finding's tensors are, and which of them."""
     kept, name = proof.kept[finding], proof.files[finding]
     said = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
     if kept.sketches:
@@ -369,7 +369,7 @@ def _kept(proof: Proof, finding: Finding) -> Line:
 
 
 def _compared(model: ModelMap, findings: list[Finding]) -> str:
-    """What was compared of the step that the map shows, and what was not."""
+    """Says what was compared of the step that the map shows, and what was not."""
     numbers = "; ".join(f"{label}: {model.counts[key][0]} of {model.counts[key][1]}" for key, label in COLUMNS.items())
     said = f"Compared are {numbers}."
     kinds = {finding.what for finding in findings}

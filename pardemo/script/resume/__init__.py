@@ -1,4 +1,4 @@
-"""A script that is stopped and resumed: does it go on as if nothing had happened, and if not, what is lost?"""
+"""Stops and resumes a script, and says whether it goes on as if nothing had happened, and else what is lost."""
 
 #: Seconds that ranks have to end by themselves after SIGTERM, before they are killed.
 GRACE_S = 10.0

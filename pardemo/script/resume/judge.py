@@ -1,4 +1,4 @@
-"""A resumed run beside the undisturbed one: its samples, states, rates, numbers and length."""
+"""Compares a resumed run with the undisturbed one: samples, states, rates, numbers and length."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""On a rank: a script that may be stopped: what each step begins with, when it saves, and the stop itself."""
+"""Records on a rank what each step begins with and when the script saves, and stops the script."""
 
 import contextlib
 import hashlib

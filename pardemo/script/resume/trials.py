@@ -1,4 +1,4 @@
-"""A launcher that is to be killed: a program of its own that runs a script on ranks, as a JSON file says."""
+"""Stops and resumes a script in trials; a launcher of its own, which can be killed, runs it on ranks."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ FOLDER = "\x02folder\x02"
 
 
 def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
-    """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
+    """Runs the script in a process of its own and kills that at a given moment; returns an error's text, or none."""
     place.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request"
     request.write_bytes(pickle.dumps((layout, options, place, stop, saves)))
@@ -63,7 +63,7 @@ def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, save
 
 
 def run_request(request: str) -> None:
-    """Runs until it is killed, or until who has started it is gone, which closes its standard input."""
+    """Runs a request until it is killed, or until its standard input closes because its parent is gone."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     run = _recorded(*pickle.loads(Path(request).read_bytes()))
     if run.error:  # it ended before it was killed, and nobody else has heard why
@@ -148,7 +148,7 @@ def _verdict(
 
 
 def _saved(first: Run) -> tuple[list[int], bool]:
-    """Behind which steps the script saves, and whether it goes on meanwhile.
+    """Returns the steps behind which the script saves, and whether it goes on meanwhile.
 
     Files change there; where calls that save were seen, a file that changes behind other steps is a log.
     """
@@ -209,7 +209,7 @@ def _stop_and_resume(
 
 
 def _save_is_whole(first: Run, done: int, marker: str) -> bool:
-    """Whether every rank had made its saves behind so many steps when a run was stopped, as far as calls were seen.
+    """Whether every rank had made its saves up to this step when a run was stopped, as far as calls were seen.
 
     A rank that saves makes no other wait where the script has no barrier, and ends soon after the one that is killed.
     """
@@ -219,7 +219,7 @@ def _save_is_whole(first: Run, done: int, marker: str) -> bool:
 
 
 def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
-    """Why a run was not stopped as it should have been; empty if it was. ``marked``: whether the stop was begun."""
+    """Says why a run was not stopped as it should have been; empty if it was. ``marked``: whether the stop began."""
     if not marked:
         return f"before the stop, {stopped.error}" if stopped.error else NEVER
     if stop.kind == "term" and not stopped.error and stopped.steps >= first.steps:
@@ -228,7 +228,7 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
 
 
 def _undisturbed_there(layout: Layout, options: Options, place: Path) -> Run:
-    """An undisturbed run in the layout in which a stopped one goes on."""
+    """Runs the script undisturbed in the layout in which a stopped run goes on."""
     undisturbed = _recorded(layout, options, place / "own")
     runs.require_steps(undisturbed)
     return undisturbed
@@ -237,7 +237,7 @@ def _undisturbed_there(layout: Layout, options: Options, place: Path) -> Run:
 def _beside(
     trial: Trial, first: Run, resumed: Run, tolerance: float, exact: bool, there: Callable[[], Run] | None
 ) -> judge.ResumedRun:
-    """The run that goes on beside the undisturbed one; ``there``: runs that in the layout in which it goes on.
+    """Compares the run that goes on with the undisturbed one; ``there``: that one in the layout of the resumed run.
 
     On another layout the parameters are put together. Where nothing says how the undisturbed run's were cut, as
     Megatron's, it is held against the undisturbed run there, which has come to the same numbers but for rounding.

@@ -1,1 +1,1 @@
-"""A script's processes: the line that starts them, their environment, CPUs in GPUs' place, where they are."""
+"""Runs a script's processes: its launch line, its environment, CPUs in place of GPUs, its call sites."""

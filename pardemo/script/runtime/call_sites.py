@@ -1,4 +1,4 @@
-"""Where a script is: hooks on its modules, optimizers and backward passes, its line and module, its steps."""
+"""Finds a running script's line, module and step by hooks on modules, optimizers and backward passes."""
 
 import bisect
 import contextlib
@@ -24,7 +24,7 @@ from pardemo.script.runtime.libraries import is_script
 
 
 class Hooks:
-    """Calls those of the methods below that a subclass has, while the block runs, for all modules and optimizers.
+    """Calls a subclass's methods of the names below for all modules and optimizers while the block runs.
 
     ``following``: whatever else is to end with the block. ``also_raised``: whether ``_module_ends`` is called where a
     forward pass raises, too.
@@ -111,7 +111,7 @@ class CallSite(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """When a model ran without gradients and no later loss used what it said; ``cpu_s``: seconds of a core."""
+    """A model's run without gradients whose output no later loss used; ``cpu_s``: seconds of a core."""
 
     begin_s: float
     end_s: float
@@ -119,7 +119,7 @@ class Evaluation(NamedTuple):
 
 
 class CallSites(Hooks):
-    """Follows which module runs, and tells where a script is."""
+    """Follows which module runs, and says where a script is."""
 
     also_raised = True
 
@@ -147,7 +147,7 @@ class CallSites(Hooks):
         ] = []  # of which model, what came out
 
     def here(self) -> CallSite:
-        """Where the script is now."""
+        """Returns where the script is now."""
         line, unit, objects, use = "", "", "", ""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -182,7 +182,7 @@ class CallSites(Hooks):
         return role
 
     def _of_node(self) -> str:
-        """The module whose backward runs; empty where a gradient is complete, which is nobody's part of the graph."""
+        """Returns the module whose backward runs; empty where a gradient is complete and belongs to no graph."""
         node = compat.autograd_node()
         number = LEAF if node is None else compat.node_number(node)
         if number >= LEAF or number < self._numbers[0]:  # a graph that is older than this step
@@ -200,16 +200,16 @@ class CallSites(Hooks):
             self._owners.append(owner)
 
     def forget(self) -> None:
-        """A step is over: its graph is gone."""
+        """Forgets a step's graph, which is gone."""
         if not self._stack:
             self._numbers, self._owners = [compat.sequence_number()], [None]
 
     def name(self, module: torch.nn.Module) -> str:
-        """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
+        """Returns a module's name from the root on without wrappers' prefixes; its class where it has no name."""
         return self._names.get(module) or type(module).__name__
 
     def learns(self) -> None:
-        """A backward pass begins: a model whose output is still there is a teacher, or a reference, and no evaluation.
+        """Notes a backward pass: a model whose output is still alive is a teacher or a reference, not evaluated.
 
         Its time is the step's. What an evaluation says is gone by then, but for numbers.
         """
@@ -217,12 +217,12 @@ class CallSites(Hooks):
         self._asides = [evaluation for evaluation in self._asides if evaluation[1] not in used]
 
     def take_aside(self) -> tuple[Evaluation, ...]:
-        """When models were evaluated since the last time that this was asked."""
+        """Returns the evaluations since the last call."""
         taken, self._asides = tuple(aside for aside, _, _ in self._asides), []
         return taken
 
     def take_forwards(self) -> int:
-        """How often a model has run for training since this was asked; of several models the one that ran most.
+        """Returns how often a model has run for training since the last call; of several the one that ran most.
 
         A part of a model that is called by itself is no model: a head may run for a sequence piece by piece.
         """
@@ -273,7 +273,7 @@ class CallSites(Hooks):
 
 
 def _unit(frame: FrameType) -> str:
-    """Of a frame of FSDP2's the module that it works for."""
+    """Returns the module that a frame of FSDP2's works for."""
     if not frame.f_code.co_filename.endswith("_fsdp_param_group.py"):
         return ""
     return without_wrappers(compat.fsdp_unit(frame.f_locals.get("self"))) or ROOT
@@ -293,12 +293,12 @@ TURNS = 16
 
 
 class Enough(BaseException):
-    """All steps that were asked for are over. No Exception: a script's own ``except`` is not for it."""
+    """Raised when all steps that were asked for are over. Not an Exception: a script's ``except`` must not catch it."""
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The moment at which a step of the optimizer is over; ``cpu_s``: seconds of a core that this thread had.
+    """The moment at which an optimizer's step is over; ``cpu_s``: seconds of a core that this thread had.
 
     ``backwards``: backward passes since the cut before. ``aside``: when models were evaluated since then.
     ``sent_bytes``, ``received_bytes``: the kernel's counters, of all connections but the store's. ``forwards``: how
@@ -328,7 +328,7 @@ class StepEnd:
 
 
 class Steps(Hooks):
-    """Cuts a script into steps: one is over with the first optimizer's step after a backward pass.
+    """Divides a script's run into steps: one ends with the first optimizer step after a backward pass.
 
     Libraries step in parts (ZeRO-3 by groups of parameters, a model with two optimizers): those that follow without
     another backward pass belong to the same step, and so do those of other optimizers that take turns with it (a
@@ -414,7 +414,7 @@ class Steps(Hooks):
 
 
 def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Modules with parameters that are part of no other one, in the order in which they were met."""
+    """Returns modules with parameters that are part of no other one, in the order in which they were met."""
     kept = [root for root in roots if next(root.parameters(), None) is not None]
     within = {id(part) for root in kept for part in root.modules() if part is not root}
     return [root for root in kept if id(root) not in within]
@@ -427,10 +427,10 @@ def is_deepspeed(module: torch.nn.Module) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's part on this rank; any other tensor itself."""
+    """Returns a DTensor's part on this rank; any other tensor itself."""
     return compat.local_tensor(tensor) if hasattr(tensor, "placements") else tensor
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32``."""
+    """Returns a dtype's name, as ``float32``."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""On a rank: a script as a process of its launcher's job, with the variables and processes that it expects."""
+"""Runs a script on a rank as a process of its launcher's job, with the variables that it expects."""
 
 import contextlib
 import importlib.util
@@ -27,7 +27,7 @@ from pardemo.script.words import at_line
 
 
 def set_environment(launch: Launch, rank: int, size: int, port: int) -> None:
-    """Sets what the launcher sets for a process of a job on one host, or on a cluster's, and removes the World's own.
+    """Sets a launcher's variables for a process of a job on one host or a cluster, and removes the World's own.
 
     ``port``: where the ranks meet, whatever the line or the script's surroundings say.
     """
@@ -57,11 +57,11 @@ _MAY_TRAIN = re.compile(r"python[\d.]*$|torchrun$|accelerate$|deepspeed$|mpirun$
 
 
 class Exited(RuntimeError):
-    """The script ended a rank with a status of failure."""
+    """Raised where the script ended a rank with a status of failure."""
 
 
 class OwnProcesses(RuntimeError):
-    """The script starts its ranks itself, and not as many as there are."""
+    """Raised where the script starts its ranks itself, and not as many as there are."""
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def spawned_here(rank: int, beside: int, notes: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def store_ports_noted(ports: set[int]) -> Iterator[None]:
-    """Within the block the port of each TCPStore that is made is added to ``ports``."""
+    """Adds the port of each TCPStore that is made within the block to ``ports``."""
     begin = dist.TCPStore.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -111,7 +111,7 @@ def store_ports_noted(ports: set[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def processes_noted(commands: list[str]) -> Iterator[None]:
-    """Within the block what the script starts as processes that may train is added to ``commands``.
+    """Adds what the script starts within the block as processes that may train to ``commands``.
 
     Programs of Python and launchers by their command lines, functions by their names; no workers of a DataLoader.
     """
@@ -137,7 +137,7 @@ def processes_noted(commands: list[str]) -> Iterator[None]:
 
 
 def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], Any]) -> Any:
-    """What ``follow`` returns on this rank, as a process of the launcher's job; the World's group is given up for it.
+    """Returns what ``follow`` returns on this rank as a process of a job; gives the World's group up for it.
 
     ``follow`` gets the rank, the port where the ranks meet, and a list for what runs in another way than written.
     """

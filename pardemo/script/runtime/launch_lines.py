@@ -1,4 +1,4 @@
-"""The line with which a reader starts a job, read as its launcher reads it: the script, its ranks, its environment.
+"""Reads the line that starts a job as its launcher does: the script, its ranks, its environment.
 
 torchrun, ``accelerate launch`` and ``deepspeed`` parse their own lines here, so that an option means what it means to
 them; only what they would start is started by pardemo instead. ``python train.py`` is a line, too, and a bare
@@ -41,7 +41,7 @@ _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 
 @dataclass(frozen=True)
 class Launch:
-    """What a line starts.
+    """What a launch line starts.
 
     ``ranks``: how many in all, None where the line does not say; ``hosts``: on how many machines. ``environment``:
     variables that the launcher sets for every rank. ``sets``: whose variables say where a rank is, ``torchrun``'s,
@@ -99,7 +99,7 @@ def _read(words: Sequence[str], ranks: int | None) -> Launch:
 
 
 def _refuse_program(name: str, rest: Sequence[str]) -> None:
-    """One line for a first word that is no script."""
+    """Refuses a first word that is no script, in one line."""
     known = [
         i for i, word in enumerate(rest) if re.fullmatch(r"python[\d.]*|torchrun|accelerate|deepspeed", word)
     ]  # what it would start
@@ -117,7 +117,7 @@ def _refuse_program(name: str, rest: Sequence[str]) -> None:
 
 
 def _variables(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """``NAME=VALUE`` before a command, as a shell takes it, also behind ``env``."""
+    """Reads ``NAME=VALUE`` before a command, as a shell does, also behind ``env``."""
     words = list(words[1:] if words[:1] == ["env"] else words)
     given = {}
     while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
@@ -147,7 +147,7 @@ def _python(words: list[str], ranks: int | None) -> Launch:
 
 
 def _torchrun(words: list[str], by_argument: bool = False) -> Launch:
-    """torchrun's line; ``by_argument``: that of ``torch.distributed.launch``, which tells the local rank so."""
+    """Reads torchrun's line; ``by_argument``: that of ``torch.distributed.launch``, which passes the local rank so."""
     import torch
     from torch.distributed import launch, run
 
@@ -207,7 +207,7 @@ def _accelerate(words: list[str], ranks: int | None) -> Launch:
 
 
 def _deepspeed(words: list[str]) -> Launch:
-    """The line of the ``deepspeed`` launcher."""
+    """Reads the line of the ``deepspeed`` launcher."""
     import torch
 
     from pardemo import extras
@@ -248,7 +248,7 @@ def _deepspeed(words: list[str]) -> Launch:
 
 
 def _chosen_hosts(runner: Any, pool: Mapping[str, int], args: argparse.Namespace) -> dict[str, list[int]]:
-    """Hosts and their GPUs, by DeepSpeed's own choice."""
+    """Returns hosts and their GPUs by DeepSpeed's own choice."""
     if (args.num_nodes >= 0 or args.num_gpus >= 0) and (args.include or args.exclude):
         raise ValueError("Cannot specify num_nodes/gpus with include/exclude")
     some = runner.parse_inclusion_exclusion(pool, args.include, args.exclude)
@@ -260,7 +260,7 @@ def _for_each_gpu(launcher: str) -> str:
 
 
 def _launcher_result(name: str, action: Callable[[], Any]) -> Any:
-    """What a launcher makes of its line; what it refuses, in one line."""
+    """Returns what a launcher makes of its line; raises its refusal in one line."""
     try:
         return action()
     except (ValueError, RuntimeError, ConnectionError, OSError, AssertionError, KeyError, TypeError) as error:
@@ -268,7 +268,7 @@ def _launcher_result(name: str, action: Callable[[], Any]) -> Any:
 
 
 def _parse_options(name: str, parse: Callable[[list[str]], argparse.Namespace], words: list[str]) -> argparse.Namespace:
-    """A launcher's options, by its own parser."""
+    """Reads a launcher's options with its own parser."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):

@@ -1,4 +1,4 @@
-"""What libraries need on CPU ranks in GPUs' place, and what cannot be had there, told in one line."""
+"""Adapts libraries to CPU ranks in place of GPUs, and says in one line what cannot be had there."""
 
 import contextlib
 import functools
@@ -65,12 +65,12 @@ _own_folders: list[str] = []
 
 
 class NeedsGpu(RuntimeError):
-    """A script asked for what exists on GPUs only; one line, with what to choose instead."""
+    """Raised where a script asks for what exists on GPUs only; says in one line what to choose instead."""
 
 
 @functools.cache
 def is_script(file: str) -> bool:
-    """Whether code of this file is the script's: none of torch, of an installed library, of Python or of ours."""
+    """Whether a file is the script's: not torch's, an installed library's, Python's or ours."""
     real = os.path.realpath(file)
     if file.startswith("<") or real.startswith(tuple(_own_folders)):
         return not file.startswith("<")
@@ -79,7 +79,7 @@ def is_script(file: str) -> bool:
 
 @functools.cache
 def library_folders() -> tuple[str, ...]:
-    """Where libraries lie: the environment's folders; torch's own and those that pip has filled, wherever they are.
+    """Returns the folders of libraries: the environment's, torch's own, and those that pip has filled.
 
     A module that is installed to be edited lies elsewhere, and is the reader's own.
     """
@@ -92,7 +92,7 @@ def library_folders() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def own_folder(path: str) -> Iterator[None]:
-    """Within the block code below this folder is the script's, also where the folder lies among the libraries."""
+    """Treats code below this folder as the script's within the block, also where it lies among the libraries."""
 
     def forget() -> None:
         is_script.cache_clear()
@@ -110,7 +110,7 @@ def own_folder(path: str) -> Iterator[None]:
 
 
 def library_environment() -> dict[str, str]:
-    """Variables that have to be set before a library is imported; what is set already stays."""
+    """Returns variables that have to be set before a library is imported; keeps those that are set."""
     ours = {"DS_ACCELERATOR": "cpu", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return {name: value for name, value in ours.items() if name not in os.environ}
 
@@ -142,7 +142,7 @@ def adjusted_libraries(notes: list[str]) -> Iterator[None]:
 
 
 def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:
-    """Its Adam is torch's, where its own would be compiled for a GPU; nor is its operator for inference compiled."""
+    """Gives DeepSpeed torch's Adam in place of one compiled for a GPU, and compiles no operator for inference."""
     import torch
 
     begin = deepspeed.initialize
@@ -215,7 +215,7 @@ def _experts(dispatcher: Any, changes: contextlib.ExitStack, notes: list[str]) -
 
 
 def note_once(notes: list[str], line: str) -> None:
-    """Adds a line to what a run is told, unless it is there."""
+    """Adds a line to a run's notes, unless it is there."""
     if line not in notes:
         notes.append(line)
 
@@ -230,7 +230,7 @@ ADJUSTED = {
 
 
 class _AdjustingFinder:
-    """Asked first, for libraries that are changed once they are imported."""
+    """Finds libraries before others do, to change them once they are imported."""
 
     def __init__(self, changes: contextlib.ExitStack, notes: list[str]):
         self.changes, self.notes = changes, notes
@@ -249,7 +249,7 @@ class _AdjustingFinder:
 
 
 class _RefusingFinder:
-    """Asked last, for a module that nobody has."""
+    """Refuses, after all other finders, a module that nobody has."""
 
     def __init__(self, notes: list[str]):
         self.notes = notes
@@ -269,7 +269,7 @@ class _RefusingFinder:
 
 
 def _advice(error: BaseException) -> str | None:
-    """What to say of an error, by its text or that of one that led to it; None of an error of another kind."""
+    """Returns advice on an error by its text or that of one that led to it; None for errors of another kind."""
     cause: BaseException | None = error
     where = f" ({line})" if (line := script_line(error)) else ""
     while cause is not None:
@@ -286,6 +286,6 @@ def _advice(error: BaseException) -> str | None:
 
 
 def script_line(error: BaseException) -> str:
-    """``train.py:7``: the innermost line of the script that an exception came through; empty where there is none."""
+    """Returns the script's innermost line that an exception came through, as ``train.py:7``; empty without one."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_script(frame.filename)]
     return f"{os.path.basename(lines[-1].filename)}:{lines[-1].lineno}" if lines else ""

@@ -1,4 +1,4 @@
-"""A script on warm ranks: started, watched, and told about where it fails."""
+"""Runs a script on warm ranks, watches it, and reports where it fails."""
 
 import ast
 import contextlib
@@ -33,7 +33,7 @@ LONGEST = 300
 
 
 class ScriptError(ValueError):
-    """The script could not be measured; the message says in one line what is wrong, ``details`` where.
+    """Raised where the script could not be measured; says in one line what is wrong, ``details`` where.
 
     ``standstill``: of a run that began, which ranks waited for which others, and where they parted. ``timed_out``:
     whether its time was over, and not given up before.
@@ -46,7 +46,7 @@ class ScriptError(ValueError):
 
 
 def script_text(launch: Launch, folder: str) -> tuple[Launch, str]:
-    """The launch with its script's path made absolute, and the script's text; a module's is empty.
+    """Returns the launch with an absolute path, and the script's text; a module's is empty.
 
     Raises:
         ScriptError: there is no such file.
@@ -94,7 +94,7 @@ def run_on_ranks(
 
 
 def heavy_imports(text: str) -> list[str]:
-    """Libraries of :data:`HEAVY` that the script imports; none where it cannot be read, which running it will say."""
+    """Returns libraries of :data:`HEAVY` that the script imports; none where the script cannot be read."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -105,7 +105,7 @@ def heavy_imports(text: str) -> list[str]:
 
 
 def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float) -> ScriptError:
-    """One line for what happened to the ranks, with what is told of those that wait."""
+    """Makes one line of what happened to the ranks and of those that wait."""
     deaths = {rank: exit_text(code) for rank, code in error.deaths.items()} if isinstance(error, RankDied) else {}
     stacks = getattr(error, "stacks", {})
     lines = {rank: STOPPED if stack.startswith(STOPPED) else _script_line(stack) for rank, stack in stacks.items()}
@@ -143,12 +143,12 @@ def _raised_text(name: str, error: RankFailed, still: Standstill) -> str:
 
 
 def _as_one_line(text: str) -> str:
-    """A message of any length as a part of a line."""
+    """Returns a message of any length as a part of a line."""
     return shortened(" ".join(text.split()), LONGEST)
 
 
 def _script_line(stack: str) -> str:
-    """The reader's line in a stack, of its main thread, which stands last."""
+    """Returns the script's line in a stack of its main thread, which stands last."""
     lines = _script_lines(stack.rpartition("most recent call first")[2])
     return lines[0] if lines else ""
 
@@ -169,21 +169,21 @@ LARGEST_COPY = 2e9
 
 @dataclass
 class Scratch:
-    """A copy of a folder, and the files that it had in the beginning, with their times."""
+    """A copy of a folder, with the files that it had in the beginning and their times."""
 
     folder: str
     before: dict[str, int]
 
     @property
     def note(self) -> str:
-        """Which files the script wrote."""
+        """Says which files the script wrote."""
         wrote = [name for name, when in _files_of(self.folder).items() if self.before.get(name) != when]
         return f"it ran in a scratch copy, which is removed; it wrote {first_of(sorted(wrote), 5) or 'no files'}"
 
 
 @contextlib.contextmanager
 def scratch(folder: str) -> Iterator[Scratch]:
-    """A copy of a folder until the block ends.
+    """Copies a folder until the block ends.
 
     Raises:
         ValueError: the folder has more than 2 GB.
@@ -198,7 +198,7 @@ def scratch(folder: str) -> Iterator[Scratch]:
 
 
 def _files_of(folder: str) -> dict[str, int]:
-    """Files of a folder and when they changed, in ns, without :data:`LEFT_OUT`."""
+    """Returns a folder's files and when they changed, in ns, without :data:`LEFT_OUT`."""
     times = {}
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]

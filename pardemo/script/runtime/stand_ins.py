@@ -1,4 +1,4 @@
-"""What stands for a GPU's streams, events, generators and for the functions of torch.cuda on a CPU rank."""
+"""Replaces a GPU's streams, events and generators and the functions of torch.cuda on a CPU rank."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class StandInState(Protocol):
-    """What is kept of a rank: its device, whether compiling was put aside, and where differences are noted."""
+    """A rank's state: its device, whether compiling was put aside, and where differences are noted."""
 
     index: int
     eager: bool
@@ -45,11 +45,11 @@ def script_asks(depth: int = 2) -> bool:
 
 
 def no_op(*_: Any, **__: Any) -> None:
-    """For what a CPU has no need of."""
+    """Replaces what a CPU has no need of."""
 
 
 class Event:
-    """Reads the clock where a GPU would, when all before it is done: here it always is."""
+    """Reads the clock when all before it is done, as a GPU's event: here it always is."""
 
     def __init__(self, *_: Any, **__: Any):
         self.at_s = 0.0
@@ -67,7 +67,7 @@ class Event:
 
 
 class Stream:
-    """An order of work: there is one, the script's own."""
+    """Replaces a stream: there is one order of work, the script's own."""
 
     device, device_index, cuda_stream, stream_id, priority = torch.device("cuda", 0), 0, 0, 0, 0
 
@@ -100,7 +100,7 @@ class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
 
 
 class Generator(_GENERATOR, metaclass=_AnyGenerator):
-    """A generator for cuda is one of the CPU."""
+    """Replaces a generator for cuda by one of the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return _GENERATOR("cpu" if is_cuda(device) else device)
@@ -132,7 +132,7 @@ class _Future(torch.futures.Future):
 
 
 def with_future(get: Callable) -> Callable:
-    """``Work.get_future``, also where gloo has none."""
+    """Returns ``Work.get_future``, also where gloo has none."""
 
     def get_future(work: Any) -> Any:
         try:
@@ -196,7 +196,7 @@ def outermost_calls(
 
 
 def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
-    """What is replaced of torch.cuda and torch.accelerator, and by what."""
+    """Returns the replacements of torch.cuda and torch.accelerator."""
     cuda, accelerator, note = torch.cuda, torch.accelerator, mode.note
 
     def ranks(*_: Any) -> int:
@@ -288,7 +288,7 @@ def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
 
 
 def torch_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
-    """What is replaced of torch itself."""
+    """Returns the replacements of torch itself."""
 
     def to_cpu(given: dict[str, Any]) -> None:
         where = given.get("map_location")
@@ -323,7 +323,7 @@ def torch_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
 
 
 class _Names:
-    """Under which names each function and class stands in the modules of this process.
+    """Maps functions and classes to their names in the modules of this process.
 
     A module is read once, and again when it has more or fewer names. In a process that ranks are forked from, this
     makes it cheap for each of them: reading all modules there writes to most of their pages, which are shared.

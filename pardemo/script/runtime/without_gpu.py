@@ -1,4 +1,4 @@
-"""A CPU rank in a GPU's place: a script that was written for CUDA and nccl runs on it unchanged.
+"""Lets a script that was written for CUDA and nccl run unchanged on a CPU rank.
 
 ``cuda`` as a device is the CPU, nccl is gloo, and a script that asks is told that it has a GPU, while torch's and the
 libraries' own code is told the truth and goes its way for CPUs. What that changes stands in :data:`TABLE`, and a run

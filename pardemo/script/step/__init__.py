@@ -1,1 +1,1 @@
-"""What a script's median step does: collectives, memory, time, and what formulas say of them."""
+"""Measures a script's median step: collectives, memory and time, and what formulas predict of them."""

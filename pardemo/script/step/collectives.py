@@ -1,4 +1,4 @@
-"""Every collective that a script calls: what it moves, when, and from where; nothing but collectives is slowed down.
+"""Records every collective that a script calls: its bytes, its times and its call site; slows nothing else.
 
 torch's operators of ``c10d`` are asked at the dispatcher, where those that DDP's reducer, FSDP and DTensor call from
 C++ pass as well: at the key BackendSelect, below autograd and above all devices. A ``TorchDispatchMode`` would see
@@ -54,7 +54,7 @@ KINDS = {
 
 @dataclass
 class Call(LoggedCall):
-    """A call as its rank has it: as in the log, and what its bytes are reckoned from.
+    """A call as its rank logs it, and what its bytes are computed from.
 
     Args:
         place: where the script is.
@@ -199,7 +199,7 @@ class Calls:
         self._journal.begins(call.logged, *(getattr(call, name) for name in BEGINS))
 
     def _makes_group(self, make: Callable[[], Any], ranks: list[int] | None, alone: bool) -> Any:
-        """A new group is made as by a collective of all ranks; ``alone``: of its own ones."""
+        """Logs a new group, which all ranks make together; ``alone``: its own ranks do."""
         world = tuple(range(dist.get_world_size()))
         members = world if ranks is None else tuple(ranks)
         callers = members if alone else world
@@ -214,7 +214,7 @@ class Calls:
 
     @contextlib.contextmanager
     def _until_over(self, call: Call | None) -> Iterator[None]:
-        """A call is over as the block ends, or has failed."""
+        """Logs that a call is over at the end of the block, or has failed."""
         try:
             yield
         except RuntimeError:
@@ -238,7 +238,7 @@ class Calls:
         return wait
 
     def _waited_for(self) -> Callable:
-        """DTensor's collectives are waited for by their tensor, in C++: no ``Work.wait`` of Python's is called."""
+        """Notes a wait for DTensor's collectives, which wait by their tensor in C++, not by ``Work.wait``."""
         operator = compat.functional_wait.default
         below = compat.dispatch_keys_after(compat.DispatchKey.BackendSelect)
 
@@ -285,7 +285,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _all_to_all_sent(arguments: dict[str, Any], sender: int) -> float:
-    """Bytes of an all-to-all that leave the rank: of its input all but its own part."""
+    """Returns the bytes of an all-to-all that leave the rank: its input without its own part."""
     if "input_tensors" in arguments:
         return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != sender)
     nbytes, splits = arguments["input"].nbytes, list(arguments.get("input_split_sizes") or ())

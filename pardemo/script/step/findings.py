@@ -1,4 +1,4 @@
-"""What the formulas of each parallelism say beside what was sent, and what a reader would change in a script."""
+"""Compares what was sent with each parallelism's formula, and finds what a reader would change in a script."""
 
 import math
 import statistics
@@ -19,23 +19,23 @@ SMALL = 4096
 
 
 def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
-    """A group's rows of these kinds, without those of an evaluation: no formula of a step is for them."""
+    """Returns a group's rows of these kinds, without those of an evaluation, which no formula covers."""
     of_group = [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
     return [row for row in of_group if row.place.phase != "evaluation"]
 
 
 def low_precision(measured: Summary) -> str:
-    """The dtype of 16 bits in which autocast computes, if one does."""
+    """Returns the 16-bit dtype in which autocast computes, if one does."""
     return next((dtype for dtype in measured.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
 
 
 def bytes_of(rows: Iterable[Row]) -> float:
-    """What rows send together."""
+    """Returns the bytes that rows send together."""
     return sum(row.bytes for row in rows)
 
 
 def share(rows: list[Row], expected: float, why: str = "") -> None:
-    """Gives rows what a formula says of them together, by their shares of what was sent; and what they are."""
+    """Divides a formula's bytes over rows in proportion to what each sent, and says what they are."""
     sent = bytes_of(rows)
     for row in rows:
         row.expected_bytes = expected * row.bytes / sent if sent else expected / len(rows)
@@ -43,7 +43,7 @@ def share(rows: list[Row], expected: float, why: str = "") -> None:
 
 
 def expect_together(rows: list[Row], expected: float, why: str, name: str = "", reason: str = "") -> Iterator[Finding]:
-    """What several rows are expected to send together; a finding where they do not."""
+    """Compares what several rows sent together with a formula; adds a finding where they differ."""
     share(rows, expected, why)
     sent = bytes_of(rows)
     if rows and expected and abs(sent / expected - 1) >= 0.05:
@@ -101,7 +101,7 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
 
 
 def _buckets_text(buckets: list[list[str]]) -> str:
-    """Which parameters a bucket has: the first that it waits for, the last, and how many; of the first buckets."""
+    """Describes the first buckets: the first parameter that each waits for, the last, and their number."""
     some = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
     return f": {first_of(some, 3, more=' and {} more buckets')}" if some else ""
 
@@ -153,7 +153,7 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
 
 
 def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
-    """Why a unit is gathered more often than once; empty where that is not known."""
+    """Says why a unit is gathered more often than once; empty where that is not known."""
     runs = fsdp.options.get("runs", {}).get(unit, 0) / m
     if any(row.place.phase == "between" for row in rows):
         return ": unshard() is called for it, and it was given back before its forward, or after it"
@@ -166,7 +166,7 @@ def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, 
 
 
 def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
-    """Gathers of a weight's shape that are no unit's: what is used as it is sharded is gathered by torch."""
+    """Explains gathers of a weight that is in no unit: torch gathers what is used while it is sharded."""
     for row in rows_of(measured, ["all-gather"], fsdp.ranks):
         shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
         alike = [name for name, shape in fsdp.options.get("shapes", {}).items() if shape in shapes]
@@ -274,7 +274,7 @@ def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list
 
 
 def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
-    """Expected bytes, and the reason where they differ, for rows that belong together."""
+    """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
     expected, sent = sum(term["bytes"] for term in terms), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
     if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
@@ -318,7 +318,7 @@ def _shared_inputs(terms: list[Term], rows: list[Row], expected: float, sent: fl
 
 
 def _difference(measured: Summary, terms: list[Term], rows: list[Row], expected: float, sent: float) -> str:
-    """Why more, or less, was sent than the formula says."""
+    """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
     if all(term["what"] == REPLICATED for term in terms) and times > 1.5 and abs(times - round(times)) < MET:
         if all(row.place.phase == "step" for row in rows):
@@ -334,7 +334,7 @@ def _difference(measured: Summary, terms: list[Term], rows: list[Row], expected:
 
 
 def gathered_logits(row: Row, nbytes: float) -> Finding:
-    """What there is to say of logits that are gathered whole."""
+    """Finds logits that are gathered whole."""
     return Finding(
         f"logits are gathered whole, {_times_text(row)} a step: a figure of them can be counted on each rank, a loss "
         "be computed where the vocabulary is cut, and a few numbers sent", row.line, nbytes,
@@ -346,7 +346,7 @@ def _times_text(row: Row) -> str:
 
 
 def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -> None:
-    """Calls of more than a few bytes that no formula has: what they carry."""
+    """Names what calls of more than a few bytes carry that no formula covers."""
     if kind not in CARRIED:
         return
     phases, carried = CARRIED[kind]
@@ -380,7 +380,7 @@ BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded o
 
 
 def explain(measured: Summary) -> None:
-    """Gives rows what was expected of them, and the summary its findings."""
+    """Adds expected bytes to the rows, and findings to the summary."""
     findings = measured.findings
     for parallelism in measured.parallelism:
         if rule := RULES.get(parallelism.kind.partition(" ")[0]):
@@ -416,7 +416,7 @@ def _alone(measured: Summary) -> bool:
 
 
 def _by_hand(measured: Summary) -> None:
-    """What a script sends by itself, known by its bytes: sums of gradients, a sharded optimizer, averages.
+    """Recognises by its bytes what a script sends by itself: sums of gradients, a sharded optimizer, averages.
 
     All-reduces of a group that have, together, as many bytes as all gradients are the script's own sum of them.
     Reduce-scatters of as many bytes as the gradients have, and gathers of as many as the parameters, are those of
@@ -457,7 +457,7 @@ def _by_hand(measured: Summary) -> None:
 
 
 def _parameter_bytes(measured: Summary) -> int:
-    """Bytes of all parameters in their own types."""
+    """Returns the bytes of all parameters in their own types."""
     sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
     return sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
 
@@ -491,7 +491,7 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
 
 
 def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
-    """FSDP2 on the whole model alone, which has layers: nothing is gathered while something else computes."""
+    """Finds FSDP2 on the whole model alone though it has layers: no gather then overlaps with computation."""
     for unit in parallelism:
         layers = {name.rpartition(".")[0] for name in unit.options.get("shapes", {}) if "." in name}
         if unit.kind in ("FSDP2", "HSDP") and unit.wraps == (ROOT,) and len(layers) > 2:
@@ -502,7 +502,7 @@ def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
 
 
 def _late(measured: Summary) -> Iterator[Finding]:
-    """A rank that computes longer than the others, who wait for it; of two slow ones neither is late."""
+    """Finds a rank that computes longer than the others, which wait for it; of two slow ones neither is late."""
     if measured.ranks < 2:
         return
     *others, longest = sorted(measured.time, key=lambda times: times.compute_s)

@@ -1,4 +1,4 @@
-"""What the planner says of a script's parallelism at full size: planned, not measured.
+"""Plans a script's parallelism at full size with the planner: planned, not measured.
 
 A recognised parallelism becomes a layout of the planner's, with the script's own bytes for each parameter; DeepSpeed's
 stages are a dry run of its engine with the script's own settings.
@@ -17,7 +17,7 @@ from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.script.step.memory import block_changes
 from pardemo.script.step.parallelisms import Parallelism
-from pardemo.script.step.summary import Seen, Summary
+from pardemo.script.step.summary import RankTrace, Summary
 from pardemo.script.words import count_text
 
 if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
@@ -47,7 +47,7 @@ class Question:
 def question(
     model: str | None, gpus: int | None = None, sequence: int | None = None, micro_batch: int | None = None
 ) -> Question | None:
-    """The question; None where there is none.
+    """Reads the question from the options; None where there is none.
 
     Raises:
         ValueError: no such model, or numbers without one; said before anything runs.
@@ -63,8 +63,8 @@ def question(
     return Question(model, configurations.of(configurations.find(model)), gpus, sequence, micro_batch)
 
 
-def answer(asked: Question, measured: Summary, seen: Sequence[Seen]) -> dict[str, Any]:
-    """The plan beside the measurement.
+def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dict[str, Any]:
+    """Makes the plan that stands beside the measurement.
 
     Returns:
         ``planned`` True; ``model``, ``gpus``, ``peak_bytes``, ``kinds`` (bytes by kind of the fullest GPU),
@@ -113,11 +113,11 @@ LOGITS = {2: 14, 4: 12}  # bytes of a token and word: in 16 bits, in 32, their l
 
 
 class NoCounterpart(Exception):
-    """The planner has nothing like it; the message says what in one line."""
+    """Raised where the planner has nothing like the script; the message says what in one line."""
 
 
 def refuse(unlike: object, why: str) -> None:
-    """Where the script is unlike anything that the planner has.
+    """Raises :class:`NoCounterpart` where the script is unlike anything that the planner has.
 
     Raises:
         NoCounterpart: it is.
@@ -126,8 +126,10 @@ def refuse(unlike: object, why: str) -> None:
         raise NoCounterpart(why)
 
 
-def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fullest: Seen) -> dict[str, Any]:
-    """Bytes by kind of the fullest GPU, what was taken over, what was assumed, the planner's own command.
+def _planned_layout(
+    asked: Question, measured: Summary, seen: Sequence[RankTrace], fullest: RankTrace
+) -> dict[str, Any]:
+    """Plans the fullest GPU's bytes by kind; also returns assumptions and the planner's own command.
 
     Raises:
         NoCounterpart: the planner's layouts have nothing like it.
@@ -194,8 +196,8 @@ def _planned_layout(asked: Question, measured: Summary, seen: Sequence[Seen], fu
     }  # fmt: skip
 
 
-def trained_of(fullest: Seen, measured: Summary) -> dict[str, Any]:
-    """What the fullest rank's script trains.
+def trained_of(fullest: RankTrace, measured: Summary) -> dict[str, Any]:
+    """Returns what the fullest rank's script trains.
 
     Raises:
         NoCounterpart: some parameters are frozen, or an optimizer's states are not of its parameters' shapes.
@@ -215,8 +217,8 @@ def trained_of(fullest: Seen, measured: Summary) -> dict[str, Any]:
     return trained
 
 
-def tokens(asked: Question, seen: Sequence[Seen], cp: int) -> tuple[int, int]:
-    """Samples of a micro-batch, and tokens of each: as asked, else as in the script.
+def tokens(asked: Question, seen: Sequence[RankTrace], cp: int) -> tuple[int, int]:
+    """Returns the samples of a micro-batch and the tokens of each: as asked, else as in the script.
 
     Raises:
         NoCounterpart: neither is known.
@@ -235,7 +237,7 @@ def tokens_taken(asked: Question, samples: int, sequence: int, micro_batches: in
 
 
 def recomputed(trained: dict[str, Any]) -> str:
-    """``none``, or ``full``: each layer.
+    """Returns ``none``, or ``full`` where each layer is recomputed.
 
     Raises:
         NoCounterpart: some layers alone.
@@ -250,7 +252,7 @@ def recomputed(trained: dict[str, Any]) -> str:
 def _degrees(
     parallelisms: list[Parallelism], measured: Summary, asked: Question
 ) -> tuple["Layout", Parallelism | None]:
-    """The script's degrees; data-parallel ranks grow to the GPUs that are asked for."""
+    """Returns the script's degrees, with data-parallel ranks for all GPUs that are asked for."""
     from pardemo.planner.layouts import Layout
 
     by: dict[str, list[Parallelism]] = {}
@@ -285,7 +287,7 @@ def _degrees(
 
 
 def _sharing(data: Parallelism, here: int, cp: int, measured: Summary) -> tuple[str, int]:
-    """What data-parallel ranks share of the states, and the ranks of a group that does, where it is not all."""
+    """Returns what data-parallel ranks share of the states, and in groups of how many, where not all share them."""
     if data.kind == "DDP":
         several = data.options.get("models", 1) > 1 or len(data.ranks) not in (here, here * cp)
         refuse(several, "several models, or groups, under DDP have no counterpart in a layout")
@@ -310,8 +312,8 @@ def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:
     )
 
 
-def _computed_in(fullest: Seen, data: Parallelism | None) -> tuple[int, str]:
-    """Bytes of what the forward computes in, and how that is known."""
+def _computed_in(fullest: RankTrace, data: Parallelism | None) -> tuple[int, str]:
+    """Returns the bytes of the type that the forward computes in, and how that is known."""
     model = fullest.model
     if model["computed_in"]:
         names, why = model["computed_in"], "by autocast"
@@ -325,7 +327,7 @@ def _computed_in(fullest: Seen, data: Parallelism | None) -> tuple[int, str]:
 
 
 def _command(asked: Question, chosen: "Layout", gpus: int, sequence: int) -> str:
-    """The nearest question to the planner itself, which has the program's own bytes for a parameter."""
+    """Writes the planner's own command that is nearest; there the program sets the bytes of a parameter."""
     from pardemo.planner.layouts import Layout
 
     usual = Layout()
@@ -349,8 +351,10 @@ KINDS = {
 ADAM = {"Adam", "AdamW", "FusedAdam", "CPUAdam", "DeepSpeedCPUAdam"}
 
 
-def _planned_deepspeed(asked: Question, measured: Summary, seen: Sequence[Seen], fullest: Seen) -> dict[str, Any]:
-    """As :func:`_planned_layout`, of DeepSpeed's engine.
+def _planned_deepspeed(
+    asked: Question, measured: Summary, seen: Sequence[RankTrace], fullest: RankTrace
+) -> dict[str, Any]:
+    """Plans DeepSpeed's engine; as :func:`_planned_layout`.
 
     Raises:
         NoCounterpart: it is not run dry in this way. ValueError: the planner refuses the job.

@@ -1,4 +1,4 @@
-"""A script, measured: run on ranks, summed up, explained."""
+"""Measures a script: runs it on ranks, sums up its median step, and explains it."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.runner import RANK_BYTES, ScriptError, run_on_ranks, script_text
 from pardemo.script.step import findings, summary
-from pardemo.script.step.summary import Program, Seen, Summary
+from pardemo.script.step.summary import Program, RankTrace, Summary
 
 
 def script(
@@ -59,7 +59,7 @@ def measured(
     work: bool = False,
     layer_s: float = 0.0,
     log: Path | None = None,
-) -> tuple[Summary, list[Seen]]:
+) -> tuple[Summary, list[RankTrace]]:
     """As :func:`script`, of what a launcher would start; also what each rank saw, for files.
 
     ``log``: a file for the table of all calls, which is written also of a run that failed, or was interrupted.

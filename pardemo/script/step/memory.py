@@ -1,4 +1,4 @@
-"""What a step holds: tensor by tensor, at its peak and over time, and what a plan at full size takes from it."""
+"""Records the tensors that are alive in a step, at its peak and over time, and what a plan at full size needs."""
 
 import json
 import weakref
@@ -17,7 +17,7 @@ from pardemo.meters.tensors import local_tensors, unwrap_optimizer
 from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks, dtype_name, is_deepspeed
 from pardemo.script.step.operations import equal_layers
 
-#: What a peak is told by. The meter's activations are told apart by what they are for.
+#: Kinds by which a peak is reported. What the meter calls activations is split by its use.
 KINDS = (
     "parameters", "gradients", "optimizer states", "activations", "gathered", "logits", "communication buffers",
     "temporaries", "random states", "held between steps",
@@ -28,7 +28,7 @@ LEAST_VOCABULARY = 256
 
 @dataclass(eq=False)
 class Storage:
-    """One storage that was alive: bytes, where it was made, and between which changes it lived."""
+    """A storage: its bytes, where it was made, and its first and last change in the count of all changes."""
 
     nbytes: int
     place: CallSite
@@ -42,7 +42,7 @@ class Storage:
 
 
 class ScriptMemoryMeter(MemoryMeter):
-    """A :class:`MemoryMeter` for a whole script: all modules and optimizers that it meets, and where tensors come from.
+    """A :class:`MemoryMeter` for a whole script, which also notes from which line and module each tensor comes.
 
     Attributes: ``storages`` (those that lived since the last :meth:`begin`), ``vocabularies`` (sizes of embeddings).
 
@@ -75,7 +75,7 @@ class ScriptMemoryMeter(MemoryMeter):
         super().__exit__(*error)
 
     def begin(self) -> None:
-        """The peak and the count of changes begin anew, with what is alive now; what has died before is forgotten."""
+        """Starts the peak and the count of changes anew with what is alive now, and forgets what has died."""
         self.storages = {record: life for record, life in self.storages.items() if life.died is None}
         for storage in self.storages.values():
             storage.born = 0
@@ -90,7 +90,7 @@ class ScriptMemoryMeter(MemoryMeter):
         self.peak_place = made.place if made else None
 
     def used(self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """A collective's tensors: what it gathers is gathered, what it sums and is no gradient a buffer."""
+        """Gives a collective's tensors their kind: gathered, or a communication buffer where it sums no gradient."""
         kinds = {"all-gather": ("", "gathered"), "all-reduce": ("communication buffers", "")}
         of_inputs, of_outputs = kinds.get(kind, ("communication buffers", "communication buffers"))
         for tensors, use in ((inputs, of_inputs), (outputs, of_outputs)):
@@ -101,7 +101,7 @@ class ScriptMemoryMeter(MemoryMeter):
                         made.use = use
 
     def at_peak(self) -> tuple[dict[str, int], list[tuple[str, Storage]]]:
-        """Bytes by kind of :data:`KINDS` at the peak, and its storages with their kinds, the largest first."""
+        """Returns bytes by kind of :data:`KINDS` at the peak, and its storages with their kinds, the largest first."""
         kinds = dict.fromkeys(KINDS, 0)
         alive = []
         for record, life in (*self._earlier, *self.storages.items()):
@@ -112,7 +112,7 @@ class ScriptMemoryMeter(MemoryMeter):
         return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
 
     def all(self) -> list[tuple[str, Storage]]:
-        """Every storage since :meth:`begin`, with its kind, in the order in which they came."""
+        """Returns every storage since :meth:`begin` with its kind, in the order in which they came."""
         lives = (*self._earlier, *self.storages.items())
         shown = ((self._shown_kind(record.kind, life), life) for record, life in lives)
         return sorted(shown, key=lambda item: item[1].born)
@@ -135,7 +135,7 @@ class ScriptMemoryMeter(MemoryMeter):
         return "temporaries" if storage.short else "activations"
 
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """What an optimizer is about to use as gradients: FSDP sets them, and no hook of theirs says so."""
+        """Notes as gradients what an optimizer is about to use: no hook reports those that FSDP sets."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if isinstance(parameter, torch.nn.Parameter):
@@ -185,7 +185,7 @@ COLUMNS = 300
 
 
 class MemoryTimeline(NamedTuple):
-    """A step in columns of equally many changes; each is told by its fullest moment.
+    """A step's memory in columns of equally many changes; each column shows its fullest moment.
 
     Args:
         columns: bytes by kind. peak_bytes: the largest sum. peak_column: where it is.
@@ -199,14 +199,14 @@ class MemoryTimeline(NamedTuple):
 
 
 def block_changes(blocks: Sequence[Block]) -> list[tuple[int, str, int]]:
-    """When blocks came and went, of which kind they are, and how many bytes came, or went."""
+    """Returns of each birth and death of a block its time, its kind and its bytes, negative where it died."""
     changes = [(block.born, block.kind, block.bytes) for block in blocks]
     changes += [(block.died, block.kind, -block.bytes) for block in blocks if block.died is not None]
     return sorted(changes, key=lambda change: change[0])
 
 
 def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTimeline:
-    """Of the blocks of a step, as each came and went."""
+    """Makes the timeline of a step's blocks."""
     changes = block_changes(blocks)
     each = (1 + max((at for at, _, _ in changes), default=0)) / columns
     live: dict[str, int] = {}
@@ -246,7 +246,7 @@ class Trained(Hooks):
         self._tokens: tuple[int, ...] = ()
 
     def seen(self) -> dict[str, Any]:
-        """As an optimizer's step ends.
+        """Notes an optimizer whose step ends.
 
         ``elements`` that this rank's optimizers update; ``weight``, ``gradient``, ``state``: bytes for each of them on
         average, gradients None where there is none any more; ``unlike``: whether a state has another shape than its

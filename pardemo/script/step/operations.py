@@ -1,4 +1,4 @@
-"""The work of one step, operation by operation, as a GPU would have it; and layers that take a given time."""
+"""Records the operations of one step as a GPU would run them, and pads layers to a given time."""
 
 import time
 import weakref
@@ -10,8 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from pardemo import compat
+from pardemo.meters.operation_costs import FLOPS, memory_bytes, traffic
 from pardemo.meters.tensors import tensors_in
-from pardemo.planner.work import FLOPS, traffic
 from pardemo.script.runtime.call_sites import CallSites, Hooks, without_wrappers
 from pardemo.script.step.collectives import Call
 
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A collective begins.
+    """The beginning of a collective.
 
     Args:
         number: of this collective in the step. call: its number among all calls of the rank.
@@ -87,20 +87,20 @@ class OperationRecorder(compat.TorchDispatchMode):
         self.on = False
 
     def begin(self) -> None:
-        """From here on a step is noted."""
+        """Starts to record a step."""
         self.list.clear()
         self._last.clear()
         self._operations = self._exchanges = 0
         self.on = True
 
     def waited(self) -> None:
-        """The script waits for a collective; it is the last one's own wait where nothing was launched since."""
+        """Notes that the script waits for a collective: for the last one, where nothing was launched since."""
         last = self.list[-1] if self.on and self.list else None
         if isinstance(last, Exchange) and not self._calls()[last.call].place.use:  # FSDP has streams of its own
             self.list[-1] = last._replace(waits=True)
 
     def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
-        """What was noted, of a script with these models; no more is."""
+        """Ends the recording; returns the work of a step of a script with these models."""
         self.on = False
         return StepWork(
             self.list, torch.get_float32_matmul_precision() != "highest", equal_layers(roots, self._sites.name)
@@ -126,7 +126,7 @@ class OperationRecorder(compat.TorchDispatchMode):
         count = FLOPS.get(compat.op_packet(func))
         after = {wrote[0] for tensor in read if (wrote := self._last.get(_key(tensor))) is not None and wrote[0] >= 0}
         if count is not None:
-            flops, moved = float(count(*args, **kwargs, out_val=out)), float(sum(map(_bytes, [*read, *written])))
+            flops, moved = float(count(*args, **kwargs, out_val=out)), float(sum(map(memory_bytes, [*read, *written])))
             low = any(tensor.dtype in LOW for tensor in read)
             if _causal(func, args, kwargs):
                 flops /= 2  # a kernel of a GPU leaves out the half that the mask takes away
@@ -182,10 +182,6 @@ def _sizes(factors: list[torch.Tensor]) -> tuple[int, ...]:
     return int(matrices[-2][0]), int(matrices[-2][1]), int(matrices[-1][1])
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
 def equal_layers(roots: Iterable[torch.nn.Module], name: Callable[[torch.nn.Module], str]) -> tuple[str, ...]:
     """The names of the modules of one class that stand in one list, of the list that holds most parameters."""
     largest: tuple[int, tuple[str, ...]] = (0, ())
@@ -203,7 +199,7 @@ BACKWARD = 2
 
 
 class PaddedTimes(NamedTuple):
-    """What layers waited on a rank: ``forward_s`` each; when it stood still so; by layer what its forwards computed."""
+    """How layers were padded on a rank: to ``forward_s``, when it slept, and what each layer's forwards computed."""
 
     forward_s: float
     waits: list[tuple[float, float]]
@@ -228,7 +224,7 @@ class LayerPadding(Hooks):
 
     @property
     def seen(self) -> PaddedTimes:
-        """So far."""
+        """The padding so far."""
         return PaddedTimes(self._forward_s, self._waits, dict(self._computed_s))
 
     def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a step would take on a named GPU and its links: its operations and collectives, replayed in reckoned time."""
+"""Predicts a step's time on a named GPU and its links: replays its operations and collectives in computed time."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.measurement import Pace
 from pardemo.script.step.operations import BACKWARD, Exchange, Operation, StepWork
-from pardemo.script.step.summary import WARM, Paced, Seen, Summary, Times
+from pardemo.script.step.summary import WARM, Paced, RankTrace, Summary, Times
 
 #: What all ranks of a collective have in common: group, ranks, its number among them.
 Key = tuple[str, tuple[int, ...], int]
@@ -38,7 +38,7 @@ class Flight:
 
 @dataclass
 class _Rank:
-    """One rank's clocks, in seconds: its processor's, its GPU's; when each operation ended; what it waited for."""
+    """A rank's clocks in seconds: its processor's, its GPU's, when each operation ended, what it waited for."""
 
     rank: int
     program: Sequence[Operation | Exchange]
@@ -56,7 +56,7 @@ class _Rank:
 
 
 class _Replay:
-    """All ranks' programs, played together; of the arguments :func:`replay` says what they are."""
+    """Replays all ranks' programs together; arguments as of :func:`replay`."""
 
     def __init__(self, programs: Programs, compute_s: ComputeTime, launch_s: float, exchange_s: ExchangeTime):
         self.ranks = [_Rank(rank, program, calls) for rank, (program, calls) in sorted(programs.items())]
@@ -64,7 +64,7 @@ class _Replay:
         self._compute_s, self._launch_s, self._exchange_s = compute_s, launch_s, exchange_s
 
     def run(self) -> None:
-        """Plays every rank as far as it comes, until none comes any further."""
+        """Replays every rank as far as it can go, until none can go further."""
         moved = True
         while moved:
             moved = False
@@ -73,7 +73,7 @@ class _Replay:
                     rank.at, moved = rank.at + 1, True
 
     def _plays(self, rank: _Rank) -> bool:
-        """Plays a rank's next event; False where it has to wait for another rank."""
+        """Replays a rank's next event; False where it has to wait for another rank."""
         event = rank.program[rank.at]
         awaited = [*(rank.flights[number] for number in event.after), *rank.stands]
         if any(self.end_s(flight) is None for flight in awaited):
@@ -118,7 +118,7 @@ class _Replay:
             rank.stands.append(flight)
 
     def end_s(self, flight: Flight) -> float | None:
-        """When a collective is over; None as long as not all its ranks have begun it."""
+        """Returns when a collective ends; None as long as not all its ranks have begun it."""
         if flight.end_s is None:
             before = [self.end_s(earlier) for earlier in flight.before]
             if not set(flight.call.ranks) <= set(flight.ready) or None in before:
@@ -128,11 +128,11 @@ class _Replay:
         return flight.end_s
 
     def exchange_s(self, flight: Flight) -> float:
-        """What a collective takes."""
+        """Returns the seconds of a collective."""
         return self._exchange_s(flight.call) or 0.0
 
     def times(self, rank: _Rank) -> Times:
-        """A rank's step."""
+        """Returns the seconds of a rank's step by kind."""
         ends = [self.end_s(flight) or 0.0 for flight in rank.flights]
         step = max([rank.gpu_s, rank.cpu_s, *ends])
         pairs = zip(rank.flights, ends, strict=True)
@@ -143,7 +143,7 @@ class _Replay:
 
 
 def replay(programs: Programs, compute_s: ComputeTime, launch_s: float, exchange_s: ExchangeTime) -> list[Times]:
-    """Each rank's reckoned step.
+    """Predicts each rank's step.
 
     A rank's GPU does its operations in their order, each when the processor has launched it and the collectives are
     over whose results it uses. A collective begins on all its ranks together, when the last one has what it sends;
@@ -180,8 +180,8 @@ TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time
 
 
-def add_pace(asked: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
-    """Gives the summary what it asks for.
+def add_pace(asked: Pace, measured: Summary, seen: Sequence[RankTrace]) -> None:
+    """Adds the predicted times that were asked for to the summary.
 
     Raises:
         ValueError: layers compute longer here than they are to take; what :func:`on_gpus` raises.
@@ -207,7 +207,7 @@ def add_pace(asked: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
 
 
 def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
-    """GPUs of that name, one a rank. between, inside: bytes/s of a host's network card, and of a GPU's own link.
+    """Makes a machine of named GPUs, one a rank. between, inside: bytes/s of a host's network card, of a GPU's link.
 
     Raises:
         ValueError: there is no such GPU.
@@ -218,8 +218,8 @@ def devices(name: str, ranks: int, host_ranks: int, between: float | None, insid
     return Machine(device, ranks, host_ranks, **({} if between is None else {"between": between}))
 
 
-def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
-    """The second step of all ranks, on GPUs.
+def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> Paced:
+    """Predicts the second step of all ranks on GPUs.
 
     Raises:
         ValueError: nothing was recorded; the GPU's rate for the script's products is not known; ranks wait for one
@@ -242,8 +242,8 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
     return _paced(seen, machine, lambda _, operation: on_gpu(operation), LAUNCH_S, exchange_s, assumed)
 
 
-def _works(seen: Sequence[Seen]) -> dict[int, StepWork]:
-    """By rank the operations of its second step."""
+def _works(seen: Sequence[RankTrace]) -> dict[int, StepWork]:
+    """Returns the operations of each rank's second step."""
     works = {trace.rank: trace.work for trace in seen if trace.work is not None}
     if len(works) < len(seen):
         raise ValueError("the script ended within its second step, which --pace follows")
@@ -251,10 +251,10 @@ def _works(seen: Sequence[Seen]) -> dict[int, StepWork]:
 
 
 def _paced(
-    seen: Sequence[Seen], machine: Machine, compute_s: ComputeTime, launch_s: float,
+    seen: Sequence[RankTrace], machine: Machine, compute_s: ComputeTime, launch_s: float,
     exchange_s: Callable[[Call], float], assumed: list[str],
 ) -> Paced:  # fmt: skip
-    """The second step of all ranks, and the same with collectives that take no time.
+    """Predicts the second step of all ranks, and the same step with collectives that take no time.
 
     A collective that no later step has takes none.
     """
@@ -268,8 +268,8 @@ def _paced(
     return Paced(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
 
 
-def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
-    """The second step of all ranks, with layers that take what they were told to, all else no time, and these links.
+def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> Paced:
+    """Predicts the second step of all ranks with these links, layers of the given time, and no time for all else.
 
     It is what the run that waited is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.
 
@@ -290,8 +290,8 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
     return replace(paced, layer_s=seen[0].waited.forward_s if seen[0].waited else 0.0)
 
 
-def _shares(trace: Seen) -> dict[int, float]:
-    """Seconds of each operation of a layer: of what its pass takes, in proportion to what a GPU would take for it."""
+def _shares(trace: RankTrace) -> dict[int, float]:
+    """Divides the time of a layer's pass over its operations in proportion to what a GPU would take for them."""
     assert trace.work is not None
     assert trace.waited is not None
     machine = Machine(gpu("A100-80GB"))
@@ -311,7 +311,7 @@ def _shares(trace: Seen) -> dict[int, float]:
 
 
 def collective_s(call: Call, machine: Machine) -> float:
-    """A collective's, by the algorithm that sends least, between ranks that are numbered host by host."""
+    """Predicts a collective's seconds by the algorithm that sends least; ranks are numbered host by host."""
     ranks = sorted(call.ranks)
     n, host = len(ranks), machine.host_gpus
     if n < 2:
@@ -333,7 +333,7 @@ def collective_s(call: Call, machine: Machine) -> float:
 
 
 def operation_s(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Operation], float]:
-    """Seconds of an operation as the planner reckons them: a product's by its sizes and rate, the rest by its bytes."""
+    """Returns a function of an operation's seconds: a product's by its sizes and rate, others by their bytes."""
 
     def seconds(operation: Operation) -> float:
         moving = operation.bytes / machine.memory_bytes_per_s
@@ -346,7 +346,7 @@ def operation_s(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Ope
 
 
 def rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[str, float], list[str]]:
-    """Operations a second by kind of product, and what of it a reader should know.
+    """Returns operations a second by kind of product, and the assumptions that a reader should know.
 
     Raises:
         ValueError: products of fp32, whose rate on this GPU nobody has published.
@@ -370,7 +370,7 @@ def rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[st
     return of_kind, assumed
 
 
-def _later(trace: Seen) -> set[tuple]:
+def _later(trace: RankTrace) -> set[tuple]:
     return {_call_key(call) for call in trace.calls if call.step >= WARM} or {_call_key(call) for call in trace.calls}
 
 

@@ -1,4 +1,4 @@
-"""The parallelisms that a script's objects have, recognised by what they are, never assumed."""
+"""Recognises the parallelisms of a script by its objects, and assumes none."""
 
 import gc
 import itertools
@@ -53,7 +53,7 @@ TIED = "gradients of the embedding, which the first and the last stage both have
 
 
 def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
-    """Parameters that are cut along a mesh that no FSDP has: tensor parallel."""
+    """Recognises tensor parallelism: parameters that are cut along a mesh which no FSDP has."""
     known = list(known)
     taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.options.get("replicas", ())}
     cut: dict[Ranks, Counter[str]] = {}
@@ -74,7 +74,7 @@ def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Pa
 
 
 def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
-    """Megatron-core's groups, its gradients' buckets, and what its stages return."""
+    """Recognises Megatron-core's groups, its gradient buckets, and what its stages return."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.is_initialized():
         return
@@ -96,7 +96,7 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
 
 
 def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
-    """Megatron-core's DistributedDataParallel: the buckets in which gradients are summed, and parameters gathered."""
+    """Returns Megatron-core's buckets, in which gradients are summed and parameters gathered."""
     ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
     terms: dict[Ranks, list[dict[str, Any]]] = {}
     optimizers = _optimizers()
@@ -122,19 +122,19 @@ def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
 
 
 def _optimizers() -> int:
-    """How many distributed optimizers of Megatron-core's there are: each has a model's parameters gathered."""
+    """Counts Megatron-core's distributed optimizers: each has a model's parameters gathered."""
     module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
     return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
 def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str, **more: Any) -> dict[str, Any]:
-    """A term that a step has once, whatever the phase."""
+    """Makes a term that a step has once, whatever the phase."""
     nbytes = sent_by(kind, tensor.nbytes, len(ranks))
     return traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes, **more)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
-    """This rank's stage of Megatron-core's pipeline; of interleaved ones only that they are there."""
+    """Returns this rank's stage of Megatron-core's pipeline; of interleaved ones only that they are there."""
     index = ranks.index(dist.get_rank())
     options: dict[str, Any] = {"by": MEGATRON}
     name = f"stage {index} of {len(ranks)}"
@@ -155,7 +155,7 @@ def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shape
 
 
 def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
-    """The stages of torch.distributed.pipelining on this rank."""
+    """Recognises the stages of torch.distributed.pipelining on this rank."""
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:
         return
@@ -175,7 +175,7 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
 
 
 def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
-    """This rank's stage of DeepSpeed's pipeline, and the replicas of it."""
+    """Recognises this rank's stage of DeepSpeed's pipeline, and its replicas."""
     pipe: Any = sys.modules.get("deepspeed.runtime.pipe.module")
     for root in roots if pipe is not None else ():
         if not isinstance(root, pipe.PipelineModule):
@@ -198,7 +198,7 @@ def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Par
 def with_terms(
     parallelisms: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]
 ) -> list[Parallelism]:
-    """The parallelisms with what their formulas say of the median step from step ``first`` on."""
+    """Returns the parallelisms with their formulas' terms of the median step from step ``first`` on."""
     of_group = shapes.terms(first, vocabularies)
     with_them = []
     for parallelism in parallelisms:
@@ -219,7 +219,7 @@ def with_terms(
 
 
 def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
-    """The parallelisms of the models that have run, and of the pipelines and groups that are there."""
+    """Recognises the parallelisms of the models that have run, and of the pipelines and groups that exist."""
     roots = outermost(sites.roots)
     parallelisms: list[Parallelism] = []
     for root in roots:
@@ -232,7 +232,7 @@ def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
 
 
 def describe_model(sites: CallSites) -> dict[str, Any]:
-    """Parameters of what has run: how many, of which dtypes, how many frozen, which are one under two names."""
+    """Describes the parameters of what has run: their number, dtypes, frozen ones, and those with two names."""
     count = frozen = 0
     dtypes: Counter[str] = Counter()
     tied: list[str] = []
@@ -264,7 +264,7 @@ def describe_model(sites: CallSites) -> dict[str, Any]:
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The reader's own model in its wrappers."""
+    """Returns the reader's own model without its wrappers."""
     while isinstance(wrapped := getattr(module, "module", None), torch.nn.Module):
         module = wrapped
     return module
@@ -289,7 +289,7 @@ def _ddp(root: torch.nn.Module) -> Iterator[Parallelism]:
 
 
 def _buckets(ddp: torch.nn.Module, names: list[str]) -> list[list[str]]:
-    """Of each bucket its parameters, in the order in which DDP waits for them; none where it does not log them."""
+    """Returns each bucket's parameters in the order in which DDP waits for them; none where it logs none."""
     logged = compat.ddp_logged(ddp)
     numbers = logged.get("rebuilt_per_bucket_param_indices") or logged.get("initial_per_bucket_param_indices") or ""
     buckets = [[int(number) for number in bucket.split()] for bucket in str(numbers).split(",")]
@@ -314,7 +314,7 @@ def _models_together(parallelisms: list[Parallelism]) -> list[Parallelism]:
 
 
 def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
-    """Of two models with the same units, as a teacher and a student, the one that is trained: units go by names."""
+    """Returns the model that is trained of two with the same units, as a teacher and a student."""
 
     def is_trained(p: Parallelism) -> bool:
         return any(p.options.get("gradient_bytes", {"": 1}).values())
@@ -410,20 +410,20 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
 
 
 class GroupKind(NamedTuple):
-    """The groups of one kind, none of which has a rank of another; ``letters`` names each, and no other kind's."""
+    """Disjoint groups of one kind; ``letters`` names each, with letters that no other kind has."""
 
     name: str
     groups: tuple[Ranks, ...]
     letters: tuple[str, ...]
 
     def letter_of(self, rank: int) -> str:
-        """The letter of the group that a rank is in; empty where it is in none."""
+        """Returns the letter of a rank's group; empty where it is in none."""
         letters = (letter for letter, ranks in zip(self.letters, self.groups, strict=True) if rank in ranks)
         return next(letters, "")
 
 
 def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
-    """The groups of each parallelism; those whose ranks lie closest together come first, as tensor parallel ones do.
+    """Returns the groups of each parallelism; those whose ranks are closest together, as tensor parallel ones, first.
 
     HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
     under DDP over different ranks), the second stands in a row of its own.
@@ -443,7 +443,7 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
 
 
 def _disjoint_rows(groups: Iterable[Ranks]) -> list[list[Ranks]]:
-    """Rows of groups that have no rank in common."""
+    """Returns rows of groups that have no rank in common."""
     rows: list[list[Ranks]] = []
     for group in groups:
         row = next((row for row in rows if not any(set(group) & set(other) for other in row)), None)
@@ -454,6 +454,6 @@ def _disjoint_rows(groups: Iterable[Ranks]) -> list[list[Ranks]]:
 
 
 def _letters() -> Iterator[str]:
-    """``a`` to ``z``, then ``aa``, ``ab`` …"""
+    """Yields ``a`` to ``z``, then ``aa``, ``ab`` …"""
     for length in itertools.count(1):
         yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))

@@ -1,4 +1,4 @@
-"""What cut layers need of the other ranks, by the shapes where modules begin and end, never at the collectives.
+"""Derives what cut layers need of other ranks from the shapes where modules begin and end, not from collectives.
 
 Each passage of a cut module says what has to travel: a row-cut layer's output is a sum over the group's ranks, a
 column-cut layer's input is whole on each of them, and so on (Shoeybi et al. 2019, 3; Korthikanti et al. 2022, 4.2).
@@ -32,7 +32,7 @@ SEQUENCE = 2
 
 @dataclass(frozen=True)
 class Term:
-    """One kind of traffic that a formula has.
+    """A formula's prediction for one kind of traffic.
 
     Args:
         parallelism: ``TP``, ``CP``, ``EP``. ranks: of the group.
@@ -70,7 +70,7 @@ class Sum:
 
 @dataclass
 class Passage:
-    """A module's forward that runs. ``begun``: what it took; ``repeated``: whether a backward pass runs it again."""
+    """A running forward of a module. ``begun``: what it took; ``repeated``: whether a backward pass runs it again."""
 
     module: torch.nn.Module
     counts: bool
@@ -113,7 +113,7 @@ class Shapes(Hooks):
         return self._stack[-1] if self._stack else None
 
     def name(self, module: torch.nn.Module) -> str:
-        """A module's name from the root on."""
+        """Returns a module's name from the root on."""
         return self._sites.name(module)
 
     def outer(self) -> Iterable[Passage]:
@@ -142,11 +142,11 @@ class Shapes(Hooks):
             total.bytes += nbytes
 
     def once(self, term: Term, nbytes: float) -> None:
-        """A term that a step has once, however often it is seen."""
+        """Adds a term that a step has once, however often it is seen."""
         self._sums.setdefault(term, {})[self._step()] = Sum(nbytes)
 
     def terms(self, first: int, vocabularies: Iterable[int]) -> dict[tuple[str, Ranks], list[dict[str, Any]]]:
-        """The median step's terms from step ``first`` on, by parallelism and group."""
+        """Returns the median step's terms from step ``first`` on, by parallelism and group."""
         known = set(vocabularies)
         of_group: dict[tuple[str, Ranks], list[dict[str, Any]]] = {}
         for term, by_step in self._sums.items():
@@ -170,7 +170,7 @@ class Shapes(Hooks):
         return {group: some for group, some in of_group.items() if some}
 
     def times(self, name: str, first: int) -> float:
-        """How often the median step from step ``first`` on runs a module that FSDP2 wraps."""
+        """Returns how often the median step from step ``first`` on runs a module that FSDP2 wraps."""
         by_step = self.runs.get(name, {})
         return statistics.median([by_step.get(step, 0) for step in range(first, self._step())] or [0])
 
@@ -213,20 +213,20 @@ class Shapes(Hooks):
 
 
 def traffic(ranks: Ranks, kind: str, what: str, nbytes: float, elements: int = 0, **more: Any) -> dict[str, Any]:
-    """What a formula says of one kind of calls in a step; by default in any phase, of inputs that nobody shares."""
+    """Makes the term of one kind of calls in a step; by default in any phase, of inputs that nobody shares."""
     usual = {"phase": "", "repeated": False, "again_bytes": 0.0, "same": {}, "width": 0}
     return {"ranks": ranks, "kind": kind, "what": what, "bytes": nbytes, "elements": elements} | usual | more
 
 
 def sent_by(kind: str, nbytes: float, ranks: int) -> float:
-    """Bytes that a rank sends of a whole of ``nbytes`` where least is sent."""
+    """Returns the bytes that a rank sends of a whole of ``nbytes`` by the algorithm that sends least."""
     if kind == "all-reduce":
         return formulas.ring_all_reduce(nbytes, ranks).sent
     return formulas.ring_half(nbytes, ranks).sent
 
 
 def ranks_of(group: Any) -> Ranks:
-    """A process group's ranks."""
+    """Returns a process group's ranks."""
     return tuple(dist.get_process_group_ranks(group))
 
 
@@ -246,7 +246,7 @@ def _ring_attention(shapes: Shapes) -> Iterator[None]:
 
 
 def _add_ring(shapes: Shapes, key: DTensor, value: DTensor) -> None:
-    """What context parallelism has to bring from other ranks for keys and values that are cut along the sequence."""
+    """Adds what context parallelism brings from other ranks for keys and values cut along the sequence."""
     ranks, grad = ranks_of(key.device_mesh.get_group()), torch.is_grad_enabled()
     passage = shapes.passage or Passage(torch.nn.Identity(), True, compat.graph_task() != -1, grad)
     elements, size = key.numel() + value.numel(), key.element_size()
@@ -416,7 +416,7 @@ def _column(module: torch.nn.Module) -> bool:
 
 
 def _layout(tensor: torch.Tensor) -> str:
-    """Of a DTensor over one dimension: whole, a shard, or a sum that is not summed yet. Any other tensor is whole."""
+    """Says how a DTensor over one dimension lies: whole, a shard, or a partial sum. Any other tensor is whole."""
     if not isinstance(tensor, DTensor):
         return WHOLE
     (placement,) = tensor.placements if len(tensor.placements) == 1 else (None,)
@@ -426,7 +426,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def _ranks(tensor: DTensor) -> Ranks:
-    """Of a mesh of one dimension; of others none."""
+    """Returns the ranks of a mesh of one dimension; none of others."""
     return ranks_of(tensor.device_mesh.get_group()) if tensor.device_mesh.ndim == 1 else ()
 
 

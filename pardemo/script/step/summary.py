@@ -1,4 +1,4 @@
-"""On each rank: a script, unchanged, followed until its steps are counted; and the median step of all ranks."""
+"""Follows an unchanged script on each rank for some steps, and sums up the median step of all ranks."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ WARM = 3
 
 @dataclass(frozen=True)
 class Program:
-    """A script to run: what a launcher would start, its path made absolute; how many steps; where it writes."""
+    """A script to run: what a launcher would start (with an absolute path), how many steps, and where it writes."""
 
     launch: Launch
     steps: int
@@ -54,8 +54,8 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one rank saw. ``ended``: ``enough`` steps, or the script's own ``end``.
+class RankTrace:
+    """What was recorded on one rank. ``ended``: after ``enough`` steps, or at the script's own ``end``.
 
     ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes. ``work``: the
     second step's operations, where they were asked for. ``waited``: of layers that take a given time. ``started``:
@@ -78,17 +78,17 @@ class Seen:
     started: tuple[str, ...] = ()
 
 
-def run(program: Program) -> Seen:
+def run(program: Program) -> RankTrace:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
 
-    def follow(rank: int, port: int, notes: list[str]) -> Seen:
+    def follow(rank: int, port: int, notes: list[str]) -> RankTrace:
         return _ScriptFollower(program, rank, port).follow(lambda: as_main(program.launch), notes)
 
     return in_job(program.launch, program.folder, follow)
 
 
 class _ScriptFollower:
-    """What is followed of a script: its steps and collectives; for its first steps, tensor by tensor, its memory."""
+    """Follows a script's steps and collectives, and in its first steps its memory, tensor by tensor."""
 
     def __init__(self, program: Program, rank: int, port: int):
         self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
@@ -111,7 +111,7 @@ class _ScriptFollower:
         self._model: dict[str, Any] = {}
         self._backend = ""
 
-    def follow(self, script: Callable[[], str], notes: list[str]) -> Seen:
+    def follow(self, script: Callable[[], str], notes: list[str]) -> RankTrace:
         """Runs the script to its end, or to the end of the steps that were asked for."""
         pace = self._waiting or contextlib.nullcontext()
         stores, started = job.store_ports_noted(self._ports), list[str]()
@@ -125,7 +125,7 @@ class _ScriptFollower:
             self._following.enter_context(self._trained)
             ended = self._calls.to_the_end(script)
         parallelisms = with_terms(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
-        return Seen(
+        return RankTrace(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
             self._backend, self._step_work, self._waiting.seen if self._waiting else None,
@@ -157,7 +157,7 @@ class _ScriptFollower:
             self._held.used(*tensors)
 
     def _look(self) -> None:
-        """What is running, while the script still has it."""
+        """Looks at the script's models and groups while they exist."""
         self._parallelisms = recognised(self._sites, self._shapes)
         self._model = describe_model(self._sites) | {
             "vocabularies": sorted(self._held.vocabularies), "trained": self._trained.seen()
@@ -165,7 +165,7 @@ class _ScriptFollower:
         self._backend = str(dist.get_backend()) if dist.is_initialized() else ""
 
     def _counters(self) -> tuple[int, int]:
-        """The kernel's, of this process's connections without those to stores, through which ranks meet."""
+        """Reads the kernel's byte counts of this process's connections, without those to stores of ranks."""
         if not self._wire:
             return 0, 0
         ends = [end for end in connections() if not self._ports & {end.local[1], end.peer[1]}]
@@ -191,7 +191,7 @@ def _memory(held: ScriptMemoryMeter) -> Memory:
 
 @dataclass
 class Row:
-    """Collectives of one kind, group and place: how often in the median step, and what a rank sends by them.
+    """Collectives of one kind, group and place: their number in the median step, and the bytes that a rank sends.
 
     ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much.
     ``expected_bytes``: what the formula of the parallelism says, where one does; ``why``: what the row is, or why it
@@ -242,7 +242,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Paced:
-    """A step as it would be on other devices. ``on``: which; ``links``: between which ranks, at which rates.
+    """A step's predicted time on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
     in a run whose layers waited.
@@ -319,8 +319,8 @@ class Summary:
         }
 
 
-def summarize(seen: Sequence[Seen]) -> Summary:
-    """The median step of all ranks.
+def summarize(seen: Sequence[RankTrace]) -> Summary:
+    """Sums up the median step of all ranks.
 
     Raises:
         ValueError: no step is left to be measured.
@@ -355,7 +355,7 @@ def summarize(seen: Sequence[Seen]) -> Summary:
     )  # fmt: skip
 
 
-def _too_few(seen: Sequence[Seen], cuts: int) -> str:
+def _too_few(seen: Sequence[RankTrace], cuts: int) -> str:
     if cuts:
         return f"the script ended after {count_text(cuts, 'step')}: {WARM} warm it up, and one more has to be there"
     none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
@@ -364,8 +364,8 @@ def _too_few(seen: Sequence[Seen], cuts: int) -> str:
     return none
 
 
-def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
-    """Each parallelism of each group once; torch's context parallelism is seen by its calls alone."""
+def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
+    """Lists each parallelism of each group once; only its calls show torch's context parallelism."""
     by_groups: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
     for trace in seen:
         for parallelism in trace.parallelisms:
@@ -387,12 +387,12 @@ def _median_sum(calls: Iterable[Call], steps: Iterable[int], field: str) -> floa
 
 
 def typical(of_steps: Sequence[float]) -> float:
-    """The median step's; where most steps have nothing, and some have, the mean: what is done every so many steps."""
+    """Returns the median over the steps, or where it is 0 the mean: some things are done every few steps."""
     return statistics.median(of_steps) or statistics.fmean(of_steps)
 
 
-def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
-    """Of each group its first rank's calls, with what the rank sends by them that sends most; of messages the sender's.
+def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
+    """Makes rows of the calls of each group's first rank, with the most bytes that a rank sends by them.
 
     Of a gather, a reduction to one rank or an uneven all-to-all not all ranks send as much.
     """
@@ -422,8 +422,8 @@ def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
     return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
 
 
-def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], float]:
-    """When the last rank of each collective began it, and the sender each message.
+def last_begun(seen: Sequence[RankTrace]) -> dict[tuple[str, tuple[int, ...], int], float]:
+    """Returns when the last rank began each collective, and the sender each message.
 
     By the group, the group's ranks (of a message sender and receiver), and its number among theirs.
     """
@@ -436,7 +436,7 @@ def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], f
     return begun
 
 
-def _times_of(trace: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], int], float]) -> Times:
+def _times_of(trace: RankTrace, steps: range, begun: dict[tuple[str, tuple[int, ...], int], float]) -> Times:
     rows = []
     for step in steps:
         before, cut = trace.cuts[step - 1], trace.cuts[step]
@@ -469,7 +469,7 @@ def waiting_spans(
     stood: Sequence[tuple[float, float]],
     begun: dict[tuple[str, tuple[int, ...], int], float],
 ) -> list[tuple[float, float]]:
-    """When a rank waited for the last rank of its collectives to begin, or for the sender of a message.
+    """Returns the spans in which a rank waited for a collective's last rank, or for a message's sender.
 
     Args:
         stood: when it stood still in a Work's ``wait``: a message's end is told by no backend. begun: of

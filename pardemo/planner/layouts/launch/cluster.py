@@ -1,4 +1,4 @@
-"""What starts a program on many hosts: a Slurm batch script, a Kubernetes job, a shell script with other launchers.
+"""Writes what starts a program on many hosts: Slurm and Kubernetes jobs, a shell script for other launchers.
 
 Slurm: one task a host, which starts one process a GPU. Kubernetes: Kubeflow's PyTorchJob, v1 (training-operator), in
 whose pods the operator sets ``MASTER_ADDR``, ``MASTER_PORT`` and ``RANK``, the host's; Kueue queues it by a label.

@@ -1,4 +1,4 @@
-"""What programs ask of a model beside its sizes: position embeddings, norms, biases, from its Hugging Face config."""
+"""Reads what programs ask of a model beside its sizes from its Hugging Face config: positions, norms, biases."""
 
 import functools
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Fills the tables of settings beside this module, the scripts, and the reasons why not, with what a plan says."""
+"""Fills tables of settings, launch scripts and reasons for a refusal with a plan's values."""
 
 import string
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Runs that others published, beside what is predicted of them, and the constants that are fitted to them."""
+"""Runs that others published, compared with what is predicted of them, and constants that are fitted to them."""

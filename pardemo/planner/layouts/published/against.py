@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pardemo import project
-from pardemo.planner.estimate import FULLEST, RESERVE
+from pardemo.planner.estimate import FULLEST, RESERVE, choose
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.memory import Memory, memory
@@ -16,7 +16,6 @@ from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.stacks import Stack, fitted_releases
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
 
-NEAR = 1.01  # layouts within 1 % of the quickest are as quick: then the one that takes least memory
 #: Of the predicted time of a layout whose tensor parallelism leaves the host, what a choice reckons with: the median of
 #: nanotron's runs of that kind took 1.26 times as long as predicted, of the others 1.02 times.
 ACROSS = 1.25
@@ -69,12 +68,12 @@ class ComparedRun:
 
 
 def room(job: Job) -> float:
-    """Bytes of a GPU that a plan may fill."""
+    """Returns the bytes of a GPU that a plan may fill."""
     return job.machine.gpu.memory_bytes * (1 - RESERVE)
 
 
 def why_not(job: Job, layout: Layout) -> str:
-    """Why a layout cannot have run: a cut that is impossible, or a stage that is left with nothing; "" where it can."""
+    """Says why a layout cannot have run: an impossible cut, or a stage that is left with nothing; "" where it can."""
     try:
         check(layout, job.shape, layout.gpus, job.sequence, job.stack.ends_as_layers)
     except ValueError as error:
@@ -85,12 +84,12 @@ def why_not(job: Job, layout: Layout) -> str:
 
 
 def compare(runs: Iterable[PublishedRun]) -> list[ComparedRun]:
-    """Each run with what is predicted of it."""
+    """Predicts each run."""
     return [ComparedRun(run, step(run.job, run.layout), memory(run.job, run.layout)) for run in runs]
 
 
 def usable(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> list[ComparedRun]:
-    """The runs whose time can be true; those below ``least_mfu``, which hardly computed, are left out."""
+    """Returns the runs whose time can be true, without those below ``least_mfu``, which hardly computed."""
     return [
         outcome
         for outcome in outcomes
@@ -99,7 +98,7 @@ def usable(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> list[Comp
 
 
 def errors(values: Iterable[float | None]) -> dict[str, Any]:
-    """Number of errors, mean and median of their sizes, their median with its sign (bias), the share within 15 %."""
+    """Returns the number of errors, mean and median of their sizes, their median (bias), the share within 15 %."""
     known = [value for value in values if value is not None]
     if not known:
         return {"runs": 0}
@@ -121,7 +120,7 @@ BY: dict[str, Callable[[PublishedRun], Any]] = {
 
 
 def by(outcomes: Sequence[ComparedRun], key: str) -> dict[Any, dict[str, Any]]:
-    """:func:`errors` of time for each value of one of :data:`BY`."""
+    """Groups :func:`errors` of time by one of :data:`BY`."""
     groups = defaultdict(list)
     for outcome in outcomes:
         groups[BY[key](outcome.run)].append(outcome.error)
@@ -156,19 +155,8 @@ def expected(job: Job, layout: Layout, seconds: float) -> float:
     return seconds * (record.get("without ZeRO", 1.0) if replicas else 1.0)
 
 
-def choose(outcomes: Sequence[ComparedRun]) -> ComparedRun:
-    """The quickest of those with room (of all, if none has); of those within 1 %, the one with the least memory."""
-    fitting = [
-        (expected(outcome.run.job, outcome.run.layout, outcome.step.seconds), outcome)
-        for outcome in [outcome for outcome in outcomes if outcome.has_room] or outcomes
-    ]
-    quickest = min(seconds for seconds, _ in fitting)
-    near = [outcome for seconds, outcome in fitting if seconds <= NEAR * quickest]
-    return min(near, key=lambda outcome: outcome.memory.peak_bytes)
-
-
 def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Groups of runs with one model, machine, number of GPUs and samples of a step; only those of several layouts."""
+    """Groups runs with one model, machine, number of GPUs and samples of a step; only those of several layouts."""
     groups = defaultdict(list)
     for outcome in usable(outcomes):
         run = outcome.run
@@ -180,19 +168,25 @@ def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
 
 
 def choices(outcomes: Sequence[ComparedRun]) -> list[Choice]:
-    """A choice for each of :func:`jobs`."""
+    """Makes a choice for each of :func:`jobs`."""
     return [_choice(group) for group in jobs(outcomes)]
 
 
 def _choice(group: Sequence[ComparedRun]) -> Choice:
+    """Chooses among the runs with room in a GPU's memory, of all where none has; the least memory decides a tie."""
     layout, job = group[0].run.layout, group[0].run.job
     name = f"{job.shape.name}, {layout.gpus} × {job.machine.gpu.name}, {layout.batch} samples"
-    best = min(group, key=_seconds)
-    return Choice(name, len(group), choose(group), best, rank_correlation(group))
+    candidates = [outcome for outcome in group if outcome.has_room] or group
+    chosen = choose(candidates, _expected, lambda outcome: outcome.memory.peak_bytes)
+    return Choice(name, len(group), chosen, min(group, key=_seconds), rank_correlation(group))
+
+
+def _expected(outcome: ComparedRun) -> float:
+    return expected(outcome.run.job, outcome.run.layout, outcome.step.seconds)
 
 
 def _seconds(outcome: ComparedRun) -> float:
-    """The published time of a run that has one."""
+    """Returns the published time of a run that has one."""
     assert outcome.run.seconds is not None
     return outcome.run.seconds
 
@@ -211,7 +205,7 @@ def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:
 
 
 def confusion(outcomes: Iterable[ComparedRun]) -> dict[tuple[str, bool], int]:
-    """Runs by outcome and by whether they are predicted to fit. What failed may have had other reasons than memory."""
+    """Counts runs by outcome and whether they are predicted to fit. Other reasons than memory may have failed them."""
     return dict(Counter((outcome.run.outcome, outcome.fits) for outcome in outcomes))
 
 
@@ -220,7 +214,7 @@ BELOW = f"below {LEAST_MFU:.0%} MFU"
 
 
 def row(outcome: ComparedRun) -> dict[str, Any]:
-    """A run beside its prediction, for JSON."""
+    """Returns a run with its prediction, for JSON."""
     run = outcome.run
     return {
         "source": run.source, "model": run.job.shape.name, "gpu": run.job.machine.gpu.name, "gpus": run.layout.gpus,
@@ -233,7 +227,7 @@ def row(outcome: ComparedRun) -> dict[str, Any]:
 
 
 def summary(outcomes: list[ComparedRun]) -> dict[str, Any]:
-    """Errors of time by what may cause them, of memory, the choices, and who fits."""
+    """Sums up errors of time by what may cause them, errors of memory, the choices, and who fits."""
     timed = usable(outcomes, LEAST_MFU)
     hardly = [outcome.error for outcome in usable(outcomes) if (outcome.known_mfu or 0) < LEAST_MFU]
     refused = Counter(outcome.run.outcome for outcome in outcomes if outcome.refused)
@@ -265,7 +259,7 @@ def summary(outcomes: list[ComparedRun]) -> dict[str, Any]:
 
 
 def as_text(outcomes: list[ComparedRun]) -> str:
-    """The summary for a terminal."""
+    """Writes the summary for a terminal."""
     from pardemo.tables import text_table
 
     report = summary(outcomes)
@@ -330,8 +324,6 @@ def _errors(values: dict[str, Any]) -> tuple[str, ...]:
 
 FEW = 50  # runs of which none can be kept back
 FOLDER = project.root() / "data" / "published_runs"
-#: The published tables, from :data:`FOLDER` on; in ``newer`` those of releases and machines after the book's.
-TABLES = sorted(str(path.relative_to(FOLDER)) for place in ("", "newer/") for path in FOLDER.glob(f"{place}*.csv"))
 Halves = tuple[Sequence[ComparedRun], Sequence[ComparedRun]]
 
 
@@ -349,7 +341,7 @@ def halves(file: str, quantity: str = "time") -> Halves:
 
 
 def later_runs() -> Iterator[tuple[Stack, ComparedRun]]:
-    """NVIDIA's runs of later releases, as the constants of each fitted release before theirs predict them."""
+    """Yields NVIDIA's runs of later releases, predicted with the constants of each fitted release before theirs."""
     for file in ("megatron_bridge.csv", "newer/megatron_bridge_26.csv"):
         for run in load(FOLDER / file, left_out=[]):
             own = run.job.stack

@@ -1,4 +1,4 @@
-"""What an operation costs: floating-point operations, and bytes that it reads and writes."""
+"""Counts the floating-point operations of an operation, and the bytes that it reads and writes."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *args, out_val: torch.Tenso
 
 
 def traffic(func: Any, args: Any, out: Any) -> list[int]:
-    """Bytes of what an operation element by element reads and writes: none for a view, a look-up's rows twice."""
+    """Lists the bytes that an elementwise operation reads and writes: none for a view, a look-up's rows twice."""
     name = compat.op_schema(func).name
     if name in _IDLE:
         return []
@@ -37,8 +37,8 @@ def traffic(func: Any, args: Any, out: Any) -> list[int]:
         if not written:
             return []
     if name in _LOOK_UPS:
-        return 2 * [*map(_span, written)]
-    return [*map(_span, read), *map(_span, written)]
+        return 2 * [*map(memory_bytes, written)]
+    return [*map(memory_bytes, read), *map(memory_bytes, written)]
 
 
 def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
@@ -46,8 +46,8 @@ def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
     return tensors_in(changed)
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """What an expanded tensor has in memory, not what it stands for."""
+def memory_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor in memory: of an expanded one fewer than its elements would have."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
