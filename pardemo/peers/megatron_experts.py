@@ -82,7 +82,9 @@ class MegatronMixture(nn.Module):
         with warnings.catch_warnings():  # about kernels for GPUs, which are not asked for
             warnings.simplefilter("ignore")
             specification = get_moe_module_spec(use_te=False, num_experts=router.num_experts, moe_grouped_gemm=False)
-            self.layer = MoELayer(settings, specification.submodules, layer_number=1)
+            # from 0.17 on a functools.partial of the layer
+            submodules = getattr(specification, "submodules", None) or specification.keywords["submodules"]
+            self.layer = MoELayer(settings, submodules, layer_number=1)
         self.layer.set_layer_number(1)
         self.first = dist.get_rank(parallel_state.get_expert_model_parallel_group()) * self.layer.num_local_experts
         ours = dict(plain.named_parameters())
