@@ -148,7 +148,8 @@ def test_the_modules_are_those_that_megatron_core_has():
 
     source = inspect.getsource(transformer_config.TransformerConfig.__post_init__)
     allowed = re.search(r"allowed_modules = \{(.*?)\}", source, re.DOTALL)[1]
-    assert set(re.findall(r'"(\w+)"', allowed)) == set(shape.MODULES)
+    # in 0.19 the output norm of GatedDeltaNet too, which no shape here has
+    assert set(re.findall(r'"(\w+)"', allowed)) - {"gdn_norm_out"} == set(shape.MODULES)
 
 
 #: Of DeepSeek-V3's layer, in bf16: bytes of a token that a module no longer keeps, by hand.

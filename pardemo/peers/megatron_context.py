@@ -4,6 +4,7 @@ Its attention over such a sequence is Transformer Engine's, which runs on GPUs a
 Python runs here as it is: which tokens a rank takes, and the all-to-alls from tokens to features and back.
 """
 
+import inspect
 import warnings
 
 import torch
@@ -23,7 +24,10 @@ with warnings.catch_warnings():
 
 def own_tokens(tokens: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's of the whole sequences' tokens [b, S]: [b, S/N], as its training loop cuts a batch."""
-    return get_batch_on_this_cp_rank({"tokens": tokens}, cp_group=group_of(group))["tokens"]
+    # a hybrid has groups of several sizes; up to 0.16 there were none, and no such argument
+    known = inspect.signature(get_batch_on_this_cp_rank).parameters
+    options = {"is_hybrid_cp": False} if "is_hybrid_cp" in known else {}
+    return get_batch_on_this_cp_rank({"tokens": tokens}, cp_group=group_of(group), **options)["tokens"]
 
 
 def attention(

@@ -22,7 +22,6 @@ with warnings.catch_warnings(), compile_at_first_call(), extras.needed_by(__name
     from megatron.core import parallel_state
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
-    from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from pardemo.peers import megatron
 from pardemo.small_models.mixture import Mixture
@@ -82,7 +81,7 @@ class MegatronMixture(nn.Module):
         with warnings.catch_warnings():  # about kernels for GPUs, which are not asked for
             warnings.simplefilter("ignore")
             specification = get_moe_module_spec(use_te=False, num_experts=router.num_experts, moe_grouped_gemm=False)
-            self.layer = MoELayer(settings, specification.submodules, layer_number=1)
+            self.layer = specification(settings, layer_number=1)
         self.layer.set_layer_number(1)
         self.first = dist.get_rank(parallel_state.get_expert_model_parallel_group()) * self.layer.num_local_experts
         ours = dict(plain.named_parameters())

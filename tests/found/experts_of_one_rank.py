@@ -21,7 +21,7 @@ sizes |= {"num_moe_experts": 2, "add_bias_linear": False, "use_cpu_initializatio
 config, spec = TransformerConfig(**sizes, sequence_parallel=tp > 1), get_moe_module_spec(False, 2, False)
 torch.manual_seed(0)
 gpt = torch.nn.Module()
-gpt.config, gpt.moe = config, spec.module(config, spec.submodules)
+gpt.config, gpt.moe = config, spec(config)
 cut, whole = tensor_parallel.scatter_to_sequence_parallel_region, tensor_parallel.gather_from_sequence_parallel_region
 gpt.forward = lambda x: whole(gpt.moe(cut(x.transpose(0, 1).contiguous()))[0], tensor_parallel_output_grad=False)
 model = distributed.DistributedDataParallel(config, distributed.DistributedDataParallelConfig(), gpt)

@@ -20,7 +20,7 @@ sizes |= {"num_moe_experts": 2, "add_bias_linear": False, "use_cpu_initializatio
 torch.manual_seed(0)
 config = TransformerConfig(**sizes, sequence_parallel=tp > 1, moe_z_loss_coeff=1.0)
 gpt, spec = torch.nn.Module(), get_moe_module_spec(False, 2, False)
-gpt.config, gpt.moe = config, spec.module(config, spec.submodules)
+gpt.config, gpt.moe = config, spec(config)
 cut, whole = tensor_parallel.scatter_to_sequence_parallel_region, tensor_parallel.gather_from_sequence_parallel_region
 mask = cut((torch.arange(6) >= 6 - padded).expand(8, 6).t().contiguous()).t()  # as in GPTModel; True is padding
 gpt.forward = lambda x: whole(gpt.moe(cut(x.transpose(0, 1).contiguous()), None, mask)[0], False)

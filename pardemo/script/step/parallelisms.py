@@ -344,7 +344,7 @@ def _fsdp2(root: torch.nn.Module) -> Iterator[Parallelism]:
         for group in compat.fsdp_groups(compat.fsdp_state(part)) if compat.fsdp_state(part) is not None else []:
             if group is None or group.modules[0] is not part:
                 continue
-            mesh, policy = group.mesh_info, group.mp_policy
+            mesh = group.mesh_info
             shard, second = ranks_of(mesh.shard_process_group), getattr(mesh, "replicate_process_group", None)
             replicas = () if second is None else ranks_of(second)
             known = of_groups.setdefault((shard, replicas), Parallelism(
@@ -357,6 +357,7 @@ def _fsdp2(root: torch.nn.Module) -> Iterator[Parallelism]:
             gathered = scattered = 0
             for parameter in group.fsdp_params:
                 elements = parameter.padded_sharded_param_size.numel() * len(shard)
+                policy = parameter.mp_policy  # from torch 2.15 on the group has none: a parameter may have its own
                 dtype = policy.param_dtype or parameter.sharded_param.dtype
                 gathered += elements * dtype.itemsize
                 if parameter.sharded_param.requires_grad:
