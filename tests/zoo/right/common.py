@@ -186,7 +186,7 @@ def zero_of(args, model, group=None, **more):
     if stage == "zero2":
         more["bucket_bytes"] = 64 if "small" in args.way else 2048
     if stage == "zero3":
-        more |= {"layers": [] if "whole" in args.way else None, "prefetch": "late" not in args.way}
+        more["layers"] = [] if "whole" in args.way else None
     return ZERO[stage](model, partial(optimizer_of, args), group, **more)
 
 

@@ -17,7 +17,7 @@ ENGINES = {
     "bucketed": ("data_parallel", 3, ("no_sync", "late", "small", "unused", "checkpoint")),
     "zero1": ("data_parallel", 3, ("checkpoint",)),
     "zero2": ("data_parallel", 3, ("small", "checkpoint")),
-    "zero3": ("data_parallel", 3, ("clip", "late", "whole", "checkpoint")),
+    "zero3": ("data_parallel", 3, ("clip", "whole", "checkpoint")),
     "dtensor": ("tensor_parallel", 6, ("sequence", "vocabulary", "fsdp")),
     "tensor_parallel": ("tensor_parallel", 4, ("sequence", "vocabulary")),
     "tensor_zero": ("tensor_parallel", 2, ("sequence", "vocabulary")),
