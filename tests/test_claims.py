@@ -416,12 +416,16 @@ def test_four_cases_are_a_table_and_three_a_line(declared):
     page = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser")
     assert page.get_text().startswith("✓ what a rank sends: predicted 8 φ ± 1 %"), "said once, for all cases"
     assert [[cell.get_text() for cell in row.find_all(["td", "th"])] for row in page.find_all("tr")][:2] == [
-        ["", "measured"], ["N = 0", "8 φ"],
+        ["", "measured φ"], ["N = 0", "8"],
     ]  # fmt: skip
     claim = declared()
-    claim("s09.sent", {n: n for n in range(4)}, {n: 1.001 * n for n in range(4)})
-    page = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser")
-    assert [cell.get_text() for cell in page.find_all("tr")[2].find_all("td")] == ["N = 1", "1 φ ± 1 %", "1.001 φ"]
+    claim("s09.sent", {n: n for n in range(1, 5)}, {n: 1.001 * n for n in range(1, 5)})
+    rows = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser").find_all("tr")
+    assert [cell.get_text() for cell in rows[0].find_all("th")] == ["", "predicted φ ± 1 %", "measured φ"]
+    assert [cell.get_text() for cell in rows[2].find_all("td")] == ["N = 2", "2", "2.002"]
+    claim = declared()
+    claim("s09.sent", 8, dict.fromkeys(range(5), 8))
+    assert "<table" not in Line(claim.rows)._repr_html_(), "one figure of all cases"
 
 
 def test_many_cases_fold_and_hostile_text_stays_text(declared):

@@ -51,7 +51,7 @@ class Line:
         first = rows[0]
         hint = "; ".join(filter(None, (first["because"], first["source"], first["evidence"], first["claim"])))
         measured = [row for row in rows if row["measured"] is not None]
-        as_table = IN_A_LINE < len(measured) <= FEW and not all(row["measured"] is True for row in measured)
+        as_table = IN_A_LINE < len(measured) <= FEW and len({short(row["measured"]) for row in measured}) > 1
         figures = _cases(measured) if as_table else f": {_figures(rows, bold=True)}"
         head = (
             f'<span style="color:{colour};font-weight:bold" title="{MEANINGS[verdict]}">{sign}</span> '
@@ -164,11 +164,13 @@ def _unit(row: dict[str, Any]) -> str:
 def _prediction(row: dict[str, Any]) -> str:
     """``predicted 8 φ ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
     figure = short(row["predicted"]) + _unit(row)
-    if row["relation"] != "equal":
-        return f"{row['relation']} {figure}"
-    # of 0 it is nothing
-    tolerance = f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED and row["predicted"] else ""
-    return f"predicted {figure}{tolerance}"
+    return f"predicted {figure}{_tolerance(row)}" if row["relation"] == "equal" else f"{row['relation']} {figure}"
+
+
+def _tolerance(row: dict[str, Any]) -> str:
+    """`` ± 1 %``; nothing of 0, of a bound, and where no reader would notice it."""
+    noticed = row["relation"] == "equal" and row["rel"] >= NOTICED and row["predicted"]
+    return f" ± {100 * row['rel']:.3g} %" if noticed else ""
 
 
 def _spread(rows: list[dict[str, Any]]) -> str:
@@ -205,16 +207,18 @@ def _sentence_text(sentence: str, values: str) -> str:
 
 
 def _cases(rows: Sequence[dict[str, Any]]) -> str:
-    """The cases of one claim as a small table, with the prediction before it where that is the same for all."""
+    """The cases of one claim as a small table: prediction, tolerance and unit once where all cases share them."""
+    unit = _unit(rows[0]) if len({_unit(row) for row in rows}) == 1 else ""
+    tolerance = _tolerance(rows[0]) if len({_tolerance(row) for row in rows}) == 1 else ""
     common = html.escape(_prediction(rows[0])) if len({_prediction(row) for row in rows}) == 1 else ""
-    heads = ["", *([] if common else ["predicted"]), _figure_word(rows[0])]
-    lines = [
-        [html.escape(row["case"]), *([] if common else [html.escape(_prediction(row).removeprefix("predicted "))]),
-         f"<b>{html.escape(short(row['measured']))}</b>{html.escape(_unit(row))}"]
-        for row in rows
-    ]  # fmt: skip
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
-    head = "".join(f"<th>{text}</th>" for text in heads)
+    heads = ["", *([] if common else [f"predicted{unit}{tolerance}"]), f"{_figure_word(rows[0])}{unit}"]
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
+    body = ""
+    for row in rows:
+        predicted = _prediction(row).removeprefix("predicted ").removesuffix(tolerance).removesuffix(unit)
+        measured = f"<b>{html.escape(short(row['measured']))}</b>{html.escape(_unit(row).removesuffix(unit))}"
+        cells = [html.escape(row["case"]), *([] if common else [html.escape(predicted)]), measured]
+        body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     return f'{": " if common else ""}{common}<table style="margin:.2em 0 .2em 1.4em"><tr>{head}</tr>{body}</table>'
 
 
