@@ -179,7 +179,7 @@ NEEDED = [
     ("report outputs/reference", "nbformat|nbconvert|jinja2|pandas|pillow", "book"),
     ("claims outputs/reference", "pandas", "book"),
     ("plan --dry-run", "transformers", "finetune"),
-    ("plan --search --model . --gpus 8", "transformers", "finetune"),
+    ("plan --search --model data/tiny-baichuan2 --gpus 8", "transformers", "finetune"),
     ("finetune tiny-cpu", "transformers|peft|datasets", "finetune"),
     ("predict tiny-cpu", "transformers|peft|datasets", "finetune"),
     ("doctor --deepspeed pardemo/planner/layouts/models.json", "deepspeed", "deepspeed"),

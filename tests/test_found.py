@@ -200,7 +200,7 @@ def test_the_layouts_that_are_wrong(name, options, layouts, expected):
     for finding, (_, cause, factor, patterns) in zip(found, expected, strict=True):
         assert cause in (None, finding.cause)
         assert factor is None or finding.factor == pytest.approx(factor, rel=1e-3)
-        assert finding.what == "gradients" or cause in ("initial-parameters", "no-gradient")
+        assert finding.what == "gradients" or finding.cause in ("initial-parameters", "no-gradient", "frozen")
         assert patterns is None or len(finding.parameters) == len(patterns)
         assert all(map(fnmatch.fnmatchcase, finding.parameters, patterns or ()))
 
