@@ -148,7 +148,7 @@ FP32 = (
 PROOFS = [
     ("groups_of_generators", "", ("ranks=1 groups=generators", "ranks=2 groups=lists", "ranks=2 groups=generators"),
      [(2, "no-gradient", None, None)]),
-    ("frozen_norm_is_trained", "", TP, [(1, None, None, ("0.bias", "0.weight"))]),
+    ("frozen_norm_is_trained", "", TP, [(1, "frozen", None, ("0.bias", "0.weight"))]),
     ("divided_twice", "", ("ranks=1 shards=1", "ranks=4 shards=2", "ranks=4 shards=1"),
      [(2, "mean-for-sum", 1 / 4, None)]),
     ("gradient_of_another_head", "",
@@ -200,7 +200,7 @@ def test_the_layouts_that_are_wrong(name, options, layouts, expected):
     for finding, (_, cause, factor, patterns) in zip(found, expected, strict=True):
         assert cause in (None, finding.cause)
         assert factor is None or finding.factor == pytest.approx(factor, rel=1e-3)
-        assert finding.what == "gradients" or finding.cause in ("initial-parameters", "no-gradient", "frozen")
+        assert finding.what == "gradients" or cause in ("initial-parameters", "no-gradient", "frozen")
         assert patterns is None or len(finding.parameters) == len(patterns)
         assert all(map(fnmatch.fnmatchcase, finding.parameters, patterns or ()))
 
