@@ -1,10 +1,12 @@
 """The site's page that plans: a question by its address, in a real browser, is answered as the command answers it."""
 
+import gc
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from urllib.parse import urlencode
 
@@ -281,6 +283,16 @@ def test_without_pyodide_the_page_names_the_command(chromium, tmp_path):
     assert says(tab.locator("#command").inner_text(), "--search", "--model", "llama3-8b", "--gpu", "H100")
     assert not (tmp_path / "plan" / "pyodide").exists()
     tab.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_question_that_is_let_go_leaves_no_folder_and_no_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked = Asked(QUESTION)
+    assert len(list(tmp_path.iterdir())) == 1
+    del asked
+    gc.collect()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_archive_plans_without_any_library(tmp_path):

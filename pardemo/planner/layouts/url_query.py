@@ -10,7 +10,9 @@ import itertools
 import json
 import math
 import shlex
+import shutil
 import tempfile
+import weakref
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -57,8 +59,9 @@ class Asked:
     """
 
     def __init__(self, question: Mapping[str, str], looked: Callable[[int], object] | None = None):
-        self._folder = tempfile.TemporaryDirectory()  # for a configuration's file
-        self.arguments = arguments(question, Path(self._folder.name))
+        folder = tempfile.mkdtemp()  # for a configuration's file, as long as this lives
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.arguments = arguments(question, Path(folder))
         model = self.arguments.model
         with _about("sequence"):  # the rest was looked at before
             self.job = command.job_of(self.arguments)
