@@ -80,6 +80,17 @@ def test_frozen_parameters_have_neither_gradients_nor_states(engine):
     assert found.lines["optimizer states"] <= 12 * trained + 1000
 
 
+@pytest.mark.parametrize("engine", few(["plain", "zero-2", "zero-3", "fsdp2"], 1))
+def test_the_short_cache_key_tells_apart_what_torchs_does(engine, monkeypatch):
+    job = measured_peak.example_job("baichuan2", engine, 4, True, True)
+    short = dry_run(job)
+    monkeypatch.delattr(fake._Fake, "_prep_args_for_hash")
+    fake.FakeTensorMode.cache_clear()
+    whole = dry_run(job)
+    assert (short.changes == whole.changes).all()
+    assert (short.lines, short.flops) == (whole.lines, whole.flops)
+
+
 def test_flops_are_torchs_own_count():
     job = measured_peak.example_job("llama", "plain", 1, False, False)
     found = dry_run(job)

@@ -95,13 +95,33 @@ def _nothing(*args: object, **kwargs: object) -> None:
 
 
 class _Fake(FakeTensorMode):
-    """Torch's own without its guard against being compiled, which nothing is here: a tenth of a dry run's time."""
+    """Torch's own in two thirds of its time: without its guard against being compiled, and with a shorter cache key."""
 
     __torch_dispatch__ = FakeTensorMode.dispatch
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    def _prep_args_for_hash(self, result: list, args: Any, *rest: Any) -> None:
+        """Adds to a key what results depend on, in one tuple for a tensor where torch walks through 17 fields."""
+        if type(args) is dict:
+            result.extend(args)
+            args = args.values()
+        for arg in args:
+            kind = type(arg)
+            if kind in _PLAIN:
+                result.append((kind, arg))
+            elif kind is FakeTensor and arg.fake_mode is self and arg.constant is None and arg.layout is torch.strided:
+                result.append((
+                    arg.dtype, arg.shape, arg.stride(), arg.fake_device, arg.storage_offset(), arg.requires_grad,
+                    arg.untyped_storage().nbytes(), arg.is_conj(), arg.is_neg(), arg.is_inference(),
+                ))  # fmt: skip
+            else:
+                super()._prep_args_for_hash(result, (arg,), *rest)
+
+
+_PLAIN = {int, float, bool, type(None), torch.dtype}
 
 
 @contextlib.contextmanager

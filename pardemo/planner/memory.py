@@ -158,15 +158,18 @@ def run(job: RankJob) -> Footprint:
     """Makes a dry run, once for equal jobs; of at most :data:`DATA_PARALLEL_MOST` ranks."""
     job = _bounded(job)
     key = job.described
-    if key in _AHEAD:
-        _DONE[key] = _AHEAD.pop(key).result()
+    if key in _AHEAD and not (ahead := _AHEAD.pop(key)).cancel():  # else it has not begun, and is made here
+        _DONE[key] = ahead.result()
     if key not in _DONE:
         _DONE[key] = dry_run(job)
     return _DONE[key]
 
 
 def begin(job: RankJob) -> None:
-    """Starts a dry run in a process of its own while this one goes on; :func:`run` waits for its result."""
+    """Starts a dry run in a process of its own while this one goes on: one after the other, in the order of the calls.
+
+    :func:`run` waits for the result of one that has begun.
+    """
     job = _bounded(job)
     if job.described not in _DONE.keys() | _AHEAD.keys():
         _AHEAD[job.described] = _WAITING.submit(_run_apart, job)
