@@ -91,6 +91,41 @@ def test_the_short_cache_key_tells_apart_what_torchs_does(engine, monkeypatch):
     assert (short.lines, short.flops) == (whole.lines, whole.flops)
 
 
+def test_what_differs_has_another_cache_key():
+    with fake._Fake() as mode, torch.inference_mode(False):
+        plain = torch.empty(4, 6)
+        tensors = [
+            plain, torch._neg_view(plain), plain.double(), torch.empty(6, 4), torch.empty(6, 4).T, plain[:2],
+            torch.empty(2, 6), plain[1:3],
+            torch.empty(4, 6, requires_grad=True), torch.empty(4, 6, dtype=torch.complex64),
+            torch.empty(4, 6, dtype=torch.complex64).conj(), torch.empty(4, 6, dtype=torch.complex64).conj().imag,
+            torch.empty(4, 6, device="meta"),
+        ]  # fmt: skip
+        calls = [
+            *((tensor,) for tensor in tensors),
+            *((tensor, 1) for tensor in tensors),
+            (1,),
+            (1.0,),
+            (True,),
+            (None,),
+        ]
+        calls += [
+            ([plain],),
+            ((plain,),),
+            ([plain, plain], plain),
+            ([plain], plain, plain),
+            (torch.float32,),
+            {"dim": 1},
+            {"end": 1},
+            (torch.strided,),
+        ]
+        keys = []
+        for call in calls:
+            keys.append([])
+            mode._prep_args_for_hash(keys[-1], call, None, [])
+    assert len({tuple(key) for key in keys}) == len(calls)
+
+
 def test_flops_are_torchs_own_count():
     job = measured_peak.example_job("llama", "plain", 1, False, False)
     found = dry_run(job)

@@ -108,6 +108,8 @@ class _Fake(FakeTensorMode):
         if type(args) is dict:
             result.extend(args)
             args = args.values()
+        else:  # where a list within the arguments ends
+            result.append((type(args), len(args)))
         for arg in args:
             kind = type(arg)
             if kind in _PLAIN:

@@ -17,7 +17,7 @@ MOST_BYTES = 4096  # of some numbers, with headers; the smallest logits are sixt
 def _lists_of_calls(draw: random.Random) -> Iterator[tuple[list[tuple[str, int]], int]]:
     kinds = ("all-reduce", "all-gather", "reduce-scatter")
     for calls in [[(kind, 4800)] for kind in kinds]:
-        yield calls, draw.choice((2, 4, 8))
+        yield calls, draw.choice((4, 8))  # with two ranks, mistakes give the same bytes
     yield [(draw.choice(kinds), 480 * draw.randrange(1, 10**6)) for _ in range(20)], draw.choice((2, 4, 8))
 
 
