@@ -63,6 +63,7 @@ def computes(seconds):
     return "computed"
 
 
+@pytest.mark.nightly
 def test_what_is_kept_from_its_core_ends_within_the_limit_of_its_own_time(hogs):
     with processes(COMPUTES) as (process,):
         assert ended_within(process, LIMIT_S)
@@ -79,6 +80,7 @@ def test_what_sleeps_or_computes_for_ever_is_over_at_its_limit(hogs):
         assert re.fullmatch(r"1 s \(the machine was busy: on the clock it took \d+ s\)", str(limit))
 
 
+@pytest.mark.nightly
 def test_a_process_below_that_waits_for_a_core_counts(hogs):
     """As a data loader's worker does, for which its rank sleeps."""
     code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-S', '-c', {COMPUTES!r}]))"
@@ -154,6 +156,7 @@ def late_failure():
     raise KeyError("late")
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_kept_from_its_core_has_its_grace_time(hogs):
     with World(2) as world:
         world.run(to_this_core)
@@ -183,6 +186,7 @@ def test_a_process_that_ranks_start_from_has_its_time_to_load(hogs, world, tmp_p
         assert late.run(int) == [0]
 
 
+@pytest.mark.nightly
 def test_a_cell_whose_kernel_is_kept_from_its_core_goes_on(hogs):
     with processes(COMPUTES, ENDLESS) as (computing, endless), CellLimit(LIMIT_S, [computing]) as limit:
         limit.begins(1)
