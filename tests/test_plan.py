@@ -12,8 +12,11 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.planner import engines, hardware, measured_peak, models, table
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.estimate import FULLEST
+from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning
 
 
 def two_layers():
@@ -28,7 +31,7 @@ def request(gpus=4, room=None, config=None, **changes):
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
-    return table.Request(job, table.Hardware(gpu, gpus, price=2.0), **{"samples_per_step": 32, "steps": 10, **changes})
+    return table.Request(job, Machine(gpu, gpus), **{"samples_per_step": 32, "steps": 10, "price": 2.0, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,9 @@ def test_the_table_has_every_way(found):
     }  # fmt: skip
     for row in found.rows:
         assert row.batch * row.accumulation * 4 == 32
-        assert row.hours == pytest.approx(10 * row.time.seconds / 3600)  # 10 steps
+        assert row.hours == pytest.approx(10 * row.seconds / 3600)  # 10 steps
         assert row.money == pytest.approx(row.hours * 4 * 2.0)
-        assert row.tokens_per_s == pytest.approx(32 * 128 / 4 / row.time.seconds)
+        assert row.step.tokens_per_s == pytest.approx(32 * 128 / 4 / row.seconds)
 
 
 def test_fsdp2_is_compared_but_not_recommended_beside_zero(found):
@@ -59,7 +62,7 @@ def test_fsdp2_is_compared_but_not_recommended_beside_zero(found):
 def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     monkeypatch.setattr(table, "MOST_EXPONENT", 2)
     monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
-    tight = request(gpus=1, room=0.3e9 / table.FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
+    tight = request(gpus=1, room=0.3e9 / FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
     plan = table.plan(tight)
     assert plan.best is None
     assert table.why(plan) == "nothing fits"
@@ -71,7 +74,7 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
 def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
     monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 0.2e9)
-    tight = request(gpus=1, room=0.3e9 / table.FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
+    tight = request(gpus=1, room=0.3e9 / FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
     assert table.plan(tight).best is None
     told = table.smallest_cluster(tight)
     assert says(told, "GPUs", "1", "--batch")
@@ -235,9 +238,7 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
     config = CONFIG_MAPPING[kind](**sizes, pad_token_id=0)
     assert models.lora_target(config) == target
     with warnings.catch_warnings(action="error"):
-        module = engines.outline(
-            RankJob(config, sequence=8, adapter=Adapter(rank=2, target=models.lora_target(config)))
-        )
+        module = engines.outline(RankJob(config, sequence=8, tuning=Tuning(2, models.lora_target(config))))
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     assert len(trained) == 2 * 2 * len(target), "A and B of each, in two layers"
     assert all(any(f".{one}.lora_" in name for one in target) for name in trained)

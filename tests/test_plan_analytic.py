@@ -17,7 +17,7 @@ from pardemo.cli import main
 from pardemo.finetune import lora
 from pardemo.planner import checked, engines, hardware, models, table
 from pardemo.planner.estimate import Estimate
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, configurations
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
 from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
@@ -172,16 +172,15 @@ def test_a_plan_loads_no_torch():
 def asked(**changes):
     """A request for LoRA of a model of 8 B parameters."""
     config = models.find("llama3.1-8b")
-    job = RankJob(config, sequence=2048, adapter=Adapter(8, ("q_proj", "v_proj")))
-    cluster = table.Hardware(hardware.gpu(changes.pop("gpu", "A100-80GB")), changes.pop("gpus", 8))
-    return table.Request(job.but(**changes.pop("job", {})), cluster, **{"samples_per_step": 64, "steps": 10, **changes})
+    job = RankJob(config, sequence=2048, tuning=Tuning(8, ("q_proj", "v_proj")))
+    machine = Machine(hardware.gpu(changes.pop("gpu", "A100-80GB")), changes.pop("gpus", 8))
+    return table.Request(job.but(**changes.pop("job", {})), machine, **{"samples_per_step": 64, "steps": 10, **changes})
 
 
 def test_the_plan_backwards_ends_where_the_room_does():
     request = asked()
     best = table.plan(request).best
-    shape, room = configurations.of(request.job.config), request.cluster.most_bytes
-    job, layout = table.row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    job, layout, room = best.job, best.layout, request.machine.most_bytes
 
     def held(tokens=job.sequence, batch=layout.micro_batch):
         return memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
@@ -190,10 +189,10 @@ def test_the_plan_backwards_ends_where_the_room_does():
     assert held(longest) <= room < held(longest + 64)
     most = table.largest_batch(request, best)
     assert held(batch=most) <= room < held(batch=most + 1)
-    fewest = table.fewest_gpus(asked(job={"adapter": None}))
+    fewest = table.fewest_gpus(asked(job={"tuning": Tuning()}))
     assert fewest > 1
-    assert table.least_bytes(asked(job={"adapter": None}), fewest) <= room
-    assert table.least_bytes(asked(job={"adapter": None}), fewest // 2) > room
+    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest) <= room
+    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest // 2) > room
 
 
 def test_more_that_is_kept_takes_more_and_less_takes_less():
@@ -270,8 +269,8 @@ KINDS = [
 def test_lora_has_as_many_parameters_as_pefts(kind, more, target):
     config = CONFIG_MAPPING[kind](**SIZES | {"pad_token_id": 0} | more)
     linear = lora.linear_names(engines.outline(RankJob(config, sequence=64))) - {"lm_head"}
-    there = Adapter(4, tuple(sorted(linear)) if target == ("all-linear",) else target)
-    module = engines.outline(RankJob(config, sequence=64, adapter=there))
+    there = Tuning(4, tuple(sorted(linear)) if target == ("all-linear",) else target)
+    module = engines.outline(RankJob(config, sequence=64, tuning=there))
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert adapter_params(Tuning(4, target), configurations.of(config)) == trained
 

@@ -5,7 +5,9 @@ from dry_rows import dry_rows
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
 from pardemo.planner import allocator, footprint, hardware, memory, table
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning
 
 V, H, MIDDLE, LAYERS, HEADS = 32_000, 2048, 5632, 2, 16
 B, S = 8, 1024
@@ -73,7 +75,7 @@ def request(gpus, room=None, **changes):
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
     whole = {"checkpointing": (True,), "offloads": ("none",), "engines": ("zero-1",), "steps": 1}
-    return table.Request(job("zero-0", 1), table.Hardware(gpu, gpus), **whole | changes)
+    return table.Request(job("zero-0", 1), Machine(gpu, gpus), **whole | changes)
 
 
 def test_states_are_cut_by_data_parallel_ranks_not_by_all_gpus():
@@ -137,7 +139,7 @@ def test_what_building_left_free_is_not_reserved_in_the_step():
     """FSDP2 with LoRA: a rank keeps an eighth, and in pieces what is gathered; it was built of all."""
     layers = 16
     deep = llama(num_hidden_layers=layers)
-    small = job("fsdp2", 8, config=deep, batch=1, sequence=64, adapter=Adapter(target=("q_proj", "v_proj")))
+    small = job("fsdp2", 8, config=deep, batch=1, sequence=64, tuning=Tuning(8, ("q_proj", "v_proj")))
     found = memory.Curve.at_one(small).estimate(1)
     whole = 2 * (2 * V * H + layers * BLOCK + H)
     assert found.building_bytes - memory.CONTEXT_BYTES >= whole
@@ -175,7 +177,7 @@ def test_a_plan_knows_how_much_room_the_allocator_has(monkeypatch):
     monkeypatch.setattr(memory, "reserved_bytes", lambda *how: told.append(how[-1]) or own(*how))
     asked = request(gpus=4, room=50e9, samples_per_step=4 * B, batches=(B,))
     dry_rows(asked)
-    assert told == [asked.cluster.most_bytes - memory.CONTEXT_BYTES - memory.NCCL_BYTES]
+    assert told == [asked.machine.most_bytes - memory.CONTEXT_BYTES - memory.NCCL_BYTES]
 
 
 def test_an_estimate_is_tensors_the_allocators_rest_cudas_and_nccls(plain):
@@ -199,9 +201,9 @@ def test_the_allocator_is_replayed_at_the_micro_batch_that_is_asked():
 def test_part_of_the_memory_stays_free():
     gpu = hardware.gpu("H100")
     assert 79.0 < gpu.memory_bytes / 2**30 < 79.7  # an "80 GB" board: torch's total_memory
-    cluster = table.Hardware(gpu, 8)
-    assert cluster.room == 0.92 * gpu.memory_bytes
-    assert cluster.most_bytes == 0.98 * gpu.memory_bytes
+    machine = Machine(gpu, 8)
+    assert machine.room == 0.92 * gpu.memory_bytes
+    assert machine.most_bytes == 0.98 * gpu.memory_bytes
     curve = memory.Curve(job("zero-1", 4))
     room = sum(curve.estimate(B).lines[name] for name in memory.LINES)
     while (least := curve.estimate(B, room=room).peak_bytes) > room:
@@ -285,7 +287,7 @@ def test_experts_are_kept_whole_and_used_in_part():
 
 
 def test_lora_beside_experts_trains_the_adapters_alone():
-    found = memory.run(RankJob(mixtral(), batch=2, sequence=256, adapter=Adapter(target=("q_proj", "v_proj"))))
+    found = memory.run(RankJob(mixtral(), batch=2, sequence=256, tuning=Tuning(8, ("q_proj", "v_proj"))))
     trained = 2 * 8 * ((256 + 256) + (256 + 128))
     assert found.trained_params == trained
     assert found.lines["frozen parameters"] == pytest.approx(2 * MIXTRAL, rel=0.001)

@@ -10,8 +10,8 @@ from test_plan_reasons import plan, row
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.planner import command, table
-from pardemo.planner.job import Adapter
 from pardemo.planner.layouts import answers
+from pardemo.planner.layouts.tuning import Tuning
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_the_recipe_is_what_is_planned(asked, written):
     assert main(["plan", "--json", "--recipe", written]) == 0
     (request,) = asked
     job = request.job
-    assert job.adapter == Adapter(rank=16, target=("o_proj",), alpha=64, dropout=0.0)
+    assert job.tuning == Tuning(rank=16, target=("o_proj",), alpha=64, dropout=0.0)
     assert (job.sequence, job.clipping, job.config.loss_head) == (768, 0.5, "full")
-    assert (request.cluster.gpus, request.samples_per_step) == (2, 4 * 2 * 2)
-    assert (request.steps, request.cluster.price) == (5 * 80_000 // 16, None)
+    assert (request.machine.gpus, request.samples_per_step) == (2, 4 * 2 * 2)
+    assert (request.steps, request.price) == (5 * 80_000 // 16, None)
 
 
 def test_the_command_line_is_what_is_planned(asked, written):
@@ -52,11 +52,11 @@ def test_the_command_line_is_what_is_planned(asked, written):
     )
     assert main(["plan", "--json", "--recipe", written, *told.split()]) == 0
     (request,) = asked
-    cluster, job = request.cluster, request.job
-    assert (cluster.gpu.name, cluster.gpus, cluster.hosts, cluster.price) == ("H100", 16, 2, 1.5)
-    assert cluster.between == 200e9 / 8
+    machine, job = request.machine, request.job
+    assert (machine.gpu.name, machine.gpus, machine.hosts, request.price) == ("H100", 16, 2, 1.5)
+    assert machine.between == 200e9 / 8
     assert (request.tp, request.pp, request.dp, request.steps) == (2, 4, 2, 5 * 320 // 16)
-    assert (job.adapter, job.sequence, job.labels) == (None, 512, 0.25)
+    assert (job.tuning.lora, job.sequence, job.labels) == (False, 512, 0.25)
     assert (request.engines, request.checkpointing, request.batches) == (("zero-1", "fsdp2"), (False,), (2,))
 
 

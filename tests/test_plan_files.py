@@ -16,18 +16,20 @@ from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import files, hardware, measured_peak, table
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning
 
 BASE = recipe.load("baichuan2-13b-lora-bf16")
 
 
 def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
     """A small Baichuan2 with LoRA, of which nothing is the recipe's own."""
-    adapter = Adapter(rank=4, target=("o_proj",), alpha=16, dropout=0.0)
-    job = {"batch": 4, "sequence": 128, "adapter": adapter} | (job or {})
-    cluster = table.Hardware(hardware.gpu(gpu), gpus, hosts)
+    tuning = Tuning(rank=4, target=("o_proj",), alpha=16, dropout=0.0)
+    job = {"batch": 4, "sequence": 128, "tuning": tuning} | (job or {})
+    machine = Machine(hardware.gpu(gpu), gpus, gpus // hosts)
     settings = {"samples_per_step": 128, "steps": 10, **changes}
-    return table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), cluster, **settings)
+    return table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), machine, **settings)
 
 
 def test_the_recipe_is_the_planned_job():
@@ -102,7 +104,7 @@ def test_what_nobody_runs_is_not_written(changes, tmp_path):
     ("changes", "engine", "written"),
     [
         ({}, "zero-2", "recipe.yaml"),
-        ({"job": {"adapter": None}}, "zero-2", "train.py"),
+        ({"job": {"tuning": Tuning()}}, "zero-2", "train.py"),
         ({"engines": ("fsdp2",)}, "fsdp2", "train.py"),
         ({}, "fsdp2", "train.py"),  # where nothing else fits
     ],

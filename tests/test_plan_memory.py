@@ -12,7 +12,8 @@ from pardemo import World
 from pardemo.planner import engines, fake, measured_peak, memory
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import Tuning
 
 WITHIN = 0.03  # the planner's promise
 
@@ -168,7 +169,7 @@ def test_bad_jobs_are_refused():
         with pytest.raises(ValueError, match=told):
             RankJob(config, **changes)
     with pytest.raises(ValueError, match=r"'W_pack'.*q_proj"):
-        dry_run(RankJob(config, adapter=Adapter(), sequence=8))
+        dry_run(RankJob(config, tuning=Tuning(8, ("W_pack",)), sequence=8))
     with fake._ranks(2), pytest.raises(RuntimeError, match="process"):
         dry_run(dataclasses.replace(measured_peak.example_job("llama", "zero-1", 2, False, True)))
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from conftest import says
+from test_plan_reasons import plan, row
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
@@ -17,7 +18,6 @@ from pardemo.planner.layouts.micro_batch import product
 from pardemo.planner.layouts.published import published, runs
 from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
 from pardemo.planner.layouts.stacks import MEGATRON
-from pardemo.planner.table import Hardware as Planned
 
 OWN = {
     "name": "our H100", "memory_gib": 79.1, "peak_tflops": 989, "reachable_tflops": 700, "sustained": 0.9,
@@ -77,9 +77,11 @@ def test_rates_by_size_say_what_small_products_lose(tmp_path):
     assert 2 * 2048**3 / seconds == pytest.approx(rates["2048"] * 1e12), "and no longer what its program's runs say"
 
 
-def test_a_fine_tunes_plan_takes_it_too(tmp_path):
-    gpu = profile.load(saved(tmp_path)).gpu
-    own, usual = (table.machine_of(Planned(one, 8)) for one in (gpu, hardware.gpu("H100")))
+def test_a_fine_tunes_plan_takes_it_too(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(table, "plan", lambda request: asked.append(request.machine) or plan(row()))
+    assert [cli.main(["plan", "--json", "--gpu", gpu]) for gpu in (str(saved(tmp_path)), "H100")] == [0, 0]
+    own, usual = asked
     assert (own.matrix_flops, own.memory_bytes_per_s) == pytest.approx((700e12 * 0.9, 2850e9))
     assert own.rate(8) == pytest.approx(360e9)
     assert (usual.rate(8), usual.memory_bytes_per_s) == pytest.approx((0.8 * 450e9, 0.85 * 3350e9))

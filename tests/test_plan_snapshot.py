@@ -16,6 +16,7 @@ from pardemo.planner import answer, checked, table
 from pardemo.planner.footprint import LINES
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.measured_peak import example_config
 
 #: What the viewer's unpickler knows (torch/utils/viz/MemoryViz.js).
@@ -56,11 +57,11 @@ def job():
 )  # fmt: skip
 def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tmp_path):
     request = table.Request(
-        job(), table.Hardware(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
+        job(), Machine(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
         engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
     )  # fmt: skip
     (row,) = dry_rows(request)
-    blocks = checked.of_row(request, row)
+    blocks = checked.blocks_of_row(request, row, row.memory)
     files.write(tmp_path / "plan.pickle", blocks)
     written = (tmp_path / "plan.pickle").read_bytes()
     most, kinds = replayed(pickle.loads(written))
@@ -114,7 +115,7 @@ def test_a_layouts_sums_are_its_peak(question, tmp_path, capsys):
 
 def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
     request = table.Request(
-        job(), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
+        job(), Machine(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
         checkpointing=(True, False), offloads=("none",),
     )  # fmt: skip
     monkeypatch.setattr(answer, "request_of", lambda arguments: (request, None))

@@ -6,11 +6,9 @@
 from importlib import import_module
 
 _HOME = {
-    "Adapter": "job",
     "RankJob": "job",
     "dry_run": "dryrun",
     "Footprint": "footprint",
-    "Hardware": "table",
     "Request": "table",
     "plan": "table",
 }

@@ -22,9 +22,10 @@ TOLERANCE = 0.05
 def job() -> "RankJob":
     """Batch 8 × 1024, LoRA r = 8 on W_pack, dropout 0.1, gradient checkpointing; all logits, as the article's tool."""
     from pardemo.baichuan2 import Baichuan2Config
-    from pardemo.planner.job import Adapter, RankJob
+    from pardemo.planner.job import RankJob
+    from pardemo.planner.layouts.tuning import Tuning
 
-    return RankJob(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, adapter=Adapter())
+    return RankJob(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, tuning=Tuning(8, ("W_pack",)))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,7 +22,8 @@ with extras.needed_by(__name__):
 
 import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import Tuning
 
 
 @dataclass
@@ -53,8 +54,8 @@ def outline(job: RankJob) -> PreTrainedModel:
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"{config.model_type}: no causal language model ({reason})") from None
-    if job.adapter is not None:
-        model = _with_adapter(model, job.adapter)
+    if job.tuning.lora:
+        model = _with_adapter(model, job.tuning)
     # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16
     return model.to(torch.float32 if job.precision == "fp32" else torch.bfloat16)
 
@@ -72,7 +73,7 @@ def start(job: RankJob, module: PreTrainedModel) -> Running:
     if job.checkpointing:
         with _silence():
             module.gradient_checkpointing_enable({"use_reentrant": False})
-            if job.adapter is not None:
+            if job.tuning.lora:
                 module.enable_input_require_grads()
     if job.stage is not None:
         return _deepspeed(job, module)
@@ -172,20 +173,20 @@ def deepspeed_settings(job: RankJob) -> dict[str, Any]:
     }
 
 
-def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
+def _with_adapter(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
     from peft import get_peft_model
 
     with torch.device("meta"), _silence():
-        return get_peft_model(model, lora_config(model, adapter), autocast_adapter_dtype=False)
+        return get_peft_model(model, lora_config(model, tuning), autocast_adapter_dtype=False)
 
 
-def lora_config(model: PreTrainedModel, adapter: Adapter) -> Any:
-    """PEFT's configuration of the adapter.
+def lora_config(model: PreTrainedModel, tuning: Tuning) -> Any:
+    """PEFT's configuration of the LoRA.
 
     Raises:
         ValueError: its target is no module of the model.
     """
-    return lora.config(model, adapter.target, r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout)
+    return lora.config(model, tuning.target, r=tuning.rank, lora_alpha=tuning.alpha, lora_dropout=tuning.dropout)
 
 
 def _without_cache(config: PreTrainedConfig) -> PreTrainedConfig:

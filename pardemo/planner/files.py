@@ -39,16 +39,18 @@ def check(request: Request, base: Recipe) -> None:
 
     Baichuan2 with LoRA under DeepSpeed is ``pardemo finetune``'s; any other is for Transformers' Trainer.
     """
-    job = request.job
+    job, tuning = request.job, request.job.tuning
     if request.tp * request.pp > 1:
         raise ValueError(f"--write: pardemo finetune and Transformers' Trainer run ZeRO and FSDP2 alone; Megatron-LM "
                          f"would run --tp {request.tp} --pp {request.pp}")  # fmt: skip
-    if job.base != "bf16":
-        four = "; write it without --base, and start its train.py with --four-bit" if job.base.startswith("nf4") else ""
-        raise ValueError(f"--write: the files are for weights in bf16, not in {job.base}{four}")
-    if job.optimizer != "adamw" or job.fused_loss or job.embeddings:
-        other = "--fused-loss" if job.fused_loss else f"--optimizer {job.optimizer}"
-        other = "--embeddings" if job.embeddings else other
+    if tuning.base != "bf16":
+        four = (
+            "; write it without --base, and start its train.py with --four-bit" if tuning.base.startswith("nf4") else ""
+        )
+        raise ValueError(f"--write: the files are for weights in bf16, not in {tuning.base}{four}")
+    if tuning.optimizer != "adamw" or tuning.fused_loss or tuning.embeddings:
+        other = "--fused-loss" if tuning.fused_loss else f"--optimizer {tuning.optimizer}"
+        other = "--embeddings" if tuning.embeddings else other
         raise ValueError(f"--write: the files are for AdamW, whole logits and adapters alone; leave out {other}")
     if recipe.locate(base.model.path).is_file():
         raise ValueError(f"--write: what trains needs the model's folder, not a file: {base.model.path}")
@@ -71,15 +73,15 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         ValueError: see :func:`check`; or no module of the model has a name that LoRA was asked for.
     """
     check(request, base)
-    job, hosts, each = request.job, request.cluster.hosts, request.cluster.host_gpus
+    job, hosts, each = request.job, request.machine.hosts, request.machine.host_gpus
     texts: dict[str, str] = {}
     notes: list[str] = []
     head, config = "", "accelerate.yaml"
-    started = job_settings.settings("FSDP" if row.stage is None else "DEEPSPEED", request.cluster.gpus, hosts)
+    started = job_settings.settings("FSDP" if row.stage is None else "DEEPSPEED", request.machine.gpus, hosts)
     if row.stage is not None:
         texts[SETTINGS] = json.dumps(deepspeed(request, row, base), indent=1) + "\n"
         launched = job_settings.deepspeed(started, SETTINGS, row.stage)
-    if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.adapter:
+    if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.tuning.lora:
         texts["recipe.yaml"] = strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base)))
         script, name, usage = f"-m {_RUN}", "pardemo", "[option …]"
         theirs: str | None = f"--module {_RUN}"
@@ -152,11 +154,10 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     settings[job.precision]["enabled"] = "auto"
     if "optimizer" in settings:
         settings["optimizer"]["params"]["lr"] = "auto"
-    values, adapter = recipe.to_dict(base), job.adapter
-    assert adapter is not None, "pardemo finetune trains LoRA"
+    values, tuning = recipe.to_dict(base), job.tuning
     values["data"]["cutoff_len"] = job.sequence
-    values["lora"] = {"r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": adapter.dropout,
-                      "target_modules": list(adapter.target)}  # fmt: skip
+    values["lora"] = {"r": tuning.rank, "lora_alpha": tuning.alpha, "lora_dropout": tuning.dropout,
+                      "target_modules": list(tuning.target)}  # fmt: skip
     values["train"] |= {
         "per_device_train_batch_size": row.batch,
         "gradient_accumulation_steps": row.accumulation,
@@ -209,12 +210,12 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
     """``scripts/train.py`` with the plan in its place."""
     job = request.job
     # of FSDP2's shards the optimizer has the model's own type: fp32, where all parameters are trained
-    dtype = "torch.float32" if row.stage is None and job.adapter is None else _DTYPES[job.precision]
+    dtype = "torch.float32" if row.stage is None and not job.tuning.lora else _DTYPES[job.precision]
     adapter = "None"
-    if job.adapter is not None:
-        config = lora_config(model, job.adapter)
+    if job.tuning.lora:
+        config = lora_config(model, job.tuning)
         values = {name: getattr(config, name) for name in ("r", "lora_alpha", "lora_dropout")}
-        values |= {"target_modules": list(job.adapter.target), "fan_in_fan_out": config.fan_in_fan_out}
+        values |= {"target_modules": list(job.tuning.target), "fan_in_fan_out": config.fan_in_fan_out}
         adapter = "{\n" + "".join(f'    "{key}": {value!r},\n' for key, value in values.items()) + "}"
     path = recipe.locate(base.model.path)
     known = not isinstance(job.config, Baichuan2Config) and "/" in base.model.path  # else a built-in model's short name
@@ -225,7 +226,7 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
 SEQUENCE = {job.sequence}
 DTYPE = {dtype}
 LORA: dict[str, Any] | None = {adapter}
-ENGINE, RANKS = "{row.engine}", {request.cluster.gpus}
+ENGINE, RANKS = "{row.engine}", {request.machine.gpus}
 # --- end of the plan
 """
     return _PLAN.sub(lambda _: plan, _SOURCE.read_text(encoding="utf-8"))
@@ -233,11 +234,11 @@ ENGINE, RANKS = "{row.engine}", {request.cluster.gpus}
 
 def _about(request: Request, row: PlanRow) -> str:
     """What was planned."""
-    job, cluster = request.job, request.cluster
-    trained = "all parameters" if job.adapter is None else f"LoRA of rank {job.adapter.rank}"
+    job, machine = request.job, request.machine
+    trained = f"LoRA of rank {job.tuning.rank}" if job.tuning.lora else "all parameters"
     engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.offload}"
     samples = f"{row.batch} × {row.accumulation} samples of up to {job.sequence} tokens each"
-    return (f"{job.config.model_type}, {trained}, {engine}: {cluster.gpus} × {cluster.gpu.name}, {samples}, "
+    return (f"{job.config.model_type}, {trained}, {engine}: {machine.gpus} × {machine.gpu.name}, {samples}, "
             f"{request.samples_per_step} a step")  # fmt: skip
 
 

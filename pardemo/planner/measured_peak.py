@@ -25,7 +25,8 @@ from pardemo.formulas import memory
 from pardemo.planner import engines
 from pardemo.planner.dryrun import STEPS, dry_run
 from pardemo.planner.footprint import Footprint
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import FULL, Tuning
 
 with extras.needed_by(__name__):
     import peft  # noqa: F401, what engines take from it on demand: ranks are forked with this module loaded
@@ -189,15 +190,14 @@ def example_job(
         prefetching: of DeepSpeed's stage 3. It gathers what it prefetches in the order of a Python set, which differs
             between ranks and runs, and with it, in some jobs, the peak: the dry run gives that of one order.
     """
-    adapter = Adapter(target=TARGETS[name]) if lora else None
     zero = BUCKETS if engine.startswith("zero") else {}
     if not prefetching:
         if engine != "zero-3":
             raise ValueError(f"only DeepSpeed's stage 3 prefetches, not {engine}")
         zero = BUCKETS | {"stage3_prefetch_bucket_size": 0}
     return RankJob(
-        example_config(name), batch=4, sequence=128, adapter=adapter, checkpointing=checkpointing, engine=engine,
-        ranks=ranks, labels=0.25, zero=zero, on_gpu=False,
+        example_config(name), batch=4, sequence=128, tuning=Tuning(8, TARGETS[name]) if lora else FULL,
+        checkpointing=checkpointing, engine=engine, ranks=ranks, labels=0.25, zero=zero, on_gpu=False,
     )  # fmt: skip
 
 

@@ -47,8 +47,16 @@ class GpuProfile:
     between: float | None = None
     host_gpus: int | None = None
 
-    def hosts(self, gpus: int) -> int:
-        """As few hosts as ``gpus`` GPUs fit on, as many of them on each: what is taken where nobody says it."""
+    def hosts(self, gpus: int, asked: int | None = None) -> int:
+        """Returns ``asked``, or as few hosts as ``gpus`` GPUs fit on, as many of them on each.
+
+        Raises:
+            ValueError: the GPUs do not divide over as many hosts as were asked for.
+        """
+        if asked is not None:
+            if gpus % asked:
+                raise ValueError(f"{gpus} GPUs do not divide over {asked} hosts")
+            return asked
         most = self.host_gpus or hardware.host_gpus(self.gpu, gpus)
         return next(hosts for hosts in range(-(-gpus // most), gpus + 1) if gpus % hosts == 0)
 

@@ -14,15 +14,15 @@ with extras.needed_by(__name__):
 
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import scaling
-from pardemo.planner import hardware, models, table
+from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack
-from pardemo.planner.layouts.job import engine_of
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, stack
+from pardemo.planner.layouts.job import engine_of, fine_tune
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
 from pardemo.planner.layouts.step import step
-from pardemo.planner.table import Hardware
+from pardemo.planner.layouts.tuning import Tuning
 from pardemo.tables import text_table
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
@@ -85,12 +85,14 @@ def megatron() -> list[Check]:
 
 def a800() -> list[Check]:
     """LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
-    rows, cluster = [], Hardware(hardware.gpu("A800-80GB"), 8)
+    rows, machine = [], Machine(hardware.gpu("A800-80GB"), 8)
+    shape = configurations.of(models.find("llama2-7b"))
     for (stage, checkpointing), runs in finetune_runs.A800.items():
         for offload, batch, samples_per_s in runs:
-            job = RankJob(models.find("llama2-7b"), batch, 4096, checkpointing=checkpointing, engine=f"zero-{stage}",
-                          ranks=8)  # fmt: skip
-            seconds = table.step_of(job, cluster, 64 // 8 // batch, offload).seconds
+            seconds = step(*fine_tune(
+                shape, machine, engine=f"zero-{stage}", ranks=8, batch=batch, sequence=4096,
+                checkpointing=checkpointing, accumulation=64 // 8 // batch, offload=offload,
+            )).seconds  # fmt: skip
             label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
             rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
     return rows
@@ -122,11 +124,11 @@ def nanotron() -> list[Check]:
 
 def swift() -> list[Check]:
     """ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum, ours are not: they take longer."""
-    rows, cluster = [], Hardware(hardware.gpu("A100-80GB"), 1)
+    rows, machine = [], Machine(hardware.gpu("A100-80GB"), 1)
+    shape = configurations.of(Baichuan2Config.b13(loss_head="full"))
     for length, (speed, gib) in SWIFT.items():
-        job = RankJob(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
-        seconds = table.step_of(job, cluster, 16).seconds / 16
-        held = memory(*table.tuned(job, cluster, 16)).peak_bytes / 2**30
+        planned = fine_tune(shape, machine, Tuning(8, ("W_pack",)), sequence=length, accumulation=16)
+        seconds, held = step(*planned).seconds / 16, memory(*planned).peak_bytes / 2**30
         source = "ms-swift's table, 1 × A100-80GB"
         label = f"Baichuan2-13B LoRA, {length} tokens"
         rows.append(_check(label, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))

@@ -116,9 +116,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     config = configurations.find(arguments.model)
     shape = replace(configurations.of(config), name=Path(arguments.model).name)
     gpu_profile = profile.find(arguments.gpu, arguments.gpus)
-    each = arguments.gpus // (arguments.hosts or gpu_profile.hosts(arguments.gpus))
-    if arguments.hosts and arguments.gpus % arguments.hosts:
-        raise ValueError(f"{arguments.gpus} GPUs do not divide over {arguments.hosts} hosts")
+    each = arguments.gpus // gpu_profile.hosts(arguments.gpus, arguments.hosts)
     between = None
     if arguments.link or not gpu_profile.between:
         between = hardware.link(arguments.link) if arguments.link else hardware.usual_link(gpu_profile.gpu, each)[1]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from pardemo.planner.estimate import FULLEST, RESERVE
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.profile import GpuProfile
 from pardemo.planner.rates import LINK_SHARE, matrix
@@ -58,6 +59,16 @@ class Machine:
     @property
     def hosts(self) -> int:
         return math.ceil(self.gpus / self.host_gpus)
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes up to which a job fits a GPU: no run is known that took more."""
+        return self.gpu.memory_bytes * FULLEST
+
+    @property
+    def room(self) -> float:
+        """Bytes of a GPU that a plan fills at most where it can choose."""
+        return self.gpu.memory_bytes * (1 - RESERVE)
 
     def inside(self, ranks: int, stride: int = 1) -> bool:
         """Whether a group of so many ranks, every ``stride``-th, is on one host."""

@@ -13,7 +13,7 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, RECOMPUTE, SHARDING, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.against import expected, room
+from pardemo.planner.layouts.published.against import expected
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
@@ -54,7 +54,7 @@ class PlannedLayout:
     @property
     def room(self) -> float:
         """Bytes of a GPU that a plan may fill."""
-        return room(self.job)
+        return self.job.machine.room
 
     @property
     def fits(self) -> bool:

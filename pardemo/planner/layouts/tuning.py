@@ -33,7 +33,8 @@ class Tuning:
 
     Args:
         rank: of LoRA's matrices; 0 trains all parameters. target: names of the modules that have them, or
-            ``all-linear``. dropout: before them; without it nothing is copied for them.
+            ``all-linear``. dropout: before them; without it nothing is copied for them. alpha: their product is scaled
+            by alpha / rank.
         base: what frozen weights are kept in, of :data:`BASES`; embeddings, head and norms stay in 16 bits.
         embeddings: whether embedding and head are trained as well, whole (PEFT's ``modules_to_save``).
         optimizer: of :data:`STATES`.
@@ -54,6 +55,7 @@ class Tuning:
     fused_loss: bool = False
     labels: float = 1.0
     experts_apart: bool = False
+    alpha: float = 32
 
     def __post_init__(self):
         if self.base not in BASES:

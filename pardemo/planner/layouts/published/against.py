@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pardemo import project
-from pardemo.planner.estimate import FULLEST, RESERVE, choose
+from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.memory import Memory, memory
@@ -52,7 +52,7 @@ class ComparedRun:
     @property
     def fits(self) -> bool:
         """Whether it is predicted to run: it can be cut so, and no GPU holds more than it has."""
-        return self.memory.peak_bytes <= FULLEST * self.run.job.machine.gpu.memory_bytes and not self.refused
+        return self.memory.peak_bytes <= self.run.job.machine.most_bytes and not self.refused
 
     @property
     def has_room(self) -> bool:
@@ -69,7 +69,7 @@ class ComparedRun:
 
 def room(job: Job) -> float:
     """Returns the bytes of a GPU that a plan may fill."""
-    return job.machine.gpu.memory_bytes * (1 - RESERVE)
+    return job.machine.room
 
 
 def why_not(job: Job, layout: Layout) -> str:
