@@ -119,13 +119,13 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="print rows as JSON")
     show.set_defaults(action=_claims)
 
-    report_command.add(commands)
-    site_command.add(commands)
+    report_command.add_report(commands)
+    site_command.add_site(commands)
 
     for name, what in OF_A_CHECKOUT.items():
         commands.add_parser(name, help=what)
 
-    finetune.add(commands)
+    finetune.add_fine_tune(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has, and which notebooks it can run at which size")
     doctor.add_argument("--json", action="store_true", help="print rows as JSON")
@@ -134,8 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--ranks", type=int, default=1, metavar="N", help="the ranks that it is for (1)")
     doctor.set_defaults(action=_doctor)
 
-    headlines.add(commands)
-    planner.add(commands)
+    headlines.add_data(commands)
+    planner.add_plan(commands)
     script_command.add_measure(commands)
     script_command.add_prove(commands)
     parser.epilog = commands.in_groups()

@@ -1,6 +1,6 @@
 """A plan's rows, and small jobs, with the memory that dry runs of their engines take."""
 
-from pardemo.planner import checked, hardware, models, table
+from pardemo.planner import dry_run_comparison, hardware, models, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import Footprint
 from pardemo.planner.job import RankJob
@@ -20,7 +20,7 @@ def dry_rows(request):
     """A row of each engine, way of checkpointing, offload and micro-batch that is asked for."""
     rows = []
     for row in table.plan(request).rows:
-        run = checked.compare_with_dry_run(request, row).run
+        run = dry_run_comparison.compare_with_dry_run(request, row).run
         vars(row)["memory"] = run
         rows.append(row)
     return rows

@@ -295,4 +295,6 @@ def test_a_model_that_needs_no_file_is_the_same_without_transformers(name):
     config, plain = models.find(name), configurations.find(name)
     assert type(plain) is not type(config)
     assert configurations.of(plain) == configurations.of(config)
-    assert facts.of(plain, configurations.of(plain), name) == facts.of(config, configurations.of(config), name)
+    assert facts.model_of(plain, configurations.of(plain), name) == facts.model_of(
+        config, configurations.of(config), name
+    )

@@ -330,7 +330,7 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
 def test_what_is_chosen_is_what_its_program_can_run(program, model):
     what = configurations.of(configurations.find(model))
     given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), stacks.stack(program), 4096)
-    able = launch.able(given, model)
+    able = launch.runnable_by_program(given, model)
     answer = search(given, 64, able=able)
     wanted = {"torchtitan": "torchtitan.toml", "nanotron": "nanotron.yaml", "llm-foundry": "accelerate.yaml"}
     for chosen in answer.best:

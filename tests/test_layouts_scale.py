@@ -265,7 +265,7 @@ def test_a_module_that_a_model_does_not_have_is_refused(module):
 def test_what_programs_do_not_recompute_is_refused():
     assert NANOTRON.lacks(recomputing("mlp", ep=1)) == ["recomputed modules"]
     assert MEGATRON.lacks(recomputing("mlp", ep=1)) == []
-    described = facts.of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
+    described = facts.model_of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
     offloading = recomputing("mlp", offload=4)
     assert says(megatron.why_not(training(), offloading, described), "recomputes", "offloads")
     assert "module moe" in megatron.why_not(training(), recomputing("moe"), described)
@@ -275,7 +275,7 @@ def test_what_programs_do_not_recompute_is_refused():
 def test_megatron_core_takes_the_modules_that_are_written():
     from megatron.core.transformer import MLATransformerConfig
 
-    described = facts.of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
+    described = facts.model_of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
     layout = recomputing("layernorm", "moe_act", "mla_up_proj", "mlp")
     written = megatron.flags(training(), layout, described)["memory"]
     assert written["recompute-granularity"] == "selective"

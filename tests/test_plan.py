@@ -65,7 +65,7 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     tight = request(gpus=1, room=0.3e9 / FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
     plan = table.plan(tight)
     assert plan.best is None
-    assert table.why(plan) == "nothing fits"
+    assert table.explain_best(plan) == "nothing fits"
     assert says(table.smallest_cluster(tight), "smallest", "4")
     monkeypatch.setattr(table, "MOST_EXPONENT", 1)
     assert says(table.smallest_cluster(tight), "even", "2")
@@ -247,11 +247,11 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
 KILLED = """
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pardemo.planner import memory
-memory.IMPORTED = ["pardemo.planner.memory"]
+from pardemo.planner import memory_curve
+memory_curve.IMPORTED = ["pardemo.planner.memory_curve"]
 if __name__ == "__main__":
-    context, parent = memory.server()
-    pool = ProcessPoolExecutor(2, context, initializer=memory.begin_worker, initargs=(parent,))
+    context, parent = memory_curve.server()
+    pool = ProcessPoolExecutor(2, context, initializer=memory_curve.begin_worker, initargs=(parent,))
     list(pool.map(time.sleep, [1, 1]))
     print(*pool._processes, flush=True)
     time.sleep(60)
@@ -272,6 +272,6 @@ def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
 
 @pytest.mark.nightly
 def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
-    other = f"from pardemo.planner import memory; memory.begin_worker({os.getppid()}); print('goes on')"
+    other = f"from pardemo.planner import memory_curve; memory_curve.begin_worker({os.getppid()}); print('goes on')"
     begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)
     assert (begun.returncode, begun.stdout) == (1, "")

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.finetune import lora
-from pardemo.planner import checked, engines, hardware, models, table
+from pardemo.planner import dry_run_comparison, engines, hardware, models, table
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, configurations
@@ -28,7 +28,7 @@ from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import Tuning, adapter_params, weight_bytes
 
 A100S = Machine(hardware.gpu("A100-80GB"), 8)
-RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
+RUNS = list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv"))
 
 
 def both(*case, layers=None):
@@ -47,7 +47,7 @@ CASES = small_jobs()[::2]
 
 def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
     planned, run = ({"parameters": nbytes, "allocator": 1e9} for nbytes in (3e9, 2e9))
-    both = checked.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
+    both = dry_run_comparison.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
     assert both.as_json() == {
         "tensors": 2e9, "planned_tensors": 3e9, "difference": 0.5, "peak_bytes": 3e9, "phase": "step", "lines": run,
         "sent_bytes_per_step": 4e9,

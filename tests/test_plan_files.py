@@ -47,7 +47,7 @@ def test_the_recipe_is_the_planned_job():
 @pytest.mark.parametrize("offload", ["none", "optimizer", "optimizer+parameters"])
 def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
     for settings in (
-        files.deepspeed(request(), row(engine, offload), BASE),
+        files.deepspeed_configuration(request(), row(engine, offload), BASE),
         files.as_recipe(request(), row(engine, offload), BASE).deepspeed,
     ):
         read = DeepSpeedZeroConfig(**settings["zero_optimization"])
@@ -62,7 +62,7 @@ def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
 def test_the_written_configuration_does_what_was_planned(told):
     asked = request(job={"zero": told})
     for stage in (0, 1, 2, 3):
-        settings = files.deepspeed(asked, row(f"zero-{stage}"), BASE)["zero_optimization"]
+        settings = files.deepspeed_configuration(asked, row(f"zero-{stage}"), BASE)["zero_optimization"]
         assert settings["overlap_comm"] == (stage == 3 if "overlap_comm" not in told else stage > 0)
         assert settings["use_multi_rank_bucket_allreduce"] == told.get("use_multi_rank_bucket_allreduce", True)
 
@@ -72,7 +72,7 @@ def test_the_written_configuration_does_what_was_planned(told):
 def test_what_the_plan_left_to_deepspeed_is_left_to_it_in_the_file(stage, told):
     """The dry run has the job's keys and DeepSpeed's defaults for the rest: so must the written file."""
     planned = DeepSpeedZeroConfig(stage=stage, **told).model_dump()
-    settings = files.deepspeed(request(job={"zero": told}), row(f"zero-{stage}"), BASE)
+    settings = files.deepspeed_configuration(request(job={"zero": told}), row(f"zero-{stage}"), BASE)
     read = DeepSpeedZeroConfig(**settings["zero_optimization"]).model_dump()
     # which neither takes memory in the step nor sends: how a checkpoint is saved, and overlap, which stage 0 ignores
     aside = {"gather_16bit_weights_on_model_save"} | ({"overlap_comm"} if stage == 0 else set())
@@ -86,7 +86,7 @@ def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
     assert written.train.precision == precision
     assert written.deepspeed[precision]["enabled"] == "auto"
     assert not {"bf16", "fp16"} - {precision} & set(written.deepspeed)
-    alone = files.deepspeed(asked, row(), BASE)
+    alone = files.deepspeed_configuration(asked, row(), BASE)
     assert alone[precision]["enabled"] is True
     assert alone[precision].get("loss_scale") == (0 if precision == "fp16" else None)  # 0 is dynamic
     deepspeed_settings.check(alone, 4, on_cpu=False)
@@ -95,7 +95,7 @@ def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
 @pytest.mark.parametrize("changes", [{"tp": 2}, {"pp": 2}])
 def test_what_nobody_runs_is_not_written(changes, tmp_path):
     with pytest.raises(ValueError, match=r"ZeRO.*FSDP2.*Megatron-LM.*--tp.*\d.*--pp.*\d") as refused:
-        files.write(tmp_path / "out", request(gpus=8, **changes), row(), BASE)
+        files.write_plan(tmp_path / "out", request(gpus=8, **changes), row(), BASE)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
@@ -110,7 +110,7 @@ def test_what_nobody_runs_is_not_written(changes, tmp_path):
     ],
 )
 def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written, tmp_path):
-    names = files.write(tmp_path / "out", request(**changes), row(engine), BASE)
+    names = files.write_plan(tmp_path / "out", request(**changes), row(engine), BASE)
     assert written in names
     assert ("recipe.yaml" in names) != ("train.py" in names)
     assert ("ds_config.json" in names) == (engine != "fsdp2")
@@ -121,7 +121,7 @@ def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written,
     [(["--tp", "2"], "Megatron-LM would run --tp 2"), (["--model", "FILE"], "needs the model's folder, not a file")],
 )
 def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pardemo.planner.memory.run", lambda job: pytest.fail("a dry run"))
+    monkeypatch.setattr("pardemo.planner.memory_curve.run", lambda job: pytest.fail("a dry run"))
     measured_peak.example_config("baichuan2").save_pretrained(tmp_path)
     arguments = [str(tmp_path / "config.json") if word == "FILE" else word for word in arguments]
     assert main(["plan", *arguments, "--write", str(tmp_path / "out")]) == 2
@@ -187,7 +187,7 @@ def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monk
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("engine", ["zero-2", "zero-3"])
 def test_every_launcher_starts_the_recipe(tmp_path, engine, hosts):
-    files.write(tmp_path / "out", request(hosts=hosts), row(engine), BASE)
+    files.write_plan(tmp_path / "out", request(hosts=hosts), row(engine), BASE)
     [torchrun] = started(tmp_path, "launch.sh", "torchrun", "--resume")
     [slurm] = started(tmp_path, "job.slurm", "--resume", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_NODEID="1",
                       SLURM_CPUS_PER_TASK="8", SLURM_JOB_NODELIST="host[0-1]")  # fmt: skip

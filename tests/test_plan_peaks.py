@@ -9,7 +9,7 @@ from calibration import peaks
 from conftest import few
 from transformers import MixtralConfig
 
-from pardemo.planner import memory, models
+from pardemo.planner import memory_curve, models
 from pardemo.planner.footprint import LINES
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.tuning import Tuning
@@ -100,13 +100,13 @@ JOBS = {
 @pytest.mark.parametrize("name", few(JOBS, 0, 1, 2, 3, 5))  # of the whole model with 32 layers by night
 def test_a_peak_is_what_the_methods_add_up_to(name):
     job, expected = JOBS[name]()
-    found = memory.Curve.at_one(job).estimate(job.batch)
+    found = memory_curve.Curve.at_one(job).estimate(job.batch)
     tensors = sum(found.lines[line] for line in LINES)
     # 8 %: the last norm's input and output, adapters, what stage 3 has prefetched and not let go of
     assert expected < tensors < 1.08 * expected
     # CUDA's context, NCCL, and blocks of the logits' size that the next ones do not fit into
     block_of_logits = 4 * job.batch * (job.sequence - 1) * job.config.vocab_size
-    own = memory.CONTEXT_BYTES + memory.NCCL_BYTES
+    own = memory_curve.CONTEXT_BYTES + memory_curve.NCCL_BYTES
     assert 0 < found.peak_bytes - own - tensors < 1.7 * block_of_logits
 
 

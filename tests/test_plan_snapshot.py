@@ -12,7 +12,7 @@ from torch.cuda import _memory_viz
 
 from pardemo.cli import main
 from pardemo.meters import snapshot as files
-from pardemo.planner import answer, checked, table
+from pardemo.planner import answer, dry_run_comparison, table
 from pardemo.planner.footprint import LINES
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
@@ -61,7 +61,7 @@ def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tm
         engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
     )  # fmt: skip
     (row,) = dry_rows(request)
-    blocks = checked.blocks_of_row(request, row, row.memory)
+    blocks = dry_run_comparison.blocks_of_row(request, row, row.memory)
     files.write(tmp_path / "plan.pickle", blocks)
     written = (tmp_path / "plan.pickle").read_bytes()
     most, kinds = replayed(pickle.loads(written))

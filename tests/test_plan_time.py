@@ -5,13 +5,13 @@ import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner import checked, hardware, measured_peak, models, table, validate
+from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, table, validate
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.layouts import Machine, Shape, Stack, configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import Tuning
-from pardemo.planner.records import Recorder
+from pardemo.planner.storage_recorder import StorageRecorder
 
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
 WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multiplied with
@@ -231,7 +231,7 @@ def test_a_row_beside_its_dry_run_sends_as_much(tp):
         offloads=("none",),
     )  # fmt: skip
     for row in table.plan(request).rows:
-        planned, run = checked.compare_with_dry_run(request, row).sent
+        planned, run = dry_run_comparison.compare_with_dry_run(request, row).sent
         assert planned == row.sent_bytes
         assert run == pytest.approx(planned, rel=0.01)
 
@@ -301,7 +301,7 @@ def test_an_a800_is_an_a100_with_a_slower_link():
 
 
 def test_a_product_that_nobody_counts_is_refused():
-    recorder = Recorder()
+    recorder = StorageRecorder()
     a = torch.zeros(32, 32, dtype=torch.int8)
     with recorder, recorder.phase("forward"), pytest.raises(ValueError, match="uses aten::_int_mm: nobody counts"):
         torch._int_mm(a, a)

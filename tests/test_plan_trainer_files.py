@@ -87,7 +87,7 @@ def planned(engine, offload="none", checkpointing=True):
 
 
 def written(folder, asked, chosen, base):
-    names = files.write(folder, asked, chosen, base)
+    names = files.write_plan(folder, asked, chosen, base)
     assert sorted(names) == sorted(path.name for path in folder.iterdir())
     return folder
 

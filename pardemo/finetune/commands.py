@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pardemo.finetune.train import TrainingResult
 
 
-def add(commands: Any) -> None:
+def add_fine_tune(commands: Any) -> None:
     """Adds the subcommands to the command line's parser."""
     tune = commands.add_parser("finetune", help="fine-tune by a recipe: LoRA, DeepSpeed, on all ranks of this machine")
     _add_finetune_arguments(tune)

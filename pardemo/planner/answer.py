@@ -20,7 +20,7 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.rates import LINK_SHARE
-from pardemo.planner.table import ENGINES, Plan, PlanRow, Request, title
+from pardemo.planner.table import ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.tables import text_table
 
 HEAD = (
@@ -33,13 +33,13 @@ FOLDERS = {"baichuan2-7b": "models/Baichuan2-7B-Chat", "baichuan2-13b": "models/
 _OF_A_ROW = ("stage", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save")
 
 
-def command(arguments: argparse.Namespace, shown: int | None) -> int:
+def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
     """Makes the plan, writes what is asked for, and prints ``shown`` rows of the table."""
     request, base = request_of(arguments)
     if arguments.write:
         from pardemo.planner import files
 
-        files.check(request, base)
+        files.refuse_unwritable(request, base)
     snapshot_file = layout_command.snapshot_file(arguments)
     plan = table.plan(request)
     best = plan.best
@@ -57,17 +57,17 @@ def command(arguments: argparse.Namespace, shown: int | None) -> int:
             "largest_micro_batch": table.largest_batch(request, best),
             "fewest_gpus": table.fewest_gpus(request),
         }
-    written = files.write(arguments.write, request, best, base) if arguments.write else []
+    written = files.write_plan(arguments.write, request, best, base) if arguments.write else []
     dry = None
     if arguments.dry_run or snapshot_file:  # a snapshot has the tensors that an engine really makes
-        from pardemo.planner import checked
+        from pardemo.planner import dry_run_comparison
 
         progress(f"the dry run of {best.engine}, which takes seconds to a minute")
-        dry = checked.compare_with_dry_run(request, best)
+        dry = dry_run_comparison.compare_with_dry_run(request, best)
         if snapshot_file:
             from pardemo.meters import snapshot
 
-            snapshot.write(snapshot_file, checked.blocks_of_row(request, best, dry.run))
+            snapshot.write(snapshot_file, dry_run_comparison.blocks_of_row(request, best, dry.run))
     not_planned = _not_planned(arguments)
     if arguments.json:
         more = {"written": written, "snapshot": arguments.snapshot, "not_planned": not_planned}
@@ -193,7 +193,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "link_bytes_per_s": machine.between, "steps": request.steps,
         "epochs": request.epochs or None, "samples": request.rows or None,
         "rows": [row_json(row) for row in plan.rows],
-        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.why(plan),
+        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.explain_best(plan),
     }  # fmt: skip
 
 
@@ -222,12 +222,12 @@ def as_text(plan: Plan, most: int | None = None) -> str:
     output = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
     if len(shown) < len(plan.rows):
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
-    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.epochs(request)}"
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.describe_epochs(request)}"
     seconds = best.interval
     output += [
         "",
         f"{_describe(machine)}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
-        f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}",
+        f"→ {engine_title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.explain_best(plan)}",
         f"  {best.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]
     if best.peak_bytes > TIGHT * machine.most_bytes:
@@ -241,7 +241,9 @@ def as_text(plan: Plan, most: int | None = None) -> str:
         built = next((row.memory.building_bytes for row in plan.rows if row.engine == engine), None)
         if built is not None:
             fits = "fits" if built <= machine.most_bytes else f"does not fit: {how}"
-            output.append(f"  {title(engine)}: built whole on the GPU before it is cut {built / 1e9:.1f} GB, {fits}")
+            output.append(
+                f"  {engine_title(engine)}: built whole on the GPU before it is cut {built / 1e9:.1f} GB, {fits}"
+            )
     if not request.job.tuning.lora and machine.gpus > 1:
         output.append("  as Transformers' Trainer runs it; --search plans the job as Megatron-core does (TP, PP, CP)")
     return "\n".join(output)
@@ -258,7 +260,7 @@ def _describe(machine: Machine) -> str:
 
 def _cells(row: PlanRow, recommended: bool) -> tuple[str, ...]:
     return (
-        "→" if recommended else "", title(row.engine), row.offload, "on" if row.checkpointing else "off",
+        "→" if recommended else "", engine_title(row.engine), row.offload, "on" if row.checkpointing else "off",
         f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
         f"{row.seconds:.2f}", f"{row.step.tokens_per_s:,.0f}", f"{row.hours:.1f}",
         "" if row.money is None else f"{row.money:,.2f}", f"{row.sent_bytes / 1e9:.3f}",

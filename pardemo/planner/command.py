@@ -85,14 +85,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 SHOWN = 20  # rows of the table
 
 
-def add(commands: Any) -> None:
+def add_plan(commands: Any) -> None:
     """Adds the subcommand to the command line's parser."""
     plan = commands.add_parser(
         "plan", help="a full-size job before renting it: memory, time, money, configuration files"
     )
     for name, how in _OPTIONS.items():
         plan.add_argument(option(name), **how)
-    layout_command.add(plan)
+    layout_command.add_layout_options(plan)
     plan.add_argument(
         "--all",
         action="store_true",
@@ -105,18 +105,18 @@ def add(commands: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    question = asked(arguments)
-    if layouts := layout_command.action(question):
+    question = question_of(arguments)
+    if layouts := layout_command.answer_to(question):
         return layouts(arguments)
     if arguments.measure:
         from pardemo.planner import measured
 
-        return measured.command(arguments.measure, arguments.gpus, arguments.json)
+        return measured.measure_machine(arguments.measure, arguments.gpus, arguments.json)
     if arguments.validate:
         return _validate(arguments.json)
     from pardemo.planner import answer
 
-    return answer.command(arguments, None if arguments.all else SHOWN)
+    return answer.answer_plan(arguments, None if arguments.all else SHOWN)
 
 
 def _validate(as_json: bool) -> int:
@@ -132,7 +132,7 @@ def progress(text: str) -> None:
     print(f"plan: {text} …", file=sys.stderr, flush=True)
 
 
-def asked(arguments: argparse.Namespace) -> str:
+def question_of(arguments: argparse.Namespace) -> str:
     """The question among :data:`TAKES`; then what was left out is filled in.
 
     Raises:

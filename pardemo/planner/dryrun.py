@@ -15,7 +15,7 @@ import torch
 from pardemo.planner import engines, fake
 from pardemo.planner.footprint import Footprint, classify
 from pardemo.planner.job import RankJob
-from pardemo.planner.records import Recorder
+from pardemo.planner.storage_recorder import StorageRecorder
 
 STEPS = 2  # the first makes optimizer states, and DeepSpeed's stage 3 learns the order of the layers
 
@@ -54,7 +54,7 @@ def _only_new_garbage() -> Iterator[None]:
 def _footprint(job: RankJob) -> Footprint:
     module = engines.outline(job)
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
-    with fake.world(job), Recorder(fake.Answers(job)) as recorder:
+    with fake.world(job), StorageRecorder(fake.Answers(job)) as recorder:
         recorder.watch(module)
         engines.materialize(module, "cpu")
         with fake.no_moves():

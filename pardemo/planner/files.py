@@ -34,7 +34,7 @@ ADAMW = {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 FP16 = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}
 
 
-def check(request: Request, base: Recipe) -> None:
+def refuse_unwritable(request: Request, base: Recipe) -> None:
     """Raises ValueError, in one line, for a job of which no files are written.
 
     Baichuan2 with LoRA under DeepSpeed is ``pardemo finetune``'s; any other is for Transformers' Trainer.
@@ -58,7 +58,7 @@ def check(request: Request, base: Recipe) -> None:
         raise ValueError(f"--write: Transformers has no causal language model {job.config.model_type}")
 
 
-def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> list[str]:
+def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> list[str]:
     """Writes the files of ``row`` into ``folder`` and returns their names.
 
     Each is written whole or not at all. What runs is ``pardemo finetune`` for Baichuan2 with LoRA under DeepSpeed, by a
@@ -72,14 +72,14 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         OSError: the folder cannot be written.
         ValueError: see :func:`check`; or no module of the model has a name that LoRA was asked for.
     """
-    check(request, base)
+    refuse_unwritable(request, base)
     job, hosts, each = request.job, request.machine.hosts, request.machine.host_gpus
     texts: dict[str, str] = {}
     notes: list[str] = []
     head, config = "", "accelerate.yaml"
     started = job_settings.settings("FSDP" if row.stage is None else "DEEPSPEED", request.machine.gpus, hosts)
     if row.stage is not None:
-        texts[SETTINGS] = json.dumps(deepspeed(request, row, base), indent=1) + "\n"
+        texts[SETTINGS] = json.dumps(deepspeed_configuration(request, row, base), indent=1) + "\n"
         launched = job_settings.deepspeed(started, SETTINGS, row.stage)
     if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.tuning.lora:
         texts["recipe.yaml"] = strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base)))
@@ -90,7 +90,7 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         model = outline(RankJob(job.config, sequence=job.sequence))
         sharding: dict[str, Any] | None = None
         if row.stage is None:
-            sharding = fsdp(type(layers_of(model)[0]).__name__)
+            sharding = fsdp_configuration(type(layers_of(model)[0]).__name__)
             config, launched = "accelerate_fsdp.yaml", job_settings.fsdp(started, sharding, job.precision)
         notes = [_about(request, row), f"for {_versions(row)}"]
         head = "".join(f"# {note}\n" for note in notes)
@@ -98,7 +98,7 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         usage, about_data = f"--data FILE [{SCRIPT}'s other options]", "FILE is absolute, or seen from this folder"
         shell_notes, slurm_notes = [*notes, about_data], [*notes, f"sbatch job.slurm {usage}; {about_data}"]
         texts[SCRIPT] = f"{head}{_script(request, row, base, model)}"
-        texts[ARGUMENTS] = head + strict_yaml.dump(arguments(request, row, base, sharding))
+        texts[ARGUMENTS] = head + strict_yaml.dump(training_arguments(request, row, base, sharding))
     torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
     texts |= {
         config: head + strict_yaml.dump(launched),
@@ -111,7 +111,7 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
     return list(texts)
 
 
-def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
+def deepspeed_configuration(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
     """DeepSpeed's configuration with every size as a number, and what it would choose by itself said aloud."""
     job = request.job.but(engine=row.engine)
     zero: dict[str, Any] = {
@@ -147,7 +147,7 @@ def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
 
 def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     """``base`` with the planned job and the row's batch, stage and ranks: what ``pardemo finetune`` runs."""
-    job, settings = request.job, deepspeed(request, row, base)
+    job, settings = request.job, deepspeed_configuration(request, row, base)
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         settings[key] = "auto"
     settings["gradient_clipping"] = "auto"
@@ -170,7 +170,7 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     return recipe.from_dict(values)
 
 
-def fsdp(layer: str) -> dict[str, Any]:
+def fsdp_configuration(layer: str) -> dict[str, Any]:
     """FSDP2 layer by layer, in the Trainer's words; Accelerate's have ``fsdp_`` before each of them.
 
     The state is saved whole: of one in shards the Trainer's ``save_model`` writes nothing, and says nothing.
@@ -181,7 +181,9 @@ def fsdp(layer: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def arguments(request: Request, row: PlanRow, base: Recipe, sharding: Mapping[str, Any] | None) -> dict[str, Any]:
+def training_arguments(
+    request: Request, row: PlanRow, base: Recipe, sharding: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Transformers' TrainingArguments but for the folder."""
     job, train = request.job, base.train
     again = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}

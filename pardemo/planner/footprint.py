@@ -8,7 +8,7 @@ import numpy as np
 from pardemo.peers.states import local
 from pardemo.planner.engines import Running
 from pardemo.planner.job import RankJob
-from pardemo.planner.records import Life, Recorder
+from pardemo.planner.storage_recorder import Life, StorageRecorder
 
 #: The lines of a footprint, from what stays to what comes and goes.
 LINES = (
@@ -100,7 +100,7 @@ class Footprint:
         return more * each / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
 
     @classmethod
-    def of(cls, job: RankJob, recorder: Recorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
+    def of(cls, job: RankJob, recorder: StorageRecorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
         """The step that a recorder has seen."""
         lives, built, first = recorder.lives, recorder.built, recorder.first_event
         number = {id(life): place for place, life in enumerate(lives)}
@@ -140,7 +140,7 @@ def timeline(lines: np.ndarray, nbytes: np.ndarray, first: int) -> np.ndarray:
     return before + changes.cumsum(0)
 
 
-def classify(recorder: Recorder, running: Running, job: RankJob) -> None:
+def classify(recorder: StorageRecorder, running: Running, job: RankJob) -> None:
     """Gives the storages of model states, which the engine names, their kind."""
     listed: dict[str, list[Any]] = dict(running.states())
     frozen: list[Any] = [p for p in running.module.parameters() if not p.requires_grad]
@@ -199,7 +199,7 @@ def shares(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, o
     Args:
         ranks: the data-parallel ones that are asked for; the dry run may have had fewer.
         in_flight: micro-batches whose activations a pipeline stage holds.
-        offload: one of :data:`pardemo.planner.memory.OFFLOADS`.
+        offload: one of :data:`pardemo.planner.memory_curve.OFFLOADS`.
     """
     fewer = footprint.job.ranks / ranks
     parts = np.zeros(len(footprint.lives))

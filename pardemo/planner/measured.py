@@ -171,7 +171,7 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def command(file: str, ranks: int | None, as_json: bool) -> int:
+def measure_machine(file: str, ranks: int | None, as_json: bool) -> int:
     """``pardemo plan --measure``: with as many ranks as there are GPUs, else two to four on the cores."""
     from pardemo.project import available_cores
 

@@ -73,7 +73,7 @@ def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
     return allocations, window
 
 
-def batch(job: RankJob, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def random_batch(job: RankJob, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """Token numbers [b, s], and labels of which the job's share counts, from each sample's second token on."""
     draws = torch.Generator().manual_seed(1)
     ids = torch.randint(1, job.config.vocab_size, (job.batch, job.sequence), generator=draws)
@@ -86,9 +86,9 @@ def _run(job: RankJob, mark) -> None:
     torch.manual_seed(0)
     module = engines.outline(job)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    fill(engines.materialize(module, device))
+    fill_uniformly(engines.materialize(module, device))
     running = engines.start(job, module)
-    ids, labels = batch(job, device)
+    ids, labels = random_batch(job, device)
     for step in range(STEPS):
         with mark(MARK) if step == STEPS - 1 else contextlib.nullcontext():
             engines.one_step(job, running, ids, labels, contextlib.nullcontext)
@@ -96,7 +96,7 @@ def _run(job: RankJob, mark) -> None:
 
 
 @torch.no_grad()
-def fill(module: nn.Module) -> None:
+def fill_uniformly(module: nn.Module) -> None:
     for parameter in module.parameters():
         parameter.uniform_(-0.02, 0.02)
     for buffer in module.buffers():
@@ -201,7 +201,7 @@ def example_job(
     )  # fmt: skip
 
 
-def compare(world, jobs: Sequence[RankJob]) -> list[dict]:
+def compare_peaks(world, jobs: Sequence[RankJob]) -> list[dict]:
     """Each job run on the world's ranks and planned: bytes, and the errors of the plan and of other people's rules."""
     rows = []
     for job in jobs:

@@ -108,7 +108,7 @@ CASES = (
 )  # fmt: skip
 
 
-def measure(case: Case, steps: int = STEPS) -> float:
+def measure_step(case: Case, steps: int = STEPS) -> float:
     """Seconds of a step: the one that other work on this machine disturbed least, until its last rank is done.
 
     Raises:
@@ -119,17 +119,17 @@ def measure(case: Case, steps: int = STEPS) -> float:
     forward_s = case.forward_s
     with World(case.cluster.size, cluster=case.cluster, preload=[__name__]) as world:
         rank_seconds = world.run(
-            seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, steps, timeout_s=120
+            measure_seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, steps, timeout_s=120
         )
     return min(max(of_ranks) for of_ranks in zip(*rank_seconds, strict=True))
 
 
-def compare(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
+def compare_steps(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
     """Each case, its predicted and its measured seconds; none where links cannot be limited."""
     if tiers.found().name == "none":
         return
     for case in cases:
-        yield case, case.predicted_s, measure(case)
+        yield case, case.predicted_s, measure_step(case)
 
 
 BF16 = 2  # bytes
@@ -165,7 +165,7 @@ class Layer(nn.Module):
         return x
 
 
-def seconds(
+def measure_seconds(
     shape: Shape, layout: Layout, sequence: int, forward_s: float, backward_s: float, buckets: int, steps: int
 ) -> list[float]:
     """On every rank: what each of ``steps`` steps takes, after one that opens the connections.

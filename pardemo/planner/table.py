@@ -58,7 +58,7 @@ class Request:
         if self.samples_per_step % self.dp:
             raise ValueError(f"{self.samples_per_step} samples a step do not divide over {self.dp} data-parallel ranks")
         if self.dp == 1 and "zero-0" not in self.engines:
-            raise ValueError(f"{title(self.engines[0])} shards over data-parallel ranks, and there is one")
+            raise ValueError(f"{engine_title(self.engines[0])} shards over data-parallel ranks, and there is one")
         if self.dp > MOST_RANKS:
             raise ValueError(f"{self.dp:,} data-parallel ranks; at most {MOST_RANKS:,} are planned for")
         for batch in self.batches:
@@ -181,7 +181,7 @@ OFFLOADED = {
 }
 
 
-def title(engine: str) -> str:
+def engine_title(engine: str) -> str:
     """``zero-2`` as people write it."""
     return engine.upper().replace("ZERO-", "ZeRO ")
 
@@ -200,7 +200,7 @@ def plan(request: Request) -> Plan:
     """
     shape = configurations.of(request.job.config)
     rows = [
-        row(request, shape, engine, again, offload, batch)
+        plan_row(request, shape, engine, again, offload, batch)
         for engine in request.engines
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
@@ -211,7 +211,7 @@ def plan(request: Request) -> Plan:
     return Plan(request, rows)
 
 
-def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
+def plan_row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
     """Makes one way to run the request; ``shape`` is its model's."""
     job = request.job.but(
         engine=engine, ranks=request.dp, batch=batch, accumulation=max(1, request.share // batch), checkpointing=again
@@ -248,12 +248,12 @@ def longest_sequence(request: Request, best: PlanRow) -> int:
     fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
     if context < 2 * TOKENS:
         return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.machine.most_bytes else 0
-    return TOKENS * largest(fits, context // TOKENS)
+    return TOKENS * largest_that_fits(fits, context // TOKENS)
 
 
 def largest_batch(request: Request, best: PlanRow) -> int:
     """Finds the samples of the largest micro-batch that fits as the row is run."""
-    return largest(_fits(request, lambda batch: (best.job, best.layout.but(micro_batch=batch))), 4096)
+    return largest_that_fits(_fits(request, lambda batch: (best.job, best.layout.but(micro_batch=batch))), 4096)
 
 
 def fewest_gpus(request: Request) -> int | None:
@@ -272,7 +272,7 @@ def least_bytes(request: Request, gpus: int) -> float:
     """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
     engine = "zero-3" if dp > 1 else "zero-0"
-    one = row(request, configurations.of(request.job.config), engine, True, "none", 1)
+    one = plan_row(request, configurations.of(request.job.config), engine, True, "none", 1)
     return memory(one.job, one.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
 
 
@@ -312,7 +312,7 @@ def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable
     return lambda size: memory(*of(size)).peak_bytes <= request.machine.most_bytes
 
 
-def largest(fits: Callable[[int], bool], most: int) -> int:
+def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
     """Finds the largest of 1 to ``most`` that fits, 0 where 1 does not; all that is smaller fits, too."""
     low, high = 0, most + 1
     while high - low > 1:
@@ -321,7 +321,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def why(plan: Plan) -> str:
+def explain_best(plan: Plan) -> str:
     """Says why the best row is the best: clauses compare it with other rows; those that are not true are left out."""
     best = plan.best
     if best is None:
@@ -384,7 +384,7 @@ def _way(row: PlanRow) -> str:
     return f"ZeRO {row.stage}{offload} at {row.batch} × {row.accumulation}"
 
 
-def epochs(request: Request) -> str:
+def describe_epochs(request: Request) -> str:
     """Says how often the steps go through the data."""
     if not request.epochs:
         return ""

@@ -101,7 +101,8 @@ def a800() -> list[Check]:
 def qwen() -> list[Check]:
     """Peaks of Qwen's fine-tunes, those that no constant was fitted to."""
     rows = []
-    for run in finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]:
+    runs = list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv"))
+    for run in finetune_runs.halves(runs)[1]:
         job, ranks, planned = run.job, run.layout.dp, memory(run.job, run.layout).peak_bytes / 1e9
         how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {ranks} × {job.sequence:,} tokens"
         label = f"{job.shape.name}, {how}, {engine_of(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
@@ -162,9 +163,9 @@ def seconds_of(job: RankJob) -> float:
     from pardemo.planner import engines, measured_peak
 
     module = engines.materialize(engines.outline(job), "cpu")
-    measured_peak.fill(module)
+    measured_peak.fill_uniformly(module)
     running = engines.start(job, module)
-    ids, labels = measured_peak.batch(job)
+    ids, labels = measured_peak.random_batch(job)
     times = []
     for _ in range(ROUNDS + 1):
         begin = time.perf_counter()
@@ -196,7 +197,7 @@ def peaks() -> list[Check]:
         name, engine, ranks, lora, checkpointing, *prefetching = case
         job = measured_peak.example_job(name, engine, ranks, lora, checkpointing, *prefetching)
         with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"]) as world:
-            comparison = measured_peak.compare(world, [job])[0]
+            comparison = measured_peak.compare_peaks(world, [job])[0]
         measured = comparison.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"
         how += ", no prefetching" * (prefetching == [False])
@@ -215,7 +216,7 @@ def emulated() -> list[Check]:
     from pardemo.planner import network
 
     rows = []
-    for case, predicted, measured in network.compare():
+    for case, predicted, measured in network.compare_steps():
         rows.append(_check(f"{case.what}, {case.cluster}", predicted, measured, "s a step", network.SOURCE, 0.1))
     return rows
 

@@ -20,7 +20,15 @@ from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import OVERHEADS, Overheads, peak
-from pardemo.planner.layouts.published.finetune_runs import A800, QWEN, TIGHT, ReportedRun, folder, halves, read
+from pardemo.planner.layouts.published.finetune_runs import (
+    A800,
+    QWEN,
+    TIGHT,
+    ReportedRun,
+    folder,
+    halves,
+    read_fine_tunes,
+)
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import FULL
@@ -123,7 +131,7 @@ def errors(runs: Sequence[ReportedRun]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    runs = list(read(folder() / "finetunes.csv"))
+    runs = list(read_fine_tunes(folder() / "finetunes.csv"))
     fitted, _ = halves(runs)
     found = of_time(fitted)
     print(of_memory(fitted))

@@ -44,7 +44,7 @@ def of_all() -> dict[str, Any]:
     ``faster a month``: of each program with releases, :func:`faster`; ``hosts``: of each program, :func:`hosts`.
     """
     found: dict[str, Any] = ratios(*kept_back())
-    judged = finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]
+    judged = finetune_runs.halves(list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv")))[1]
     timed = [run.seconds / step(run.job, run.layout).seconds for run in judged if run.seconds]
     held = [run.peak_gb * 1e9 / peak(run.job, run.layout).peak_bytes for run in judged if run.peak_gb]
     for what, known in (("seconds", timed), ("bytes", held)):

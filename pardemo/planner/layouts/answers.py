@@ -263,7 +263,7 @@ def positions(answer: SearchResult, model_name: str) -> str | None:
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.launch import facts
 
-    model = facts.of(configurations.find(model_name), answer.job.shape, model_name)
+    model = facts.model_of(configurations.find(model_name), answer.job.shape, model_name)
     if model.positions != "other":
         return None
     warning = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "

@@ -20,7 +20,7 @@ SEQUENCE = 4096
 RANK = 8  # of LoRA, where its modules alone are said
 
 
-def add(plan: argparse.ArgumentParser) -> None:
+def add_layout_options(plan: argparse.ArgumentParser) -> None:
     """Adds the options to those of ``pardemo plan``."""
     layouts = plan.add_argument_group("layouts", "tensor, context, pipeline, data and expert parallel together")
     layouts.add_argument(
@@ -50,7 +50,7 @@ def add(plan: argparse.ArgumentParser) -> None:
     layouts.add_argument("--picture", metavar="FILE", help="with --against: predicted against known, as PNG or SVG")
 
 
-def action(question: str) -> Callable[[argparse.Namespace], int] | None:
+def answer_to(question: str) -> Callable[[argparse.Namespace], int] | None:
     """The function that answers a question about layouts; None for other questions of ``questions.TAKES``."""
     return {"--search": _search, "--explain": _explain, "--against": _against}.get(question)
 
@@ -82,7 +82,7 @@ def _against(arguments: argparse.Namespace) -> int:
 
         predicted_and_known(outcomes).savefig(arguments.picture, bbox_inches="tight")
     if arguments.json:
-        rows, summary = [against.row(outcome) for outcome in outcomes], against.summary(outcomes)
+        rows, summary = [against.outcome_row(outcome) for outcome in outcomes], against.summary(outcomes)
         print(json.dumps({"runs": rows, "summary": summary, "cannot be read": left_out}, indent=1))
     else:
         print(against.as_text(outcomes), *(f"left out: {line}" for line in left_out), sep="\n")
@@ -127,11 +127,11 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     return Job(
         shape, cluster, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
         precision=hardware.precision(arguments.precision or "bf16"),
-        tuning=tuning(arguments.target, arguments.rank, config, shape),
+        tuning=tuning_of(arguments.target, arguments.rank, config, shape),
     )  # fmt: skip
 
 
-def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") -> "Tuning":
+def tuning_of(target: str | None, rank: int | None, config: Any, shape: "Shape") -> "Tuning":
     """What --target and --rank mean: all parameters where neither is said, else LoRA, without dropout.
 
     Raises:
@@ -150,7 +150,7 @@ def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") ->
     return chosen
 
 
-def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
+def assumptions_of(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
     """The machine and the batch that are planned with, and which of the options were left out (``defaults``)."""
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import configurations
@@ -184,10 +184,10 @@ def _search(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts.search import search, sensitivity
 
     job, corrected = _corrected(arguments)
-    able = launch.able(job, arguments.model)
+    able = launch.runnable_by_program(job, arguments.model)
     answer = search(job, arguments.per_step or arguments.gpus, able=able)
     changed = sensitivity(answer, able)
-    given = changed, assumed(arguments, job, answer.batch), answers.positions(answer, arguments.model)
+    given = changed, assumptions_of(arguments, job, answer.batch), answers.positions(answer, arguments.model)
     text, values = answers.search_text(answer, *given, arguments.all), answers.search_json(answer, *given)
     return _tell(arguments, answer.best[0] if answer.best else None, values, text, corrected)
 
@@ -198,7 +198,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     job, corrected = _corrected(arguments)
     planned = PlannedLayout(job, answers.parse(arguments.explain, job, arguments.per_step))
-    assumptions = assumed(arguments, job, planned.layout.batch)
+    assumptions = assumptions_of(arguments, job, planned.layout.batch)
     text = f"{answers.planned(job, assumptions)}\n{answers.explained_text(planned)}"
     return _tell(arguments, planned, answers.explained_json(planned) | {"assumed": assumptions}, text, corrected)
 
@@ -286,4 +286,4 @@ def _write(arguments: argparse.Namespace, planned: "PlannedLayout") -> list[str]
 
     if not planned.fits:
         raise ValueError(f"--write: {planned.layout}: {answers.fitting(planned)}")
-    return launch.write(Path(arguments.write), planned.job, planned.layout, arguments.model)
+    return launch.write_files(Path(arguments.write), planned.job, planned.layout, arguments.model)

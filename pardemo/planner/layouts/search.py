@@ -134,7 +134,7 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
     """The best layouts of a job on its machine.
 
     Memory comes first, since it is quick to compute; then the time of the layouts that fit. ``able`` says what the
-    program can run of those that its constants allow (:func:`pardemo.planner.layouts.launch.able`).
+    program can run of those that its constants allow (:func:`pardemo.planner.layouts.launch.runnable_by_program`).
 
     Raises:
         ValueError: no layout divides the job.

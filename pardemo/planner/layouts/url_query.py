@@ -65,10 +65,10 @@ class Asked:
         model = self.arguments.model
         with _about("sequence"):  # the rest was looked at before
             self.job = command.job_of(self.arguments)
-        self.able = _counted(launch.able(self.job, model), looked)
+        self.able = _counted(launch.runnable_by_program(self.job, model), looked)
         with _about("samples"):
             self.result: SearchResult = search(self.job, self.arguments.per_step or self.arguments.gpus, able=self.able)
-        self.assumed = command.assumed(self.arguments, self.job, self.result.batch)
+        self.assumed = command.assumptions_of(self.arguments, self.job, self.result.batch)
 
     def answer(self) -> dict[str, Any]:
         """The command's JSON under ``json``, without what changes with an assumption; the rest is for readers."""
@@ -124,7 +124,7 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
         config = configurations.find(model)
-        command.tuning(asked["target"], rank, config, configurations.of(config))
+        command.tuning_of(asked["target"], rank, config, configurations.of(config))
     words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // each) if each else None, explain=None,

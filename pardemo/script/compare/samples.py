@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardemo.script.compare.runs import Finding, ProveError, Run
-from pardemo.script.record.records import RankRecord
+from pardemo.script.record.rank_record import RankRecord
 from pardemo.world.errors import ranks_text
 
 

@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pardemo import compat
-from pardemo.script.record import records
-from pardemo.script.record.records import Mask
+from pardemo.script.record import rank_record
+from pardemo.script.record.rank_record import Mask
 from pardemo.script.runtime import stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Hooks, dtype_name, local_part
 from pardemo.script.runtime.libraries import is_script, note_once
@@ -40,9 +40,9 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
         note_once(notes, "dropout → its masks are drawn and compared, and not applied")
         with torch.no_grad():
             plain = local_part(input)
-            dropped = records.digest(function(torch.ones_like(plain), p, True) == 0)
+            dropped = rank_record.digest(function(torch.ones_like(plain), p, True) == 0)
         place = sites.here()
-        note(Mask(place.module, place.line, records.digest(plain), dropped, plain.numel(), place.repeated))
+        note(Mask(place.module, place.line, rank_record.digest(plain), dropped, plain.numel(), place.repeated))
         return input
 
     attend = functional.scaled_dot_product_attention
@@ -136,7 +136,7 @@ def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str]]) -> Iterat
             plain = type(made) is torch.Tensor and made.device.type == "cpu" and kwargs.get("generator") is None
             if plain and is_script(sys._getframe(1).f_code.co_filename):
                 by_line, line = drawn(), f"{sites.here().line} ({function.__name__})"
-                by_line[line] = f"{zlib.crc32((by_line.get(line, '') + records.digest(made)).encode())}"
+                by_line[line] = f"{zlib.crc32((by_line.get(line, '') + rank_record.digest(made)).encode())}"
             return made
 
         return call

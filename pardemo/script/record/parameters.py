@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from pardemo import compat
-from pardemo.script.record import records
+from pardemo.script.record import rank_record
 from pardemo.script.record.pieces import HeldPiece, held_pieces, is_engine
-from pardemo.script.record.records import CurrentStep
+from pardemo.script.record.rank_record import CurrentStep
 from pardemo.script.runtime.call_sites import CallSites, outermost, without_wrappers
 
 #: Elements of a buffer up to which it is recorded as it is, and above which its sketch is.
@@ -78,7 +78,7 @@ class Parameters:
 
     def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters of all optimizers, by their places there."""
-        optimizers = living(self.optimizers)
+        optimizers = living_optimizers(self.optimizers)
         return [
             (f"optimizer.{number}.{group}.{place}" if len(optimizers) > 1 else f"optimizer.{group}.{place}", parameter)
             for number, optimizer in enumerate(optimizers)
@@ -93,7 +93,7 @@ class Parameters:
     def recorded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a parameter's tensor, or its sketch."""
         if self._wanted.sketched and name not in self._wanted.in_full:
-            return records.sketch_of(tensor)
+            return rank_record.sketch_of(tensor)
         return _copied(tensor)
 
     def note(self, when: str) -> None:
@@ -140,7 +140,7 @@ class Parameters:
         self._ran.clear()
         prefix = "after/"
         self._after = {
-            key.removeprefix(prefix): (tuple(tensor.shape), records.digest(tensor))
+            key.removeprefix(prefix): (tuple(tensor.shape), rank_record.digest(tensor))
             for key, tensor in self._current.tensors.items()
             if key.startswith(prefix)
         }
@@ -160,7 +160,7 @@ class Parameters:
                     continue  # FSDP2's policy computes with parameters that are rounded
                 value = self.recorded(name, held.value)
                 shape, digest = self._after.get(name, ((), ""))
-                if shape == tuple(value.shape) and digest != records.digest(value):
+                if shape == tuple(value.shape) and digest != rank_record.digest(value):
                     self._current.tensors[f"used/{name}"] = value
 
     def note_buffers(self) -> None:
@@ -171,7 +171,7 @@ class Parameters:
                     full = without_wrappers(f"{prefix}.{name}" if prefix else name)
                     real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
                     small = buffer.numel() <= LARGEST_BUFFER
-                    self._current.tensors[f"buffer/{full}"] = _copied(buffer) if small else records.sketch_of(real)
+                    self._current.tensors[f"buffer/{full}"] = _copied(buffer) if small else rank_record.sketch_of(real)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -191,6 +191,6 @@ def noting_optimizers(
     return begin_and_note
 
 
-def living(noted: list[weakref.ref[torch.optim.Optimizer]]) -> list[torch.optim.Optimizer]:
+def living_optimizers(noted: list[weakref.ref[torch.optim.Optimizer]]) -> list[torch.optim.Optimizer]:
     """Those of the noted optimizers that somebody still holds, in the order in which they were made."""
     return [optimizer for known in noted if (optimizer := known()) is not None]

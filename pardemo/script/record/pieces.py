@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardemo import compat
-from pardemo.script.record.records import Piece
+from pardemo.script.record.rank_record import Piece
 from pardemo.script.runtime.call_sites import is_deepspeed, without_wrappers
 
 #: A model's parameters by their ids, each with all its names, without wrappers.
@@ -65,7 +65,7 @@ def held_pieces(
 
 
 def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterator[HeldPiece]:
-    names, units = names_of(root), _fsdp1_units(root)
+    names, units = parameter_names(root), _fsdp1_units(root)
     if at_hand and (units or is_engine(root)):
         return  # gradients are whole, or none, until the last micro-batch
     if is_deepspeed(root):
@@ -78,7 +78,7 @@ def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterato
         yield from (_plain_piece(parameter, known, at_hand) for parameter, known in names.values())
 
 
-def names_of(root: torch.nn.Module) -> Names:
+def parameter_names(root: torch.nn.Module) -> Names:
     """A model's parameters by their ids, each with all its names, without wrappers."""
     names: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):

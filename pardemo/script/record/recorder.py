@@ -25,8 +25,8 @@ from pardemo.script.record.numbers import (
 )
 from pardemo.script.record.outputs import Outputs, is_shape_inference
 from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
-from pardemo.script.record.pieces import is_engine, names_of
-from pardemo.script.record.records import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
+from pardemo.script.record.pieces import is_engine, parameter_names
+from pardemo.script.record.rank_record import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Enough, Hooks, dtype_name, is_deepspeed, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch
@@ -228,7 +228,7 @@ class Recorder(Hooks):
                 some = [p for group in owner.param_groups for p in group["params"]] if stepped else owner.parameters()
                 cleared, line = {id(p) for p in some if p.grad is not None}, self.sites.here().line
                 for root in self.parameters.models() if cleared else ():
-                    known = names_of(root)
+                    known = parameter_names(root)
                     current.step.cleared |= {known[key][1][0]: line for key in cleared & known.keys()}
             return clear(owner, *args, **kwargs)
 

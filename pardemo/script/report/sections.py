@@ -10,8 +10,8 @@ from pardemo.script.report import blocks, drawings
 from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, Table
 from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
-from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
+from pardemo.script.step.script_memory import memory_timeline
 from pardemo.script.step.summary import RankTrace, Row, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
@@ -30,17 +30,19 @@ FILES = {
 }
 
 
-def screen(measured: Summary, name: str) -> str:
+def summary_screen(measured: Summary, name: str) -> str:
     """Writes the report for a terminal: the findings last, where a reader looks. ``name``: the script's."""
     findings, *rest = sections(measured)
-    return blocks.screen(head(measured, name), [*rest, findings])
+    return blocks.report_screen(summary_head(measured, name), [*rest, findings])
 
 
-def page(measured: Summary, seen: Sequence[RankTrace], name: str) -> str:
+def summary_page(measured: Summary, seen: Sequence[RankTrace], name: str) -> str:
     """Writes the report for a browser, with drawings of what each rank recorded. ``name``: the script's."""
     files: list[Line] = [[Marked("code", name), f" {content}"] for name, content in FILES.items()]
     beside = Section("files", "Beside this page", "", [Lines(files)])
-    return blocks.page(f"{name}, measured", f"{head(measured, name)}.", [*sections(measured, seen), beside])
+    return blocks.report_page(
+        f"{name}, measured", f"{summary_head(measured, name)}.", [*sections(measured, seen), beside]
+    )
 
 
 def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]:
@@ -52,7 +54,7 @@ def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]
     ]  # fmt: skip
 
 
-def head(measured: Summary, name: str) -> str:
+def summary_head(measured: Summary, name: str) -> str:
     """Says what ran, on how many ranks, and what was measured of it."""
     m = measured.micro_batches
     micro_batches = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"

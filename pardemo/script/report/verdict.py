@@ -18,8 +18,8 @@ from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import MOST_BYTES, Finding, Kept
 from pardemo.script.report import blocks, model_map
 from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
-from pardemo.script.report.files import folder as made_folder
-from pardemo.script.resume.recorder import Stop
+from pardemo.script.report.files import report_folder as made_folder
+from pardemo.script.resume.stop_follower import Stop
 from pardemo.script.words import cause_text, count_text, finding_text, first_of
 from pardemo.tables import amount
 
@@ -330,7 +330,7 @@ def proof_page(proof: Proof, script: str) -> str:
     if proof.files:
         said = "the reference's and the layout's tensors of findings that nobody explains"
         files.append([Marked("code", "tensors"), f" {said}, up to {amount(MOST_BYTES)} of each"])
-    return blocks.page(
+    return blocks.report_page(
         f"{script} in {len(proof.layouts)} layouts",
         f"{blocks.sentence(proof_verdict(proof))} The reference is {reference_text(proof)}.",
         [

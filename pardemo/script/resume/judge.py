@@ -12,8 +12,8 @@ from pardemo.script.compare import compare
 from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
 from pardemo.script.compare.runs import Finding, ProveError, Reference, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
-from pardemo.script.record.records import STATE, Tensors
-from pardemo.script.resume.recorder import COPIES, KEPT, SLOTS
+from pardemo.script.record.rank_record import STATE, Tensors
+from pardemo.script.resume.stop_follower import COPIES, KEPT, SLOTS
 
 
 def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> list[str]:
@@ -298,7 +298,7 @@ def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tole
     return ResumedRun(name, reference, cut_run, expected, begins, tolerance, compared=compared, states=False)
 
 
-def judge(beside: ResumedRun) -> None:
+def judge_resumed(beside: ResumedRun) -> None:
     """Adds what was not restored."""
     reference, resumed, behind, compared = beside.reference, beside.resumed, beside.behind, beside.compared
     if compared is None and beside.begins is None:

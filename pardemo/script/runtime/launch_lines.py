@@ -60,7 +60,7 @@ class Launch:
     notes: tuple[str, ...] = ()
 
 
-def read(words: Sequence[str], ranks: int | None = None) -> Launch:
+def read_launch(words: Sequence[str], ranks: int | None = None) -> Launch:
     """What the words of a line start; ``ranks``: how many were asked for beside the line, which counts more.
 
     Raises:

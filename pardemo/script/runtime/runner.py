@@ -88,7 +88,7 @@ def run_on_ranks(
         with world, watch:
             return world.run(function, asked)
     except RankError as error:
-        failure = script_error(name, error, journal.read(journals), watch.until_s or time.monotonic())
+        failure = script_error(name, error, journal.read_logs(journals), watch.until_s or time.monotonic())
         failure.timed_out = isinstance(error, RankTimeout) and error.timeout_s >= timeout_s
         raise failure from None
 

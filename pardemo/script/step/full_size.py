@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
-from pardemo.script.step.memory import block_changes
 from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.script_memory import block_changes
 from pardemo.script.step.summary import RankTrace, Summary
 from pardemo.script.words import count_text
 
@@ -44,7 +44,7 @@ class Question:
     micro_batch: int | None = None
 
 
-def question(
+def full_size_question(
     model: str | None, gpus: int | None = None, sequence: int | None = None, micro_batch: int | None = None
 ) -> Question | None:
     """Reads the question from the options; None where there is none.
@@ -361,7 +361,7 @@ def _planned_deepspeed(
     """
     from pardemo.planner import models
     from pardemo.planner.job import RankJob
-    from pardemo.planner.memory import Curve
+    from pardemo.planner.memory_curve import Curve
 
     trained = trained_of(fullest, measured)
     settings = trained["deepspeed"]

@@ -45,10 +45,10 @@ def script(
         ScriptError: there is no such script; it raised, ended too early, hung, or its ranks parted.
     """
     launch = Launch(path, tuple(arguments), module)
-    return measured(launch, ranks=ranks, cluster=cluster, steps=steps, folder=folder, timeout_s=timeout_s)[0]
+    return measure_launch(launch, ranks=ranks, cluster=cluster, steps=steps, folder=folder, timeout_s=timeout_s)[0]
 
 
-def measured(
+def measure_launch(
     launch: Launch,
     *,
     ranks: int,
@@ -76,7 +76,14 @@ def measured(
     program = Program(started, steps, where, journals, work, layer_s)
     try:
         seen = run_on_ranks(
-            summary.run, program, text, name=name, ranks=ranks, journals=journals, timeout_s=timeout_s, cluster=cluster
+            summary.follow_script,
+            program,
+            text,
+            name=name,
+            ranks=ranks,
+            journals=journals,
+            timeout_s=timeout_s,
+            cluster=cluster,
         )
         step_summary = summary.summarize(seen)
         step_summary.hosts = cluster.hosts if cluster else 1
@@ -84,7 +91,7 @@ def measured(
         raise error if isinstance(error, ScriptError) else ScriptError(f"{name}: {error}") from None
     finally:
         if log is not None:
-            journal.write_csv(journal.read(journals), log)
+            journal.write_csv(journal.read_logs(journals), log)
         shutil.rmtree(journals, ignore_errors=True)
     findings.explain(step_summary)
     return step_summary, seen

@@ -11,7 +11,7 @@ COUNTS, COUNTS_END = "<!-- counts: make reference -->", "<!-- end of counts -->"
 CHAPTERS, CHAPTERS_END = "<!-- chapters: make reference -->", "<!-- end of chapters -->"
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_report(commands: argparse._SubParsersAction) -> None:
     """Adds the command ``report`` to the command line."""
     parser = commands.add_parser("report", help="write report.html and the notebooks' pages of a finished run again")
     parser.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/latest)")

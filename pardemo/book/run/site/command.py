@@ -7,7 +7,7 @@ from pathlib import Path
 from pardemo.closed_pipe import work_goes_on
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_site(commands: argparse._SubParsersAction) -> None:
     """Adds the command ``site`` to the command line."""
     parser = commands.add_parser("site", help="build the book as a site with a search, from a finished run's pages")
     parser.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/reference)")

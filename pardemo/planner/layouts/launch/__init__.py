@@ -1,7 +1,7 @@
 """Writes the files that run a layout: each program's own configuration, and Slurm and Kubernetes jobs that start it.
 
 >>> from pardemo.planner.layouts import launch      # doctest: +SKIP
->>> launch.write(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
+>>> launch.write_files(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
 """
 
 import functools
@@ -19,7 +19,7 @@ PROGRAMS = (megatron, torchtitan, nanotron, zero)
 _RUNS = {"nanotron": nanotron, "torchtitan": torchtitan, "torchtitan-compiled": torchtitan, "llm-foundry": zero}
 
 
-def write(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
+def write_files(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
     """Writes into ``folder`` what runs the layout and returns the files' names, the first being what the jobs start.
 
     Each file is written whole or not at all. A program that cannot run the layout gets none.
@@ -45,14 +45,14 @@ def _differs(path: Path, text: str) -> bool:
     return path.exists() and not (path.is_file() and path.read_bytes() == text.encode("utf-8"))
 
 
-def able(job: Job, model_name: str) -> Callable[[Layout], bool]:
+def runnable_by_program(job: Job, model_name: str) -> Callable[[Layout], bool]:
     """Whether the program that the job is planned for can run a layout, by the rules of its own files."""
     program = _RUNS.get(job.stack.name, megatron)
-    model = facts.of(find(model_name), job.shape, model_name)
+    model = facts.model_of(find(model_name), job.shape, model_name)
     return lambda layout: program.why_not(job, layout, model) is None
 
 
-def reasons(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:
+def why_not_by_file(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:
     """By the file that starts each program: why it cannot run the layout, None where it can."""
     return {program.FILE: program.why_not(job, layout, model) for program in PROGRAMS}
 
@@ -73,8 +73,8 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         )
     path = Path(model_name)
     name = path.absolute().parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-    model = facts.of(find(model_name), job.shape, name)
-    why = reasons(job, layout, model)
+    model = facts.model_of(find(model_name), job.shape, name)
+    why = why_not_by_file(job, layout, model)
     able = [program for program in PROGRAMS if why[program.FILE] is None]
     if not able:
         raise ValueError(f"--write: nothing runs {layout}: {'; '.join(map(str, why.values()))}")

@@ -58,7 +58,7 @@ class Model:
         )  # fmt: skip
 
 
-def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
+def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
     """The model of a configuration.
 
     Rotary settings are in ``rope_parameters`` since Transformers 5, and in keys of their own before.

@@ -119,7 +119,7 @@ BY: dict[str, Callable[[PublishedRun], Any]] = {
 }
 
 
-def by(outcomes: Sequence[ComparedRun], key: str) -> dict[Any, dict[str, Any]]:
+def summary_by(outcomes: Sequence[ComparedRun], key: str) -> dict[Any, dict[str, Any]]:
     """Groups :func:`errors` of time by one of :data:`BY`."""
     groups = defaultdict(list)
     for outcome in outcomes:
@@ -213,7 +213,7 @@ MOST_LINES = 40  # runs that are shown one by one
 BELOW = f"below {LEAST_MFU:.0%} MFU"
 
 
-def row(outcome: ComparedRun) -> dict[str, Any]:
+def outcome_row(outcome: ComparedRun) -> dict[str, Any]:
     """Returns a run with its prediction, for JSON."""
     run = outcome.run
     return {
@@ -234,7 +234,7 @@ def summary(outcomes: list[ComparedRun]) -> dict[str, Any]:
     report: dict[str, Any] = {
         "left out": {"contradict themselves": sum(bool(outcome.run.wrong) for outcome in outcomes), BELOW: len(hardly)},
         "time": errors(outcome.error for outcome in timed), f"time {BELOW}": errors(hardly),
-        "time by": {cause: by(timed, cause) for cause in BY},
+        "time by": {cause: summary_by(timed, cause) for cause in BY},
         "memory": errors(outcome.memory_error for outcome in outcomes if not outcome.run.wrong),
         "cannot be cut so": dict(sorted(refused.items())),
         "outcomes": [

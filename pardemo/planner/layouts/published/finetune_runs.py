@@ -56,7 +56,7 @@ def folder() -> Path:
     return project.root() / "data" / "published_finetunes"
 
 
-def read(path: Path) -> Iterator[ReportedRun]:
+def read_fine_tunes(path: Path) -> Iterator[ReportedRun]:
     """The runs of a table.
 
     Raises:

@@ -19,7 +19,8 @@ from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shar
 from pardemo.planner.job import RankJob
 from pardemo.termination import end_with_parent
 
-IMPORTED = ["pardemo.planner.memory", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
+#: What the fork server imports; of it all: torch, Transformers, DeepSpeed.
+IMPORTED = ["pardemo.planner.memory_curve", "pardemo.peers.deepspeed.engine"]
 
 SOCKET_NAME_BYTES = len("pymp-12345678/listener-12345678")  # of the server's socket, below the temporary folder
 

@@ -64,7 +64,7 @@ class Life:
     death_phase: str = ""
 
 
-class Recorder(MemoryMeter):
+class StorageRecorder(MemoryMeter):
     """Records ``lives``; phases are entered with :meth:`phase`, modules as the forward pass calls them.
 
     A backward operation belongs to the module whose forward made its node of the graph: nodes are numbered in the
@@ -167,7 +167,7 @@ class Recorder(MemoryMeter):
         self._phase = before
         self.marks.append((before, len(self.events)))
 
-    def __enter__(self) -> "Recorder":
+    def __enter__(self) -> "StorageRecorder":
         # always: a checkpoint's recomputation ends in the middle of a module, by an exception
         leave = register_module_forward_hook(self._leave, always_call=True)
         self._global = [register_module_forward_pre_hook(self._enter), leave]

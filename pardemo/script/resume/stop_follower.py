@@ -17,10 +17,10 @@ from typing import Any, Self
 import torch
 
 from pardemo import compat
-from pardemo.script.record.parameters import living
-from pardemo.script.record.pieces import names_of
+from pardemo.script.record.parameters import living_optimizers
+from pardemo.script.record.pieces import parameter_names
+from pardemo.script.record.rank_record import STATE
 from pardemo.script.record.recorder import Recorder
-from pardemo.script.record.records import STATE
 from pardemo.script.resume import GRACE_S
 from pardemo.script.runtime import stand_ins
 from pardemo.script.runtime.call_sites import local_part
@@ -300,8 +300,8 @@ class StopFollower:
         self._may_stop("backward")
         parameters, tensors = self._recorder.parameters, self._recorder.current.tensors
         models = parameters.models()
-        names = {key: known[0] for root in models for key, (_, known) in names_of(root).items()}
-        for name, slot, value in optimizer_states(living(parameters.optimizers), names):
+        names = {key: known[0] for root in models for key, (_, known) in parameter_names(root).items()}
+        for name, slot, value in optimizer_states(living_optimizers(parameters.optimizers), names):
             tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else parameters.recorded(name, value)
         with torch.no_grad():
             for name, value in kept_beside(models):

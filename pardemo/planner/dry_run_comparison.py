@@ -10,7 +10,7 @@ from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.layouts import fine_tune_step
 from pardemo.planner.layouts.fine_tune_step import tensor_bytes
-from pardemo.planner.memory import Curve
+from pardemo.planner.memory_curve import Curve
 from pardemo.planner.table import PlanRow, Request
 
 NEAR = 0.02  # of the tensors: lines that differ by less are not shown
