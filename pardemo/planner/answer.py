@@ -87,7 +87,7 @@ def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
 
 
 def _not_planned(arguments: argparse.Namespace) -> list[str]:
-    """What the model's configuration says and the plan leaves out; weights in few bits it has by ``--base``."""
+    """Returns what the model's configuration says and the plan leaves out; ``--base`` plans weights in few bits."""
     left_out = configurations.not_planned(arguments.model) if arguments.model else []
     if arguments.base:
         return [text for text in left_out if "quantization_config" not in text]
@@ -95,7 +95,7 @@ def _not_planned(arguments: argparse.Namespace) -> list[str]:
 
 
 def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
-    """The request that the options describe, and its recipe; Transformers is loaded where files or engines need it."""
+    """Returns the request that the options describe, and its recipe; loads Transformers only where that is needed."""
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
@@ -145,7 +145,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
 
 
 def _tuning(arguments: argparse.Namespace, base: recipe.Recipe, config: Any) -> Tuning:
-    """What is trained: all with ``--full``, else the recipe's LoRA, on the modules that are named, or usual."""
+    """Returns what is trained: all with ``--full``, else the recipe's LoRA on the modules that are named, or usual."""
     weights = {"base": arguments.base or "bf16", "optimizer": arguments.optimizer or "adamw",
                "fused_loss": arguments.fused_loss}  # fmt: skip
     if arguments.full:
@@ -169,7 +169,7 @@ def _tuning(arguments: argparse.Namespace, base: recipe.Recipe, config: Any) -> 
 
 
 def _on_model(base: recipe.Recipe, model: str | None) -> recipe.Recipe:
-    """The recipe with the model that is asked for; a built-in one is where the recipes expect it."""
+    """Returns the recipe with the model that is asked for; a built-in one is where the recipes expect it."""
     if model is None or model.lower() == _model_of(base.model.path):
         return base
     path = FOLDERS.get(model.lower(), model)
@@ -179,14 +179,14 @@ def _on_model(base: recipe.Recipe, model: str | None) -> recipe.Recipe:
 
 
 def _model_of(path: str) -> str:
-    """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
+    """Returns the recipe's folder, or the built-in model of its name if there is no such folder yet."""
     folder = recipe.locate(path)
     built_in = next((name for name in configurations.MODELS if folder.name.lower().startswith(name)), None)
     return str(folder) if built_in is None or folder.is_dir() else built_in
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """All rows, the recommended one, and why."""
+    """Returns all rows, the recommended one and the reasons for it, for JSON."""
     request, machine = plan.request, plan.request.machine
     return {
         "gpu": machine.gpu.name, "gpus": machine.gpus, "hosts": machine.hosts, "host_gpus": machine.host_gpus,
@@ -198,7 +198,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def row_json(row: PlanRow) -> dict[str, Any]:
-    """A row for JSON, with between what its time and memory lie in four of five cases."""
+    """Returns a row for JSON, with the intervals that hold its time and memory in four of five cases."""
     seconds, held = row.interval, of_fine_tune("bytes", row.peak_bytes)
     return {
         "seconds": row.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
@@ -214,7 +214,7 @@ def row_json(row: PlanRow) -> dict[str, Any]:
 
 
 def as_text(plan: Plan, most: int | None = None) -> str:
-    """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
+    """Returns the table for the terminal: ``most`` rows, the recommended one marked, and its memory line by line."""
     best, request = plan.best, plan.request
     if best is None:
         raise ValueError("a plan in which nothing fits has no table")

@@ -1,4 +1,4 @@
-"""The options of ``pardemo plan``, and which of them go with which question: any other one would be ignored."""
+"""Defines the options of ``pardemo plan``, and refuses those that the question would ignore."""
 
 import argparse
 import json
@@ -86,7 +86,7 @@ SHOWN = 20  # rows of the table
 
 
 def add_plan(commands: Any) -> None:
-    """Adds the subcommand to the command line's parser."""
+    """Adds ``plan`` to the command line's parser."""
     plan = commands.add_parser(
         "plan", help="a full-size job before renting it: memory, time, money, configuration files"
     )
@@ -128,12 +128,12 @@ def _validate(as_json: bool) -> int:
 
 
 def progress(text: str) -> None:
-    """Says on the error stream what takes a while."""
+    """Prints on the error stream what takes a while."""
     print(f"plan: {text} …", file=sys.stderr, flush=True)
 
 
 def question_of(arguments: argparse.Namespace) -> str:
-    """The question among :data:`TAKES`; then what was left out is filled in.
+    """Returns the question that is asked, of :data:`TAKES`, and fills in the options that were left out.
 
     Raises:
         ValueError: two were asked, or one with an option that it has no use for; a number that is impossible.
@@ -174,7 +174,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 
 def _refusal(question: str, foreign: list[str]) -> str:
-    """The message for options that a question does not take: where they belong, and how else to say it."""
+    """Returns the message for options that a question does not take: where they belong, and what to say instead."""
     name = foreign[0]
     others = [other for other, takes in TAKES.items() if name in takes]
     belongs = f"{option(name)} goes with {' or '.join(others)}"
@@ -189,5 +189,5 @@ def _refusal(question: str, foreign: list[str]) -> str:
 
 
 def option(name: str) -> str:
-    """An option as it is typed."""
+    """Returns an option as it is typed."""
     return f"--{name.replace('_', '-')}"

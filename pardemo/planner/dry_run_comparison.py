@@ -18,7 +18,7 @@ NEAR = 0.02  # of the tensors: lines that differ by less are not shown
 
 @dataclass(frozen=True)
 class DryRunComparison:
-    """A GPU's peak by line, ``planned`` and as the engine's dry ``run`` has it; ``sent``: bytes of a step in both."""
+    """The peak of a GPU by line, ``planned`` and in the engine's dry ``run``; ``sent``: bytes of a step in both."""
 
     planned: Estimate
     run: Estimate
@@ -26,7 +26,7 @@ class DryRunComparison:
 
     @property
     def tensors(self) -> tuple[float, float]:
-        """Bytes of tensors at the peak, planned and run."""
+        """Bytes of tensors at the peak, as planned and in the dry run."""
         return self.planned.tensors, self.run.tensors
 
     @property

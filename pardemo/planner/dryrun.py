@@ -21,7 +21,7 @@ STEPS = 2  # the first makes optimizer states, and DeepSpeed's stage 3 learns th
 
 
 def dry_run(job: RankJob) -> Footprint:
-    """Bytes and floating-point operations of the job's second step on rank 0. One torch thread is enough.
+    """Returns bytes and floating-point operations of the job's second step on rank 0. One torch thread is enough.
 
     Raises:
         ValueError: the model or LoRA's target is not what it should be.

@@ -42,7 +42,7 @@ class Running:
 
 
 def outline(job: RankJob) -> PreTrainedModel:
-    """The job's model on the meta device, in its precision: names, shapes and what is trained, without values.
+    """Makes the job's model on the meta device, in its precision: names, shapes and what is trained, without values.
 
     Raises:
         ValueError: Transformers has no causal LM for the configuration; LoRA's target is no module of it.
@@ -61,14 +61,14 @@ def outline(job: RankJob) -> PreTrainedModel:
 
 
 def materialize(module: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
-    """An outline in memory, in place, without values; embeddings that the head shares are shared again."""
+    """Gives an outline memory, in place and without values; ties the head to the embeddings again."""
     module.to_empty(device=device)
     module.tie_weights()
     return module
 
 
 def start(job: RankJob, module: PreTrainedModel) -> Running:
-    """``module`` (in memory, values or not) in training mode inside the job's engine."""
+    """Puts ``module``, which has memory, into training mode and into the job's engine."""
     module.train()
     if job.checkpointing:
         with _silence():
@@ -85,7 +85,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Tensor, phase: Callable) -> None:
-    """One optimizer step; ``phase(name)`` is entered around its parts."""
+    """Runs one optimizer step; enters ``phase(name)`` around each of its parts."""
     backward, step = running.backward_and_step
     for _ in range(job.accumulation):
         with phase("forward"):
@@ -102,7 +102,7 @@ def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Te
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
-    """The decoder layers: the longest list of modules there is."""
+    """Returns the decoder layers: the longest list of modules in ``module``."""
     lists: list[nn.ModuleList] = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     return [*max(lists, key=lambda layers: len(layers))]
 
@@ -161,7 +161,7 @@ def _deepspeed(job: RankJob, module: nn.Module) -> Running:
 
 
 def deepspeed_settings(job: RankJob) -> dict[str, Any]:
-    """DeepSpeed's configuration of the job, whose buckets are DeepSpeed's own unless ``job.zero`` says otherwise."""
+    """Returns DeepSpeed's configuration of the job; its buckets are DeepSpeed's own unless ``job.zero`` has others."""
     fused = {"fused": True, "foreach": False} if job.on_gpu else {"foreach": False}
     return {
         "train_micro_batch_size_per_gpu": job.batch,
@@ -181,7 +181,7 @@ def _with_adapter(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
 
 
 def lora_config(model: PreTrainedModel, tuning: Tuning) -> Any:
-    """PEFT's configuration of the LoRA.
+    """Returns PEFT's configuration of LoRA.
 
     Raises:
         ValueError: its target is no module of the model.

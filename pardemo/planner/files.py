@@ -35,7 +35,7 @@ FP16 = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "
 
 
 def refuse_unwritable(request: Request, base: Recipe) -> None:
-    """Raises ValueError, in one line, for a job of which no files are written.
+    """Raises ValueError for a job that no files are written for.
 
     Baichuan2 with LoRA under DeepSpeed is ``pardemo finetune``'s; any other is for Transformers' Trainer.
     """
@@ -112,7 +112,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
 
 
 def deepspeed_configuration(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
-    """DeepSpeed's configuration with every size as a number, and what it would choose by itself said aloud."""
+    """Returns DeepSpeed's configuration: every size as a number, and DeepSpeed's own defaults written out."""
     job = request.job.but(engine=row.engine)
     zero: dict[str, Any] = {
         "contiguous_gradients": True,
@@ -146,7 +146,7 @@ def deepspeed_configuration(request: Request, row: PlanRow, base: Recipe) -> dic
 
 
 def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
-    """``base`` with the planned job and the row's batch, stage and ranks: what ``pardemo finetune`` runs."""
+    """Returns ``base`` with the planned job and the row's batch, stage and ranks, for ``pardemo finetune``."""
     job, settings = request.job, deepspeed_configuration(request, row, base)
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         settings[key] = "auto"
@@ -171,7 +171,7 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
 
 
 def fsdp_configuration(layer: str) -> dict[str, Any]:
-    """FSDP2 layer by layer, in the Trainer's words; Accelerate's have ``fsdp_`` before each of them.
+    """Returns the Trainer's settings for FSDP2 layer by layer; Accelerate's have ``fsdp_`` before each of them.
 
     The state is saved whole: of one in shards the Trainer's ``save_model`` writes nothing, and says nothing.
     """
@@ -184,7 +184,7 @@ def fsdp_configuration(layer: str) -> dict[str, Any]:
 def training_arguments(
     request: Request, row: PlanRow, base: Recipe, sharding: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Transformers' TrainingArguments but for the folder."""
+    """Returns Transformers' TrainingArguments but for the folder."""
     job, train = request.job, base.train
     again = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
     saving = {"save_strategy": "steps", "save_steps": train.save_steps, "save_total_limit": train.save_total_limit}

@@ -1,4 +1,4 @@
-"""The result of a dry run: bytes by kind over the step, the peak, and who caused it."""
+"""Describes the result of a dry run: bytes by kind over the step, the peak, and the module that caused it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +37,7 @@ def is_cut(module: str) -> bool:
 
 @dataclass
 class Footprint:
-    """One rank's step.
+    """The memory, operations and traffic of one rank's step.
 
     Attributes:
         lines: bytes at the peak, by :data:`LINES`.
@@ -101,7 +101,7 @@ class Footprint:
 
     @classmethod
     def of(cls, job: RankJob, recorder: StorageRecorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
-        """The step that a recorder has seen."""
+        """Makes the footprint of the step that a recorder has seen."""
         lives, built, first = recorder.lives, recorder.built, recorder.first_event
         number = {id(life): place for place, life in enumerate(lives)}
         line_of = np.array([LINES.index(_line(life, job)) for life in lives])
@@ -157,7 +157,7 @@ def classify(recorder: StorageRecorder, running: Running, job: RankJob) -> None:
 
 
 def is_bucket(life: Life, job: RankJob) -> bool:
-    """Whether it is DeepSpeed's buffer for gradients on their way, whose size is a setting and not the model's."""
+    """Whether a storage is DeepSpeed's buffer for gradients on their way, whose size is a setting."""
     return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
 
 

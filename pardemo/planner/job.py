@@ -1,4 +1,4 @@
-"""The job to plan: a model, how it is trained, and by which engine on how many ranks."""
+"""Describes the job to plan: a model, how it is trained, and by which engine on how many ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -81,7 +81,7 @@ class RankJob:
         return f"{self.config.to_json_string()} {rest}"
 
     def but(self, **changes: Any) -> "RankJob":
-        """This job with some things changed."""
+        """Returns this job with some fields changed."""
         return replace(self, **changes)
 
 

@@ -1,4 +1,4 @@
-"""Measures the peak of a real step as torch's allocator counts it, on CPU ranks or on a GPU; and small models for it.
+"""Measures the peak of a real step by torch's allocator, on CPU ranks or on a GPU; has small models for it.
 
 On the CPU each of the profiler's memory events brings the allocator's own count of what is allocated in the process;
 on CUDA ``torch.cuda.max_memory_allocated`` says it.
@@ -45,7 +45,7 @@ def measure(job: RankJob) -> int:
 
 
 def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], None]) -> int:
-    """The largest number of bytes allocated while ``run(mark)`` is within ``mark(MARK)``, beyond those before it."""
+    """Returns the most bytes allocated while ``run(mark)`` is within ``mark(MARK)``, beyond those before it."""
     if torch.cuda.is_available():
         return _on_cuda(run)
     gc.collect()
@@ -74,7 +74,7 @@ def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
 
 
 def random_batch(job: RankJob, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Token numbers [b, s], and labels of which the job's share counts, from each sample's second token on."""
+    """Returns token numbers [b, s] and labels; the job's share of them counts, from each sample's second token on."""
     draws = torch.Generator().manual_seed(1)
     ids = torch.randint(1, job.config.vocab_size, (job.batch, job.sequence), generator=draws)
     labels = torch.full_like(ids, -100)
@@ -175,7 +175,7 @@ TARGETS = {"baichuan2": ("W_pack",), "llama": ("q_proj", "v_proj"), "qwen2": ("q
 
 
 def example_config(name: str) -> PreTrainedConfig:
-    """A four-layer model of the architecture."""
+    """Returns the configuration of a four-layer model of the architecture."""
     if name == "baichuan2":
         return Baichuan2Config(**_SIZES)
     return {"llama": LlamaConfig, "qwen2": Qwen2Config}[name](**_SIZES, num_key_value_heads=2)
@@ -184,7 +184,7 @@ def example_config(name: str) -> PreTrainedConfig:
 def example_job(
     name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, prefetching: bool = True
 ) -> RankJob:
-    """4 × 128 tokens, a quarter of them labels, as this machine's CPU would run it.
+    """Returns a job of 4 × 128 tokens, a quarter of them labels, as this machine's CPU would run it.
 
     Args:
         prefetching: of DeepSpeed's stage 3. It gathers what it prefetches in the order of a Python set, which differs
@@ -202,7 +202,7 @@ def example_job(
 
 
 def compare_peaks(world, jobs: Sequence[RankJob]) -> list[dict]:
-    """Each job run on the world's ranks and planned: bytes, and the errors of the plan and of other people's rules."""
+    """Runs and plans each job; returns bytes, and the errors of the plan and of other people's rules."""
     rows = []
     for job in jobs:
         planned = dry_run(job)
@@ -213,7 +213,7 @@ def compare_peaks(world, jobs: Sequence[RankJob]) -> list[dict]:
 
 
 def others(footprint: Footprint) -> dict[str, float]:
-    """What DeepSpeed's estimators and accelerate's rule say of the same job; frozen parameters count as trained."""
+    """Returns what DeepSpeed's estimators and accelerate's rule predict; they count frozen parameters as trained."""
     params, ranks, stage = footprint.params, footprint.job.ranks, footprint.job.stage
     rules: dict[str, float] = {"accelerate estimate-memory": memory.accelerate_estimate(params, 2)}
     if stage in (1, 2):  # there is none for stage 1

@@ -42,7 +42,7 @@ def server() -> tuple[BaseContext, int]:
 
 
 def begin_worker(parent: int) -> None:
-    """Prepares a worker, which ends with its parent: else it would wait for a killed kernel's next task for ever."""
+    """Prepares a worker that ends with its parent: it would wait for ever for the next task of a killed kernel."""
     compat.let_go_of_forkserver()  # as long as somebody holds its pipe the server lives, and with it this process
     end_with_parent(parent)
     import torch
@@ -156,7 +156,7 @@ _AHEAD: dict[str, Future[Footprint]] = {}
 
 
 def run(job: RankJob) -> Footprint:
-    """Makes a dry run, once for equal jobs; of at most :data:`DATA_PARALLEL_MOST` ranks."""
+    """Makes a dry run, once for equal jobs, with at most :data:`DATA_PARALLEL_MOST` ranks."""
     job = _bounded(job)
     key = job.described
     if key in _AHEAD:

@@ -42,7 +42,7 @@ ENDLESS = 1e30  # bytes or operations a second: takes no time
 
 @dataclass(frozen=True)
 class Case:
-    """A layout on a cluster.
+    """A layout on a cluster, and how long its layers wait.
 
     Args:
         what: its label in the table. forward_s: of a layer on a rank; its backward pass takes twice that.
@@ -109,7 +109,7 @@ CASES = (
 
 
 def measure_step(case: Case, steps: int = STEPS) -> float:
-    """Seconds of a step: the one that other work on this machine disturbed least, until its last rank is done.
+    """Measures a step's seconds until its last rank is done: of several the one that other work disturbed least.
 
     Raises:
         OSError: links cannot be limited here.
@@ -125,7 +125,7 @@ def measure_step(case: Case, steps: int = STEPS) -> float:
 
 
 def compare_steps(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
-    """Each case, its predicted and its measured seconds; none where links cannot be limited."""
+    """Yields each case with its predicted and measured seconds; nothing where links cannot be limited."""
     if tiers.found().name == "none":
         return
     for case in cases:
@@ -136,7 +136,7 @@ BF16 = 2  # bytes
 
 
 class Weights(nn.Module):
-    """``count`` weights with gradients, in the place of a product that would need a core."""
+    """Has ``count`` weights with gradients, in place of a product that would need a core."""
 
     def __init__(self, count: int):
         super().__init__()
@@ -168,7 +168,7 @@ class Layer(nn.Module):
 def measure_seconds(
     shape: Shape, layout: Layout, sequence: int, forward_s: float, backward_s: float, buckets: int, steps: int
 ) -> list[float]:
-    """On every rank: what each of ``steps`` steps takes, after one that opens the connections.
+    """Measures on every rank each of ``steps`` steps, after one that opens the connections.
 
     Args:
         buckets: in which a stage's gradients are summed, where states are not sharded.

@@ -1,4 +1,4 @@
-"""A machine's own rates in a JSON file, in place of a datasheet's: what ``--gpu FILE`` reads.
+"""Reads a machine's own rates from a JSON file, in place of a datasheet's: ``--gpu FILE``.
 
 ``pardemo plan --measure FILE`` writes one. All of it is what was reached, so that nothing is taken off it again.
 """
@@ -38,7 +38,7 @@ KNOWN = (*NEEDED, "sustained", "inside", "between", "host_gpus", "bf16", "source
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """A GPU, and what else was measured of its machine: seconds and bytes/s; None where it was not."""
+    """A GPU, and the start-up seconds and link rates of its machine; None where they were not measured."""
 
     gpu: Gpu
     inside: bool = True
@@ -73,7 +73,7 @@ def is_file(name: str) -> bool:
 
 
 def find(name: str, gpus: int = 1) -> GpuProfile:
-    """The GPU of that name, or the profile in that file, for so many GPUs.
+    """Returns the GPU of that name, or the profile in that file, for so many GPUs.
 
     Raises:
         ValueError: there is none, something in the file is wrong, or it has no link that several GPUs need.
@@ -96,7 +96,7 @@ def check_inside(gpu_profile: GpuProfile, name: str, gpus: int) -> None:
 
 
 def load(path: Path) -> GpuProfile:
-    """The profile in a file.
+    """Reads the profile in a file.
 
     Raises:
         ValueError: one line that names the file, the field, and what would be right.
@@ -114,7 +114,7 @@ def load(path: Path) -> GpuProfile:
 
 
 def parse(values: Any) -> GpuProfile:
-    """The profile with these fields.
+    """Makes a profile of these fields.
 
     Raises:
         ValueError: one line that names the field, and what would be right.

@@ -89,7 +89,7 @@ class PlanRow(PlannedLayout):
 
     @cached_property
     def engine(self) -> str:
-        """Its name, as in :class:`~pardemo.planner.job.RankJob`."""
+        """Name of the engine, as in :class:`~pardemo.planner.job.RankJob`."""
         return engine_of(self.job, self.layout)
 
     @property
@@ -140,7 +140,7 @@ class PlanRow(PlannedLayout):
 
 @dataclass
 class Plan:
-    """All rows of a request, the recommended one first, then those that fit from the fastest on, then the others."""
+    """The rows of a request: the recommended one first, then those that fit, the fastest first, then the others."""
 
     request: Request
     rows: list[PlanRow]
@@ -182,7 +182,7 @@ OFFLOADED = {
 
 
 def engine_title(engine: str) -> str:
-    """``zero-2`` as people write it."""
+    """Returns ``ZeRO 2`` for ``zero-2``."""
     return engine.upper().replace("ZERO-", "ZeRO ")
 
 
@@ -212,7 +212,7 @@ def plan(request: Request) -> Plan:
 
 
 def plan_row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
-    """Makes one way to run the request; ``shape`` is its model's."""
+    """Plans the request in one way; ``shape`` is its model's."""
     job = request.job.but(
         engine=engine, ranks=request.dp, batch=batch, accumulation=max(1, request.share // batch), checkpointing=again
     )
@@ -223,7 +223,7 @@ def plan_row(request: Request, shape: Shape, engine: str, again: bool, offload: 
 def job_and_layout(
     job: RankJob, machine: Machine, offload: str = "none", tp: int = 1, pp: int = 1, shape: Shape | None = None
 ) -> tuple[Job, Layout]:
-    """Returns what the model of a step has for a rank's job.
+    """Converts a rank's job to the job and layout of the step's model.
 
     Args:
         offload: as DeepSpeed's: ``none``, ``optimizer`` or ``optimizer+parameters``.

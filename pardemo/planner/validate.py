@@ -64,7 +64,7 @@ def _check(
 
 
 def megatron() -> list[Check]:
-    """The model-parallel half of Megatron's study, on V100s in 2019: what one GPU does, and what is left on several.
+    """Checks the model-parallel half of Megatron's study, on V100s in 2019: one GPU's rate, and that of several.
 
     By the constants of Megatron on A100s in 2022. Nothing is promised of the rate, which the younger program has far
     higher. Of the share of linear scaling half of what tensor parallelism costs is promised.
@@ -84,7 +84,7 @@ def megatron() -> list[Check]:
 
 
 def a800() -> list[Check]:
-    """LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
+    """Checks LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
     rows, machine = [], Machine(hardware.gpu("A800-80GB"), 8)
     shape = configurations.of(models.find("llama2-7b"))
     for (stage, checkpointing), runs in finetune_runs.A800.items():
@@ -99,7 +99,7 @@ def a800() -> list[Check]:
 
 
 def qwen() -> list[Check]:
-    """Peaks of Qwen's fine-tunes, those that no constant was fitted to."""
+    """Checks peaks of those of Qwen's fine-tunes that no constant was fitted to."""
     rows = []
     runs = list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv"))
     for run in finetune_runs.halves(runs)[1]:
@@ -111,7 +111,7 @@ def qwen() -> list[Check]:
 
 
 def nanotron() -> list[Check]:
-    """Tokens/s of each H100; nanotron's constants are fitted to runs of this table."""
+    """Checks nanotron's tokens/s of each H100; its constants are fitted to runs of this table."""
     rows, machine = [], Machine(hardware.gpu("H100"))
     for (sharding, shape), runs in NANOTRON.items():
         job = Job(shape, machine, stack("nanotron"))
@@ -124,7 +124,7 @@ def nanotron() -> list[Check]:
 
 
 def swift() -> list[Check]:
-    """ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum, ours are not: they take longer."""
+    """Checks ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum; ours are not, and take longer."""
     rows, machine = [], Machine(hardware.gpu("A100-80GB"), 1)
     shape = configurations.of(Baichuan2Config.b13(loss_head="full"))
     for length, (speed, gib) in SWIFT.items():
@@ -138,7 +138,7 @@ def swift() -> list[Check]:
 
 
 def here() -> list[Check]:
-    """Steps on this machine in fp32 on one core: what a dry run counts, over the rates of *Your machine*'s profile."""
+    """Checks steps on one core of this machine in fp32: what a dry run counts, over the rates of its profile."""
     from pardemo import World, machine
 
     machine_profile, rows = machine.profile(), []
@@ -159,7 +159,7 @@ def here() -> list[Check]:
 
 
 def seconds_of(job: RankJob) -> float:
-    """On a rank: the median time of a step."""
+    """Measures the median time of a step on a rank."""
     from pardemo.planner import engines, measured_peak
 
     module = engines.materialize(engines.outline(job), "cpu")
@@ -188,7 +188,7 @@ MEMORY = (
 
 
 def peaks() -> list[Check]:
-    """Peaks on this machine's CPU ranks as the allocator counts them; beside the planner's what other rules say."""
+    """Checks peaks on this machine's CPU ranks by torch's allocator, and beside the planner's those of other rules."""
     from pardemo import World
     from pardemo.planner import measured_peak
 
@@ -212,7 +212,7 @@ def peaks() -> list[Check]:
 
 
 def emulated() -> list[Check]:
-    """Steps of a model that waits, on clusters of this machine: traffic, pipelines and overlap in the time model."""
+    """Checks steps of a model that waits, on emulated clusters: traffic, pipelines and overlap in the time model."""
     from pardemo.planner import network
 
     rows = []
@@ -234,7 +234,7 @@ PARTS: dict[str, Callable[[], list[Check]]] = {
 
 
 def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
-    """All checks, as rows: a dict of :class:`Check` each."""
+    """Makes all checks; returns a dict of :class:`Check` for each."""
     rows = []
     for name, part in PARTS.items():
         progress(name)
@@ -243,7 +243,7 @@ def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[s
 
 
 def as_text(rows: list[dict[str, Any]]) -> str:
-    """The checks as a table: what is promised of each, and whether it is met."""
+    """Returns the checks as a table: what is promised of each, and whether it is met."""
     shown = [("what", "predicted", "known", "unit", "error", "promised", "", "source")]
     for row in rows:
         promised = "no promise of ours" if row["within"] is None else row["bound"] or f"± {100 * row['within']:g} %"

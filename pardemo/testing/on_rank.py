@@ -64,7 +64,7 @@ def run(context: RankContext, packed: bytes) -> str | None:
 
 
 def seed(number: int) -> None:
-    """Random numbers as at the begin of a test on that rank: torch's on all devices, Python's, numpy's."""
+    """Seeds random numbers for a test on that rank: torch's on all devices, Python's, numpy's."""
     torch.manual_seed(SEED + number)
     random.seed(SEED + number)
     if "numpy" in sys.modules:

@@ -28,7 +28,7 @@ _TRUTH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 
 
 def parse(text: str, job: Job, batch: int | None = None) -> Layout:
-    """``tp=8,pp=4,micro_batch=2,…``: the fields of :class:`Layout`; what is left out follows from GPUs and batch.
+    """Reads ``tp=8,pp=4,micro_batch=2,…`` as a :class:`Layout`; what is left out follows from GPUs and batch.
 
     Or the layout as a search prints it.
 
@@ -84,7 +84,7 @@ def _field(name: str, value: str) -> dict[str, Any]:
 
 
 def reasons(job: Job) -> dict[str, str]:
-    """For each part of a step: the rates and constants that it is computed from."""
+    """Returns for each part of a step the rates and constants that it is computed from."""
     machine, stack, gpu = job.machine, job.stack, job.machine.gpu
     measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
     traffic = "as measured" if gpu.measured else f"{MEMORY_SHARE:g} of the datasheet's"
@@ -125,7 +125,7 @@ def three(value: float) -> str:
 
 
 def layout_json(planned: PlannedLayout) -> dict[str, Any]:
-    """A layout with its time and memory, part by part, and between what they lie in four of five cases, for JSON."""
+    """Returns a layout for JSON: its time and memory, part by part, with their intervals of four of five cases."""
     seconds, held = planned.interval, of_bytes(planned.job, planned.layout, planned.peak_bytes)
     return {
         "layout": asdict(planned.layout), "seconds": planned.seconds, "seconds_low": seconds.low,
@@ -137,7 +137,7 @@ def layout_json(planned: PlannedLayout) -> dict[str, Any]:
 
 
 def explained_json(planned: PlannedLayout) -> dict[str, Any]:
-    """The same, with the stages, and the constants that each part is computed from."""
+    """Returns :func:`layout_json` with the stages, and with the constants that each part is computed from."""
     return layout_json(planned) | {
         "slower_card": slower_card_json(planned), "stages": list(planned.step.stages),
         "fullest_stage": planned.memory.stage, "room_bytes": planned.room,
@@ -146,7 +146,7 @@ def explained_json(planned: PlannedLayout) -> dict[str, Any]:
 
 
 def explained_text(planned: PlannedLayout) -> str:
-    """The same for a terminal."""
+    """Returns the layout of :func:`explained_json` for a terminal."""
     from pardemo.tables import text_table
 
     job, layout, predicted, footprint = planned.job, planned.layout, planned.step, planned.memory
@@ -176,7 +176,7 @@ SLOWER = 0.2  # of a card's rate, that some have less than others of their name
 
 
 def slower_card(planned: PlannedLayout) -> PlannedLayout | None:
-    """The same on a card whose matrix multiplications are slower by :data:`SLOWER`; None where they were measured."""
+    """Returns the layout on a card that multiplies slower by :data:`SLOWER`; None where its rate was measured."""
     machine = planned.job.machine
     if machine.gpu.measured:
         return None
@@ -191,7 +191,7 @@ def slower_card_json(planned: PlannedLayout) -> dict[str, Any] | None:
 
 
 def card_line(planned: PlannedLayout) -> list[str]:
-    """How much depends on what the card's matrix multiplications reach, and which command measures it."""
+    """Says how much depends on the rate of the card's matrix multiplications, and which command measures it."""
     slower = slower_card(planned)
     if slower is None:
         return []
@@ -205,7 +205,7 @@ def card_line(planned: PlannedLayout) -> list[str]:
 
 
 def fitting(planned: PlannedLayout) -> str:
-    """One line: whether the fullest GPU has the room."""
+    """Says in one line whether the fullest GPU has the room."""
     sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.room
     needed, capacity, free = (three(value / GB) for value in sizes)
     verdict = "fits" if planned.fits else "does not fit"
@@ -259,7 +259,7 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
 
 
 def positions(answer: SearchResult, model_name: str) -> str | None:
-    """A warning where Megatron-LM has no argument for the model's positions; None where it has."""
+    """Returns a warning if Megatron-LM has no argument for the model's positions; else None."""
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.launch import facts
 
@@ -313,7 +313,7 @@ def search_text(
 
 
 def changed_line(name: str, best: PlannedLayout, same: PlannedLayout) -> str:
-    """What a changed assumption does to the best layout, and which one is the best then."""
+    """Says what a changed assumption does to the best layout, and which layout is the best then."""
     verdict = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
     other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
     return f"if {name}: {verdict}; {other}"
@@ -328,7 +328,7 @@ _LESS = {
 
 
 def would_fit(least: PlannedLayout) -> str:
-    """What most of the least memory is, and what would take less of it."""
+    """Says what most of the least memory is, and what would take less of it."""
     line = max(least.memory.lines, key=least.memory.lines.__getitem__)
     less = _LESS.get(line, "take more GPUs, which share them, or a GPU with more memory")
     return f"{least.memory.lines[line] / GB:.0f} GB of it are {line}; {less}"
@@ -339,7 +339,7 @@ FINE_TUNED = 16
 
 
 def trust(answer: SearchResult) -> list[str]:
-    """How far to trust the order: where intervals are from, which layouts are equal, why the arrow stands there."""
+    """Says how far to trust the order: where intervals are from, which layouts are equal, why one is recommended."""
     best, others = answer.best[0], answer.best[1:]
     interval = best.interval
     lines = [f"how far times may be off: {interval.why}"]

@@ -21,7 +21,7 @@ RANK = 8  # of LoRA, where its modules alone are said
 
 
 def add_layout_options(plan: argparse.ArgumentParser) -> None:
-    """Adds the options to those of ``pardemo plan``."""
+    """Adds the options about layouts to ``pardemo plan``."""
     layouts = plan.add_argument_group("layouts", "tensor, context, pipeline, data and expert parallel together")
     layouts.add_argument(
         "--search", action="store_true",
@@ -51,7 +51,7 @@ def add_layout_options(plan: argparse.ArgumentParser) -> None:
 
 
 def answer_to(question: str) -> Callable[[argparse.Namespace], int] | None:
-    """The function that answers a question about layouts; None for other questions of ``questions.TAKES``."""
+    """Returns the function that answers a question about layouts; None for other questions."""
     return {"--search": _search, "--explain": _explain, "--against": _against}.get(question)
 
 
@@ -98,7 +98,7 @@ def _runs(path: Path, measured: "GpuProfile | None", left_out: list[str]) -> lis
 
 
 def job_of(arguments: argparse.Namespace) -> "Job":
-    """The job that the options describe.
+    """Returns the job that the options describe.
 
     Raises:
         ValueError: an option is missing or impossible.
@@ -132,7 +132,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
 
 
 def tuning_of(target: str | None, rank: int | None, config: Any, shape: "Shape") -> "Tuning":
-    """What --target and --rank mean: all parameters where neither is said, else LoRA, without dropout.
+    """Returns what --target and --rank mean: all parameters where neither is given, else LoRA without dropout.
 
     Raises:
         ValueError: the model has no such modules, or none are usual for its kind.
@@ -151,7 +151,7 @@ def tuning_of(target: str | None, rank: int | None, config: Any, shape: "Shape")
 
 
 def assumptions_of(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
-    """The machine and the batch that are planned with, and which of the options were left out (``defaults``)."""
+    """Returns the machine and batch that are planned with, and the options that were left out (``defaults``)."""
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.machines import LINK_SHARE
@@ -255,12 +255,12 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
 
 
 def money_per_billion(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:
-    """What a billion tokens cost at --price, in its currency."""
+    """Returns what a billion tokens cost at --price, in its currency."""
     return None if arguments.price is None else arguments.price * 1e9 / predicted.tokens_per_s / 3600
 
 
 def snapshot_file(arguments: argparse.Namespace) -> Path | None:
-    """Where --snapshot writes, if it was asked for.
+    """Returns the file that --snapshot names, if it was asked for.
 
     Raises:
         ValueError: it is a folder; said before anything is planned.
@@ -273,7 +273,7 @@ def snapshot_file(arguments: argparse.Namespace) -> Path | None:
 
 
 def print_snapshot(arguments: argparse.Namespace) -> None:
-    """Says where the planned memory is, if it was written."""
+    """Prints where the planned memory is, if it was written."""
     if arguments.snapshot:
         print(f"the planned memory is in {arguments.snapshot}, for https://docs.pytorch.org/memory_viz")
 

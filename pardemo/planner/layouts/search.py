@@ -68,7 +68,7 @@ class PlannedLayout:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Args:
         tried: layouts whose memory was looked at. fitting: how many fit.
@@ -231,7 +231,7 @@ def if_changed(
 
 
 def divisors(number: int, most: int) -> list[int]:
-    """The divisors of a number up to ``most``."""
+    """Returns the divisors of a number up to ``most``."""
     return [n for n in range(1, min(number, most) + 1) if number % n == 0]
 
 
@@ -247,7 +247,7 @@ def _experts(shape: Shape, ranks: int) -> list[int]:
 
 
 def correct_pace(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
-    """The job at the pace of ``runs``: the median of what they took over what is predicted of them; and a line on it.
+    """Returns the job at the median pace of ``runs``, their seconds over the predicted ones, and a line that says so.
 
     Raises:
         ValueError: none of them has a time on the job's GPU and with its program.

@@ -80,7 +80,7 @@ FULL = Tuning()  # all parameters
 
 
 def linears(shape: Shape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
+    """Returns (inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
 
     Latent attention has two products after one another for queries (where they are low-rank), and for keys and values.
     In a model with experts these are attention's alone: PEFT takes an MLP's name there for the experts too, which are
@@ -103,7 +103,7 @@ def linears(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
-    """(inputs, outputs) of a layer's modules that LoRA goes to, each once.
+    """Returns (inputs, outputs) of a layer's modules that LoRA goes to, each once.
 
     Raises:
         ValueError: a target is no module that is known, or the model has none of its name.
@@ -113,7 +113,7 @@ def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
 
 
 def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
-    """Those modules' parts, of :data:`PARTS`."""
+    """Returns the parts, of :data:`PARTS`, of a layer's modules that LoRA goes to."""
     there, of = linears(shape), shape.experts
     beside = of is not None and (of.shared or of.dense_layers or of.every > 1)
     inside = "a model with experts: LoRA is planned on its attention alone"

@@ -40,7 +40,7 @@ _SHARDING = {"zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3 (FSDP)"}
 
 
 class RefusedField(ValueError):
-    """A question that has no answer, with the field that it is about ("" where it is about all of them)."""
+    """Raised for a question without an answer; names the field that is wrong ("" where it is all of them)."""
 
     def __init__(self, field: str, message: str):
         super().__init__(message)
@@ -48,7 +48,7 @@ class RefusedField(ValueError):
 
 
 class Asked:
-    """A question's search, and what else can be asked about it.
+    """Searches for a question's answer, and answers what else can be asked about it.
 
     Args:
         question: texts by :data:`FIELDS`; but for the first four, the command's default stands for what is left out.
@@ -71,7 +71,7 @@ class Asked:
         self.assumed = command.assumptions_of(self.arguments, self.job, self.result.batch)
 
     def answer(self) -> dict[str, Any]:
-        """The command's JSON under ``json``, without what changes with an assumption; the rest is for readers."""
+        """Returns the command's JSON under ``json``, without what changes with an assumption, and texts for readers."""
         result, job = self.result, self.job
         warning = answers.positions(result, self.arguments.model)
         shown = result.best or (result.least,)
@@ -88,7 +88,7 @@ class Asked:
         }  # fmt: skip
 
     def if_changed(self, name: str) -> dict[str, Any]:
-        """What :func:`~pardemo.planner.layouts.search.sensitivity` says of one, and a line for readers."""
+        """Returns the best layout under one changed assumption, and a line for readers."""
         pair = if_changed(self.result, changes(self.job)[name], self.able)
         if pair is None:
             return {"json": None, "line": f"if {name}: nothing fits"}
@@ -96,7 +96,7 @@ class Asked:
 
 
 def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
-    """The options of ``pardemo plan --search`` that a question means; its configuration goes into ``folder``.
+    """Converts a question to options of ``pardemo plan --search``; writes its configuration into ``folder``.
 
     Raises:
         RefusedField: a field is wrong.
@@ -134,7 +134,7 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
 
 
 def command_line(arguments: Namespace) -> str:
-    """The command that asks the same in a shell."""
+    """Returns the command that asks the same in a shell."""
     words: list[str] = ["pardemo", "plan", "--search"]
     for name in ("model", "gpu", "gpus", "hosts", "link", "sequence", "per_step", "program", "precision", "rank",
                  "target", "price"):  # fmt: skip
@@ -145,7 +145,7 @@ def command_line(arguments: Namespace) -> str:
 
 
 def in_words(layout: Layout) -> str:
-    """A layout for somebody who does not know its abbreviations."""
+    """Describes a layout without abbreviations."""
     degrees = {
         "tensor parallel": layout.tp, "context parallel": layout.cp, "pipeline stages": layout.pp,
         "expert parallel": layout.ep, "replicas": layout.dp,
@@ -165,7 +165,7 @@ def in_words(layout: Layout) -> str:
 
 
 def for_a_page() -> Callable[[str, Callable[[int], object] | None], str]:
-    """A function that takes messages of a page as JSON and answers in JSON; it remembers the last question.
+    """Returns a function that answers a page's messages, both in JSON, and remembers the last question.
 
     ``{"question": {…}}`` is a question; ``{"if": name}`` asks about an assumption of the last one.
     """

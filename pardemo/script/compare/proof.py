@@ -396,7 +396,7 @@ def script(
     steps: int = 3,
     timeout_s: float = 600.0,
 ) -> verdict.Proof:
-    """Runs a training script in each layout, and holds all against the first: ``pardemo prove`` in Python.
+    """Runs a training script in each layout, and compares all with the first: ``pardemo prove`` in Python.
 
     >>> script("train.py --batch {batch}", ["ranks=1 batch=8", "ranks=4 batch=2"]).equal    # doctest: +SKIP
     True

@@ -48,7 +48,7 @@ class Parameters:
         self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
 
     def models(self) -> list[torch.nn.Module]:
-        """The modules that are trained: those with a parameter of an optimizer's, in the order of their first calls.
+        """Returns the modules that are trained, which have an optimizer's parameter, in the order of their first calls.
 
         Of what the script calls besides, an average of the parameters or a teacher, nothing is compared. Engines, and
         models whose optimizer has shards of its own in place of parameters, are all models.
@@ -62,7 +62,7 @@ class Parameters:
         return trained or roots
 
     def in_no_module(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Parameters of optimizers that no module has which the script calls, by their places there.
+        """Returns parameters of optimizers that no called module has, by their places in the optimizers.
 
         Not where modules are trained and an optimizer has nothing of theirs: it may have shards of its own, as an
         engine's has.
@@ -91,7 +91,7 @@ class Parameters:
             return held_pieces(self.models(), self.in_no_module(), gradients=gradients, at_hand=at_hand)
 
     def recorded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a parameter's tensor, or its sketch."""
+        """Returns a copy of a parameter's tensor, or its sketch."""
         if self._wanted.sketched and name not in self._wanted.in_full:
             return rank_record.sketch_of(tensor)
         return _copied(tensor)
@@ -124,7 +124,7 @@ class Parameters:
                 self._current.tensors[f"applied/{held.piece.name}"] = self.recorded(held.piece.name, held.gradient)
 
     def note_accumulated(self) -> None:
-        """Records the sum, over micro-batches but the last, of the gradients that were there after each."""
+        """Records the sum of the gradients that were there after each micro-batch but the last."""
         current = self._current
         if current.step.backwards == current.accumulated_after:
             return
@@ -136,7 +136,7 @@ class Parameters:
                 current.tensors[key] = _copied(held.gradient) if before is None else before + held.gradient
 
     def remember_after(self) -> None:
-        """Keeps what parameters are behind the step, to be held against what the next forward pass uses."""
+        """Keeps the parameters after the step, to compare them with those that the next forward pass uses."""
         self._ran.clear()
         prefix = "after/"
         self._after = {
@@ -146,7 +146,7 @@ class Parameters:
         }
 
     def note_used(self, model: torch.nn.Module) -> None:
-        """Records parameters with which a model has run, where they are others than behind the step before.
+        """Records the parameters that a model has run with, if they differ from those after the step before.
 
         Ranks that step shards of their own gather them behind the optimizer's step, or in the next forward pass.
         """
@@ -181,7 +181,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 def noting_optimizers(
     begin: Callable[..., None], noted: list[weakref.ref[torch.optim.Optimizer]]
 ) -> Callable[..., None]:
-    """``Optimizer.__init__`` or ``__setstate__``, which notes its optimizer as well, each once."""
+    """Returns ``Optimizer.__init__`` or ``__setstate__`` as a function that also notes its optimizer, each once."""
 
     def begin_and_note(optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
         begin(optimizer, *args, **kwargs)
@@ -192,5 +192,5 @@ def noting_optimizers(
 
 
 def living_optimizers(noted: list[weakref.ref[torch.optim.Optimizer]]) -> list[torch.optim.Optimizer]:
-    """Those of the noted optimizers that somebody still holds, in the order in which they were made."""
+    """Returns the noted optimizers that still exist, in the order in which they were made."""
     return [optimizer for known in noted if (optimizer := known()) is not None]

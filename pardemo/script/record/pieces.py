@@ -28,7 +28,7 @@ def is_engine(module: torch.nn.Module) -> bool:
 
 
 class HeldPiece(NamedTuple):
-    """A piece, with what it is on this rank: values, and its gradient or None. Both as plain tensors."""
+    """A piece with its values on this rank, and its gradient or None, both as plain tensors."""
 
     piece: Piece
     value: torch.Tensor
@@ -42,7 +42,7 @@ def held_pieces(
     gradients: bool = True,
     at_hand: bool = False,
 ) -> list[HeldPiece]:
-    """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
+    """Lists all parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
 
     DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here.
 
@@ -79,7 +79,7 @@ def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterato
 
 
 def parameter_names(root: torch.nn.Module) -> Names:
-    """A model's parameters by their ids, each with all its names, without wrappers."""
+    """Returns a model's parameters by their ids, each with all its names, without wrappers."""
     names: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
         known = names.get(id(parameter), (parameter, ()))[1]

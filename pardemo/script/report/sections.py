@@ -1,4 +1,4 @@
-"""The report of a measurement: what runs, its bytes, memory and time, and what a reader would change."""
+"""Writes the report of a measurement: what ran, its bytes, memory and time, and what a reader would change."""
 
 import re
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def _running(measured: Summary) -> Section:
 
 
 def groups(kinds: Sequence[GroupKind], ranks: int, hosts: int = 1) -> list[Table]:
-    """A column for each rank, a row for its node, where there are several, and one for each kind of group."""
+    """Makes a table: a column for each rank, a row for its node, if there are several, and for each kind of group."""
     letters = [letter for kind in kinds for letter in kind.letters]
     tables = []
     for begin in range(0, ranks, IN_A_TABLE):
@@ -120,7 +120,7 @@ def _model(measured: Summary) -> list[str]:
 
 
 def parallelisms_text(measured: Summary) -> list[str]:
-    """A line for each parallelism: over which ranks, of what, and how large; groups that have the same share one."""
+    """Writes a line for each parallelism: its ranks, what it cuts, and its size; equal groups share a line."""
     of_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
     for parallelism in measured.parallelism:
         of_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)

@@ -72,7 +72,7 @@ def run_on_ranks(
     timeout_s: float,
     cluster: Cluster | None = None,
 ) -> list[Any]:
-    """What ``function(asked)`` returns on each of so many warm ranks, which have loaded what the script imports.
+    """Runs ``function(asked)`` on so many warm ranks, which have loaded what the script imports; returns the results.
 
     Args:
         text: the script's. name: what it is called in errors. journals: the folder of the ranks' logs, by which they

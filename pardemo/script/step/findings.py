@@ -52,7 +52,7 @@ def expect_together(rows: list[Row], expected: float, why: str, name: str = "", 
 
 
 def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
-    """2S(N−1)/N a step, once, whatever the number of micro-batches; for each evaluation of a closure."""
+    """Expects of DDP 2S(N−1)/N a step, whatever the number of micro-batches, for each evaluation of a closure."""
     n, m, options = len(parallelism.ranks), measured.micro_batches, parallelism.options
     total = sum(parallelism.unit_bytes.values())
     once = ring_all_reduce(total, n).sent * measured.closures
@@ -107,7 +107,7 @@ def _buckets_text(buckets: list[list[str]]) -> str:
 
 
 def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
-    """A unit of P bytes: gathered for the forward, once more for the backward where it was given back; P summed."""
+    """Expects of FSDP2 that a unit of P bytes is gathered forward, again backward if it was freed, and summed once."""
     n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, fsdp.options["gradient_bytes"]
     gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
     for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
@@ -178,7 +178,7 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
 
 
 def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
-    """3Ψ(N−1)/N for each micro-batch: gathered for the forward and for the backward, reduced once."""
+    """Expects of FSDP1 3Ψ(N−1)/N for each micro-batch: gathered forward and backward, reduced once."""
     strategy = fsdp.options["sharding_strategy"]
     n, m = len(fsdp.ranks), measured.micro_batches
     gathered = sum(fsdp.unit_bytes.values()) * (1 if strategy == "SHARD_GRAD_OP" else 2)
@@ -192,7 +192,7 @@ def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
 
 
 def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
-    """2Ψ, 2Ψ, (m + 1)Ψ, 3mΨ, all times (N−1)/N: ZeRO's own formulas, beside what DeepSpeed does."""
+    """Expects of DeepSpeed ZeRO's formulas, 2Ψ, 2Ψ, (m + 1)Ψ and 3mΨ times (N−1)/N; says what it does otherwise."""
     stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
     half = ring_half(sum(zero.unit_bytes.values()), n).sent
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"

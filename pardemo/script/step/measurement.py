@@ -60,7 +60,7 @@ def measure_launch(
     layer_s: float = 0.0,
     log: Path | None = None,
 ) -> tuple[Summary, list[RankTrace]]:
-    """As :func:`script`, of what a launcher would start; also what each rank saw, for files.
+    """Measures what a launcher would start, as :func:`script` does; also returns what each rank saw, for files.
 
     ``log``: a file for the table of all calls, which is written also of a run that failed, or was interrupted.
     """
@@ -112,7 +112,7 @@ class Pace:
 
 
 def read_pace(pace: str, cluster: str | None, between: str | None, inside: str | None) -> Pace:
-    """From the command's options.
+    """Reads the pace from the command's options.
 
     Raises:
         ValueError: neither a time nor a GPU that the planner knows; a cluster or a rate that is none.
@@ -131,7 +131,7 @@ def read_pace(pace: str, cluster: str | None, between: str | None, inside: str |
 
 
 def cluster_of(cluster: str, between: str | None, inside: str | None) -> Cluster:
-    """``2x4`` with its rates.
+    """Makes the cluster of ``2x4`` and its rates.
 
     Raises:
         ValueError: it is not nodes × ranks, or a rate is none.

@@ -27,7 +27,7 @@ ComputeTime = Callable[[int, Operation], float]
 
 @dataclass
 class Flight:
-    """A collective: when each rank was ready for it, which one was before it on the same connection, when it ends."""
+    """A collective in computed time: when each rank was ready, which one it follows on its connection, when it ends."""
 
     call: Call
     ready: dict[int, float] = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Program:
 
 
 class Memory(NamedTuple):
-    """The second step's peak: bytes, by kind, the line that reached it, and its largest tensors."""
+    """The peak of the second step: bytes, bytes by kind, the line that reached it, and its largest tensors."""
 
     peak_bytes: int
     kinds: dict[str, int]
@@ -297,7 +297,7 @@ class Summary:
     closures: int = 1  # how often a step calls the optimizer's
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's names; bytes of a step, seconds of a step."""
+        """Returns the summary for JSON, with bytes and seconds of a step."""
         left_out = ("unit_bytes", "place", "shapes", "closures", "gloo_bytes")
 
         def plain(thing: object) -> dict[str, Any]:

@@ -46,14 +46,14 @@ def _differs(path: Path, text: str) -> bool:
 
 
 def runnable_by_program(job: Job, model_name: str) -> Callable[[Layout], bool]:
-    """Whether the program that the job is planned for can run a layout, by the rules of its own files."""
+    """Returns a function that says whether the program that the job is planned for can run a layout."""
     program = _RUNS.get(job.stack.name, megatron)
     model = facts.model_of(find(model_name), job.shape, model_name)
     return lambda layout: program.why_not(job, layout, model) is None
 
 
 def why_not_by_file(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:
-    """By the file that starts each program: why it cannot run the layout, None where it can."""
+    """Returns, by the file that starts each program, why it cannot run the layout; None if it can."""
     return {program.FILE: program.why_not(job, layout, model) for program in PROGRAMS}
 
 
