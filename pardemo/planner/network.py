@@ -108,7 +108,7 @@ CASES = (
 )  # fmt: skip
 
 
-def measure_step(case: Case, steps: int = STEPS) -> float:
+def measure_step(case: Case) -> float:
     """Measures a step's seconds until its last rank is done: of several the one that other work disturbed least.
 
     Raises:
@@ -119,7 +119,7 @@ def measure_step(case: Case, steps: int = STEPS) -> float:
     forward_s = case.forward_s
     with World(case.cluster.size, cluster=case.cluster, preload=[__name__]) as world:
         rank_seconds = world.run(
-            measure_seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, steps, timeout_s=120
+            measure_seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, STEPS, timeout_s=120
         )
     return min(max(of_ranks) for of_ranks in zip(*rank_seconds, strict=True))
 
