@@ -277,7 +277,7 @@ def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():
     assert not after.keys() & {"attention", "launching kernels"}
     again = step(measured, layout.but(recompute="full")).parts
     assert again["layers as measured"] == pytest.approx(4 / 3 * 8 * 0.03)
-    assert "0.03 s" in answers.reasons(measured)["layers as measured"]
+    assert "0.03 s" in answers.constants_of_parts(measured)["layers as measured"]
 
 
 def test_links_reach_what_the_machine_says():

@@ -233,7 +233,7 @@ def test_four_of_five_kept_back_runs_lie_in_their_interval():
     known = known_ratios.ratios(told)["seconds"]
     inside = defaultdict(list)
     for one in judged:
-        names = intervals.kinds(one.run.job, one.run.layout)
+        names = intervals.kinds_of_runs(one.run.job, one.run.layout)
         found = intervals._of(known, names, one.step.seconds, False)
         inside[names[-1]].append(found.low <= one.run.seconds <= found.high)
     shares = {name: sum(of) / len(of) for name, of in inside.items() if len(of) >= 30}
@@ -304,9 +304,9 @@ def test_a_layout_is_asked_as_it_is_printed():
         Layout(tp=4, pp=2, dp=8, sharding="zero1", micro_batch=2, accumulation=16, chunks=4, sequence_parallel=True),
         Layout(dp=64, sharding="zero3", shard_group=8, accumulation=4, recompute="full"),
     ):
-        assert answers.parse(str(layout), given) == layout
+        assert answers.parse_layout(str(layout), given) == layout
     routed = Layout(dp=64, ep=8, etp=2, sharding="zero1")
-    assert answers.parse(str(routed), job()) == routed
+    assert answers.parse_layout(str(routed), job()) == routed
 
 
 def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):

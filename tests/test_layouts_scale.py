@@ -229,10 +229,10 @@ def test_what_modules_take_to_be_made_again():
 
 def test_a_module_is_said_printed_and_read_again(tmp_path):
     given = training()
-    layout = answers.parse("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
+    layout = answers.parse_layout("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
     assert layout == recomputing("mla_up_proj", "mlp")
     assert str(layout).endswith("recompute mla_up_proj+mlp")
-    assert answers.parse(str(layout), given) == layout
+    assert answers.parse_layout(str(layout), given) == layout
     path = tmp_path / "mine.csv"
     path.write_text(
         "model,gpu,gpus,sequence,micro_batch,accumulation,ep,sharding,recompute,seconds\n"
@@ -252,7 +252,7 @@ def test_a_module_is_said_printed_and_read_again(tmp_path):
 )
 def test_a_wrong_module_is_told(text, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        answers.parse(text, training())
+        answers.parse_layout(text, training())
 
 
 @pytest.mark.parametrize("module", ["moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm"])

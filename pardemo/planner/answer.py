@@ -99,7 +99,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
-    gpu_profile = profile.find(arguments.gpu, gpus)
+    gpu_profile = profile.find_profile(arguments.gpu, gpus)
     each = gpus // gpu_profile.hosts(gpus, arguments.hosts)
     share = 1.0 if gpu_profile.gpu.measured else LINK_SHARE
     machine = Machine(gpu_profile.gpu, gpus, each, gpu_profile.link(arguments.link, each), link_share=share)

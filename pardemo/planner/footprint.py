@@ -193,7 +193,7 @@ _SHARDED = {
 }
 
 
-def shares(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
+def shares_on_gpu(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
     """[storages]: the part of each storage that a rank has on its GPU.
 
     Args:

@@ -52,7 +52,7 @@ def write(path: str) -> dict[str, Any]:
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
-    profile.parse(fields)
+    profile.parse_profile(fields)
     project.write_json(path, fields)
 
 

@@ -15,7 +15,7 @@ from pardemo import compat, project
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Estimate
-from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares, timeline
+from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares_on_gpu, timeline
 from pardemo.planner.job import RankJob
 from pardemo.termination import end_with_parent
 
@@ -138,9 +138,9 @@ class Curve:
         """Returns the part of each storage that is on a rank: the same for all micro-batches of a dry run."""
         how = (tp, pp, in_flight, offload)
         if base is not self.low:
-            return shares(base, self.job.ranks, *how)
+            return shares_on_gpu(base, self.job.ranks, *how)
         if how not in self._shares:
-            self._shares[how] = shares(base, self.job.ranks, *how)
+            self._shares[how] = shares_on_gpu(base, self.job.ranks, *how)
         return self._shares[how]
 
 

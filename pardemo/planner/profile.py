@@ -72,7 +72,7 @@ def is_file(name: str) -> bool:
     return name.lower().endswith(".json") or Path(name).expanduser().is_file()
 
 
-def find(name: str, gpus: int = 1) -> GpuProfile:
+def find_profile(name: str, gpus: int = 1) -> GpuProfile:
     """Returns the GPU of that name, or the profile in that file, for so many GPUs.
 
     Raises:
@@ -80,7 +80,7 @@ def find(name: str, gpus: int = 1) -> GpuProfile:
     """
     if not is_file(name):
         return GpuProfile(hardware.gpu(name))
-    gpu_profile = load(Path(name).expanduser())
+    gpu_profile = load_profile(Path(name).expanduser())
     check_inside(gpu_profile, Path(name).name, gpus)
     return gpu_profile
 
@@ -95,7 +95,7 @@ def check_inside(gpu_profile: GpuProfile, name: str, gpus: int) -> None:
         raise ValueError(f"{name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
 
 
-def load(path: Path) -> GpuProfile:
+def load_profile(path: Path) -> GpuProfile:
     """Reads the profile in a file.
 
     Raises:
@@ -108,12 +108,12 @@ def load(path: Path) -> GpuProfile:
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from None
     try:
-        return parse(values)
+        return parse_profile(values)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def parse(values: Any) -> GpuProfile:
+def parse_profile(values: Any) -> GpuProfile:
     """Makes a profile of these fields.
 
     Raises:

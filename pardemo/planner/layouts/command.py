@@ -65,7 +65,7 @@ def _against(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 f"--against takes --gpu as a profile.json only, not {arguments.gpu!r}: its files say the GPU"
             )
-        measured = profile.load(Path(arguments.gpu).expanduser())
+        measured = profile.load_profile(Path(arguments.gpu).expanduser())
     left_out: list[str] = []
     published_runs = [run for name in arguments.against for run in _runs(Path(name), measured, left_out)]
     if measured and not any(run.job.machine.gpu is measured.gpu for run in published_runs):
@@ -115,7 +115,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --gpus: how many in all")
     config = configurations.find(arguments.model)
     shape = replace(configurations.of(config), name=Path(arguments.model).name)
-    gpu_profile = profile.find(arguments.gpu, arguments.gpus)
+    gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
     each = arguments.gpus // gpu_profile.hosts(arguments.gpus, arguments.hosts)
     between = None
     if arguments.link or not gpu_profile.between:
@@ -158,7 +158,7 @@ def assumptions_of(arguments: argparse.Namespace, job: "Job", batch: int) -> dic
     from pardemo.planner.layouts.tuning import adapter_params
 
     machine, tuning = job.machine, job.tuning
-    if arguments.link or profile.find(arguments.gpu, arguments.gpus).between is None:
+    if arguments.link or profile.find_profile(arguments.gpu, arguments.gpus).between is None:
         usual, usual_rate = hardware.usual_link(machine.gpu, min(machine.gpus, machine.host_gpus))
         rate = hardware.link(arguments.link) if arguments.link else usual_rate
         link = f"--link {arguments.link}" if arguments.link else f"{usual}, the default of --link"
@@ -187,7 +187,7 @@ def _search(arguments: argparse.Namespace) -> int:
     able = launch.runnable_by_program(job, arguments.model)
     answer = search(job, arguments.per_step or arguments.gpus, able=able)
     changed = sensitivity(answer, able)
-    given = changed, assumptions_of(arguments, job, answer.batch), answers.positions(answer, arguments.model)
+    given = changed, assumptions_of(arguments, job, answer.batch), answers.positions_warning(answer, arguments.model)
     text, values = answers.search_text(answer, *given, arguments.all), answers.search_json(answer, *given)
     return _tell(arguments, answer.best[0] if answer.best else None, values, text, corrected)
 
@@ -197,9 +197,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts.search import PlannedLayout
 
     job, corrected = _corrected(arguments)
-    planned = PlannedLayout(job, answers.parse(arguments.explain, job, arguments.per_step))
+    planned = PlannedLayout(job, answers.parse_layout(arguments.explain, job, arguments.per_step))
     assumptions = assumptions_of(arguments, job, planned.layout.batch)
-    text = f"{answers.planned(job, assumptions)}\n{answers.explained_text(planned)}"
+    text = f"{answers.describe_job(job, assumptions)}\n{answers.explained_text(planned)}"
     return _tell(arguments, planned, answers.explained_json(planned) | {"assumed": assumptions}, text, corrected)
 
 
@@ -285,5 +285,5 @@ def _write(arguments: argparse.Namespace, planned: "PlannedLayout") -> list[str]
     from pardemo.planner.layouts import answers, launch
 
     if not planned.fits:
-        raise ValueError(f"--write: {planned.layout}: {answers.fitting(planned)}")
+        raise ValueError(f"--write: {planned.layout}: {answers.describe_fit(planned)}")
     return launch.write_files(Path(arguments.write), planned.job, planned.layout, arguments.model)

@@ -61,7 +61,7 @@ class Asked:
     def __init__(self, question: Mapping[str, str], looked: Callable[[int], object] | None = None):
         folder = tempfile.mkdtemp()  # for a configuration's file, as long as this lives
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.arguments = arguments(question, Path(folder))
+        self.arguments = plan_arguments(question, Path(folder))
         model = self.arguments.model
         with _about("sequence"):  # the rest was looked at before
             self.job = command.job_of(self.arguments)
@@ -73,15 +73,15 @@ class Asked:
     def answer(self) -> dict[str, Any]:
         """Returns the command's JSON under ``json``, without what changes with an assumption, and texts for readers."""
         result, job = self.result, self.job
-        warning = answers.positions(result, self.arguments.model)
+        warning = answers.positions_warning(result, self.arguments.model)
         shown = result.best or (result.least,)
         return {
             "json": answers.search_json(result, {}, self.assumed, warning),
-            "planned": answers.planned(job, self.assumed).splitlines(),
-            "notes": answers.trust(result) if result.best else [answers.would_fit(result.least)],
+            "planned": answers.describe_job(job, self.assumed).splitlines(),
+            "notes": answers.describe_trust(result) if result.best else [answers.suggest_savings(result.least)],
             "shown": [answers.layout_json(each) for each in shown],
             "names": [str(each.layout) for each in shown],
-            "words": [in_words(each.layout) for each in shown],
+            "words": [describe_layout(each.layout) for each in shown],
             "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
             "room_bytes": room(job), "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
@@ -95,7 +95,7 @@ class Asked:
         return {"json": answers.changed_json(*pair), "line": answers.changed_line(name, *pair)}
 
 
-def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
+def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     """Converts a question to options of ``pardemo plan --search``; writes its configuration into ``folder``.
 
     Raises:
@@ -144,7 +144,7 @@ def command_line(arguments: Namespace) -> str:
     return shlex.join(words)
 
 
-def in_words(layout: Layout) -> str:
+def describe_layout(layout: Layout) -> str:
     """Describes a layout without abbreviations."""
     degrees = {
         "tensor parallel": layout.tp, "context parallel": layout.cp, "pipeline stages": layout.pp,

@@ -150,7 +150,7 @@ def _planned_layout(
     compute, how = _computed_in(fullest, data)
     weight, gradient = trained["weight"], trained["gradient"] or trained["weight"]
     program = stack(PROGRAM).but(weight=weight, gradient=gradient, state=trained["state"], logits=LOGITS[compute])
-    job = Job(asked.shape, machine(profile.find("H100", gpus), gpus, min(gpus, 8)), program, sequence)
+    job = Job(asked.shape, machine(profile.find_profile("H100", gpus), gpus, min(gpus, 8)), program, sequence)
     plan = memory(job, chosen)
     kinds = dict(plan.lines)
     kinds["activations"] *= compute / 2  # the planner's are of 16 bits

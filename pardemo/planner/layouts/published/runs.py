@@ -225,7 +225,7 @@ def _gpu(name: str, gpus: int, measured: GpuProfile | None, folder: Path) -> Gpu
     """A GPU's name, the own profile's, or a profile's file, seen from the folder of the runs."""
     if measured is not None and name == measured.gpu.name:
         return measured
-    return profile.find(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
+    return profile.find_profile(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
 
 
 def _shape(value: Cells) -> Shape:
