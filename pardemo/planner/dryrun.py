@@ -1,6 +1,6 @@
 """Makes a dry run: a training step at full size, of the real model in the real engine, without the memory.
 
->>> from pardemo.planner import RankJob, dry_run                          # doctest: +SKIP
+>>> from pardemo.planner.job import RankJob                                # doctest: +SKIP
 >>> footprint = dry_run(RankJob(Baichuan2Config.b13(), batch=8, engine="zero-2", ranks=8))   # doctest: +SKIP
 >>> footprint.peak_bytes, footprint.peak_module, footprint.lines          # doctest: +SKIP
 """
