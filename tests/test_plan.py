@@ -246,32 +246,28 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
 
 KILLED = """
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pardemo.planner import memory_curve
-memory_curve.IMPORTED = ["pardemo.planner.memory_curve"]
 if __name__ == "__main__":
-    context, parent = memory_curve.server()
-    pool = ProcessPoolExecutor(2, context, initializer=memory_curve.begin_worker, initargs=(parent,))
-    list(pool.map(time.sleep, [1, 1]))
-    print(*pool._processes, flush=True)
+    worker = memory_curve.worker()
+    worker.submit(time.sleep, 0).result()
+    print(*worker._processes, flush=True)
     time.sleep(60)
 """
 
 
-def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
+def test_a_dry_run_beside_a_page_ends_with_a_killed_kernel(tmp_path):
     script = tmp_path / "kernel.py"
     script.write_text(KILLED)
     kernel = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    pids = [int(pid) for pid in kernel.stdout.readline().split()]
-    assert len(pids) == 2
+    (pid,) = kernel.stdout.readline().split()
     kernel.kill()
     kernel.wait()
     kernel.stdout.close()
-    assert gone(pids)
+    assert gone([int(pid)])
 
 
 @pytest.mark.nightly
 def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
-    other = f"from pardemo.planner import memory_curve; memory_curve.begin_worker({os.getppid()}); print('goes on')"
+    other = f"from pardemo.planner import memory_curve; memory_curve.prepare_worker({os.getppid()}); print('goes on')"
     begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)
     assert (begun.returncode, begun.stdout) == (1, "")
