@@ -176,13 +176,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from pardemo.book.run.parameters import parameters_of
 
     if arguments.list:
-        for name, path in runner.choose(arguments.names).items():
+        for name, path in runner.choose_notebooks(arguments.names).items():
             values = ", ".join(f"{key}={value!r}" for key, value in parameters_of(path).items())
             print(f"{name:24} {values}")
         return 0
     given = {key: _value(value) for key, value in arguments.parameters}
     with ends_in_order("run"):
-        outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
+        outcomes = runner.run_notebooks(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
     print(f"report: {arguments.out or os.path.relpath(project.output_dir())}/report.html")
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
@@ -215,7 +215,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.build:
         from pardemo.peers.deepspeed import disk as deepspeed_disk
 
-        deepspeed_disk.build()
+        deepspeed_disk.build_operators()
     rows = doctor.examine()
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))

@@ -391,12 +391,12 @@ def test_zero_alone_is_deepspeeds(tmp_path, monkeypatch, sharding):
     layout = Layout(dp=16, sharding=sharding, micro_batch=2, accumulation=3)
     files = written(tmp_path, "llama3-8b", layout, "llm-foundry")
     assert next(iter(files)) == "accelerate.yaml"
-    monkeypatch.setattr(accelerate_configs, "room", lambda: 8)
-    found = accelerate_configs.read(tmp_path / "out" / "accelerate.yaml")  # checks deepspeed.json too
+    monkeypatch.setattr(accelerate_configs, "most_processes", lambda: 8)
+    found = accelerate_configs.read_config(tmp_path / "out" / "accelerate.yaml")  # checks deepspeed.json too
     assert (found["num_processes"], found["num_machines"]) == (16, 2)
     assert load_config_from_file(str(tmp_path / "out" / "accelerate.yaml")).num_processes == 16
     settings = json.loads(files["deepspeed.json"])
-    deepspeed_settings.check(settings, 16)
+    deepspeed_settings.check_settings(settings, 16)
     monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(config.dist, "get_world_size", lambda: 16)
     read = config.DeepSpeedConfig(settings)

@@ -16,7 +16,7 @@ from pardemo.planner import hardware, models
 from pardemo.planner.layouts import answers, configurations, intervals, shape
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts, megatron
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
@@ -258,8 +258,8 @@ def test_a_wrong_module_is_told(text, told):
 @pytest.mark.parametrize("module", ["moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm"])
 def test_a_module_that_a_model_does_not_have_is_refused(module):
     with pytest.raises(ValueError, match=f"to recompute {module} a model needs .*; llama has none"):
-        check(recomputing(module, ep=1), replace(SMALL, name="llama"), 64, 4096)
-    check(recomputing(module), LATENT, 64, 4096)
+        check_layout(recomputing(module, ep=1), replace(SMALL, name="llama"), 64, 4096)
+    check_layout(recomputing(module), LATENT, 64, 4096)
 
 
 def test_what_programs_do_not_recompute_is_refused():

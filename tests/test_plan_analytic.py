@@ -243,7 +243,7 @@ PLAIN = ["llama3.1-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "
 def test_a_configuration_on_disk_is_read_without_transformers(name, tmp_path):
     config = models.find(name)
     config.save_pretrained(tmp_path)
-    read = configurations.find(str(tmp_path))
+    read = configurations.find_configuration(str(tmp_path))
     assert isinstance(read, SimpleNamespace)
     assert configurations.of(read) == configurations.of(config)
 
@@ -299,9 +299,11 @@ def test_a_model_with_state_spaces_is_refused():
 
 def test_what_a_configuration_does_not_say_itself_is_transformers_to_read(tmp_path):
     models.find("gemma3-1b").save_pretrained(tmp_path)
-    assert not isinstance(configurations.find(str(tmp_path)), SimpleNamespace)
+    assert not isinstance(configurations.find_configuration(str(tmp_path)), SimpleNamespace)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
-    assert not isinstance(configurations.find(str(tmp_path)), SimpleNamespace), "Transformers has the rest"
+    assert not isinstance(configurations.find_configuration(str(tmp_path)), SimpleNamespace), (
+        "Transformers has the rest"
+    )
 
 
 def test_weights_in_few_bits_that_a_configuration_names_are_told(tmp_path, capsys):

@@ -89,7 +89,7 @@ def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
     alone = files.deepspeed_configuration(asked, row(), BASE)
     assert alone[precision]["enabled"] is True
     assert alone[precision].get("loss_scale") == (0 if precision == "fp16" else None)  # 0 is dynamic
-    deepspeed_settings.check(alone, 4, on_cpu=False)
+    deepspeed_settings.check_settings(alone, 4, on_cpu=False)
 
 
 @pytest.mark.parametrize("changes", [{"tp": 2}, {"pp": 2}])
@@ -172,7 +172,7 @@ def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monk
 
     settings = json.loads((out / "ds_config.json").read_text())
     assert settings["train_batch_size"] == 128
-    deepspeed_settings.check(settings, 4, on_cpu=False)
+    deepspeed_settings.check_settings(settings, 4, on_cpu=False)
     loaded = load_config_from_file(str(out / "accelerate.yaml"))
     assert (loaded.num_processes, loaded.num_machines) == (4, 2)
     assert (out / "hostfile").read_text() == "host0 slots=2\nhost1 slots=2\n"

@@ -62,7 +62,7 @@ def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tm
     )  # fmt: skip
     (row,) = dry_rows(request)
     blocks = dry_run_comparison.blocks_of_row(request, row, row.memory)
-    files.write(tmp_path / "plan.pickle", blocks)
+    files.write_snapshot(tmp_path / "plan.pickle", blocks)
     written = (tmp_path / "plan.pickle").read_bytes()
     most, kinds = replayed(pickle.loads(written))
     assert most == round(row.peak_bytes)

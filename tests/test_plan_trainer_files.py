@@ -264,13 +264,15 @@ def test_each_program_reads_what_is_written_for_it(model, tmp_path, monkeypatch,
     precision = "fp16" if gpu == "V100" else "bf16"
     asked = request(model, gpus=16, hosts=2, gpu=gpu, job={"precision": precision})
     folder = written(tmp_path / "out", asked, planned(engine, offload, checkpointing), based(model))
-    monkeypatch.setattr(config_files, "room", lambda: 8)
+    monkeypatch.setattr(config_files, "most_processes", lambda: 8)
     monkeypatch.setattr(config_files, "_check_precision", lambda settings: None)  # fp16 is refused on a CPU
-    monkeypatch.setattr(deepspeed_settings, "check", functools.partial(on_gpus, deepspeed_settings.check))
+    monkeypatch.setattr(
+        deepspeed_settings, "check_settings", functools.partial(on_gpus, deepspeed_settings.check_settings)
+    )
     [config] = folder.glob("accelerate*.yaml")
     read = load_config_from_file(str(config))
     assert (read.num_processes, read.num_machines, read.main_process_port) == (16, 2, 29500)
-    found = config_files.read(config)
+    found = config_files.read_config(config)
     launched = config_files.environment(config)
     settings = json.loads((folder / "ds_config.json").read_text()) if engine != "fsdp2" else None
     if settings is None:

@@ -366,7 +366,7 @@ def test_resume_runs_again_where_what_a_notebook_reads_of_others_has_changed(col
 
     def rerun(*names):
         executed.clear()
-        runner.run(names, out=out, resume=True, say=lambda *a, **k: None)
+        runner.run_notebooks(names, out=out, resume=True, say=lambda *a, **k: None)
         return executed
 
     monkeypatch.setattr(runner, "_execute", execute)
@@ -472,7 +472,7 @@ WAITS = (
 def test_two_runs_do_not_write_to_one_folder(collection, tmp_path, capsys):
     root = collection("01_waits", WAITS.format(folder=tmp_path))
     collection("02_other", "1")
-    first = threading.Thread(target=runner.run, args=(["01"], None, root / "out"))
+    first = threading.Thread(target=runner.run_notebooks, args=(["01"], None, root / "out"))
     first.start()
     until = time.monotonic() + 120
     while not (tmp_path / "begun").exists():

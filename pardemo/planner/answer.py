@@ -67,7 +67,7 @@ def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
         if snapshot_file:
             from pardemo.meters import snapshot
 
-            snapshot.write(snapshot_file, dry_run_comparison.blocks_of_row(request, best, dry.run))
+            snapshot.write_snapshot(snapshot_file, dry_run_comparison.blocks_of_row(request, best, dry.run))
     not_planned = _not_planned(arguments)
     if arguments.json:
         more = {"written": written, "snapshot": arguments.snapshot, "not_planned": not_planned}
@@ -110,7 +110,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
 
         config: Any = models.find(name)
     else:
-        config = configurations.find(name)
+        config = configurations.find_configuration(name)
     if (shape := configurations.of(config)).hybrid:
         raise ValueError(
             f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"

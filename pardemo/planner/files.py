@@ -70,7 +70,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
 
     Raises:
         OSError: the folder cannot be written.
-        ValueError: see :func:`check`; or no module of the model has a name that LoRA was asked for.
+        ValueError: see :func:`refuse_unwritable`; or no module of the model has a name that LoRA was asked for.
     """
     refuse_unwritable(request, base)
     job, hosts, each = request.job, request.machine.hosts, request.machine.host_gpus

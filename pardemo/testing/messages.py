@@ -96,7 +96,7 @@ class NotPassed(Exception):
 
 
 def execute(context: RankContext, task: bytes) -> str | None:
-    """Calls :func:`pardemo.testing.on_rank.run`, which is imported on the rank only."""
-    from pardemo.testing.on_rank import run
+    """Calls :func:`pardemo.testing.on_rank.run_test`, which is imported on the rank only."""
+    from pardemo.testing.on_rank import run_test
 
-    return run(context, task)
+    return run_test(context, task)

@@ -34,7 +34,7 @@ _left: list[Fixtures] = []  # of a test that failed: were they freed, generators
 OURS = os.path.join(project.PACKAGE, "testing", "")
 
 
-def run(context: RankContext, packed: bytes) -> str | None:
+def run_test(context: RankContext, packed: bytes) -> str | None:
     """Runs a test; returns the type of what it returned where that is not None, for pytest's warning.
 
     Raises:

@@ -126,7 +126,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     from pardemo.testing import runner
 
-    runner.run(pyfuncitem, place)
+    runner.run_on_ranks(pyfuncitem, place)
     return True
 
 

@@ -90,7 +90,7 @@ def of_time(runs: Sequence[ReportedRun]) -> Stack:
 
 def of_plain(found: Stack) -> Stack:
     """The same with as many passes through memory as LLaMA-7B's runs at stages 2 and 3 tell, each the smallest one."""
-    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(configurations.find("llama2-7b"))
+    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(configurations.find_configuration("llama2-7b"))
     rows = [(stage, next(run for run in runs if run[0] == "none")) for (stage, _), runs in A800.items()]
 
     def missed(one: Stack) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from pardemo.planner.estimate import RESERVE
 from pardemo.planner.layouts.intervals import beyond_measured, measured_hosts, of_bytes
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check, recomputation
+from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
 from pardemo.planner.layouts.micro_batch import PARTS
 from pardemo.planner.layouts.published.against import ACROSS, why_not
@@ -53,7 +53,7 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
     if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
         layout = layout.but(accumulation=batch // each if divides else layout.pp)
     # first: it may be a wrong degree that does not divide
-    check(layout, job.shape, job.machine.gpus, job.sequence, job.stack.ends_as_layers)
+    check_layout(layout, job.shape, job.machine.gpus, job.sequence, job.stack.ends_as_layers)
     if not divides:
         raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
     if batch and layout.batch != batch:
@@ -265,7 +265,7 @@ def positions_warning(answer: SearchResult, model_name: str) -> str | None:
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.launch import facts
 
-    model = facts.model_of(configurations.find(model_name), answer.job.shape, model_name)
+    model = facts.model_of(configurations.find_configuration(model_name), answer.job.shape, model_name)
     if model.positions != "other":
         return None
     warning = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "

@@ -113,7 +113,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --model: a name, a folder or a config.json")
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
-    config = configurations.find(arguments.model)
+    config = configurations.find_configuration(arguments.model)
     shape = replace(configurations.of(config), name=Path(arguments.model).name)
     gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
     each = arguments.gpus // gpu_profile.hosts(arguments.gpus, arguments.hosts)
@@ -211,7 +211,7 @@ def _tell(
     if file and best:
         from pardemo.meters import snapshot
 
-        snapshot.write(file, snapshot.of_sums(best.memory.lines, f"the fullest stage, {best.memory.stage}"))
+        snapshot.write_snapshot(file, snapshot.of_sums(best.memory.lines, f"the fullest stage, {best.memory.stage}"))
     money = money_per_billion(arguments, best.step) if best else None
     if arguments.json:
         more = {"written": written, "snapshot": arguments.snapshot if best else None, "measured": corrected or None}

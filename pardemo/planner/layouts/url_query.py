@@ -123,7 +123,7 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     with _about("precision"):
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
-        config = configurations.find(model)
+        config = configurations.find_configuration(model)
         command.tuning_of(asked["target"], rank, config, configurations.of(config))
     words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(

@@ -52,7 +52,7 @@ def write_report(folder: Path, measured: Summary, seen: Sequence[RankTrace], scr
         project.write_atomically(folder / name, functools.partial(Path.write_text, data=content, encoding="utf-8"))
 
     for trace in seen:
-        snapshot.write(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
+        snapshot.write_snapshot(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
     rows = [row | {"ranks": " ".join(map(str, row["ranks"]))} for row in measured.as_json()["collectives"]]
     journal.write_table(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 

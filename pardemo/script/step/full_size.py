@@ -60,7 +60,7 @@ def full_size_question(
         return None
     from pardemo.planner.layouts import configurations
 
-    return Question(model, configurations.of(configurations.find(model)), gpus, sequence, micro_batch)
+    return Question(model, configurations.of(configurations.find_configuration(model)), gpus, sequence, micro_batch)
 
 
 def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _planned_layout(
     samples, sequence = tokens(asked, seen, chosen.cp)
     chosen = chosen.but(micro_batch=samples, recompute=recomputed(trained))
     gpus = asked.gpus or measured.ranks
-    layout.check(chosen, asked.shape, gpus, sequence)
+    layout.check_layout(chosen, asked.shape, gpus, sequence)
     compute, how = _computed_in(fullest, data)
     weight, gradient = trained["weight"], trained["gradient"] or trained["weight"]
     program = stack(PROGRAM).but(weight=weight, gradient=gradient, state=trained["state"], logits=LOGITS[compute])

@@ -67,7 +67,7 @@ def chapters(rows: list[dict]) -> str:
     for name, path in project.notebooks().items():
         question = json.loads(path.read_text(encoding="utf-8"))["metadata"]["pardemo"]["question"]
         at = f"outputs/reference/{name}"
-        lines.append(f"| [{name[:2]} {pages.title(path.parent, name)}]({at}.ipynb) | {question} |")
+        lines.append(f"| [{name[:2]} {pages.notebook_title(path.parent, name)}]({at}.ipynb) | {question} |")
     return "\n".join(lines) + "\n"
 
 

@@ -32,12 +32,12 @@ def _command(arguments: argparse.Namespace) -> int:
 
     def find_pyodide() -> Path | None:
         try:
-            return pyodide.folder(given)
+            return pyodide.pyodide_folder(given)
         except pyodide.NoPyodideError as error:
             why.append(str(error))
             return None
 
-    first = site.build(folder, out, find_pyodide)
+    first = site.build_site(folder, out, find_pyodide)
     print(f"site: {os.path.relpath(first)}")
     for line in why:
         print(f"its page that plans is without Python: {line}; --pyodide DIR names a folder that has it")

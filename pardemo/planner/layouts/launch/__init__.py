@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pardemo import project
-from pardemo.planner.layouts.configurations import find
+from pardemo.planner.layouts.configurations import find_configuration
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, torchtitan, zero
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 
 PROGRAMS = (megatron, torchtitan, nanotron, zero)
 #: Which of them runs what was planned with a stack's constants; Megatron-LM where it is none of these.
@@ -48,7 +48,7 @@ def _differs(path: Path, text: str) -> bool:
 def runnable_by_program(job: Job, model_name: str) -> Callable[[Layout], bool]:
     """Returns a function that says whether the program that the job is planned for can run a layout."""
     program = _RUNS.get(job.stack.name, megatron)
-    model = facts.model_of(find(model_name), job.shape, model_name)
+    model = facts.model_of(find_configuration(model_name), job.shape, model_name)
     return lambda layout: program.why_not(job, layout, model) is None
 
 
@@ -66,14 +66,14 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     machine, shape = job.machine, job.shape
     if shape.hybrid or (shape.experts and shape.experts.latent):
         raise ValueError(f"--write: files are written for layers of attention and an MLP; {shape.name} has others")
-    check(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
+    check_layout(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
     if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:
         raise ValueError(
             f"{machine.gpus} GPUs do not fill hosts of {machine.host_gpus}; launchers start as many on each"
         )
     path = Path(model_name)
     name = path.absolute().parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-    model = facts.model_of(find(model_name), job.shape, name)
+    model = facts.model_of(find_configuration(model_name), job.shape, name)
     why = why_not_by_file(job, layout, model)
     able = [program for program in PROGRAMS if why[program.FILE] is None]
     if not able:

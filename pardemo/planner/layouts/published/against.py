@@ -9,7 +9,7 @@ from typing import Any
 from pardemo import project
 from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.published.published import load, program
 from pardemo.planner.layouts.published.runs import PublishedRun
@@ -75,7 +75,7 @@ def room(job: Job) -> float:
 def why_not(job: Job, layout: Layout) -> str:
     """Says why a layout cannot have run: an impossible cut, or a stage that is left with nothing; "" where it can."""
     try:
-        check(layout, job.shape, layout.gpus, job.sequence, job.stack.ends_as_layers)
+        check_layout(layout, job.shape, layout.gpus, job.sequence, job.stack.ends_as_layers)
     except ValueError as error:
         return str(error)
     if idle := idle_stages(job, layout):

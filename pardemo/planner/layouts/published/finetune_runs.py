@@ -91,7 +91,7 @@ def _run(cells: dict[str, str]) -> ReportedRun:
 
 def _shape(cells: dict[str, str]) -> Shape:
     if not cells["layers"]:
-        return replace(of(configurations.find(cells["model"])), name=cells["model"])
+        return replace(of(configurations.find_configuration(cells["model"])), name=cells["model"])
     layers, hidden, heads, groups, middle, words, head = (
         int(cells[name] or 0) for name in ("layers", "hidden", "heads", "groups", "middle", "vocabulary", "head")
     )
