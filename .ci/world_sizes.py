@@ -39,7 +39,7 @@ def run(
     for size in sizes:
         parameters = {"world_size": size}
         results, fit = {}, []
-        for name, path in runner.choose(names).items():
+        for name, path in runner.choose_notebooks(names).items():
             if missing and rows.get((name, size), {}).get("result") == "held":
                 continue
             try:
@@ -49,8 +49,8 @@ def run(
                 results[name] = f"refused: {error}"
         folder = work / str(size)
         if fit:
-            runner.run(fit, parameters, folder, resume=True)
-        ended = endings.read(folder)
+            runner.run_notebooks(fit, parameters, folder, resume=True)
+        ended = endings.read_endings(folder)
         results |= {name: _result(ended[name]) for name in fit}
         for name, result in results.items():
             rows[name, size] = {"notebook": name, "world_size": str(size), "result": result}

@@ -119,13 +119,13 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="print rows as JSON")
     show.set_defaults(action=_claims)
 
-    report_command.add(commands)
-    site_command.add(commands)
+    report_command.add_report(commands)
+    site_command.add_site(commands)
 
     for name, what in OF_A_CHECKOUT.items():
         commands.add_parser(name, help=what)
 
-    finetune.add(commands)
+    finetune.add_fine_tune(commands)
 
     doctor = commands.add_parser("doctor", help="what this machine has, and which notebooks it can run at which size")
     doctor.add_argument("--json", action="store_true", help="print rows as JSON")
@@ -134,8 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--ranks", type=int, default=1, metavar="N", help="the ranks that it is for (1)")
     doctor.set_defaults(action=_doctor)
 
-    headlines.add(commands)
-    planner.add(commands)
+    headlines.add_data(commands)
+    planner.add_plan(commands)
     script_command.add_measure(commands)
     script_command.add_prove(commands)
     parser.epilog = commands.in_groups()
@@ -176,13 +176,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from pardemo.book.run.parameters import parameters_of
 
     if arguments.list:
-        for name, path in runner.choose(arguments.names).items():
+        for name, path in runner.choose_notebooks(arguments.names).items():
             values = ", ".join(f"{key}={value!r}" for key, value in parameters_of(path).items())
             print(f"{name:24} {values}")
         return 0
     given = {key: _value(value) for key, value in arguments.parameters}
     with ends_in_order("run"):
-        outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
+        outcomes = runner.run_notebooks(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
     print(f"report: {arguments.out or os.path.relpath(project.output_dir())}/report.html")
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
@@ -215,7 +215,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.build:
         from pardemo.peers.deepspeed import disk as deepspeed_disk
 
-        deepspeed_disk.build()
+        deepspeed_disk.build_operators()
     rows = doctor.examine()
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))

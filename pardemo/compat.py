@@ -10,7 +10,6 @@ Where a library no longer has a name, :class:`PrivateNameGone` says which, and w
 asks for all of them.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module, metadata
@@ -341,16 +340,3 @@ def engine_replaced(around: Callable[..., Any]) -> tuple[Any, str, Engine]:
     engine = NAMES["execution_engine"]
     owner, _, name = engine.path.rpartition(".")
     return resolve(Private(owner, engine.why)), name, Engine(resolve(engine), around)  # which may be another's already
-
-
-def forkserver_pid() -> int:
-    """The process that multiprocessing's workers are forked from, once it runs."""
-    return _named("forkserver")._forkserver_pid
-
-
-def let_go_of_forkserver() -> None:
-    """Closes this process's end of the pipe that keeps the server alive."""
-    server = _named("forkserver")
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None

@@ -78,7 +78,6 @@ NAMES = {
     "MultiCapture": Private("_pytest.capture.MultiCapture", "capsys on ranks"),
     "SysCapture": Private("_pytest.capture.SysCapture", "capsys on ranks"),
     # --- Python
-    "forkserver": Private("multiprocessing.forkserver._forkserver", "the planner's workers end with it"),
     "finalizers": Private("weakref.finalize._registry", "a forked process does not end its parent's things"),
     "run_exit_functions": Private("atexit._run_exitfuncs", "a forked process ends by os._exit"),
     "end_threads": Private("threading._shutdown", "a forked process ends by os._exit"),

@@ -1,11 +1,9 @@
 """A plan's rows, and small jobs, with the memory that dry runs of their engines take."""
 
-from dataclasses import replace
-
-from pardemo.planner import checked, hardware, models, table
+from pardemo.planner import dry_run_comparison, hardware, models, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import Footprint
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.job import Job, fine_tune
@@ -22,8 +20,9 @@ def dry_rows(request):
     """A row of each engine, way of checkpointing, offload and micro-batch that is asked for."""
     rows = []
     for row in table.plan(request).rows:
-        run = checked.compare_with_dry_run(request, row).run
-        rows.append(replace(row, memory=run, fits=run.peak_bytes <= request.cluster.most_bytes))
+        run = dry_run_comparison.compare_with_dry_run(request, row).run
+        vars(row)["memory"] = run
+        rows.append(row)
     return rows
 
 
@@ -39,11 +38,10 @@ def planned_and_run(
     """A model of ``layers``, two samples of 1,024 tokens, twice a step: the job as it is planned, and its dry run."""
     config = models.find(name)
     config.num_hidden_layers = layers or MODELS[name]
-    target = usual_target(config.model_type) or ()
-    adapter = Adapter(8, target) if lora else None
-    job = RankJob(config, 2, 1024, adapter, again, engine, ranks, accumulation=2, clipping=1.0)
+    tuning = Tuning(8, usual_target(config.model_type) or ()) if lora else Tuning()
+    job = RankJob(config, 2, 1024, tuning, again, engine, ranks, accumulation=2, clipping=1.0)
     planned, layout = fine_tune(
-        configurations.of(config), Machine(hardware.gpu("A100-80GB"), ranks), Tuning(8, target) if lora else Tuning(),
+        configurations.of(config), Machine(hardware.gpu("A100-80GB"), ranks), tuning,
         engine, ranks, 2, 1024,
         checkpointing=again, accumulation=2,
     )  # fmt: skip

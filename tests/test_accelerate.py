@@ -175,7 +175,7 @@ def test_two_replicas_in_shards_train_as_one_process(tmp_path):
 # --- configuration files ----------------------------------------------------------------------------------------------
 
 FSDP2 = Configuration("fsdp2", 2).config()
-ROOM = accelerate_configs.room()
+ROOM = accelerate_configs.most_processes()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_deepspeeds_own_file_is_checked_too(changes, message, tmp_path):
     path = configuration.write(tmp_path)
     (tmp_path / "zero2-2.json").write_text(json.dumps(configuration.deepspeed() | changes))
     with refused(message) as error:
-        accelerate_configs.read(path)
+        accelerate_configs.read_config(path)
     assert "zero2-2.yaml: " in str(error.value)
 
 
@@ -236,9 +236,9 @@ def test_files_that_are_no_configurations(tmp_path):
     for text, message in (("a: [", "is not YAML"), ("- 1", "a configuration has keys and values")):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ValueError, match=message):
-            accelerate_configs.read(tmp_path / "x.yaml")
+            accelerate_configs.read_config(tmp_path / "x.yaml")
     with pytest.raises(FileNotFoundError):
-        accelerate_configs.read(tmp_path / "none.yaml")
+        accelerate_configs.read_config(tmp_path / "none.yaml")
 
 
 def test_what_is_written_accelerate_reads(tmp_path):
@@ -252,7 +252,7 @@ def test_what_is_written_accelerate_reads(tmp_path):
         Configuration("fsdp2", 4, replicas=2),
     ]:
         path = configuration.write(tmp_path)
-        assert accelerate_configs.read(path) == configuration.config()
+        assert accelerate_configs.read_config(path) == configuration.config()
         assert load_config_from_file(str(path)).num_processes == configuration.processes
 
 

@@ -444,7 +444,7 @@ def test_many_cases_fold_and_hostile_text_stays_text(declared):
 def test_what_a_chapter_declares_is_what_it_books(name):
     """Every id in the notebook has its declaration, and every declaration its place."""
     source = "\n".join(c.source for c in nbformat.read(project.notebooks()[name], 4).cells if c.cell_type == "code")
-    declared = declarations.read(declared_in(project.chapter_name(name)))
+    declared = declarations.read_declarations(declared_in(project.chapter_name(name)))
     if "claim(" not in source and not declared:
         pytest.skip("not yet declared as data")
     own = f"{project.chapter_name(name)}."
@@ -455,5 +455,5 @@ def test_what_a_chapter_declares_is_what_it_books(name):
 
 def test_each_claim_is_declared_by_one_chapter():
     """Booked by two, the rows of one would be taken for cases of the other's."""
-    where = Counter(id for name in CHAPTERS for id in declarations.read(declared_in(name)) if "." in id)
+    where = Counter(id for name in CHAPTERS for id in declarations.read_declarations(declared_in(name)) if "." in id)
     assert [id for id, chapters in where.items() if chapters > 1] == []

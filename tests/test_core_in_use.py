@@ -14,13 +14,13 @@ from torch import nn
 
 from pardemo import World
 from pardemo.collectives.links import Link
-from pardemo.collectives.outcome import same_outcome
 from pardemo.draw import charts
-from pardemo.low_precision.rounding import to_bf16_by_chance
+from pardemo.low_precision.formats import to_bf16_by_chance
 from pardemo.meters import CallMeter
 from pardemo.meters.timeline import Span
 from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
 from pardemo.zero import Zero1, Zero2, Zero3
+from pardemo.zero.checks import same_outcome
 from pardemo.zero.zero_r import HostStore, partitioned_checkpoint
 
 SGD = partial(torch.optim.SGD, lr=0.1)

@@ -4,7 +4,7 @@ import pytest
 from conftest import refused
 
 from pardemo.peers.deepspeed.engine import ALWAYS_SHARDED, zero_settings
-from pardemo.peers.deepspeed.settings import check
+from pardemo.peers.deepspeed.settings import check_settings
 
 BASE = {"train_micro_batch_size_per_gpu": 2}
 
@@ -50,12 +50,12 @@ BASE = {"train_micro_batch_size_per_gpu": 2}
 )
 def test_wrong_settings_are_named(settings, message):
     with refused(message):
-        check(BASE | settings, world_size=4)
+        check_settings(BASE | settings, world_size=4)
 
 
 def test_no_batch_size_at_all():
     with pytest.raises(ValueError, match="has to be given"):
-        check({"zero_optimization": {"stage": 1}}, 2)
+        check_settings({"zero_optimization": {"stage": 1}}, 2)
 
 
 OFFLOAD = {"device": "cpu", "pin_memory": "auto"}
@@ -78,8 +78,8 @@ OFFLOAD = {"device": "cpu", "pin_memory": "auto"}
     ],
 )
 def test_right_settings_pass(settings):
-    check(BASE | settings, 4)
+    check_settings(BASE | settings, 4)
 
 
 def test_fp16_passes_on_a_gpu():
-    check(BASE | {"fp16": {"enabled": True}}, 4, on_cpu=False)
+    check_settings(BASE | {"fp16": {"enabled": True}}, 4, on_cpu=False)

@@ -28,7 +28,7 @@ def test_saved_with_alternative_text(out):
     shown, metadata = picture._repr_mimebundle_()
     assert metadata == {"image/png": {"alt": "A line and 2 × 2 points.", "file": "01_test.svg"}}
     assert picture.svg == file.read_text(), "which a page shows"
-    assert pictures.read(file.read_text()) == pictures.Saved("A line and 2 × 2 points.", 880, 440, 501, "")
+    assert pictures.read_picture(file.read_text()) == pictures.Saved("A line and 2 × 2 points.", 880, 440, 501, "")
     with Image.open(io.BytesIO(shown["image/png"])) as image:
         assert image.info["Description"] == "A line and 2 × 2 points."
         assert image.size == (880, 440)
@@ -49,7 +49,7 @@ def test_a_picture_is_svg_of_words_and_the_same_each_time(tmp_path):
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert 'bytes "sent" < S' in words
     assert "<style" not in texts[0], "it would reach the whole page"
-    own = pictures.read(texts[0])
+    own = pictures.read_picture(texts[0])
     assert own.least == 360, "at 360 of 440 pixels the smallest words, of 8 points, are 10 pixels high"
 
 
@@ -71,13 +71,13 @@ def test_every_committed_picture_is_whole():
     assert files
     for file in files:
         ElementTree.parse(file)
-        assert pictures.read(file.read_text()).alt
+        assert pictures.read_picture(file.read_text()).alt
 
 
 @pytest.mark.parametrize("text", ["", "<svg width='1'>", "<svg></svg>", "<svg width='x' data-least='1'></svg>", "PNG"])
 def test_what_is_no_picture_of_ours_is_said_to_be_none(text):
     with pytest.raises(ValueError, match=r"picture.*pardemo's"):
-        pictures.read(text)
+        pictures.read_picture(text)
 
 
 def test_a_picture_may_be_a_png(tmp_path):

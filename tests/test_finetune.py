@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_from(job, copied, tmp_path, 
         (other / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     different = changed(job, copied, DROPOUT, *(change.format(other=other) for change in changes))
     with pytest.raises(ValueError, match=message):  # by every rank, and before any rank starts
-        checkpoints.choose(copied, different, True, False)
+        checkpoints.choose_checkpoint(copied, different, True, False)
     with pytest.raises(ValueError, match=message):
         launch(different, resume=True)
 
@@ -278,9 +278,9 @@ def test_a_change_that_is_named_is_gone_on_with(ranks, job, whole, tmp_path):
     assert rates == cosine(STEPS + 2, 4), "the schedule ends where the run does"
     assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["lora_alpha"] == 64
     with pytest.raises(ValueError, match=r"--allow.*train.learning_rate.*lora.lora_alpha"):
-        checkpoints.choose(folder, job, True, False, ["train.learning_rate"])
+        checkpoints.choose_checkpoint(folder, job, True, False, ["train.learning_rate"])
     with pytest.raises(ValueError, match="it goes with --resume"):
-        checkpoints.choose(folder, job, False, True, ["lora.lora_alpha"])
+        checkpoints.choose_checkpoint(folder, job, False, True, ["lora.lora_alpha"])
 
 
 def test_a_run_with_the_keys_of_before_is_gone_on_with(job, copied):
@@ -289,10 +289,10 @@ def test_a_run_with_the_keys_of_before_is_gone_on_with(job, copied):
     values = {before.get(name, name): value for name, value in about["run"].items()} | {"train.precision": "fp32"}
     del values["train.bf16"], values["train.fp16"]
     signed_folders.sign(checkpoint, **{**about, "run": values})
-    assert checkpoints.choose(copied, changed(job, copied, DROPOUT), True, False)[0] == checkpoint
+    assert checkpoints.choose_checkpoint(copied, changed(job, copied, DROPOUT), True, False)[0] == checkpoint
     other = changed(job, copied, DROPOUT, "train.bf16=true", "train.lr_scheduler_type=linear")
     with pytest.raises(ValueError, match=r"train.lr_scheduler_type cosine.*train.bf16 False, this run has True"):
-        checkpoints.choose(copied, other, True, False)
+        checkpoints.choose_checkpoint(copied, other, True, False)
 
 
 def test_patience_is_resumed_too(ranks, job, tmp_path):
@@ -356,10 +356,10 @@ def test_what_to_keep(tmp_path):
         (tmp_path / f"checkpoint-{number}").mkdir()
         if number != 4:  # never finished
             signed_folders.sign(tmp_path / f"checkpoint-{number}", step=number)
-    checkpoints.keep(tmp_path, None)
+    checkpoints.remove_oldest(tmp_path, None)
     assert left() == ["checkpoint-8", "checkpoint-6", "checkpoint-2"]
     (tmp_path / "checkpoint-8" / "of somebody else").touch()
-    checkpoints.keep(tmp_path, 1)
+    checkpoints.remove_oldest(tmp_path, 1)
     assert left() == ["checkpoint-8", "checkpoint-6"], "what cannot be read is neither counted nor removed"
 
 

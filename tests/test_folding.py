@@ -46,7 +46,7 @@ def test_a_page_folds_what_the_notebook_folds(tmp_path):
     notebook.cells[2].metadata["jupyter"] = {"source_hidden": True}  # the claim, as on a page of the book
     nbformat.write(notebook, tmp_path / "01_a.ipynb")
     chapter = {"name": "01_a", "number": "01", "title": "A", "page": "01_a.html"}
-    text = pages.write(tmp_path, "01_a", [chapter], tmp_path).read_text()
+    text = pages.write_page(tmp_path, "01_a", [chapter], tmp_path).read_text()
     assert text.count('<details class="source">') == 2
     assert "<summary>imports</summary>" in text
     assert "<summary>how this was claimed</summary>" in text

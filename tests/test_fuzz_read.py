@@ -159,7 +159,7 @@ FSDP = {
 
 @pytest.mark.parametrize("plain", [ACCELERATE, FSDP], ids=["deepspeed", "fsdp"])
 def test_accelerate_configurations(tmp_path, plain):
-    fuzz(tmp_path / "accelerate.yaml", as_yaml(plain), config_files.read, plain, as_yaml)
+    fuzz(tmp_path / "accelerate.yaml", as_yaml(plain), config_files.read_config, plain, as_yaml)
 
 
 def test_data_files(tmp_path):

@@ -31,7 +31,7 @@ def page(chromium, tmp_path):
     opened = context.new_page()
     opened.errors = []
     opened.on("pageerror", lambda error: opened.errors.append(str(error)))
-    opened.goto(pages.write(tmp_path, "01_a", [chapter], tmp_path).as_uri())
+    opened.goto(pages.write_page(tmp_path, "01_a", [chapter], tmp_path).as_uri())
     yield opened
     assert opened.errors == []
     context.close()

@@ -217,7 +217,7 @@ def logs(tmp_path, *calls, ended=()):
         counts[rank] += 1
     for rank in ended:
         journals[rank].ends("end")
-    return journal.read(tmp_path)
+    return journal.read_logs(tmp_path)
 
 
 def test_who_is_stuck(tmp_path):
@@ -268,7 +268,7 @@ def test_a_root_that_scatters_has_more_than_the_others(tmp_path):
         own.begins(0, "scatter", (0, 1), 0, "0", nbytes, (nbytes // 8,), "float64", "a.py:1", "", "", 0, 0.0)
         own.over(0, 0.5)
         own.ends("end")
-    assert standstill.standstill_of(journal.read(tmp_path), 10.0).first is None
+    assert standstill.standstill_of(journal.read_logs(tmp_path), 10.0).first is None
 
 
 def test_branches_that_call_from_lines_of_their_own_do_not_part(tmp_path):

@@ -16,7 +16,7 @@ from pardemo.planner.job import RankJob as DryJob
 from pardemo.planner.layouts import answers, configurations, stacks
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import in_flight, memory
 from pardemo.planner.layouts.search import layouts, search
@@ -99,7 +99,7 @@ def test_layers_that_are_not_attention_are_refused(kind, told):
 )
 def test_an_impossible_layout_is_one_line(layout, what, told):
     with pytest.raises(ValueError, match=told) as error:
-        check(layout, what, 8, 4096)
+        check_layout(layout, what, 8, 4096)
     assert "\n" not in str(error.value)
 
 
@@ -277,7 +277,7 @@ def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():
     assert not after.keys() & {"attention", "launching kernels"}
     again = step(measured, layout.but(recompute="full")).parts
     assert again["layers as measured"] == pytest.approx(4 / 3 * 8 * 0.03)
-    assert "0.03 s" in answers.reasons(measured)["layers as measured"]
+    assert "0.03 s" in answers.constants_of_parts(measured)["layers as measured"]
 
 
 def test_links_reach_what_the_machine_says():
@@ -292,7 +292,9 @@ def test_links_reach_what_the_machine_says():
 
 @pytest.mark.parametrize("name", configurations.MODELS)
 def test_a_model_that_needs_no_file_is_the_same_without_transformers(name):
-    config, plain = models.find(name), configurations.find(name)
+    config, plain = models.find(name), configurations.find_configuration(name)
     assert type(plain) is not type(config)
     assert configurations.of(plain) == configurations.of(config)
-    assert facts.of(plain, configurations.of(plain), name) == facts.of(config, configurations.of(config), name)
+    assert facts.model_of(plain, configurations.of(plain), name) == facts.model_of(
+        config, configurations.of(config), name
+    )

@@ -15,7 +15,7 @@ from pardemo.cli import main
 from pardemo.planner import hardware
 from pardemo.planner.layouts import answers, configurations, intervals, launch, stacks
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import experts
@@ -87,12 +87,12 @@ def test_which_host_link_a_gpu_has():
 def test_experts_are_spread_over_all_ranks_of_a_stage():
     """TP 2 and EP 64 on 64 GPUs: the experts' ranks are tensor-parallel ones too."""
     layout = Layout(tp=2, dp=32, ep=64, sharding="zero1", sequence_parallel=True)
-    check(layout, ROUTED, 64, 4096)
+    check_layout(layout, ROUTED, 64, 4096)
     assert (layout.expert_ranks, layout.expert_copies()) == (64, 1)
     with pytest.raises(ValueError, match=r"EP.*64.*ETP.*2.*64.*TP.*CP.*DP"):
-        check(layout.but(etp=2), ROUTED, 64, 4096)
+        check_layout(layout.but(etp=2), ROUTED, 64, 4096)
     with pytest.raises(ValueError, match=r"ETP.*2"):
-        check(Layout(dp=64, etp=2), SMALL, 64, 4096)
+        check_layout(Layout(dp=64, etp=2), SMALL, 64, 4096)
     one, two = (memory(job(), layout.but(ep=32, etp=etp)).lines["parameters"] for etp in (1, 2))
     assert two < one
 
@@ -150,32 +150,32 @@ def test_fewer_bits_are_quicker_and_keep_less():
 
 
 def test_the_embedding_and_the_loss_take_a_layers_place():
-    llama = configurations.of(configurations.find("llama3.1-405b"))
+    llama = configurations.of(configurations.find_configuration("llama3.1-405b"))
     cut = pieces(llama, 128)
     assert (sum(cut), cut[0], cut[-1], set(cut[1:-1])) == (126, 0, 0, {1})
     layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
     assert stages(job(llama, 256), layout) == [7, *[8] * 14, 7]
-    check(layout, llama, 256, 8192, ends_as_layers=True)
+    check_layout(layout, llama, 256, 8192, ends_as_layers=True)
     with pytest.raises(ValueError, match=r"126.*layers.*PP.*16.*8.*126"):
-        check(layout, llama, 256, 8192)
+        check_layout(layout, llama, 256, 8192)
     for layers, mtp, count in ((61, 1, 16), (61, 0, 16), (82, 0, 16), (7, 1, 8), (94, 0, 32), (3, 0, 3)):
         cut = pieces(replace(SMALL, layers=layers, mtp=mtp), count)
         assert (sum(cut), len(cut), min(cut) >= 0) == (layers, count, True)
 
 
 def test_layers_of_each_kind_are_counted():
-    gpt_oss = configurations.of(configurations.find("gpt-oss-20b"))
+    gpt_oss = configurations.of(configurations.find_configuration("gpt-oss-20b"))
     assert dict(gpt_oss.kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
     assert gpt_oss.seen(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
     assert gpt_oss.seen(Layer(window=128), 64) == 32, "a window that is wider than the sample"
-    scout = configurations.of(configurations.find("llama4-scout"))
+    scout = configurations.of(configurations.find_configuration("llama4-scout"))
     assert scout.seen(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
     windowed = replace(SMALL, window=1024, windowed=8)
     assert (
         step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
         < 0.1 * step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
     )
-    maverick = configurations.of(configurations.find("llama4-maverick"))
+    maverick = configurations.of(configurations.find_configuration("llama4-maverick"))
     assert sum(count for kind, count in maverick.kinds if kind.mlp == "experts") == 24
     hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
                    linear=Mamba(16, 64, 128, 8))  # fmt: skip
@@ -233,7 +233,7 @@ def test_four_of_five_kept_back_runs_lie_in_their_interval():
     known = known_ratios.ratios(told)["seconds"]
     inside = defaultdict(list)
     for one in judged:
-        names = intervals.kinds(one.run.job, one.run.layout)
+        names = intervals.kinds_of_runs(one.run.job, one.run.layout)
         found = intervals._of(known, names, one.step.seconds, False)
         inside[names[-1]].append(found.low <= one.run.seconds <= found.high)
     shares = {name: sum(of) / len(of) for name, of in inside.items() if len(of) >= 30}
@@ -304,9 +304,9 @@ def test_a_layout_is_asked_as_it_is_printed():
         Layout(tp=4, pp=2, dp=8, sharding="zero1", micro_batch=2, accumulation=16, chunks=4, sequence_parallel=True),
         Layout(dp=64, sharding="zero3", shard_group=8, accumulation=4, recompute="full"),
     ):
-        assert answers.parse(str(layout), given) == layout
+        assert answers.parse_layout(str(layout), given) == layout
     routed = Layout(dp=64, ep=8, etp=2, sharding="zero1")
-    assert answers.parse(str(routed), job()) == routed
+    assert answers.parse_layout(str(routed), job()) == routed
 
 
 def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
@@ -328,9 +328,9 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
      ("torchtitan", "qwen3-8b"), ("nanotron", "llama3-8b"), ("llm-foundry", "llama3-8b")],
 )  # fmt: skip
 def test_what_is_chosen_is_what_its_program_can_run(program, model):
-    what = configurations.of(configurations.find(model))
+    what = configurations.of(configurations.find_configuration(model))
     given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), stacks.stack(program), 4096)
-    able = launch.able(given, model)
+    able = launch.runnable_by_program(given, model)
     answer = search(given, 64, able=able)
     wanted = {"torchtitan": "torchtitan.toml", "nanotron": "nanotron.yaml", "llm-foundry": "accelerate.yaml"}
     for chosen in answer.best:

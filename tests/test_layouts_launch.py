@@ -49,7 +49,7 @@ def job(model: str, layout: Layout, program: str = "megatron-core", **changes) -
 
 def written(tmp_path, model, layout, program="megatron-core", **changes) -> dict[str, str]:
     folder = tmp_path / "out"
-    names = launch.write(folder, job(model, layout, program, **changes), layout, model)
+    names = launch.write_files(folder, job(model, layout, program, **changes), layout, model)
     assert sorted(names) == sorted(path.name for path in folder.iterdir())
     for name in names:
         if (folder / name).read_text(encoding="utf-8").startswith("#!"):
@@ -213,7 +213,7 @@ def test_the_vocabulary_is_the_models(tmp_path):
     ],
 )
 def test_layers_that_do_not_divide_are_laid_out_as_planned(tmp_path, model, layout):
-    launch.write(tmp_path / "out", wanted := job(model, layout), layout, model)
+    launch.write_files(tmp_path / "out", wanted := job(model, layout), layout, model)
     arguments = megatron_arguments(tmp_path, "--standalone")
     config, *_ = megatron_configs(arguments)
     assert same(config, layout)
@@ -239,7 +239,7 @@ def test_experts(tmp_path):
 def test_latent_attention_and_layers_without_experts(tmp_path):
     model = "deepseek-v3"
     layout = Layout(tp=1, pp=16, dp=64, ep=64, sharding="zero1", accumulation=16)
-    launch.write(tmp_path / "out", job(model, layout, sequence=4096), layout, model)
+    launch.write_files(tmp_path / "out", job(model, layout, sequence=4096), layout, model)
     config, *_ = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "128"))
     assert same(config, layout)
     assert (config.kv_lora_rank, config.q_lora_rank, config.qk_pos_emb_head_dim) == (512, 1536, 64)
@@ -391,12 +391,12 @@ def test_zero_alone_is_deepspeeds(tmp_path, monkeypatch, sharding):
     layout = Layout(dp=16, sharding=sharding, micro_batch=2, accumulation=3)
     files = written(tmp_path, "llama3-8b", layout, "llm-foundry")
     assert next(iter(files)) == "accelerate.yaml"
-    monkeypatch.setattr(accelerate_configs, "room", lambda: 8)
-    found = accelerate_configs.read(tmp_path / "out" / "accelerate.yaml")  # checks deepspeed.json too
+    monkeypatch.setattr(accelerate_configs, "most_processes", lambda: 8)
+    found = accelerate_configs.read_config(tmp_path / "out" / "accelerate.yaml")  # checks deepspeed.json too
     assert (found["num_processes"], found["num_machines"]) == (16, 2)
     assert load_config_from_file(str(tmp_path / "out" / "accelerate.yaml")).num_processes == 16
     settings = json.loads(files["deepspeed.json"])
-    deepspeed_settings.check(settings, 16)
+    deepspeed_settings.check_settings(settings, 16)
     monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(config.dist, "get_world_size", lambda: 16)
     read = config.DeepSpeedConfig(settings)
@@ -435,7 +435,7 @@ def test_slurm_and_kubernetes_start_the_same_on_every_host(tmp_path, program):
 
 def test_who_can_run_a_layout_is_told_without_writing():
     wanted, config = job("llama3-8b", GROUPS), models.find("llama3-8b")
-    found = launch.reasons(wanted, GROUPS, facts.of(config, wanted.shape, "llama3-8b"))
+    found = launch.why_not_by_file(wanted, GROUPS, facts.model_of(config, wanted.shape, "llama3-8b"))
     assert [name for name, reason in found.items() if reason is None] == ["megatron.sh", "torchtitan.toml"]
 
 
@@ -450,24 +450,24 @@ def test_a_program_that_cannot_is_left_out_and_said(tmp_path):
 def test_what_cannot_run_is_refused_in_one_line(tmp_path):
     zero_bubble = DENSE.but(schedule="zb-h1", chunks=1)
     with pytest.raises(ValueError, match=r"TP8.*zb-h1.*schedule") as told:
-        launch.write(tmp_path / "out", job("llama3-70b", zero_bubble), zero_bubble, "llama3-70b")
+        launch.write_files(tmp_path / "out", job("llama3-70b", zero_bubble), zero_bubble, "llama3-70b")
     assert "\n" not in str(told.value)
     with pytest.raises(ValueError, match=r"1024.*GPUs.*8"):
-        launch.write(tmp_path / "out", job("llama3-70b", ALONE), DENSE, "llama3-70b")
+        launch.write_files(tmp_path / "out", job("llama3-70b", ALONE), DENSE, "llama3-70b")
     odd = Layout(dp=12, sharding="zero1")
     with pytest.raises(ValueError, match=r"12.*GPUs.*8"):
-        launch.write(tmp_path / "out", job("llama3-8b", odd), odd, "llama3-8b")
+        launch.write_files(tmp_path / "out", job("llama3-8b", odd), odd, "llama3-8b")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_file_that_is_there_stays(tmp_path):
     wanted = job("llama3-70b", DENSE)
-    names = launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b")
-    assert launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b") == names  # the same again is no loss
+    names = launch.write_files(tmp_path / "out", wanted, DENSE, "llama3-70b")
+    assert launch.write_files(tmp_path / "out", wanted, DENSE, "llama3-70b") == names  # the same again is no loss
     (tmp_path / "out" / "slurm.sbatch").write_text("mine", encoding="utf-8")
     (tmp_path / "out" / "megatron.sh").unlink()
     with pytest.raises(ValueError, match=r"slurm.sbatch"):
-        launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b")
+        launch.write_files(tmp_path / "out", wanted, DENSE, "llama3-70b")
     assert (tmp_path / "out" / "slurm.sbatch").read_text(encoding="utf-8") == "mine"
     assert not (tmp_path / "out" / "megatron.sh").exists()
 
@@ -483,7 +483,7 @@ def test_megatron_core_would_refuse_what_is_not_written():
 def test_models_facts():
     def model(name):
         config = models.find(name)
-        return facts.of(config, of(config), name)
+        return facts.model_of(config, of(config), name)
 
     llama = model("llama3.1-8b")
     assert (llama.theta, llama.rms, llama.positions, llama.like_llama) == (5e5, True, "rope", True)
@@ -503,7 +503,7 @@ def test_every_layout_of_a_search_is_one_that_megatron_core_takes(model):
     """All ways to cut a small job: each is written by some program, and megatron-core builds its configuration."""
     machine = Machine(hardware.gpu("H100"), 16, 8, 400e9)
     wanted = Job(shape := of(config := models.find(model)), machine, stack("megatron-core"), 4096)
-    described, seen = facts.of(config, shape, model), set()
+    described, seen = facts.model_of(config, shape, model), set()
     for layout in search.layouts(shape, machine, 32, 4096):
         key = (layout.tp, layout.pp, layout.cp, layout.chunks, layout.sharding, layout.shard_group, layout.recompute,
                layout.context)  # fmt: skip
@@ -548,7 +548,7 @@ def test_products_in_few_bits(tmp_path, precision):
     wanted = dataclasses.replace(
         wanted, machine=dataclasses.replace(wanted.machine, gpu=hardware.gpu("B200")), precision=precision
     )
-    launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b")
+    launch.write_files(tmp_path / "out", wanted, DENSE, "llama3-70b")
     config, *_ = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "128"))
     told = {"fp8": ("hybrid", "tensorwise", None), "mxfp8": ("e4m3", "mxfp8", None), "nvfp4": (None, None, "e2m1")}
     fp8, recipe, fp4 = told[precision]

@@ -188,11 +188,11 @@ def test_beyond_the_hosts_of_any_measured_run_a_search_prefers_what_was_measured
     what = replace(SMALL, layers=32, hidden=4096, heads=32, groups=32, middle=14336)
     many = job(what, 512, program="nanotron")
     answer = search(many, 512)
-    (line,) = answers.beyond(answer)
+    (line,) = answers.describe_reach(answer)
     assert says(line, "64", "hosts", "nanotron", "32")
     far = [intervals.beyond_measured(one.job, one.layout) for one in answer.best]
     assert not far[0]
     for one in answer.best:
         assert intervals.beyond_measured(one.job, one.layout) == (one.layout.gpus // one.layout.pp > 8 * stage)
     few = job(what, 256, program="nanotron")
-    assert answers.beyond(search(few, 256, 1)) == []
+    assert answers.describe_reach(search(few, 256, 1)) == []

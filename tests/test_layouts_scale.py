@@ -16,7 +16,7 @@ from pardemo.planner import hardware, models
 from pardemo.planner.layouts import answers, configurations, intervals, shape
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts, megatron
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
@@ -229,10 +229,10 @@ def test_what_modules_take_to_be_made_again():
 
 def test_a_module_is_said_printed_and_read_again(tmp_path):
     given = training()
-    layout = answers.parse("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
+    layout = answers.parse_layout("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
     assert layout == recomputing("mla_up_proj", "mlp")
     assert str(layout).endswith("recompute mla_up_proj+mlp")
-    assert answers.parse(str(layout), given) == layout
+    assert answers.parse_layout(str(layout), given) == layout
     path = tmp_path / "mine.csv"
     path.write_text(
         "model,gpu,gpus,sequence,micro_batch,accumulation,ep,sharding,recompute,seconds\n"
@@ -252,20 +252,20 @@ def test_a_module_is_said_printed_and_read_again(tmp_path):
 )
 def test_a_wrong_module_is_told(text, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        answers.parse(text, training())
+        answers.parse_layout(text, training())
 
 
 @pytest.mark.parametrize("module", ["moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm"])
 def test_a_module_that_a_model_does_not_have_is_refused(module):
     with pytest.raises(ValueError, match=f"to recompute {module} a model needs .*; llama has none"):
-        check(recomputing(module, ep=1), replace(SMALL, name="llama"), 64, 4096)
-    check(recomputing(module), LATENT, 64, 4096)
+        check_layout(recomputing(module, ep=1), replace(SMALL, name="llama"), 64, 4096)
+    check_layout(recomputing(module), LATENT, 64, 4096)
 
 
 def test_what_programs_do_not_recompute_is_refused():
     assert NANOTRON.lacks(recomputing("mlp", ep=1)) == ["recomputed modules"]
     assert MEGATRON.lacks(recomputing("mlp", ep=1)) == []
-    described = facts.of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
+    described = facts.model_of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
     offloading = recomputing("mlp", offload=4)
     assert says(megatron.why_not(training(), offloading, described), "recomputes", "offloads")
     assert "module moe" in megatron.why_not(training(), recomputing("moe"), described)
@@ -275,7 +275,7 @@ def test_what_programs_do_not_recompute_is_refused():
 def test_megatron_core_takes_the_modules_that_are_written():
     from megatron.core.transformer import MLATransformerConfig
 
-    described = facts.of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
+    described = facts.model_of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
     layout = recomputing("layernorm", "moe_act", "mla_up_proj", "mlp")
     written = megatron.flags(training(), layout, described)["memory"]
     assert written["recompute-granularity"] == "selective"

@@ -9,7 +9,7 @@ from pardemo.planner import hardware, models
 from pardemo.planner.estimate import NEAR
 from pardemo.planner.layouts import configurations, stacks
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import CONTEXTS, Layout, check
+from pardemo.planner.layouts.layout import CONTEXTS, Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import against
@@ -29,7 +29,7 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
     tried = [one for one in every if given.stack.runs(one) and one.recompute != "selective"]
     assert 0 < len(tried) < len(every), "a search leaves out what the program does not run"
     for layout in tried:
-        check(layout, LLAMA, 64, 8192)
+        check_layout(layout, LLAMA, 64, 8192)
         assert layout.batch == 128
     assert len(tried) == len(set(tried))
     answer = search(given, 128)

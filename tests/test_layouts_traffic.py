@@ -6,7 +6,7 @@ import pytest
 from test_layouts import LLAMA, SMALL, job
 
 from pardemo.planner.layouts import stacks
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.per_rank import owned_params
@@ -43,13 +43,13 @@ def test_sequences_are_shared_by_a_ring_or_by_all_to_alls():
     gathers = replace(given, stack=given.stack.but(gathers_context=True))
     assert step(gathers, ring).parts[of] == pytest.approx(80 * 0.2 * 3 * machine.gather(keys, 8))
     with pytest.raises(ValueError, match=r"64.*attention.*TP.*8.*CP.*16"):
-        check(Layout(tp=8, cp=16, context="all-to-all"), LLAMA, 128, 65536)
+        check_layout(Layout(tp=8, cp=16, context="all-to-all"), LLAMA, 128, 65536)
     with pytest.raises(ValueError, match=r"8.*divide.*TP.*2.*CP.*8"):
-        check(Layout(tp=2, cp=8, context="all-to-all"), LLAMA, 16, 65536)
+        check_layout(Layout(tp=2, cp=8, context="all-to-all"), LLAMA, 16, 65536)
     latent = replace(LLAMA, groups=64, head=192, value=128)
     with pytest.raises(ValueError, match=r"192.*128.*through"):
-        check(Layout(cp=8, context="all-to-all"), latent, 8, 65536)
-    check(Layout(tp=16, context="all-to-all"), LLAMA, 16, 65536)  # nobody shares a sequence
+        check_layout(Layout(cp=8, context="all-to-all"), latent, 8, 65536)
+    check_layout(Layout(tp=16, context="all-to-all"), LLAMA, 16, 65536)  # nobody shares a sequence
 
 
 def test_stage_two_sends_gradients_with_each_micro_batch():

@@ -24,7 +24,7 @@ from pardemo.script.report import sections
 from pardemo.script.runtime import without_gpu
 from pardemo.script.runtime.call_sites import CallSites
 from pardemo.script.runtime.without_gpu import teach_dtensor
-from pardemo.script.step.memory import ScriptMemoryMeter
+from pardemo.script.step.script_memory import ScriptMemoryMeter
 
 CHUNKED = """
 import torch, torch.distributed as dist
@@ -201,7 +201,7 @@ def test_fsdp2_by_its_formula(folder):
     assert kinds["parameters"] == pytest.approx(whole / 3, rel=0.01), "its shard, whatever is gathered"
     for counted, of_gloo in zip(measured.wire_bytes, measured.gloo_bytes, strict=True):
         assert counted == pytest.approx(of_gloo, rel=0.01)
-    shown = sections.screen(measured, "fsdp2.py")
+    shown = sections.summary_screen(measured, "fsdp2.py")
     headings = re.findall(r"^([A-Z ]{4,}?)(?:  |$)", shown, re.M)
     assert headings == ["WHAT IS RUNNING", "BYTES A STEP", "MEMORY", "TIME", "FINDINGS"]
     assert says(shown, "gathered", "forward")

@@ -135,9 +135,9 @@ def test_ranks_part_within_a_group_and_not_between_two(tmp_path):
 
     log(0, (0, "all-reduce", "a"), (0, "all-gather", "b"))
     log(1, (0, "all-gather", "b"), (0, "all-reduce", "a"))
-    assert standstill.standstill_of(journal.read(tmp_path), 1.0).first is None, "each group's calls are in order"
+    assert standstill.standstill_of(journal.read_logs(tmp_path), 1.0).first is None, "each group's calls are in order"
     log(1, (0, "all-gather", "a"))
-    told = standstill.standstill_of(journal.read(tmp_path), 1.0)
+    told = standstill.standstill_of(journal.read_logs(tmp_path), 1.0)
     assert told.first.differ
     assert says(told.line, "0", "1", "0", "1", "8", "train.py:3", "1", "1")
 

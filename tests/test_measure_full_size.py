@@ -107,10 +107,10 @@ def script(tmp_path_factory):
 
     def answer(model, *arguments, ranks=2, **asked):
         launch = launch_lines.Launch(str(folder / "llama.py"), arguments)
-        measured, seen = measurement.measured(
+        measured, seen = measurement.measure_launch(
             launch, ranks=ranks, cluster=None, steps=1, folder=str(folder), timeout_s=120
         )  # fmt: skip
-        return full_size.answer(full_size.question(model, **asked), measured, seen)
+        return full_size.answer(full_size.full_size_question(model, **asked), measured, seen)
 
     return SimpleNamespace(path=str(folder / "llama.py"), config=config, answer=answer)
 
@@ -141,7 +141,7 @@ def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, ho
 
 def test_the_scripts_own_states_and_groups_grow_with_it(script):
     """HSDP keeps its group of shards, SGD its one state; recomputed layers keep their inputs alone."""
-    llama3 = configurations.of(configurations.find("llama3-8b"))
+    llama3 = configurations.of(configurations.find_configuration("llama3-8b"))
     asked = {"gpus": 64, "sequence": 4096, "micro_batch": 1}
     plain = script.answer("llama3-8b", "--as", "fsdp2", **asked)
     hsdp = script.answer("llama3-8b", "--as", "hsdp", "--sgd", "--recompute", "3", "--micro", "2", ranks=4, **asked)
@@ -202,14 +202,14 @@ def run_of(*parallelism, ranks=4, **trained):
 def test_groups_of_several_kinds_become_degrees():
     cut = Parallelism("TP", (0, 1), ("layers.0.mlp",), {}, {"by": "DTensor"})
     shards = Parallelism("FSDP2", (0, 2), ("layers.0", "layers.1", "(root)"), {}, {"gathered_in": ["bfloat16"]})
-    asked = full_size.question("llama3-8b", gpus=64, sequence=4096)
+    asked = full_size.full_size_question("llama3-8b", gpus=64, sequence=4096)
     full = full_size.answer(asked, *run_of(cut, shards))
     assert full["layout"] == "TP2 DP32 zero3 2×4"
     assert cli._parser().parse_args(full["command"].split()[1:]).explain == (
         "tp=2,dp=32,sharding=zero3,micro_batch=2,accumulation=4"
     )
     stage = Parallelism("PP", RANKS, ("stage 0 of 4",), {}, {})
-    full = full_size.answer(full_size.question("llama3-8b", sequence=4096), *run_of(stage))
+    full = full_size.answer(full_size.full_size_question("llama3-8b", sequence=4096), *run_of(stage))
     assert full["layout"] == "PP4 DP1 2×4"
     assert full["kinds"]["parameters"] == pytest.approx(4 * 2.27e9, rel=0.01), "a stage with the embedding or the head"
 
@@ -231,7 +231,7 @@ def test_groups_of_several_kinds_become_degrees():
     ],
 )  # fmt: skip
 def test_other_scripts_without_a_counterpart(parallelism, trained, asked, why):
-    full = full_size.answer(full_size.question("llama3-8b", **asked), *run_of(*parallelism, **trained))
+    full = full_size.answer(full_size.full_size_question("llama3-8b", **asked), *run_of(*parallelism, **trained))
     assert why in full["why_not"]
     assert full["peak_bytes"] is None
 
@@ -242,7 +242,7 @@ def test_the_command_says_it_beside_the_measured_bytes(script, monkeypatch, caps
     full = json.loads(capsys.readouterr().out)["memory"]["full_size"]
     assert full["planned"]
     assert (full["model"], full["gpus"], full["layout"]) == ("llama3-8b", 16, "DP16 2×1")
-    monkeypatch.setattr(measurement, "measured", lambda *_, **__: (None, None))
+    monkeypatch.setattr(measurement, "measure_launch", lambda *_, **__: (None, None))
     assert cli.main(["measure", "--full-size", "llama9", "--", script.path]) == 2
     assert "no model 'llama9'" in capsys.readouterr().err
     assert cli.main(["measure", "--gpus", "4", "--", script.path]) == 2
@@ -253,7 +253,7 @@ def test_on_a_screen(script):
     def full_size_lines(measured):
         return "\n".join(sections.full_size(measured).screen(blocks.WIDE))
 
-    asked = full_size.question("llama3-8b", gpus=64, sequence=4096)
+    asked = full_size.full_size_question("llama3-8b", gpus=64, sequence=4096)
     measured, seen = run_of(Parallelism("DDP", RANKS, (), {}, {}))
     measured.memory["full_size"] = full_size.answer(asked, measured, seen)
     said = full_size_lines(measured)
@@ -270,8 +270,8 @@ def test_deepspeeds_stage_is_run_dry_at_the_scripts_own_size(script, monkeypatch
     pytest.importorskip("deepspeed")
     path = str(project.PACKAGE.parent / "tests" / "scripts" / "deepspeed_zero3.py")
     launch = launch_lines.Launch(path, ("--stage", "2", "--steps", "20"))
-    measured, seen = measurement.measured(launch, ranks=2, cluster=None, steps=1, folder=None, timeout_s=200)
-    full = full_size.answer(full_size.question(script.config(2, 128), gpus=2), measured, seen)
+    measured, seen = measurement.measure_launch(launch, ranks=2, cluster=None, steps=1, folder=None, timeout_s=200)
+    full = full_size.answer(full_size.full_size_question(script.config(2, 128), gpus=2), measured, seen)
     assert full["why_not"] == ""
     settings = measured.model["trained"]["deepspeed"]["zero"]
     assert settings["reduce_bucket_size"] == 500000
@@ -287,5 +287,5 @@ def test_deepspeeds_stage_is_run_dry_at_the_scripts_own_size(script, monkeypatch
 def test_the_planner_is_loaded_for_those_who_ask():
     code = "import sys; from pardemo.script.step import full_size, measurement"
     code += "; assert 'pardemo.planner.layouts' not in sys.modules"
-    code += "; full_size.question('llama3-8b'); assert 'transformers' not in sys.modules"
+    code += "; full_size.full_size_question('llama3-8b'); assert 'transformers' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 0

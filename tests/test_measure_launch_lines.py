@@ -76,14 +76,14 @@ def here(tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 def test_what_a_line_starts(here, line, script, arguments, ranks):
-    launch = launch_lines.read(line.split())
+    launch = launch_lines.read_launch(line.split())
     assert (launch.script, launch.arguments, launch.ranks) == (script, arguments, ranks)
     assert launch.module == (script == "package.train")
     assert bool(launch.notes) == (ranks is None and line.split()[0] in ("torchrun", "deepspeed"))
 
 
 def test_variables_before_a_command_are_the_ranks(here):
-    launch = launch_lines.read(["env", "NCCL_DEBUG=INFO", "MASTER_PORT=29500", "A=", "torchrun", "train.py"])
+    launch = launch_lines.read_launch(["env", "NCCL_DEBUG=INFO", "MASTER_PORT=29500", "A=", "torchrun", "train.py"])
     assert launch.environment == {"NCCL_DEBUG": "INFO", "A": ""}, "where ranks meet is pardemo's"
     assert "NCCL_DEBUG" not in os.environ
 
@@ -146,9 +146,9 @@ def test_ranks_get_what_the_launcher_itself_gives_them(here, name):
     theirs = [json.loads(file.read_text()) for file in files]
     for file in files:
         file.unlink()
-    launch = launch_lines.read(["python", *line])
+    launch = launch_lines.read_launch(["python", *line])
     with pytest.raises(measure.ScriptError, match="without a step"):
-        measurement.measured(launch, ranks=launch.ranks, cluster=None, steps=1, folder=here, timeout_s=60)
+        measurement.measure_launch(launch, ranks=launch.ranks, cluster=None, steps=1, folder=here, timeout_s=60)
     ours = [json.loads(file.read_text()) for file in files]
     if name == "deepspeed":
         for given in ours:

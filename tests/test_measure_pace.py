@@ -83,7 +83,7 @@ for step in range(4):
 def recorded(folder, source, *arguments, ranks=1, **more):
     (folder / "train.py").write_text(source)
     launch = Launch("train.py", tuple(map(str, arguments)), False)
-    return measurement.measured(
+    return measurement.measure_launch(
         launch, ranks=ranks, cluster=None, steps=1, folder=folder, timeout_s=120, work=True, **more
     )
 
@@ -197,7 +197,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
             noted.begin()
             layer(x).backward(torch.empty_like(x))
     machine = Machine(GPUS[gpu], 1)
-    compute_s = pace.operation_s(machine, pace.rates({"16", "attention16", ""}, False, machine)[0])
+    compute_s = pace.operation_s(machine, pace.gpu_rates({"16", "attention16", ""}, False, machine)[0])
     own = replay({0: (noted.list, [])}, lambda _, one: compute_s(one), pace.LAUNCH_S, lambda _: None)[0].step_s
     job = Job(Shape(*sizes[:6]), machine, Stack("any"), sizes[7])
     assert own == pytest.approx(micro_batch.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)

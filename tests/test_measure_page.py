@@ -16,8 +16,8 @@ from pardemo.script.report import blocks, drawings, sections
 from pardemo.script.runtime.call_sites import CallSite, StepEnd
 from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.collectives import Call
-from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.script_memory import memory_timeline
 from pardemo.script.step.summary import Memory, RankTrace
 from pardemo.tables import amount
 
@@ -73,7 +73,7 @@ def made(ranks=2, parallelisms=(), hosts=1, wire=True):
     measured = summary.summarize(seen)
     measured.hosts = hosts
     measured.findings.append(summary.Finding('gathered twice: <img src="x">', "train.py:12", 3000))
-    return measured, seen, sections.page(measured, seen, "train.py")
+    return measured, seen, sections.summary_page(measured, seen, "train.py")
 
 
 def of(kind, *groups_of, **options):
@@ -147,7 +147,7 @@ def test_each_section_in_its_order_and_every_element_closed(world):
     tags = Tags(source)
     assert tags.headings == SECTIONS
     assert tags.open == []
-    assert f"{sections.head(measured, 'train.py')}." in source
+    assert f"{sections.summary_head(measured, 'train.py')}." in source
 
 
 def test_nothing_is_loaded_and_nothing_of_a_script_is_markup(world):
@@ -204,8 +204,8 @@ def test_groups_that_share_a_rank_stand_in_rows_of_their_own():
 
 
 def test_a_terminal_has_the_groups_only_where_they_say_more_than_a_line():
-    assert "a  a" not in sections.screen(made(2, of("DDP", (0, 1)))[0], "train.py")
-    screen = sections.screen(made(8, grid(4, 2), hosts=2)[0], "train.py")
+    assert "a  a" not in sections.summary_screen(made(2, of("DDP", (0, 1)))[0], "train.py")
+    screen = sections.summary_screen(made(8, grid(4, 2), hosts=2)[0], "train.py")
     assert says(screen, "TP", "2", "groups", "4", "4.00", "MB")
     assert says(screen, "train.py", "8", "2")
     wide = sections.groups(parallelisms.groups_by_kind(grid(8, 8)), 64, 8)
@@ -216,7 +216,7 @@ def test_a_terminal_has_the_groups_only_where_they_say_more_than_a_line():
 
 def test_the_screen_is_one_screen(world):
     name, measured, _, _ = world
-    lines = sections.screen(measured, "train.py").splitlines()
+    lines = sections.summary_screen(measured, "train.py").splitlines()
     assert max(map(len, lines)) <= blocks.WIDE
     assert len(lines) <= 60 or "64" in name
 
@@ -284,7 +284,7 @@ def test_a_receiver_waits_for_its_sender_until_it_sends_and_for_bytes_from_then_
 
 def test_a_bar_of_characters_ends_where_its_seconds_do():
     measured, _, _ = made(2, of("DDP", (0, 1)))
-    bars = [line.rsplit(None, 1)[-1] for line in sections.screen(measured, "x").splitlines() if "█" in line][1:]
+    bars = [line.rsplit(None, 1)[-1] for line in sections.summary_screen(measured, "x").splitlines() if "█" in line][1:]
     for bar, one in zip(bars, measured.time, strict=True):
         assert len(bar) == blocks.BAR
         assert bar.count("█") == round(blocks.BAR * one.compute_s / one.step_s)
@@ -301,7 +301,7 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
         "kinds": {"parameters": 16 * 10**9}, "measured": {"parameters": {"peak": 4000, "most": 5000}},
         "taken_over": ["AdamW"], "assumed": ["fused attention"], "command": "pardemo plan --explain dp=64",
     }  # fmt: skip
-    source = sections.page(measured, seen, "train.py")
+    source = sections.summary_page(measured, seen, "train.py")
     words = re.sub(r"<[^>]+>|\s+", " ", source).replace("\N{NO-BREAK SPACE}", " ")
     headings = Tags(source).headings
     assert headings.index("On H100") == headings.index("Time") + 1
@@ -312,7 +312,7 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
     assert says(words, "llama3-8b", "64", "GPUs", "DP64", "20.0", "GB", "GPU")
     assert re.search(r"parameters +4.00 kB +5.00 kB +16.0 GB", words)
     measured.memory["full_size"] |= {"peak_bytes": None, "why_not": "frozen parameters have no counterpart"}
-    assert says(sections.page(measured, seen, "train.py"), "parameters", "counterpart")
+    assert says(sections.summary_page(measured, seen, "train.py"), "parameters", "counterpart")
 
 
 def test_out_writes_the_page_of_a_script_on_two_hosts(tmp_path, capsys):

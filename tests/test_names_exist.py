@@ -20,6 +20,7 @@ GONE = {
     "pardemo.groups.Layout",
     "pardemo.planner.Job",
     "pardemo.planner.Cluster",
+    "pardemo.planner.Hardware",
     "pardemo.planner.timing",
 }
 

@@ -12,8 +12,11 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.planner import engines, hardware, measured_peak, models, table
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.estimate import FULLEST
+from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning
 
 
 def two_layers():
@@ -28,7 +31,7 @@ def request(gpus=4, room=None, config=None, **changes):
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
-    return table.Request(job, table.Hardware(gpu, gpus, price=2.0), **{"samples_per_step": 32, "steps": 10, **changes})
+    return table.Request(job, Machine(gpu, gpus), **{"samples_per_step": 32, "steps": 10, "price": 2.0, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,9 @@ def test_the_table_has_every_way(found):
     }  # fmt: skip
     for row in found.rows:
         assert row.batch * row.accumulation * 4 == 32
-        assert row.hours == pytest.approx(10 * row.time.seconds / 3600)  # 10 steps
+        assert row.hours == pytest.approx(10 * row.seconds / 3600)  # 10 steps
         assert row.money == pytest.approx(row.hours * 4 * 2.0)
-        assert row.tokens_per_s == pytest.approx(32 * 128 / 4 / row.time.seconds)
+        assert row.step.tokens_per_s == pytest.approx(32 * 128 / 4 / row.seconds)
 
 
 def test_fsdp2_is_compared_but_not_recommended_beside_zero(found):
@@ -59,10 +62,10 @@ def test_fsdp2_is_compared_but_not_recommended_beside_zero(found):
 def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     monkeypatch.setattr(table, "MOST_EXPONENT", 2)
     monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
-    tight = request(gpus=1, room=0.3e9 / table.FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
+    tight = request(gpus=1, room=0.3e9 / FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
     plan = table.plan(tight)
     assert plan.best is None
-    assert table.why(plan) == "nothing fits"
+    assert table.explain_best(plan) == "nothing fits"
     assert says(table.smallest_cluster(tight), "smallest", "4")
     monkeypatch.setattr(table, "MOST_EXPONENT", 1)
     assert says(table.smallest_cluster(tight), "even", "2")
@@ -71,7 +74,7 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
 def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
     monkeypatch.setattr(table, "least_bytes", lambda request, gpus, *_: 0.2e9)
-    tight = request(gpus=1, room=0.3e9 / table.FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
+    tight = request(gpus=1, room=0.3e9 / FULLEST, engines=("zero-0",), checkpointing=(True,), batches=(8,))
     assert table.plan(tight).best is None
     told = table.smallest_cluster(tight)
     assert says(told, "GPUs", "1", "--batch")
@@ -235,9 +238,7 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
     config = CONFIG_MAPPING[kind](**sizes, pad_token_id=0)
     assert models.lora_target(config) == target
     with warnings.catch_warnings(action="error"):
-        module = engines.outline(
-            RankJob(config, sequence=8, adapter=Adapter(rank=2, target=models.lora_target(config)))
-        )
+        module = engines.outline(RankJob(config, sequence=8, tuning=Tuning(2, models.lora_target(config))))
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     assert len(trained) == 2 * 2 * len(target), "A and B of each, in two layers"
     assert all(any(f".{one}.lora_" in name for one in target) for name in trained)
@@ -245,32 +246,28 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
 
 KILLED = """
 import time
-from concurrent.futures import ProcessPoolExecutor
-from pardemo.planner import memory
-memory.IMPORTED = ["pardemo.planner.memory"]
+from pardemo.planner import memory_curve
 if __name__ == "__main__":
-    context, parent = memory.server()
-    pool = ProcessPoolExecutor(2, context, initializer=memory.begin_worker, initargs=(parent,))
-    list(pool.map(time.sleep, [1, 1]))
-    print(*pool._processes, flush=True)
+    worker = memory_curve.worker()
+    worker.submit(time.sleep, 0).result()
+    print(*worker._processes, flush=True)
     time.sleep(60)
 """
 
 
-def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
+def test_a_dry_run_beside_a_page_ends_with_a_killed_kernel(tmp_path):
     script = tmp_path / "kernel.py"
     script.write_text(KILLED)
     kernel = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    pids = [int(pid) for pid in kernel.stdout.readline().split()]
-    assert len(pids) == 2
+    (pid,) = kernel.stdout.readline().split()
     kernel.kill()
     kernel.wait()
     kernel.stdout.close()
-    assert gone(pids)
+    assert gone([int(pid)])
 
 
 @pytest.mark.nightly
 def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
-    other = f"from pardemo.planner import memory; memory.begin_worker({os.getppid()}); print('goes on')"
+    other = f"from pardemo.planner import memory_curve; memory_curve.prepare_worker({os.getppid()}); print('goes on')"
     begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)
     assert (begun.returncode, begun.stdout) == (1, "")

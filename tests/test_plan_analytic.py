@@ -15,9 +15,9 @@ from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.finetune import lora
-from pardemo.planner import checked, engines, hardware, models, table
+from pardemo.planner import dry_run_comparison, engines, hardware, models, table
 from pardemo.planner.estimate import Estimate
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, configurations
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
 from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
@@ -28,7 +28,7 @@ from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import Tuning, adapter_params, weight_bytes
 
 A100S = Machine(hardware.gpu("A100-80GB"), 8)
-RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
+RUNS = list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv"))
 
 
 def both(*case, layers=None):
@@ -47,7 +47,7 @@ CASES = small_jobs()[::2]
 
 def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
     planned, run = ({"parameters": nbytes, "allocator": 1e9} for nbytes in (3e9, 2e9))
-    both = checked.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
+    both = dry_run_comparison.DryRunComparison(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
     assert both.as_json() == {
         "tensors": 2e9, "planned_tensors": 3e9, "difference": 0.5, "peak_bytes": 3e9, "phase": "step", "lines": run,
         "sent_bytes_per_step": 4e9,
@@ -172,16 +172,15 @@ def test_a_plan_loads_no_torch():
 def asked(**changes):
     """A request for LoRA of a model of 8 B parameters."""
     config = models.find("llama3.1-8b")
-    job = RankJob(config, sequence=2048, adapter=Adapter(8, ("q_proj", "v_proj")))
-    cluster = table.Hardware(hardware.gpu(changes.pop("gpu", "A100-80GB")), changes.pop("gpus", 8))
-    return table.Request(job.but(**changes.pop("job", {})), cluster, **{"samples_per_step": 64, "steps": 10, **changes})
+    job = RankJob(config, sequence=2048, tuning=Tuning(8, ("q_proj", "v_proj")))
+    machine = Machine(hardware.gpu(changes.pop("gpu", "A100-80GB")), changes.pop("gpus", 8))
+    return table.Request(job.but(**changes.pop("job", {})), machine, **{"samples_per_step": 64, "steps": 10, **changes})
 
 
 def test_the_plan_backwards_ends_where_the_room_does():
     request = asked()
     best = table.plan(request).best
-    shape, room = configurations.of(request.job.config), request.cluster.most_bytes
-    job, layout = table.row_job(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    job, layout, room = best.job, best.layout, request.machine.most_bytes
 
     def held(tokens=job.sequence, batch=layout.micro_batch):
         return memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
@@ -190,10 +189,10 @@ def test_the_plan_backwards_ends_where_the_room_does():
     assert held(longest) <= room < held(longest + 64)
     most = table.largest_batch(request, best)
     assert held(batch=most) <= room < held(batch=most + 1)
-    fewest = table.fewest_gpus(asked(job={"adapter": None}))
+    fewest = table.fewest_gpus(asked(job={"tuning": Tuning()}))
     assert fewest > 1
-    assert table.least_bytes(asked(job={"adapter": None}), fewest) <= room
-    assert table.least_bytes(asked(job={"adapter": None}), fewest // 2) > room
+    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest) <= room
+    assert table.least_bytes(asked(job={"tuning": Tuning()}), fewest // 2) > room
 
 
 def test_more_that_is_kept_takes_more_and_less_takes_less():
@@ -244,7 +243,7 @@ PLAIN = ["llama3.1-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "
 def test_a_configuration_on_disk_is_read_without_transformers(name, tmp_path):
     config = models.find(name)
     config.save_pretrained(tmp_path)
-    read = configurations.find(str(tmp_path))
+    read = configurations.find_configuration(str(tmp_path))
     assert isinstance(read, SimpleNamespace)
     assert configurations.of(read) == configurations.of(config)
 
@@ -270,8 +269,8 @@ KINDS = [
 def test_lora_has_as_many_parameters_as_pefts(kind, more, target):
     config = CONFIG_MAPPING[kind](**SIZES | {"pad_token_id": 0} | more)
     linear = lora.linear_names(engines.outline(RankJob(config, sequence=64))) - {"lm_head"}
-    there = Adapter(4, tuple(sorted(linear)) if target == ("all-linear",) else target)
-    module = engines.outline(RankJob(config, sequence=64, adapter=there))
+    there = Tuning(4, tuple(sorted(linear)) if target == ("all-linear",) else target)
+    module = engines.outline(RankJob(config, sequence=64, tuning=there))
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert adapter_params(Tuning(4, target), configurations.of(config)) == trained
 
@@ -300,9 +299,11 @@ def test_a_model_with_state_spaces_is_refused():
 
 def test_what_a_configuration_does_not_say_itself_is_transformers_to_read(tmp_path):
     models.find("gemma3-1b").save_pretrained(tmp_path)
-    assert not isinstance(configurations.find(str(tmp_path)), SimpleNamespace)
+    assert not isinstance(configurations.find_configuration(str(tmp_path)), SimpleNamespace)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
-    assert not isinstance(configurations.find(str(tmp_path)), SimpleNamespace), "Transformers has the rest"
+    assert not isinstance(configurations.find_configuration(str(tmp_path)), SimpleNamespace), (
+        "Transformers has the rest"
+    )
 
 
 def test_weights_in_few_bits_that_a_configuration_names_are_told(tmp_path, capsys):

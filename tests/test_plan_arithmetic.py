@@ -4,8 +4,10 @@ import pytest
 from dry_rows import dry_rows
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
-from pardemo.planner import allocator, footprint, hardware, memory, table
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner import allocator, footprint, hardware, memory_curve, table
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning
 
 V, H, MIDDLE, LAYERS, HEADS = 32_000, 2048, 5632, 2, 16
 B, S = 8, 1024
@@ -31,12 +33,12 @@ def job(engine="zero-1", ranks=4, **changes):
 
 def at_b(engine, ranks=4):
     """The curve at the micro-batch of :func:`job` alone, from one dry run in place of two."""
-    return memory.Curve.at_one(job(engine, ranks))
+    return memory_curve.Curve.at_one(job(engine, ranks))
 
 
 @pytest.fixture(scope="module")
 def plain():
-    return memory.Curve(job("plain", 1))
+    return memory_curve.Curve(job("plain", 1))
 
 
 def test_a_plain_step_line_by_line(plain):
@@ -50,7 +52,7 @@ def test_a_plain_step_line_by_line(plain):
 
 
 def test_gradients_at_the_end_of_a_backward_pass_without_many_logits():
-    found = memory.run(job("plain", 1, batch=1, sequence=16))
+    found = memory_curve.run(job("plain", 1, batch=1, sequence=16))
     assert found.peak_phase == "backward"
     assert found.lines["gradients"] == pytest.approx(2 * PSI, rel=0.01)
     assert found.peak_bytes == pytest.approx(2 * PSI + 2 * PSI + 4 * PSI, rel=0.01)
@@ -73,7 +75,7 @@ def request(gpus, room=None, **changes):
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
     whole = {"checkpointing": (True,), "offloads": ("none",), "engines": ("zero-1",), "steps": 1}
-    return table.Request(job("zero-0", 1), table.Hardware(gpu, gpus), **whole | changes)
+    return table.Request(job("zero-0", 1), Machine(gpu, gpus), **whole | changes)
 
 
 def test_states_are_cut_by_data_parallel_ranks_not_by_all_gpus():
@@ -125,24 +127,24 @@ def test_an_engines_buckets_are_cut_with_the_layers():
 @pytest.mark.parametrize("engine", ["zero-3", "fsdp2"])
 def test_a_sharded_step_is_not_measured_by_how_the_model_was_built(engine):
     found = at_b(engine).estimate(B)
-    tensors = sum(found.lines[name] for name in memory.LINES)
+    tensors = sum(found.lines[name] for name in memory_curve.LINES)
     built = (2 if engine == "zero-3" else 4) * PSI
-    assert built <= found.building_bytes - memory.CONTEXT_BYTES <= 1.5 * built + 1.1e9  # and what is cut already
+    assert built <= found.building_bytes - memory_curve.CONTEXT_BYTES <= 1.5 * built + 1.1e9  # and what is cut already
     # blocks of layers of 100 MB that come and go in tens of different sizes
     assert 0 < found.lines["allocator"] <= 0.35 * tensors
-    assert memory.Curve(job("zero-1", 4)).estimate(B).building_bytes is None
+    assert memory_curve.Curve(job("zero-1", 4)).estimate(B).building_bytes is None
 
 
 def test_what_building_left_free_is_not_reserved_in_the_step():
     """FSDP2 with LoRA: a rank keeps an eighth, and in pieces what is gathered; it was built of all."""
     layers = 16
     deep = llama(num_hidden_layers=layers)
-    small = job("fsdp2", 8, config=deep, batch=1, sequence=64, adapter=Adapter(target=("q_proj", "v_proj")))
-    found = memory.Curve.at_one(small).estimate(1)
+    small = job("fsdp2", 8, config=deep, batch=1, sequence=64, tuning=Tuning(8, ("q_proj", "v_proj")))
+    found = memory_curve.Curve.at_one(small).estimate(1)
     whole = 2 * (2 * V * H + layers * BLOCK + H)
-    assert found.building_bytes - memory.CONTEXT_BYTES >= whole
+    assert found.building_bytes - memory_curve.CONTEXT_BYTES >= whole
     kept = whole / 8 + 2 * (2 * 2 * V * H) + 2 * 2 * BLOCK  # embedding and head are gathered and copied; two layers
-    assert sum(found.lines[name] for name in (*memory.LINES, "allocator")) < 1.1 * kept < 0.6 * whole
+    assert sum(found.lines[name] for name in (*memory_curve.LINES, "allocator")) < 1.1 * kept < 0.6 * whole
 
 
 def test_the_allocators_segments_by_hand():
@@ -171,39 +173,39 @@ def test_where_room_is_scarce_free_segments_are_given_back():
 
 def test_a_plan_knows_how_much_room_the_allocator_has(monkeypatch):
     told = []
-    own = memory.reserved_bytes
-    monkeypatch.setattr(memory, "reserved_bytes", lambda *how: told.append(how[-1]) or own(*how))
+    own = memory_curve.reserved_bytes
+    monkeypatch.setattr(memory_curve, "reserved_bytes", lambda *how: told.append(how[-1]) or own(*how))
     asked = request(gpus=4, room=50e9, samples_per_step=4 * B, batches=(B,))
     dry_rows(asked)
-    assert told == [asked.cluster.most_bytes - memory.CONTEXT_BYTES - memory.NCCL_BYTES]
+    assert told == [asked.machine.most_bytes - memory_curve.CONTEXT_BYTES - memory_curve.NCCL_BYTES]
 
 
 def test_an_estimate_is_tensors_the_allocators_rest_cudas_and_nccls(plain):
     found = plain.estimate(B)
-    tensors = sum(found.lines[name] for name in memory.LINES)
-    assert found.peak_bytes == tensors + found.lines["allocator"] + memory.CONTEXT_BYTES
+    tensors = sum(found.lines[name] for name in memory_curve.LINES)
+    assert found.peak_bytes == tensors + found.lines["allocator"] + memory_curve.CONTEXT_BYTES
     assert (tensors + found.lines["allocator"]) % (2 * MIB) == 0  # whole segments
     assert found.lines["allocator"] > 0
-    shared = memory.Curve(job("zero-1", 4)).estimate(B).lines
-    assert shared["NCCL"] == memory.NCCL_BYTES
+    shared = memory_curve.Curve(job("zero-1", 4)).estimate(B).lines
+    assert shared["NCCL"] == memory_curve.NCCL_BYTES
 
 
 def test_the_allocator_is_replayed_at_the_micro_batch_that_is_asked():
     """A rest in proportion to another batch's would be off: large tensors' rounding does not grow with them."""
-    curve = memory.Curve(job("plain", 1))
+    curve = memory_curve.Curve(job("plain", 1))
     for batch in (2, 8):
-        exact = memory.Curve.at_one(job("plain", 1, batch=batch))
+        exact = memory_curve.Curve.at_one(job("plain", 1, batch=batch))
         assert curve.estimate(batch).lines["allocator"] == exact.estimate(batch).lines["allocator"]
 
 
 def test_part_of_the_memory_stays_free():
     gpu = hardware.gpu("H100")
     assert 79.0 < gpu.memory_bytes / 2**30 < 79.7  # an "80 GB" board: torch's total_memory
-    cluster = table.Hardware(gpu, 8)
-    assert cluster.room == 0.92 * gpu.memory_bytes
-    assert cluster.most_bytes == 0.98 * gpu.memory_bytes
-    curve = memory.Curve(job("zero-1", 4))
-    room = sum(curve.estimate(B).lines[name] for name in memory.LINES)
+    machine = Machine(gpu, 8)
+    assert machine.room == 0.92 * gpu.memory_bytes
+    assert machine.most_bytes == 0.98 * gpu.memory_bytes
+    curve = memory_curve.Curve(job("zero-1", 4))
+    room = sum(curve.estimate(B).lines[name] for name in memory_curve.LINES)
     while (least := curve.estimate(B, room=room).peak_bytes) > room:
         room += 50e6
     assert not dry_rows(request(gpus=4, room=least, samples_per_step=4 * B, batches=(B,)))[0].fits
@@ -238,7 +240,7 @@ def test_attention_with_dropout_keeps_no_scores_on_a_gpu():
     kept = {}
     for dropout in (0.0, 0.1):
         config = GPT2Config(n_layer=2, attn_pdrop=dropout)
-        found = memory.run(RankJob(config, batch=2, sequence=512, checkpointing=False))
+        found = memory_curve.run(RankJob(config, batch=2, sequence=512, checkpointing=False))
         kept[dropout] = found.lines["activations"]
         scores = 2 * 2 * 12 * 512**2  # two layers, in bytes of one copy at a byte each
         assert found.lines["activations"] < 2 * 2 * 512 * 768 * 60 + scores  # 60 bytes an element of the stream
@@ -253,7 +255,7 @@ def test_soft_capped_attention_keeps_its_scores():
         num_key_value_heads=2, head_dim=64,
     )  # fmt: skip
     short, long = (
-        memory.run(RankJob(config, batch=batch, sequence=tokens, checkpointing=False)).lines["activations"]
+        memory_curve.run(RankJob(config, batch=batch, sequence=tokens, checkpointing=False)).lines["activations"]
         for tokens in (sequence, 2 * sequence)
     )
     scores = layers * batch * heads * sequence**2 * (2 + 4 + 2)
@@ -272,7 +274,7 @@ def mixtral():
 
 
 def test_experts_are_kept_whole_and_used_in_part():
-    found = memory.run(RankJob(mixtral(), batch=2, sequence=256, checkpointing=False))
+    found = memory_curve.run(RankJob(mixtral(), batch=2, sequence=256, checkpointing=False))
     assert found.params == MIXTRAL
     assert found.lines["parameters"] == pytest.approx(2 * MIXTRAL, rel=0.001)
     tokens = 2 * 256
@@ -285,7 +287,7 @@ def test_experts_are_kept_whole_and_used_in_part():
 
 
 def test_lora_beside_experts_trains_the_adapters_alone():
-    found = memory.run(RankJob(mixtral(), batch=2, sequence=256, adapter=Adapter(target=("q_proj", "v_proj"))))
+    found = memory_curve.run(RankJob(mixtral(), batch=2, sequence=256, tuning=Tuning(8, ("q_proj", "v_proj"))))
     trained = 2 * 8 * ((256 + 256) + (256 + 128))
     assert found.trained_params == trained
     assert found.lines["frozen parameters"] == pytest.approx(2 * MIXTRAL, rel=0.001)

@@ -5,6 +5,7 @@ from test_plan import two_layers
 
 from pardemo.planner import hardware, measured_peak, table
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
 
 H, MIDDLE, V, LAYERS = 256, 704, 4096, 2
 PSI = 2 * V * H + LAYERS * (3 * H**2 + 3 * H * MIDDLE + 2 * H) + H  # keys and values are half as wide
@@ -14,9 +15,9 @@ SLOW = 1e9 / 8  # 1 Gbit/s a host
 def planned(hosts):
     """Full fine-tuning under stage 2 on four A800s, one micro-batch a step, ten steps."""
     job = RankJob(two_layers(), sequence=128, zero=measured_peak.BUCKETS)
-    cluster = table.Hardware(hardware.gpu("A800-80GB"), 4, hosts, SLOW, price=3.0)
+    machine = Machine(hardware.gpu("A800-80GB"), 4, 4 // hosts, SLOW)
     asked = table.Request(
-        job, cluster, 8, 10, engines=("zero-2",), checkpointing=(True,), offloads=("none",), batches=(2,)
+        job, machine, 8, 10, engines=("zero-2",), checkpointing=(True,), offloads=("none",), batches=(2,), price=3.0
     )
     (one,) = table.plan(asked).rows
     return one
@@ -27,15 +28,15 @@ def test_gradients_of_several_hosts_go_through_their_adapters(hosts, bytes_per_s
     one = planned(hosts)
     # all-reduced in bf16, and gathered: 3Ψ·(N − 1)/N, by four ranks wherever they are
     sent = 3 * 3 / 4 * 2 * PSI
-    assert one.time.sent_bytes == pytest.approx(sent, rel=0.02)
+    assert one.step.sent_bytes == pytest.approx(sent, rel=0.02)
     waited = 2 * 2 * start  # two collectives, for each doubling of ranks
-    assert one.time.parts["data-parallel traffic"] == pytest.approx(sent / (0.8 * bytes_per_s) + waited, rel=0.02)
+    assert one.step.parts["data-parallel traffic"] == pytest.approx(sent / (0.8 * bytes_per_s) + waited, rel=0.02)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_every_gpu_of_every_host_is_paid(hosts):
     one = planned(hosts)
-    assert one.money == pytest.approx(4 * 3.0 * 10 * one.time.seconds / 3600)
+    assert one.money == pytest.approx(4 * 3.0 * 10 * one.step.seconds / 3600)
 
 
 @pytest.mark.parametrize(

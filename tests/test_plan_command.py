@@ -10,8 +10,8 @@ from test_plan_reasons import plan, row
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.planner import command, table
-from pardemo.planner.job import Adapter
 from pardemo.planner.layouts import answers
+from pardemo.planner.layouts.tuning import Tuning
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_the_recipe_is_what_is_planned(asked, written):
     assert main(["plan", "--json", "--recipe", written]) == 0
     (request,) = asked
     job = request.job
-    assert job.adapter == Adapter(rank=16, target=("o_proj",), alpha=64, dropout=0.0)
+    assert job.tuning == Tuning(rank=16, target=("o_proj",), alpha=64, dropout=0.0)
     assert (job.sequence, job.clipping, job.config.loss_head) == (768, 0.5, "full")
-    assert (request.cluster.gpus, request.samples_per_step) == (2, 4 * 2 * 2)
-    assert (request.steps, request.cluster.price) == (5 * 80_000 // 16, None)
+    assert (request.machine.gpus, request.samples_per_step) == (2, 4 * 2 * 2)
+    assert (request.steps, request.price) == (5 * 80_000 // 16, None)
 
 
 def test_the_command_line_is_what_is_planned(asked, written):
@@ -52,11 +52,11 @@ def test_the_command_line_is_what_is_planned(asked, written):
     )
     assert main(["plan", "--json", "--recipe", written, *told.split()]) == 0
     (request,) = asked
-    cluster, job = request.cluster, request.job
-    assert (cluster.gpu.name, cluster.gpus, cluster.hosts, cluster.price) == ("H100", 16, 2, 1.5)
-    assert cluster.between == 200e9 / 8
+    machine, job = request.machine, request.job
+    assert (machine.gpu.name, machine.gpus, machine.hosts, request.price) == ("H100", 16, 2, 1.5)
+    assert machine.between == 200e9 / 8
     assert (request.tp, request.pp, request.dp, request.steps) == (2, 4, 2, 5 * 320 // 16)
-    assert (job.adapter, job.sequence, job.labels) == (None, 512, 0.25)
+    assert (job.tuning.lora, job.sequence, job.labels) == (False, 512, 0.25)
     assert (request.engines, request.checkpointing, request.batches) == (("zero-1", "fsdp2"), (False,), (2,))
 
 
@@ -144,7 +144,7 @@ def test_gpus_are_on_hosts_of_at_most_eight_or_a_rack_and_the_answer_says_so(gpu
 def test_each_option_goes_with_a_question():
     """A new option that nobody put into the table would be taken by every question."""
     parser = argparse.ArgumentParser()
-    command.add(parser.add_subparsers())
+    command.add_plan(parser.add_subparsers())
     (plan,) = parser._subparsers._group_actions[0].choices.values()
     options = {action.dest for action in plan._actions} - {"help"}
     known = {name for takes in command.TAKES.values() for name in takes}
@@ -202,7 +202,7 @@ def test_slow_adapters_are_told_with_three_digits(capsys):
     job = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "H100", "--link", "1"]
     assert main(["plan", "--explain", "tp=1", *job]) == 0
     assert says(capsys.readouterr().out, "360", "GB/s", "0.100", "GB/s", "adapters")
-    assert [answers.three(value) for value in (1234.5, 99.94, 2.0, 0.012345, 0)] == (
+    assert [answers.three_digits(value) for value in (1234.5, 99.94, 2.0, 0.012345, 0)] == (
         ["1,234", "99.9", "2.00", "0.0123", "0"]
     )
 

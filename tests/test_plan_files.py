@@ -16,18 +16,20 @@ from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import files, hardware, measured_peak, table
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import Tuning
 
 BASE = recipe.load("baichuan2-13b-lora-bf16")
 
 
 def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
     """A small Baichuan2 with LoRA, of which nothing is the recipe's own."""
-    adapter = Adapter(rank=4, target=("o_proj",), alpha=16, dropout=0.0)
-    job = {"batch": 4, "sequence": 128, "adapter": adapter} | (job or {})
-    cluster = table.Hardware(hardware.gpu(gpu), gpus, hosts)
+    tuning = Tuning(rank=4, target=("o_proj",), alpha=16, dropout=0.0)
+    job = {"batch": 4, "sequence": 128, "tuning": tuning} | (job or {})
+    machine = Machine(hardware.gpu(gpu), gpus, gpus // hosts)
     settings = {"samples_per_step": 128, "steps": 10, **changes}
-    return table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), cluster, **settings)
+    return table.Request(RankJob(measured_peak.example_config("baichuan2"), **job), machine, **settings)
 
 
 def test_the_recipe_is_the_planned_job():
@@ -45,7 +47,7 @@ def test_the_recipe_is_the_planned_job():
 @pytest.mark.parametrize("offload", ["none", "optimizer", "optimizer+parameters"])
 def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
     for settings in (
-        files.deepspeed(request(), row(engine, offload), BASE),
+        files.deepspeed_configuration(request(), row(engine, offload), BASE),
         files.as_recipe(request(), row(engine, offload), BASE).deepspeed,
     ):
         read = DeepSpeedZeroConfig(**settings["zero_optimization"])
@@ -60,7 +62,7 @@ def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
 def test_the_written_configuration_does_what_was_planned(told):
     asked = request(job={"zero": told})
     for stage in (0, 1, 2, 3):
-        settings = files.deepspeed(asked, row(f"zero-{stage}"), BASE)["zero_optimization"]
+        settings = files.deepspeed_configuration(asked, row(f"zero-{stage}"), BASE)["zero_optimization"]
         assert settings["overlap_comm"] == (stage == 3 if "overlap_comm" not in told else stage > 0)
         assert settings["use_multi_rank_bucket_allreduce"] == told.get("use_multi_rank_bucket_allreduce", True)
 
@@ -70,7 +72,7 @@ def test_the_written_configuration_does_what_was_planned(told):
 def test_what_the_plan_left_to_deepspeed_is_left_to_it_in_the_file(stage, told):
     """The dry run has the job's keys and DeepSpeed's defaults for the rest: so must the written file."""
     planned = DeepSpeedZeroConfig(stage=stage, **told).model_dump()
-    settings = files.deepspeed(request(job={"zero": told}), row(f"zero-{stage}"), BASE)
+    settings = files.deepspeed_configuration(request(job={"zero": told}), row(f"zero-{stage}"), BASE)
     read = DeepSpeedZeroConfig(**settings["zero_optimization"]).model_dump()
     # which neither takes memory in the step nor sends: how a checkpoint is saved, and overlap, which stage 0 ignores
     aside = {"gather_16bit_weights_on_model_save"} | ({"overlap_comm"} if stage == 0 else set())
@@ -84,16 +86,16 @@ def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
     assert written.train.precision == precision
     assert written.deepspeed[precision]["enabled"] == "auto"
     assert not {"bf16", "fp16"} - {precision} & set(written.deepspeed)
-    alone = files.deepspeed(asked, row(), BASE)
+    alone = files.deepspeed_configuration(asked, row(), BASE)
     assert alone[precision]["enabled"] is True
     assert alone[precision].get("loss_scale") == (0 if precision == "fp16" else None)  # 0 is dynamic
-    deepspeed_settings.check(alone, 4, on_cpu=False)
+    deepspeed_settings.check_settings(alone, 4, on_cpu=False)
 
 
 @pytest.mark.parametrize("changes", [{"tp": 2}, {"pp": 2}])
 def test_what_nobody_runs_is_not_written(changes, tmp_path):
     with pytest.raises(ValueError, match=r"ZeRO.*FSDP2.*Megatron-LM.*--tp.*\d.*--pp.*\d") as refused:
-        files.write(tmp_path / "out", request(gpus=8, **changes), row(), BASE)
+        files.write_plan(tmp_path / "out", request(gpus=8, **changes), row(), BASE)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
@@ -102,13 +104,13 @@ def test_what_nobody_runs_is_not_written(changes, tmp_path):
     ("changes", "engine", "written"),
     [
         ({}, "zero-2", "recipe.yaml"),
-        ({"job": {"adapter": None}}, "zero-2", "train.py"),
+        ({"job": {"tuning": Tuning()}}, "zero-2", "train.py"),
         ({"engines": ("fsdp2",)}, "fsdp2", "train.py"),
         ({}, "fsdp2", "train.py"),  # where nothing else fits
     ],
 )
 def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written, tmp_path):
-    names = files.write(tmp_path / "out", request(**changes), row(engine), BASE)
+    names = files.write_plan(tmp_path / "out", request(**changes), row(engine), BASE)
     assert written in names
     assert ("recipe.yaml" in names) != ("train.py" in names)
     assert ("ds_config.json" in names) == (engine != "fsdp2")
@@ -119,7 +121,7 @@ def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written,
     [(["--tp", "2"], "Megatron-LM would run --tp 2"), (["--model", "FILE"], "needs the model's folder, not a file")],
 )
 def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pardemo.planner.memory.run", lambda job: pytest.fail("a dry run"))
+    monkeypatch.setattr("pardemo.planner.memory_curve.run", lambda job: pytest.fail("a dry run"))
     measured_peak.example_config("baichuan2").save_pretrained(tmp_path)
     arguments = [str(tmp_path / "config.json") if word == "FILE" else word for word in arguments]
     assert main(["plan", *arguments, "--write", str(tmp_path / "out")]) == 2
@@ -170,7 +172,7 @@ def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monk
 
     settings = json.loads((out / "ds_config.json").read_text())
     assert settings["train_batch_size"] == 128
-    deepspeed_settings.check(settings, 4, on_cpu=False)
+    deepspeed_settings.check_settings(settings, 4, on_cpu=False)
     loaded = load_config_from_file(str(out / "accelerate.yaml"))
     assert (loaded.num_processes, loaded.num_machines) == (4, 2)
     assert (out / "hostfile").read_text() == "host0 slots=2\nhost1 slots=2\n"
@@ -185,7 +187,7 @@ def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monk
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("engine", ["zero-2", "zero-3"])
 def test_every_launcher_starts_the_recipe(tmp_path, engine, hosts):
-    files.write(tmp_path / "out", request(hosts=hosts), row(engine), BASE)
+    files.write_plan(tmp_path / "out", request(hosts=hosts), row(engine), BASE)
     [torchrun] = started(tmp_path, "launch.sh", "torchrun", "--resume")
     [slurm] = started(tmp_path, "job.slurm", "--resume", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_NODEID="1",
                       SLURM_CPUS_PER_TASK="8", SLURM_JOB_NODELIST="host[0-1]")  # fmt: skip

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Mixtra
 from pardemo import World
 from pardemo.planner import measured_peak
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import FULL, Tuning
 
 SIZES = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -50,7 +51,7 @@ def test_a_dry_run_is_what_the_frameworks_take(name, engine, lora, checkpointing
         zero = zero | {"stage3_prefetch_bucket_size": 0}
     real = max(world.run(_measured, name, engine, lora, checkpointing, micro_batches, zero, timeout_s=240))
     planned = dry_run(
-        RankJob(CONFIGS[name](), batch=B, sequence=S, adapter=Adapter(target=TARGET) if lora else None, engine=engine,
+        RankJob(CONFIGS[name](), batch=B, sequence=S, tuning=Tuning(8, TARGET) if lora else FULL, engine=engine,
             checkpointing=checkpointing, ranks=1 if engine == "plain" else 2, accumulation=micro_batches, zero=zero,
             on_gpu=False)
     )  # fmt: skip

@@ -9,10 +9,11 @@ from conftest import few
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import World
-from pardemo.planner import engines, fake, measured_peak, memory
+from pardemo.planner import engines, fake, measured_peak, memory_curve
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import Tuning
 
 WITHIN = 0.03  # the planner's promise
 
@@ -35,7 +36,7 @@ def world_of():
 
 
 def error(world, job):
-    return measured_peak.compare(world, [job])[0]["error"]
+    return measured_peak.compare_peaks(world, [job])[0]["error"]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -130,9 +131,9 @@ def test_flops_are_torchs_own_count():
     job = measured_peak.example_job("llama", "plain", 1, False, False)
     found = dry_run(job)
     module = engines.materialize(engines.outline(job), "cpu")
-    measured_peak.fill(module)
+    measured_peak.fill_uniformly(module)
     running = engines.start(job, module)
-    ids, labels = measured_peak.batch(job)
+    ids, labels = measured_peak.random_batch(job)
     with FlopCounterMode(display=False) as counter:
         running.forward(ids, labels).backward()
     attention = sum(
@@ -147,7 +148,7 @@ def test_flops_are_torchs_own_count():
 @pytest.mark.parametrize("batch", [3, 8])
 def test_two_dry_runs_give_any_micro_batch(batch):
     job = measured_peak.example_job("qwen2", "zero-2", 2, True, True)
-    guessed = memory.Curve(job).estimate(batch)
+    guessed = memory_curve.Curve(job).estimate(batch)
     real = dry_run(job.but(batch=batch))
     assert sum(guessed.lines[name] for name in LINES) == pytest.approx(real.peak_bytes, rel=0.002)
 
@@ -156,7 +157,7 @@ def test_two_dry_runs_give_any_micro_batch(batch):
 def test_the_same_events_happen_whatever_the_micro_batch(engine):
     """Else each row of a plan would be a dry run of its own, which takes minutes."""
     job = measured_peak.example_job("baichuan2", engine, 4, True, True).but(accumulation=2, zero={})
-    assert memory.Curve(job).affine
+    assert memory_curve.Curve(job).affine
 
 
 @pytest.mark.parametrize("stage", few([1, 2, 3], 1, 2))
@@ -170,7 +171,7 @@ def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
         ranks=2,
         zero=measured_peak.BUCKETS,
     )
-    curve = memory.Curve.at_one(job)
+    curve = memory_curve.Curve.at_one(job)
     on_gpu, on_host = (curve.estimate(1, offload=how) for how in ("none", "optimizer"))
     assert (on_gpu.phase, on_host.phase) == ("step", "backward")
     whole = 2 * curve.low.params  # in bf16
@@ -180,10 +181,10 @@ def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
 
 
 def test_nccl_has_buffers_for_each_group_of_several_ranks():
-    curve = memory.Curve.at_one(measured_peak.example_job("llama", "zero-1", 2, True, True))
+    curve = memory_curve.Curve.at_one(measured_peak.example_job("llama", "zero-1", 2, True, True))
     for tp, pp, groups in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 3)):
         assert curve.estimate(2, tp=tp, pp=pp).lines["NCCL"] == groups * 0.69e9  # NVIDIA/nccl#964
-    alone = memory.Curve.at_one(measured_peak.example_job("llama", "plain", 1, True, True))
+    alone = memory_curve.Curve.at_one(measured_peak.example_job("llama", "plain", 1, True, True))
     assert "NCCL" not in alone.estimate(2).lines
 
 
@@ -214,18 +215,18 @@ def test_bad_jobs_are_refused():
         with pytest.raises(ValueError, match=told):
             RankJob(config, **changes)
     with pytest.raises(ValueError, match=r"'W_pack'.*q_proj"):
-        dry_run(RankJob(config, adapter=Adapter(), sequence=8))
+        dry_run(RankJob(config, tuning=Tuning(8, ("W_pack",)), sequence=8))
     with fake._ranks(2), pytest.raises(RuntimeError, match="process"):
         dry_run(dataclasses.replace(measured_peak.example_job("llama", "zero-1", 2, False, True)))
 
 
 def test_a_dry_run_in_a_process_of_its_own_is_the_one_of_this_process():
-    job = measured_peak.example_job("qwen2", "zero-2", 2, True, True).but(batch=memory.LOW)  # as of a curve above
-    alone = memory.run(job)
-    del memory._DONE[job.described]
-    memory.begin(job)
-    memory.begin(job)  # once is enough
-    apart = memory.run(job)
-    assert not memory._AHEAD
+    job = measured_peak.example_job("qwen2", "zero-2", 2, True, True).but(batch=memory_curve.LOW)  # as of a curve above
+    alone = memory_curve.run(job)
+    del memory_curve._DONE[job.described]
+    memory_curve.begin(job)
+    memory_curve.begin(job)  # once is enough
+    apart = memory_curve.run(job)
+    assert not memory_curve._AHEAD
     assert apart.lines == alone.lines
     assert (apart.changes == alone.changes).all()

@@ -30,7 +30,7 @@ def computed(case):
 @pytest.mark.parametrize("name", few(["TP 2, 10 ms away", "DP 2, 8 buckets", "PP 2 × DP 2 inside"]))
 def test_a_measured_step_is_near(name):
     case = CASES[name]
-    ((_, predicted, known),) = network.compare([case])
+    ((_, predicted, known),) = network.compare_steps([case])
     assert 0.7 < predicted / known < 1.5, "other work on this machine may have held it up"
 
 
@@ -113,7 +113,7 @@ def followed(ranks, micro_batches, forward, backward, message):
 
 
 def test_the_table_has_a_row_for_each(monkeypatch):
-    monkeypatch.setattr(network, "measure", lambda case: 1.05 * case.predicted_s)
+    monkeypatch.setattr(network, "measure_step", lambda case: 1.05 * case.predicted_s)
     rows = validate.emulated()
     if tiers.found().name == "none":
         assert rows == []

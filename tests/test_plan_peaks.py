@@ -9,9 +9,10 @@ from calibration import peaks
 from conftest import few
 from transformers import MixtralConfig
 
-from pardemo.planner import memory, models
+from pardemo.planner import memory_curve, models
 from pardemo.planner.footprint import LINES
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import Tuning
 
 N = 8  # ranks
 #: Cross-entropy of a token's logits in fp32: log-softmax, its gradient, and the one that is just being made of it.
@@ -39,7 +40,7 @@ def baichuan(stage, layers=40):
     one = block(hidden, 13_696, hidden)
     frozen = 2 * (2 * vocabulary * hidden + layers * one + hidden)
     config = of_layers(models.find("baichuan2-13b"), layers)
-    job = RankJob(config, batch=8, adapter=Adapter(), engine=f"zero-{stage}", ranks=N, accumulation=2)
+    job = RankJob(config, batch=8, tuning=Tuning(8, ("W_pack",)), engine=f"zero-{stage}", ranks=N, accumulation=2)
     job = job.but(zero={"overlap_comm": False})  # as the recipe has it: one bucket
     step = LOGITS * (tokens - 8) * vocabulary + layers * tokens * hidden * 2  # each layer's input is kept
     if stage == 3:  # the head and the last layer are whole
@@ -80,9 +81,9 @@ def mixtral(layers=32):
     hidden, middle, vocabulary, tokens = 4096, 14_336, 32_000, 2 * 2048
     one = block(hidden, 0, 8 * 128) + 8 * 3 * hidden * middle + 8 * hidden
     frozen = 2 * (2 * vocabulary * hidden + layers * one + hidden)
-    adapter = Adapter(target=("q_proj", "v_proj"))
+    tuning = Tuning(8, ("q_proj", "v_proj"))
     config = MixtralConfig(num_hidden_layers=layers, num_key_value_heads=8)
-    job = RankJob(config, batch=2, sequence=2048, adapter=adapter, engine="zero-3", ranks=N)
+    job = RankJob(config, batch=2, sequence=2048, tuning=tuning, engine="zero-3", ranks=N)
     # what is gathered is copied once: all experts' gate and up are one parameter
     gathered = 2 * one + 2 * 8 * 2 * hidden * middle
     return job, frozen / N + gathered + BUCKET + layers * tokens * hidden * 2
@@ -99,13 +100,13 @@ JOBS = {
 @pytest.mark.parametrize("name", few(JOBS, 0, 1, 2, 3, 5))  # of the whole model with 32 layers by night
 def test_a_peak_is_what_the_methods_add_up_to(name):
     job, expected = JOBS[name]()
-    found = memory.Curve.at_one(job).estimate(job.batch)
+    found = memory_curve.Curve.at_one(job).estimate(job.batch)
     tensors = sum(found.lines[line] for line in LINES)
     # 8 %: the last norm's input and output, adapters, what stage 3 has prefetched and not let go of
     assert expected < tensors < 1.08 * expected
     # CUDA's context, NCCL, and blocks of the logits' size that the next ones do not fit into
     block_of_logits = 4 * job.batch * (job.sequence - 1) * job.config.vocab_size
-    own = memory.CONTEXT_BYTES + memory.NCCL_BYTES
+    own = memory_curve.CONTEXT_BYTES + memory_curve.NCCL_BYTES
     assert 0 < found.peak_bytes - own - tensors < 1.7 * block_of_logits
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from conftest import says
+from test_plan_reasons import plan, row
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
@@ -17,7 +18,6 @@ from pardemo.planner.layouts.micro_batch import product
 from pardemo.planner.layouts.published import published, runs
 from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
 from pardemo.planner.layouts.stacks import MEGATRON
-from pardemo.planner.table import Hardware as Planned
 
 OWN = {
     "name": "our H100", "memory_gib": 79.1, "peak_tflops": 989, "reachable_tflops": 700, "sustained": 0.9,
@@ -34,7 +34,7 @@ def saved(folder, drop=(), **changes):
 
 
 def test_what_was_measured_is_what_is_planned_with(tmp_path):
-    found = profile.find(str(saved(tmp_path)), 16)
+    found = profile.find_profile(str(saved(tmp_path)), 16)
     here = machines.machine(found, 16, 8)
     assert here.matrix_flops == pytest.approx(700e12 * 0.9)
     assert here.memory_bytes_per_s == pytest.approx(2850e9)
@@ -45,15 +45,16 @@ def test_what_was_measured_is_what_is_planned_with(tmp_path):
 
 
 def test_a_link_that_was_not_measured_is_its_datasheets(tmp_path):
-    found = profile.load(saved(tmp_path, drop=("between",)))
+    found = profile.load_profile(saved(tmp_path, drop=("between",)))
     assert machines.machine(found, 16, 8, 100e9).rate(16) == pytest.approx(80e9)
     assert found.link(None, 8) == hardware.link("ethernet-100g")
-    assert profile.load(saved(tmp_path)).link("400", 8) == 50e9, "a link that is asked for goes before the measured one"
+    own = profile.load_profile(saved(tmp_path))
+    assert own.link("400", 8) == 50e9, "a link that is asked for goes before the measured one"
 
 
 def test_a_machine_has_bf16_unless_its_file_says_otherwise(tmp_path):
-    assert profile.load(saved(tmp_path)).gpu.bf16
-    assert not profile.load(saved(tmp_path, bf16=False)).gpu.bf16
+    assert profile.load_profile(saved(tmp_path)).gpu.bf16
+    assert not profile.load_profile(saved(tmp_path, bf16=False)).gpu.bf16
 
 
 @pytest.mark.parametrize("name", hardware.FP8_TFLOPS)
@@ -63,23 +64,25 @@ def test_products_in_8_bits_take_half_the_time_of_bf16(name):
 
 
 def test_a_gpu_of_the_table_is_what_it_was():
-    found = profile.find("H100", 16)
+    found = profile.find_profile("H100", 16)
     assert machines.machine(found, 16, 8, 400e9) == machines.Machine(hardware.gpu("H100"), 16, 8, 400e9)
 
 
 def test_rates_by_size_say_what_small_products_lose(tmp_path):
     rates = {str(n): 800 / (1 + 300 / n) ** 3 for n in (1024, 2048, 4096, 8192)}
-    gpu = profile.load(saved(tmp_path, reachable_tflops=rates)).gpu
+    gpu = profile.load_profile(saved(tmp_path, reachable_tflops=rates)).gpu
     assert (gpu.reachable, gpu.small) == pytest.approx((800e12, 300))
-    here = machines.machine(profile.load(saved(tmp_path, reachable_tflops=rates, sustained=1.0)), 8, 8)
+    here = machines.machine(profile.load_profile(saved(tmp_path, reachable_tflops=rates, sustained=1.0)), 8, 8)
     job = Job(Shape(4, 2048, 16, 16, 8192, 32000), here, MEGATRON.but(small=1.0))
     seconds = product(job, Product(2048, 2048, COLUMNS), 1, 2048)
     assert 2 * 2048**3 / seconds == pytest.approx(rates["2048"] * 1e12), "and no longer what its program's runs say"
 
 
-def test_a_fine_tunes_plan_takes_it_too(tmp_path):
-    gpu = profile.load(saved(tmp_path)).gpu
-    own, usual = (table.machine_of(Planned(one, 8)) for one in (gpu, hardware.gpu("H100")))
+def test_a_fine_tunes_plan_takes_it_too(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(table, "plan", lambda request: asked.append(request.machine) or plan(row()))
+    assert [cli.main(["plan", "--json", "--gpu", gpu]) for gpu in (str(saved(tmp_path)), "H100")] == [0, 0]
+    own, usual = asked
     assert (own.matrix_flops, own.memory_bytes_per_s) == pytest.approx((700e12 * 0.9, 2850e9))
     assert own.rate(8) == pytest.approx(360e9)
     assert (usual.rate(8), usual.memory_bytes_per_s) == pytest.approx((0.8 * 450e9, 0.85 * 3350e9))
@@ -171,7 +174,7 @@ def own_runs(folder, **changes):
 
 def test_runs_on_the_own_machine(tmp_path, capsys):
     path = saved(tmp_path)
-    (by_name,) = runs.read(own_runs(tmp_path), profile.load(path))
+    (by_name,) = runs.read(own_runs(tmp_path), profile.load_profile(path))
     (by_file,) = runs.read(own_runs(tmp_path, gpu="own.json"))
     assert by_name == by_file
     assert by_name.job.machine.rate(2) == pytest.approx(360e9)
@@ -182,7 +185,7 @@ def test_runs_on_the_own_machine(tmp_path, capsys):
 
 
 def test_a_profile_takes_the_place_of_a_published_tables_gpu(tmp_path):
-    own = profile.load(saved(tmp_path, name="H100", drop=("between",)))
+    own = profile.load_profile(saved(tmp_path, name="H100", drop=("between",)))
     table = project.root() / "data" / "published_runs" / "llm_foundry_fsdp.csv"
     usual, changed = published.load(table), published.load(table, own)
     for before, after in zip(usual, changed, strict=True):
@@ -196,7 +199,7 @@ def test_measuring_this_machine_writes_what_can_be_read(tmp_path, monkeypatch, c
     path = tmp_path / "here.json"
     assert cli.main(["plan", "--measure", str(path), "--gpus", "2"]) == 0
     assert f"written to {path}" in capsys.readouterr().out
-    found = profile.load(path)
+    found = profile.load_profile(path)
     assert (found.host_gpus, found.between) == (2, None)
     assert found.gpu.measured
     assert 0 < found.gpu.reachable <= found.gpu.flops
@@ -219,7 +222,7 @@ def test_a_warm_chips_rate_is_of_what_it_multiplied(monkeypatch):
 def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):
     quick(monkeypatch)
     assert "inside" not in measured.measure(tmp_path / "one.json", 1)
-    assert profile.find(str(tmp_path / "one.json"), 1).inside is False
+    assert profile.find_profile(str(tmp_path / "one.json"), 1).inside is False
 
 
 @pytest.mark.nightly
@@ -228,7 +231,7 @@ def test_hosts_are_measured_apart(tmp_path, monkeypatch):
     quick(monkeypatch)
     cluster = Cluster(hosts=2, ranks_per_host=2, between="100 Mbit/s", inside="400 Mbit/s")
     measured.measure(tmp_path / "two.json", 4, cluster)
-    found = profile.load(tmp_path / "two.json")
+    found = profile.load_profile(tmp_path / "two.json")
     assert found.between == pytest.approx(100e6 / 8, rel=0.15)
     assert found.gpu.link_bytes_per_s == pytest.approx(400e6 / 8, rel=0.15)
     assert found.host_gpus == 2

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from conftest import says
@@ -11,49 +10,73 @@ from pardemo.cli import main
 from pardemo.planner import answer, hardware, table
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts import Machine, fine_tune
+from pardemo.planner.layouts.configurations import of as shape_of
 from pardemo.planner.measured_peak import example_config
-from pardemo.planner.memory import BUILT_SHARDED, Estimate
+from pardemo.planner.memory_curve import BUILT_SHARDED, Estimate
+
+A800S = Machine(hardware.gpu("A800-80GB"), 8)  # of 85.2 GB: 78.4 where 8 % stay free, 83.5 that ever fitted
 
 
-def row(engine="zero-2", offload="none", batch=4, hours=1.0, gigabytes=50.0, sent=1e9, checkpointing=True, built=30.0):
-    time = PredictedStep({"matrix multiplications": hours}, 0.0, 1.0, 1, 1, (1,), sent)
-    building = built * 1e9 if engine in BUILT_SHARDED else None
-    memory = Estimate({"parameters": gigabytes * 1e9}, "backward", building)
-    return table.PlanRow(
-        engine, offload, checkpointing, batch, 32 // batch, memory, time, gigabytes < 76, 1.0, hours, None
+def row(
+    engine="zero-2",
+    offload="none",
+    batch=4,
+    hours=1.0,
+    gigabytes=50.0,
+    sent=1e9,
+    checkpointing=True,
+    built=30.0,
+    accumulation=None,
+):
+    """A row whose step and memory are made up."""
+    job, layout = fine_tune(
+        shape_of(example_config("llama")),
+        A800S,
+        engine=engine,
+        ranks=8,
+        batch=batch,
+        sequence=64,
+        offload=offload,
+        accumulation=accumulation or 32 // batch,
+        checkpointing=checkpointing,
     )
+    one = table.PlanRow(job, layout)
+    building = built * 1e9 if engine in BUILT_SHARDED else None
+    vars(one)["step"] = PredictedStep({"matrix multiplications": 3600 * hours}, 0.0, 1.0, 1, 1, (1,), sent)
+    vars(one)["memory"] = Estimate({"parameters": gigabytes * 1e9}, "backward", building)
+    return one
 
 
 def plan(*rows):
-    cluster = table.Hardware(hardware.gpu("A800-80GB"), 8)
-    return table.Plan(table.Request(RankJob(example_config("llama"), sequence=64), cluster, 256, 10), list(rows))
+    return table.Plan(table.Request(RankJob(example_config("llama"), sequence=64), A800S, 256, 10), list(rows))
 
 
 def test_the_fastest_that_fits_comes_first_and_what_does_not_fit_last():
     found = plan(
-        row(hours=3), row(hours=0.5, gigabytes=90), row(hours=2, batch=8), row(hours=1, gigabytes=80, batch=16)
+        row(hours=3), row(hours=0.5, gigabytes=90), row(hours=2, batch=8), row(hours=1, gigabytes=84, batch=16)
     )
     assert [one.hours for one in found.rows] == [2, 3, 0.5, 1]
     assert found.best is found.rows[0]
-    assert "the fastest that leaves 8% of a GPU free" in table.why(found)
-    assert says(table.why(found), "4", "50.0", "longer")
-    assert says(table.why(found), "16")
+    assert "the fastest that leaves 8% of a GPU free" in table.explain_best(found)
+    assert says(table.explain_best(found), "4", "50.0", "longer")
+    assert says(table.explain_best(found), "16")
 
 
 def test_of_rows_as_fast_the_one_that_shards_and_offloads_least():
     found = plan(row("zero-3", hours=1.0), row("zero-1", hours=1.005), row("zero-0", "optimizer", hours=0.999))
     assert found.best.engine == "zero-1"
-    assert says(table.why(found), "1", "fastest")
+    assert says(table.explain_best(found), "1", "fastest")
 
 
 def test_a_stage_is_explained_by_what_is_below_and_above():
-    assert says(table.why(plan(row("zero-2"), row("zero-1", gigabytes=90))), "2", "nothing")
-    slower = table.why(plan(row("zero-2"), row("zero-1", hours=1.5, batch=2)))
+    assert says(table.explain_best(plan(row("zero-2"), row("zero-1", gigabytes=90))), "2", "nothing")
+    slower = table.explain_best(plan(row("zero-2"), row("zero-1", hours=1.5, batch=2)))
     assert says(slower, "2", "ZeRO", "1", "2", "16", "50.0")
     above = "a higher stage would save memory that is not needed and send no less"
-    assert above in table.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=2e9)))
-    assert above not in table.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=0.5e9)))
-    assert above not in table.why(plan(row("zero-0")))
+    assert above in table.explain_best(plan(row("zero-0"), row("zero-2", hours=1.2, sent=2e9)))
+    assert above not in table.explain_best(plan(row("zero-0"), row("zero-2", hours=1.2, sent=0.5e9)))
+    assert above not in table.explain_best(plan(row("zero-0")))
 
 
 def test_every_recommendation_of_random_tables_is_true():
@@ -73,7 +96,7 @@ def test_every_recommendation_of_random_tables_is_true():
         assert best.hours <= 1.01 * min(one.hours for one in fitting)
         assert found.rows[0] is best
         assert sorted(rest := [not one.fits for one in found.rows]) == rest
-        why = table.why(found)
+        why = table.explain_best(found)
         alike = {one.batch: one for one in rows if (one.engine, one.offload) == (best.engine, best.offload)}
         other = alike[3 - best.batch]
         if f"micro-batches of {other.batch} take" in why:
@@ -84,22 +107,20 @@ def test_every_recommendation_of_random_tables_is_true():
             assert best.hours / 1.01 <= other.hours < best.hours
         if "nothing fits" in why:
             assert not any(one.engine < best.engine for one in fitting)
-        roomy = [one for one in fitting if one.peak_bytes <= found.request.cluster.room]
+        roomy = [one for one in fitting if one.peak_bytes <= A800S.room]
         if "the fastest that" in why and "within" not in why:
             assert best.hours == min(one.hours for one in roomy or fitting)
         assert ("of a GPU free" in why) == bool(roomy)
 
 
 def test_a_row_that_leaves_room_goes_before_a_faster_one_that_fits():
-    """An A800 has 85.2 GB: 78.4 where 8 % stay free, 83.5 that ever fitted."""
-    roomy, tight = row(hours=3, gigabytes=60), row(hours=2, gigabytes=75, batch=8)
-    limit = table.Hardware(hardware.gpu("A800-80GB"), 8)
-    full = replace(tight, memory=replace(tight.memory, lines={"parameters": (limit.room + limit.most_bytes) / 2}))
+    roomy = row(hours=3, gigabytes=60)
+    full = row(hours=2, gigabytes=(A800S.room + A800S.most_bytes) / 2e9, batch=8)
     found = plan(roomy, full)
     assert found.best == roomy
-    assert says(table.why(found), "8", "less than", "free")
+    assert says(table.explain_best(found), "8", "less than", "free")
     assert plan(full).best == full
-    assert says(table.why(plan(full)), "the fastest that fits", f"{limit.most_bytes / 1e9:.1f}")
+    assert says(table.explain_best(plan(full)), "the fastest that fits", f"{A800S.most_bytes / 1e9:.1f}")
 
 
 def test_the_table_shows_the_first_rows_and_says_how_many_more():

@@ -12,10 +12,11 @@ from torch.cuda import _memory_viz
 
 from pardemo.cli import main
 from pardemo.meters import snapshot as files
-from pardemo.planner import answer, checked, table
+from pardemo.planner import answer, dry_run_comparison, table
 from pardemo.planner.footprint import LINES
 from pardemo.planner.hardware import gpu
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.measured_peak import example_config
 
 #: What the viewer's unpickler knows (torch/utils/viz/MemoryViz.js).
@@ -56,12 +57,12 @@ def job():
 )  # fmt: skip
 def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tmp_path):
     request = table.Request(
-        job(), table.Hardware(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
+        job(), Machine(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
         engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
     )  # fmt: skip
     (row,) = dry_rows(request)
-    blocks = checked.of_row(request, row)
-    files.write(tmp_path / "plan.pickle", blocks)
+    blocks = dry_run_comparison.blocks_of_row(request, row, row.memory)
+    files.write_snapshot(tmp_path / "plan.pickle", blocks)
     written = (tmp_path / "plan.pickle").read_bytes()
     most, kinds = replayed(pickle.loads(written))
     assert most == round(row.peak_bytes)
@@ -114,7 +115,7 @@ def test_a_layouts_sums_are_its_peak(question, tmp_path, capsys):
 
 def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
     request = table.Request(
-        job(), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
+        job(), Machine(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
         checkpointing=(True, False), offloads=("none",),
     )  # fmt: skip
     monkeypatch.setattr(answer, "request_of", lambda arguments: (request, None))

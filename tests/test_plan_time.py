@@ -5,14 +5,13 @@ import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner import checked, hardware, measured_peak, models, table, validate
+from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, table, validate
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Adapter
 from pardemo.planner.layouts import Machine, Shape, Stack, configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import Tuning
-from pardemo.planner.records import Recorder
+from pardemo.planner.storage_recorder import StorageRecorder
 
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
 WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multiplied with
@@ -158,7 +157,7 @@ def test_bytes_of_several_ranks_are_not_told_by_one():
 
 def test_lora_sends_and_updates_the_adapters_alone():
     run = dry_run(
-        measured_peak.example_job("llama", "zero-2", 4, True, True).but(adapter=Adapter(target=("q_proj", "v_proj")))
+        measured_peak.example_job("llama", "zero-2", 4, True, True).but(tuning=Tuning(8, ("q_proj", "v_proj")))
     )
     assert sum(run.data_parallel_bytes(4)) == pytest.approx(3 * 3 / 4 * 2 * run.trained_params, rel=0.01)
 
@@ -207,8 +206,8 @@ def test_tensor_parallel_ranks_each_move_the_whole_residual_stream(tp):
 def asked(**zero):
     """Full fine-tuning of a small model on two hosts with a slow link."""
     small = measured_peak.example_job("llama", "plain", 1, False, False).but(zero=measured_peak.BUCKETS | zero)
-    cluster = table.Hardware(hardware.gpu("A800-80GB"), 4, 2, 1e9 / 8)
-    return table.Request(small, cluster, 16, 1, engines=("zero-2", "zero-3"), batches=(2,))
+    machine = Machine(hardware.gpu("A800-80GB"), 4, 2, 1e9 / 8)
+    return table.Request(small, machine, 16, 1, engines=("zero-2", "zero-3"), batches=(2,))
 
 
 def test_a_jobs_step_is_that_of_its_row():
@@ -216,23 +215,24 @@ def test_a_jobs_step_is_that_of_its_row():
     rows = table.plan(overlapped).rows
     assert {row.offload for row in rows} == {"none", "optimizer", "optimizer+parameters"}
     for row in rows:
-        own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, checkpointing=row.checkpointing)
-        assert table.step_of(own, overlapped.cluster, row.accumulation, row.offload) == row.time
-    own = overlapped.job.but(engine="zero-2", ranks=4, batch=2)
-    plain = asked().job.but(engine="zero-2", ranks=4, batch=2)
-    hidden, shown = (table.step_of(one, overlapped.cluster, 2).seconds for one in (own, plain))
+        own = overlapped.job.but(engine=row.engine, ranks=4, batch=2, accumulation=2, checkpointing=row.checkpointing)
+        assert step(*table.job_and_layout(own, overlapped.machine, row.offload)) == row.step
+    way = {"engine": "zero-2", "ranks": 4, "batch": 2, "accumulation": 2}
+    hidden, shown = (
+        step(*table.job_and_layout(each.job.but(**way), each.machine)).seconds for each in (overlapped, asked())
+    )
     assert hidden < shown
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_row_beside_its_dry_run_sends_as_much(tp):
     request = table.Request(
-        asked().job, table.Hardware(hardware.gpu("A800-80GB"), 4 * tp), 16, 1, tp=tp, engines=("zero-2",), batches=(2,),
+        asked().job, Machine(hardware.gpu("A800-80GB"), 4 * tp), 16, 1, tp=tp, engines=("zero-2",), batches=(2,),
         offloads=("none",),
     )  # fmt: skip
     for row in table.plan(request).rows:
-        planned, run = checked.compare_with_dry_run(request, row).sent
-        assert planned == row.time.sent_bytes
+        planned, run = dry_run_comparison.compare_with_dry_run(request, row).sent
+        assert planned == row.sent_bytes
         assert run == pytest.approx(planned, rel=0.01)
 
 
@@ -301,7 +301,7 @@ def test_an_a800_is_an_a100_with_a_slower_link():
 
 
 def test_a_product_that_nobody_counts_is_refused():
-    recorder = Recorder()
+    recorder = StorageRecorder()
     a = torch.zeros(32, 32, dtype=torch.int8)
     with recorder, recorder.phase("forward"), pytest.raises(ValueError, match="uses aten::_int_mm: nobody counts"):
         torch._int_mm(a, a)

@@ -28,9 +28,11 @@ from pardemo.peers.accelerate import config_files
 from pardemo.peers.accelerate.training import as_launched, wrapped
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import files, hardware, measured_peak, table
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuning import FULL, Tuning
 
-LORA = Adapter(rank=4, target=("q_proj", "v_proj"), alpha=16, dropout=0.0)
+LORA = Tuning(rank=4, target=("q_proj", "v_proj"), alpha=16, dropout=0.0)
 BASE = recipe.load("baichuan2-13b-lora-bf16")
 
 
@@ -68,10 +70,10 @@ def world():
         yield two
 
 
-def request(folder, gpus=2, hosts=1, adapter=LORA, gpu="A800-80GB", job=None, **changes):
-    asked = RankJob(AutoConfig.from_pretrained(folder), sequence=32, adapter=adapter, clipping=1.0, **(job or {}))
-    cluster = table.Hardware(hardware.gpu(gpu), gpus, hosts)
-    return table.Request(asked, cluster, **{"samples_per_step": 4 * gpus, "steps": 2} | changes)
+def request(folder, gpus=2, hosts=1, tuning=LORA, gpu="A800-80GB", job=None, **changes):
+    asked = RankJob(AutoConfig.from_pretrained(folder), sequence=32, tuning=tuning, clipping=1.0, **(job or {}))
+    machine = Machine(hardware.gpu(gpu), gpus, gpus // hosts)
+    return table.Request(asked, machine, **{"samples_per_step": 4 * gpus, "steps": 2} | changes)
 
 
 def based(folder):
@@ -81,11 +83,11 @@ def based(folder):
 
 def planned(engine, offload="none", checkpointing=True):
     """A row with 2 × 2 samples on each rank."""
-    return dataclasses.replace(row(engine, offload, batch=2, checkpointing=checkpointing), accumulation=2)
+    return row(engine, offload, batch=2, checkpointing=checkpointing, accumulation=2)
 
 
 def written(folder, asked, chosen, base):
-    names = files.write(folder, asked, chosen, base)
+    names = files.write_plan(folder, asked, chosen, base)
     assert sorted(names) == sorted(path.name for path in folder.iterdir())
     return folder
 
@@ -147,14 +149,14 @@ def held(engine):
             "whole": sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)}  # fmt: skip
 
 
-def by_hand(folder, data, adapter):
+def by_hand(folder, data, tuning):
     """The losses of two steps over all samples in one process, in fp32, without any of these libraries' trainers."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(BASE.train.seed)
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if adapter is not None:
-        settings = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.target))
+    if tuning.lora:
+        settings = LoraConfig(r=tuning.rank, lora_alpha=tuning.alpha, target_modules=list(tuning.target))
         model = get_peft_model(model, settings)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
     losses = []
@@ -177,23 +179,23 @@ def by_hand(folder, data, adapter):
     return losses
 
 
-@pytest.mark.parametrize("adapter", few([LORA, None]), ids=["LoRA", "full"])
+@pytest.mark.parametrize("tuning", few([LORA, FULL]), ids=["LoRA", "full"])
 @pytest.mark.parametrize("launcher", few(["torchrun", "accelerate"]))
 @pytest.mark.parametrize("engine", ["zero-0", "zero-1", "zero-2", "zero-3", "fsdp2"])
-def test_the_script_trains_cut_as_planned(world, model, data, tmp_path, engine, launcher, adapter):
-    folder = written(tmp_path / "plan", request(model, adapter=adapter), planned(engine), based(model))
+def test_the_script_trains_cut_as_planned(world, model, data, tmp_path, engine, launcher, tuning):
+    folder = written(tmp_path / "plan", request(model, tuning=tuning), planned(engine), based(model))
     [config] = folder.glob("accelerate*.yaml")
     environment = config_files.environment(config) if launcher == "accelerate" else {}
     found = world.run(on_rank, folder, environment, data, tmp_path / "out", engine == "fsdp2")
-    whole = 2048 if adapter else sum(p.numel() for p in LlamaForCausalLM.from_pretrained(model).parameters())
+    whole = 2048 if tuning.lora else sum(p.numel() for p in LlamaForCausalLM.from_pretrained(model).parameters())
     for rank in found:
         assert (rank["engine"], rank["ranks"], rank["whole"]) == (engine, 2, whole)
         assert rank["own"] == (whole if engine == "zero-0" else whole // 2)
-        assert rank["losses"] == pytest.approx(by_hand(model, data, adapter), rel=1e-2)
+        assert rank["losses"] == pytest.approx(by_hand(model, data, tuning), rel=1e-2)
         assert rank["losses"][1] < 0.98 * rank["losses"][0]
-    name = "adapter_model.safetensors" if adapter else "model.safetensors"
+    name = "adapter_model.safetensors" if tuning.lora else "model.safetensors"
     saved = load_file(tmp_path / "out" / name)
-    if adapter:
+    if tuning.lora:
         assert all(tensor.abs().max() > 5e-3 for key, tensor in saved.items() if "lora_B" in key)
         assert sum(tensor.numel() for tensor in saved.values()) == whole
     else:
@@ -205,7 +207,7 @@ def test_the_script_trains_cut_as_planned(world, model, data, tmp_path, engine, 
 @pytest.mark.parametrize("engine", ["zero-3", "fsdp2"])
 def test_a_head_that_the_embedding_shares(world, data, tmp_path, engine):
     tied = made(tmp_path / "tied", tie_word_embeddings=True)
-    folder = written(tmp_path / "plan", request(tied, adapter=None), planned(engine, checkpointing=False), based(tied))
+    folder = written(tmp_path / "plan", request(tied, tuning=FULL), planned(engine, checkpointing=False), based(tied))
     environment = config_files.environment(next(folder.glob("accelerate*.yaml")))
     whole = sum(parameter.numel() for parameter in LlamaForCausalLM.from_pretrained(tied).parameters())
     for rank in world.run(on_rank, folder, environment, data, tmp_path / "out", engine == "fsdp2"):
@@ -262,13 +264,15 @@ def test_each_program_reads_what_is_written_for_it(model, tmp_path, monkeypatch,
     precision = "fp16" if gpu == "V100" else "bf16"
     asked = request(model, gpus=16, hosts=2, gpu=gpu, job={"precision": precision})
     folder = written(tmp_path / "out", asked, planned(engine, offload, checkpointing), based(model))
-    monkeypatch.setattr(config_files, "room", lambda: 8)
+    monkeypatch.setattr(config_files, "most_processes", lambda: 8)
     monkeypatch.setattr(config_files, "_check_precision", lambda settings: None)  # fp16 is refused on a CPU
-    monkeypatch.setattr(deepspeed_settings, "check", functools.partial(on_gpus, deepspeed_settings.check))
+    monkeypatch.setattr(
+        deepspeed_settings, "check_settings", functools.partial(on_gpus, deepspeed_settings.check_settings)
+    )
     [config] = folder.glob("accelerate*.yaml")
     read = load_config_from_file(str(config))
     assert (read.num_processes, read.num_machines, read.main_process_port) == (16, 2, 29500)
-    found = config_files.read(config)
+    found = config_files.read_config(config)
     launched = config_files.environment(config)
     settings = json.loads((folder / "ds_config.json").read_text()) if engine != "fsdp2" else None
     if settings is None:
@@ -377,14 +381,14 @@ def test_a_model_without_a_folder_is_asked_for(model, tmp_path):
 
 def test_gpt2s_weights_lie_the_other_way_round(tmp_path):
     GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=64).save_pretrained(tmp_path / "gpt2")
-    asked = request(tmp_path / "gpt2", adapter=dataclasses.replace(LORA, target=("c_attn",)))
+    asked = request(tmp_path / "gpt2", tuning=dataclasses.replace(LORA, target=("c_attn",)))
     folder = written(tmp_path / "out", asked, planned("zero-2"), based(tmp_path / "gpt2"))
     assert script_of(folder).LORA["fan_in_fan_out"] is True
 
 
 def test_baichuan2_in_full_is_known_to_the_script(tmp_path):
     measured_peak.example_config("baichuan2").save_pretrained(tmp_path / "model")
-    asked = request(tmp_path / "model", adapter=None)
+    asked = request(tmp_path / "model", tuning=FULL)
     folder = written(tmp_path / "out", asked, planned("zero-3"), based(tmp_path / "model"))
     assert "\nimport pardemo.baichuan2 " in (folder / "train.py").read_text()
 

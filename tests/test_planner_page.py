@@ -84,7 +84,7 @@ def close(said, wanted, where=""):
 
 def page(folder, runtime):
     """The page in a folder of its own, with or without Pyodide."""
-    plan_page.write(folder, runtime)
+    plan_page.write_plan_page(folder, runtime)
     entries = [
         site.Entry("index.html", "What it is", "", ""),
         site.Entry(plan_page.FILE, plan_page.TITLE, "", plan_page.body(runtime is not None)),
@@ -100,7 +100,7 @@ def page(folder, runtime):
 @pytest.fixture(scope="module")
 def runtime():
     try:
-        return pyodide.folder()
+        return pyodide.pyodide_folder()
     except pyodide.NoPyodideError as error:
         pytest.skip(f"no Pyodide: {error}")
 
@@ -296,8 +296,8 @@ def test_a_question_that_is_let_go_leaves_no_folder_and_no_warning(tmp_path, mon
 
 
 def test_the_archive_plans_without_any_library(tmp_path):
-    plan_page.pack(tmp_path / "a.zip")
-    plan_page.pack(tmp_path / "b.zip")
+    plan_page.pack_planner(tmp_path / "a.zip")
+    plan_page.pack_planner(tmp_path / "b.zip")
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
         archive.extractall(tmp_path / "alone")
@@ -324,8 +324,8 @@ def test_another_package_than_the_one_that_was_chosen_is_refused(tmp_path):
 
 def test_a_folder_without_pyodide_is_named_and_a_machine_without_npm_says_so(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"pyodide\.mjs.*--pyodide.*Pyodide"):
-        pyodide.folder(tmp_path)
+        pyodide.pyodide_folder(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(pyodide.NoPyodideError, match="Pyodide"):
-        pyodide.folder()
+        pyodide.pyodide_folder()

@@ -16,7 +16,7 @@ from torch import nn
 from pardemo import cli
 from pardemo.prove import ProveError, prove, script
 from pardemo.script.compare import layouts
-from pardemo.script.record import records
+from pardemo.script.record import rank_record
 
 #: A script that trains on 2 ranks as on one; what stands for ``MODEL``, ``INPUT`` and ``SETUP`` is bad.
 SCRIPT = """
@@ -290,15 +290,15 @@ class Batch:
 def test_samples_within_other_things_are_seen():
     x = torch.arange(6.0).reshape(2, 3)
     for value in (x, [x], (1, [x]), {"k": {"x": x}}, Batch(x), x.numpy(), UserDict(x=x)):
-        ((_, seen),) = records.input_tensors((value,), {})
+        ((_, seen),) = rank_record.input_tensors((value,), {})
         assert torch.equal(seen, x)
-    names = [name for name, _ in records.input_tensors((x, "mode"), {"tokens": x, "other": x})]
+    names = [name for name, _ in rank_record.input_tensors((x, "mode"), {"tokens": x, "other": x})]
     assert names == ["tokens", "input 0", "other"]
-    ((_, texts),) = records.input_tensors((["a", "b", "a"],), {})
+    ((_, texts),) = rank_record.input_tensors((["a", "b", "a"],), {})
     assert texts[0] == texts[2] != texts[1]
-    ((_, numbers),) = records.input_tensors(([3, 4],), {"flag": True})
+    ((_, numbers),) = rank_record.input_tensors(([3, 4],), {"flag": True})
     assert numbers.tolist() == [3, 4]
-    assert records.unseen_inputs((Graph(x), None, 3), {"also": [Graph(x)]}) == ["Graph"]
+    assert rank_record.unseen_inputs((Graph(x), None, 3), {"also": [Graph(x)]}) == ["Graph"]
 
 
 class OfGraphs(nn.Linear):

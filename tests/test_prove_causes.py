@@ -14,7 +14,7 @@ from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentenc
 from pardemo.script.compare.layouts import Layout, distinct_digits
 from pardemo.script.compare.parameter_map import Part, map_parameters
 from pardemo.script.compare.runs import ComparedOutput, Finding, StepComparison, compare_pair
-from pardemo.script.record.records import LossCall, Mask, MicroBatch, Piece, Step
+from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, Piece, Step
 
 TOLERANCE = 1e-9
 

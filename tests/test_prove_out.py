@@ -25,7 +25,7 @@ from pardemo.script.compare import compare, runs
 from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import ComparedOutput, Finding
-from pardemo.script.record.records import ModuleCall, Piece, RankRecord, Step
+from pardemo.script.record.rank_record import ModuleCall, Piece, RankRecord, Step
 from pardemo.script.report import annotations, model_map, verdict
 from pardemo.script.report.verdict import Proof
 

@@ -14,7 +14,7 @@ from conftest import fenced
 from pardemo import project
 from pardemo.script.compare import compare, proof, runs
 from pardemo.script.compare.layouts import SIZES
-from pardemo.script.record import parameters, records
+from pardemo.script.record import parameters, rank_record
 
 ROOT = project.PACKAGE.parent
 PROVE = project.PACKAGE / "script"
@@ -131,7 +131,7 @@ def test_numbers_are_the_codes():
     assert {6: "six"}[runs.TIMES] + " times what that has moved" in PAGE
     assert f"Above {runs.SKETCHED // 1_000_000} million parameters" in PAGE
     assert f"up to {proof.IN_FULL // 1_000_000} million numbers" in PAGE
-    assert f"each block of {records.BLOCK} × {records.BLOCK}" in PAGE
+    assert f"each block of {rank_record.BLOCK} × {rank_record.BLOCK}" in PAGE
     assert f"of more than {parameters.LARGEST_BUFFER:,} numbers" in PAGE
     assert f"`--timeout` ({runs.Options().timeout_s:g} s)" in PAGE
     assert all(f"`{size}`" in PAGE for size in SIZES)

@@ -11,8 +11,8 @@ from zoo.right import run
 from pardemo.script.compare import parameter_map, proof, runs
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import assembled
-from pardemo.script.record import records
-from pardemo.script.record.records import Piece
+from pardemo.script.record import rank_record
+from pardemo.script.record.rank_record import Piece
 
 TOLERANCE = 1e-6
 
@@ -262,4 +262,4 @@ def test_a_third_of_a_large_model_s_is_found_by_sketches_and_compared_in_full(ri
 
 def test_a_number_that_a_wrapper_hands_on_is_kept_once_for_each():
     loss = torch.ones((), dtype=torch.float64)  # as of PEFT's model, and of the one in it
-    assert records.project_rows(loss).data_ptr() != records.project_rows(loss).data_ptr()
+    assert rank_record.project_rows(loss).data_ptr() != rank_record.project_rows(loss).data_ptr()

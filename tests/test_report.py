@@ -118,7 +118,7 @@ def run(out):
     nbformat.write(notebook, out / "01_a.ipynb")
     (out / "run.json").write_text("[]")
     outcomes = [runner.NotebookEnding("01_a", "ok", 1.0), runner.NotebookEnding("02_b", "failed", 1.0, "KernelDied")]
-    report.write(out, outcomes, claims.read(out))
+    report.write_pages(out, outcomes, claims.read(out))
     return out, show.id
 
 
@@ -155,10 +155,10 @@ def test_pages_go_into_another_folder(run, tmp_path_factory):
 
 def test_a_chapters_title_is_its_first_heading(run, tmp_path):
     out, _ = run
-    assert pages.title(out, "01_a") == "A *title*"
-    assert pages.title(out, "99_nothing") == "99_nothing"
+    assert pages.notebook_title(out, "01_a") == "A *title*"
+    assert pages.notebook_title(out, "99_nothing") == "99_nothing"
     (out / "03_half.ipynb").write_text('{"cells": [')
-    assert pages.title(out, "03_half") == "03_half"
+    assert pages.notebook_title(out, "03_half") == "03_half"
 
 
 def test_the_command_writes_a_finished_runs_pages_again(run, capsys):
@@ -210,11 +210,11 @@ def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkey
         return runner.NotebookEnding(name, "failed" if len(executed) == 1 else "ok")
 
     monkeypatch.setattr(runner, "_execute", execute)
-    runner.run(out=tmp_path, say=lambda *a, **k: None)
+    runner.run_notebooks(out=tmp_path, say=lambda *a, **k: None)
     assert executed == ["01", scorecard.OWN[:2]]
-    runner.run(out=tmp_path, resume=True, say=lambda *a, **k: None)
+    runner.run_notebooks(out=tmp_path, resume=True, say=lambda *a, **k: None)
     assert executed[2:] == ["01", scorecard.OWN[:2]], "01 failed before; what it now measured belongs on the scorecard"
-    runner.run(out=tmp_path, resume=True, say=lambda *a, **k: None)
+    runner.run_notebooks(out=tmp_path, resume=True, say=lambda *a, **k: None)
     assert len(executed) == 4, "nothing changed: nothing is run again"
 
 
@@ -237,7 +237,7 @@ def test_the_report_is_by_question(out):
         "01.seconds": "How long?",
         "01.more": "How long?",
     }
-    report.write(out, [runner.NotebookEnding("01_a", "ok", 1.0)], claims.read(out))
+    report.write_pages(out, [runner.NotebookEnding("01_a", "ok", 1.0)], claims.read(out))
     text = (out / "report.html").read_text()
     order = ["What does a step", "<h3>How many bytes?</h3>", "01.bytes", "<h3>How long?</h3>", "01.seconds", "01.more"]
     places = [text.index(part, text.index('id="claims"')) for part in order]

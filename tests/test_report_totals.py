@@ -68,7 +68,7 @@ def page(folder, rows):
     project.write_json(
         folder / "bench.json", [{**bench, "met": False}, {**bench, "name": "quick", "met": True}, several, young]
     )
-    return BeautifulSoup(report.write(folder, outcomes, rows).read_text(), "html.parser")
+    return BeautifulSoup(report.write_pages(folder, outcomes, rows).read_text(), "html.parser")
 
 
 def text(item):
@@ -220,7 +220,7 @@ def test_the_readmes_table_counts_what_fails(rows):
 
 def test_the_scorecard_reads_failing_claims_and_counts_them(folder, rows):
     own = [row for row in rows if row["notebook"] != scorecard.OWN]
-    assert scorecard.read(folder) == own
+    assert scorecard.read_claims(folder) == own
     assert len(scorecard.points(own)) == 11, "every claim with figures is a point of the picture, also one that fails"
 
 
@@ -235,7 +235,7 @@ def test_a_run_of_failing_claims_ends_on_the_report(folder, tmp_path, monkeypatc
     monkeypatch.setattr(
         runner, "_execute", lambda name, *rest: runner.NotebookEnding(name, "failed", error="ClaimFailed")
     )
-    runner.run(out=out, say=lambda *a, **k: None)
+    runner.run_notebooks(out=out, say=lambda *a, **k: None)
     page = BeautifulSoup((out / "report.html").read_text(), "html.parser")
     assert [text(line.find(class_="unseen")) for line in page.find(id="chapters")("li")] == [
         "5 claims: 2 holds, 1 differs, 1 off, 1 fails",

@@ -366,7 +366,7 @@ def test_resume_runs_again_where_what_a_notebook_reads_of_others_has_changed(col
 
     def rerun(*names):
         executed.clear()
-        runner.run(names, out=out, resume=True, say=lambda *a, **k: None)
+        runner.run_notebooks(names, out=out, resume=True, say=lambda *a, **k: None)
         return executed
 
     monkeypatch.setattr(runner, "_execute", execute)
@@ -464,14 +464,6 @@ def test_where_no_folder_is_short_enough_for_sockets_it_is_said_before_anything_
     assert not (root / "out").exists()
 
 
-def test_a_long_tmpdir_does_not_stop_the_planners_workers(long_tmpdir):
-    code = "from pardemo.planner import memory; memory.IMPORTED.clear(); context, _ = memory.server()"
-    code += "; process = context.Process(target=print, args=('a worker',)); process.start(); process.join(60)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "a worker\n"), done.stderr
-    assert list(long_tmpdir.iterdir()) == []
-
-
 WAITS = (
     "import os, time\nopen('{folder}/begun', 'w').close()\nwhile not os.path.exists('{folder}/end'): time.sleep(0.05)"
 )
@@ -480,7 +472,7 @@ WAITS = (
 def test_two_runs_do_not_write_to_one_folder(collection, tmp_path, capsys):
     root = collection("01_waits", WAITS.format(folder=tmp_path))
     collection("02_other", "1")
-    first = threading.Thread(target=runner.run, args=(["01"], None, root / "out"))
+    first = threading.Thread(target=runner.run_notebooks, args=(["01"], None, root / "out"))
     first.start()
     until = time.monotonic() + 120
     while not (tmp_path / "begun").exists():

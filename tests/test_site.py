@@ -24,7 +24,7 @@ def built(tmp_path_factory, reference_pages):
             shutil.copy(page, into)
 
     with compat.replaced(report, "rebuild", as_built_before):
-        site.build(REFERENCE, out)  # refuses links that lead nowhere
+        site.build_site(REFERENCE, out)  # refuses links that lead nowhere
     return out
 
 

@@ -8,7 +8,7 @@ from book import figures
 from pardemo import project
 from pardemo.planner import hardware
 from pardemo.planner.layouts import Job, Layout, Machine, charts
-from pardemo.planner.layouts.layout import check
+from pardemo.planner.layouts.layout import check_layout
 from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.procedure import choose
 from pardemo.planner.layouts.published import against, papers, published
@@ -21,7 +21,7 @@ START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 
 def test_the_papers_rows_can_be_run_and_say_what_they_print():
     rows = [*papers.narayanan(pipelines=True), *papers.narayanan(pipelines=False), *papers.llama_3()]
     for one in rows:
-        check(one.layout, one.job.shape, one.job.machine.gpus, one.job.sequence)
+        check_layout(one.layout, one.job.shape, one.job.machine.gpus, one.job.sequence)
     days = [300e9 / 2048 / one.layout.batch * one.seconds / 86400 for one in rows[:12]]
     # Table 2's last column: days for 300B tokens
     printed = [84, 43, 23, 156, 80, 42, 90, 74, 74, 169, 137, 140]

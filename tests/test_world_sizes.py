@@ -45,9 +45,9 @@ def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path,
         broken = NotebookEnding(data, "failed", error="cell 3: ValueError: sizes differ\n--- rank 0 ---\nTrace")
         ended = {name: NotebookEnding(name, "ok") for name in names} | {broken.notebook: broken}
         out.mkdir(parents=True, exist_ok=True)
-        endings.write(out, ended)
+        endings.write_endings(out, ended)
 
-    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "run_notebooks", run)
     table = tmp_path / "table.csv"
     world_sizes.run(["which_layout"], [4], tmp_path, table)
     rows = world_sizes.run(["data_parallel", "zero_memory"], [1, 3], tmp_path, table)

@@ -83,7 +83,7 @@ class Declaration:
         return " ".join(", ".join(part_texts).split())  # a picture's label may be broken into lines
 
 
-def read(path: Path) -> dict[str, Declaration]:
+def read_declarations(path: Path) -> dict[str, Declaration]:
     """The claims of one file, by id; an id without a dot is the chapter's own.
 
     Raises:

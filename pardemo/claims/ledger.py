@@ -59,7 +59,7 @@ class Ledger:
         self.notebook, self._links = notebook, links
         self._file = Path(declared) if declared else None
         self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
-        claims = declarations.read(self._file) if self._file else {}
+        claims = declarations.read_declarations(self._file) if self._file else {}
         self._declared = {self._full(id): replace(claim, id=self._full(id)) for id, claim in claims.items()}
         self._rows: dict[str, dict[str, Any]] = {}
         self._texts: dict[str, str] = {}  # each row as it stands in the file

@@ -34,7 +34,7 @@ def seconds(text: str, what: str = "latency") -> float:
     return value
 
 
-def keep(seconds: float, ranks_per_host: int) -> None:
+def delay_messages(seconds: float, ranks_per_host: int) -> None:
     """On a rank, before its first link: from now on messages to other hosts take ``seconds`` longer, one way."""
     global _kept
     _kept = _Between(seconds, ranks_per_host)

@@ -211,7 +211,7 @@ def say(table: str, host: int, rate: float) -> None:
 _current: Pacer | None = None
 
 
-def start(cluster: Cluster, rank: int, table: str) -> Pacer:
+def start_pacer(cluster: Cluster, rank: int, table: str) -> Pacer:
     """Makes this process's pacer. Connections of new process groups are paced before their first message."""
     global _current
     _current = Pacer(cluster, rank, table)

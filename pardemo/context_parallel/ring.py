@@ -47,7 +47,7 @@ def ring_attention(
         TypeError: no floating-point numbers, or of several dtypes.
     """
     group = group_of(group)
-    check(q, k, v, documents)
+    check_shapes(q, k, v, documents)
     pieces = len(pieces_of(0, 1, order))
     if causal and q.shape[2] % pieces:
         raise ValueError(f"{q.shape[2]} tokens of a rank do not divide into the two pieces of the zigzag order")
@@ -164,7 +164,7 @@ def _seen(rank: int, source: int, causal: bool, order: str, tokens: int) -> tupl
     return (ALL, slice(half)) if source < rank else (slice(half, None), ALL)
 
 
-def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None) -> None:
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None) -> None:
     """Raises ValueError or TypeError where the three do not fit each other."""
     shapes = f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)}"
     if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:

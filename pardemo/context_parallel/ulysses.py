@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.collectives.ring import agree
-from pardemo.context_parallel.ring import check
+from pardemo.context_parallel.ring import check_shapes
 from pardemo.groups import group_of
 
 HEADS, TOKENS = 1, 2
@@ -45,7 +45,7 @@ def ulysses_attention(
         ValueError, TypeError: as :func:`~pardemo.context_parallel.ring_attention`; heads do not divide by the ranks.
     """
     group = group_of(group)
-    check(q, k, v)
+    check_shapes(q, k, v)
     ranks = dist.get_world_size(group)
     heads, groups = q.shape[1], k.shape[1]
     if heads % ranks:

@@ -39,7 +39,7 @@ def of_notebook(folder: Path, name: str) -> list[Path]:
     return [path for path in paths if _drawn_by(path) in ("", name)]
 
 
-def read(svg: str) -> Saved:
+def read_picture(svg: str) -> Saved:
     """What a picture of :func:`pardemo.draw.style.save` says of itself.
 
     Raises:
@@ -58,6 +58,6 @@ def read(svg: str) -> Saved:
 
 def _drawn_by(path: Path) -> str:
     try:
-        return read(path.read_text(encoding="utf-8")).notebook
+        return read_picture(path.read_text(encoding="utf-8")).notebook
     except (OSError, ValueError):  # half a file: it is everybody's to remove
         return ""

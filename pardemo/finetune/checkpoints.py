@@ -61,7 +61,7 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     return None, notes
 
 
-def keep(run: Path, limit: int | None) -> None:
+def remove_oldest(run: Path, limit: int | None) -> None:
     """Removes the oldest of a run's checkpoints beyond ``limit``, and what was never finished.
 
     Of what is signed and cannot be read nothing is counted and nothing removed: it is not known whose work it holds.
@@ -131,7 +131,7 @@ def refuse_in_use(run: Path) -> None:
             pass
 
 
-def choose(
+def choose_checkpoint(
     run: Path, job: Recipe, resume: bool, overwrite: bool, allow: Collection[str] = ()
 ) -> tuple[Path | None, list[str]]:
     """The checkpoint to go on from, None where the run begins anew; and what a user should know. Changes nothing.
@@ -164,19 +164,20 @@ def choose(
     return None, [f"no checkpoint in {run}: from the beginning"]
 
 
-def begin(
+def begin_run(
     run: Path, job: Recipe, resume: bool, overwrite: bool, allow: Collection[str] = ()
 ) -> tuple[Path | None, list[str]]:
-    """:func:`choose` by rank 0, for all, with the folder made ready: what ``overwrite`` is for is removed, a checkpoint
-    of another number of ranks is converted. Collective.
+    """Chooses the checkpoint on rank 0 for all (:func:`choose_checkpoint`), and makes the run's folder ready.
+
+    What ``overwrite`` is for is removed; a checkpoint of another number of ranks is converted. Collective.
 
     Raises:
-        ValueError: on all ranks, in one line; see :func:`choose`.
+        ValueError: on all ranks, in one line; see :func:`choose_checkpoint`.
         RuntimeError: another host does not see the checkpoint that rank 0 verified.
     """
 
     def ready() -> tuple[Path | None, list[str], dict[str, str]]:
-        start, notes = choose(run, job, resume, overwrite, allow)
+        start, notes = choose_checkpoint(run, job, resume, overwrite, allow)
         killed = run.glob(f".checkpoint-*{UNIVERSAL}*")  # what a killed run left
         for path in (*killed, *(_of_earlier_run(run) if overwrite else ())):
             shutil.rmtree(path, ignore_errors=True)
@@ -185,7 +186,7 @@ def begin(
         before, ranks = signed_folders.about(start)["ranks"], job.world.ranks
         if job.deepspeed is not None and before != ranks:
             notes.append(f"written by {before} ranks, read by {ranks}: through DeepSpeed's universal checkpoint")
-            start = convert(start)
+            start = convert_checkpoint(start)
         return start, notes, signed_folders.checksums(start)
 
     start, notes, checksums = from_rank_0(ready)
@@ -197,7 +198,7 @@ def begin(
     return start, notes
 
 
-def convert(checkpoint: Path, timeout_s: float = 500) -> Path:
+def convert_checkpoint(checkpoint: Path, timeout_s: float = 500) -> Path:
     """Writes a universal form into a new folder beside a checkpoint, which has to be a verified one; returns it.
 
     DeepSpeed's own tool merges the ranks' shards into one file per parameter and state; what it needs to be told is

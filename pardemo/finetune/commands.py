@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pardemo.finetune.train import TrainingResult
 
 
-def add(commands: Any) -> None:
+def add_fine_tune(commands: Any) -> None:
     """Adds the subcommands to the command line's parser."""
     tune = commands.add_parser("finetune", help="fine-tune by a recipe: LoRA, DeepSpeed, on all ranks of this machine")
     _add_finetune_arguments(tune)
@@ -198,7 +198,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
     default = locate(job.output_dir) / ("predict" if arguments.adapter else "predict-base")
     out, ranks = Path(arguments.out or default), arguments.ranks or job.world.ranks
-    predict.check(job, arguments.adapter)
+    predict.check_folders(job, arguments.adapter)
     rows = read(arguments.data or locate(job.data.test))[: arguments.limit]
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out):  # OSError now rather than after an hour of generation
@@ -210,7 +210,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     except RankError as error:
         print(f"pardemo predict: {_first_line(error)}; nothing was written", file=sys.stderr)
         return 1
-    results = predict.save(out, rows, generated, arguments.as_text)
+    results = predict.save_predictions(out, rows, generated, arguments.as_text)
     if generated.cut:
         print(f"{generated.cut:,} of {len(rows):,} prompts were too long and cut to their heads", file=sys.stderr)
     _print_results(results, out, arguments.json)

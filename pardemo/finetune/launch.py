@@ -69,5 +69,5 @@ def check(job: Recipe, resume: bool = False, overwrite: bool = False, allow: Seq
             raise FileNotFoundError(f"data: there is no file {recipe.locate(path)}")
         headlines.read(recipe.locate(path))
     checkpoints.refuse_in_use(run)
-    checkpoints.choose(run, job, resume, overwrite, allow)
+    checkpoints.choose_checkpoint(run, job, resume, overwrite, allow)
     return on_cpu

@@ -83,7 +83,7 @@ def predict_on(
             no row; ``max_new_tokens`` leaves no room for a prompt.
         RankError: a rank failed, died or took longer than ``timeout_s``; nothing of the others is given out then.
     """
-    tokenizer, settings = check(recipe, adapter), recipe.predict
+    tokenizer, settings = check_folders(recipe, adapter), recipe.predict
     context = read_config(locate(recipe.model.path)).model_max_length
     prompts, cut = prompts_of(rows, tokenizer, context, settings, as_text)
     lengths = [len(prompt) for prompt in prompts]
@@ -97,7 +97,7 @@ def predict_on(
     return Predictions(tokens, texts, cut, max(map(len, shares)), max(seconds for _, seconds in parts))
 
 
-def check(recipe: Recipe, adapter: str | Path | None) -> Baichuan2Tokenizer:
+def check_folders(recipe: Recipe, adapter: str | Path | None) -> Baichuan2Tokenizer:
     """Raises, before any rank starts, for folders that are not there or not whole; returns the tokenizer."""
     folder = locate(recipe.model.path)
     _room(read_config(folder).model_max_length, recipe.predict)
@@ -290,7 +290,7 @@ def chat(
             messages.append({"role": "assistant", "content": answer})
 
 
-def save(
+def save_predictions(
     folder: str | Path, rows: Sequence[Mapping[str, Any]], generated: Predictions, as_text: bool = False
 ) -> dict[str, Any]:
     """Writes ``generated_predictions.jsonl`` and ``predict_results.json`` into ``folder``; returns the latter.

@@ -350,7 +350,7 @@ def preflight(recipe: Recipe, on_cpu: bool) -> None:
         from pardemo.peers.deepspeed import settings
 
         try:
-            settings.check(recipe.deepspeed, recipe.world.ranks, on_cpu)
+            settings.check_settings(recipe.deepspeed, recipe.world.ranks, on_cpu)
         except ValueError as error:
             raise ValueError(f"deepspeed: {error}") from None
 

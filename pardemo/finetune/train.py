@@ -81,7 +81,7 @@ def train(
     recipe.preflight(job, on_cpu=device().type == "cpu")
     run = recipe.locate(job.output_dir)
     with checkpoints.only_run(run):
-        return _train(job, run, *checkpoints.begin(run, job, resume, overwrite, allow), callbacks)
+        return _train(job, run, *checkpoints.begin_run(run, job, resume, overwrite, allow), callbacks)
 
 
 def _train(
@@ -179,7 +179,7 @@ class _Trainer(Trainer):
         if self.is_world_process_zero():
             about = checkpoints.fingerprint(self._job)
             signed_folders.sign(folder, step=self.state.global_step, ranks=self._job.world.ranks, run=about)
-            checkpoints.keep(self._run, self._job.train.save_total_limit)
+            checkpoints.remove_oldest(self._run, self._job.train.save_total_limit)
         self.accelerator.wait_for_everyone()
 
 

@@ -121,7 +121,7 @@ def build(
         tasks = [task for task in sources.TASKS if task in tasks]  # the order given is no matter
         manifest |= {"tasks": tasks, "sources": list(wanted), "limits": asdict(limits)}
         selection = Selection(train + test, seed)
-        manifest |= _select(selection, sources.find(origins, wanted), tasks, limits, on_read)
+        manifest |= _select(selection, sources.find_sources(origins, wanted), tasks, limits, on_read)
         lines = selection.rows()
         if len(lines) < train + test:
             left_out = sum(entry["count"] for entry in manifest["left_out"])
@@ -166,7 +166,7 @@ def _select(
             try:
                 if reason is not None:
                     raise BadRow(reason)
-                row = sources.convert(value, item.source, task_of)
+                row = sources.convert_record(value, item.source, task_of)
                 limits.check(row)
                 selection.offer(row)
             except BadRow as bad:

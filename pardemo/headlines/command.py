@@ -11,7 +11,7 @@ from pardemo.closed_pipe import work_goes_on
 from pardemo.headlines.build import GENERATED, Limits
 
 
-def add(commands: Any) -> None:
+def add_data(commands: Any) -> None:
     """Adds ``data`` to the command line."""
     data = commands.add_parser("data", help="build and check the headline data: train.json and test.json")
     actions = data.add_subparsers(dest="data_command", required=True, metavar="build|check")

@@ -61,7 +61,7 @@ class Grammar:
 
 
 @functools.cache
-def load() -> Grammar:
+def load_grammar() -> Grammar:
     """The grammar in ``events.toml``."""
     content: dict[str, Any] = tomllib.loads((Path(__file__).parent / "events.toml").read_text(encoding="utf-8"))
     slots, frames, common = (content.pop(name) for name in ("slots", "frames", "common"))
@@ -84,7 +84,7 @@ class Story:
     def value(self, name: str, number: str) -> str:
         key = name + number
         if key not in self.values:
-            spec = self.event.office if name == "office" else self.event.slots.get(name) or load().slots[name]
+            spec = self.event.office if name == "office" else self.event.slots.get(name) or load_grammar().slots[name]
             for _ in range(20):  # a second place, company or figure is another one, where the range allows it
                 drawn = "".join(self._part(part) for part in spec.split(" + "))
                 if drawn not in self.values.values():
@@ -174,7 +174,7 @@ def _distinct(
 
 def _write(random: Random, kind: str) -> tuple[NewsEvent, str, str]:
     """An event, a body, and the sentence with the news in it, marked; whatever they turn out to be."""
-    grammar = load()
+    grammar = load_grammar()
     event = pick(random, [event for event in grammar.events if event.kind == kind])
     story = Story(event, random)
     marked = story.fill(pick(random, event.news))

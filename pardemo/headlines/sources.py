@@ -108,7 +108,7 @@ class HubInput:
         return self._hash.hexdigest()
 
 
-def find(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileInput | HubInput]:
+def find_sources(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileInput | HubInput]:
     """What there is to read in folders and data sets named, of the sources wanted, in a fixed order.
 
     Raises:
@@ -126,7 +126,7 @@ def find(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileI
     raise ValueError(f"{', '.join(origins)} holds {names}, nothing of {', '.join(sources)}")
 
 
-def convert(record: Any, source: str, task_of: Callable[[str], str]) -> dict[str, str]:
+def convert_record(record: Any, source: str, task_of: Callable[[str], str]) -> dict[str, str]:
     """A source's record as a row of the article's form; ``task_of`` says which task a text of csl is for.
 
     Raises:

@@ -6,8 +6,7 @@
 """
 
 from pardemo.low_precision.collectives import quantised_all_gather, quantised_reduce_scatter
-from pardemo.low_precision.formats import FORMATS, Encoded, decode, encode, rounded
-from pardemo.low_precision.rounding import to_bf16_by_chance
+from pardemo.low_precision.formats import FORMATS, Encoded, decode, encode, rounded, to_bf16_by_chance
 
 __all__ = [
     "FORMATS",

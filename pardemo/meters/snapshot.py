@@ -70,7 +70,7 @@ def of_sums(kinds: Mapping[str, float], who: str) -> list[Block]:
     return [Block(nbytes, kind, who, "a sum", 0, None) for kind, nbytes in rounded.items() if nbytes]
 
 
-def write(path: Path, blocks: Sequence[Block]) -> None:
+def write_snapshot(path: Path, blocks: Sequence[Block]) -> None:
     """Writes the blocks as a file for the viewer, whole or not at all.
 
     Raises:

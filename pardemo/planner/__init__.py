@@ -1,23 +1,6 @@
-"""Plan a training job before renting its GPUs: memory by a dry run of the real thing, time, money, files.
+"""Plans a training job before its GPUs are rented: memory, time, money, files.
 
->>> from pardemo.planner import RankJob, dry_run                              # doctest: +SKIP
+>>> from pardemo.planner.dryrun import dry_run      # doctest: +SKIP
+>>> from pardemo.planner.job import RankJob         # doctest: +SKIP
+>>> from pardemo.planner.table import Request, plan # doctest: +SKIP
 """
-
-from importlib import import_module
-
-_HOME = {
-    "Adapter": "job",
-    "RankJob": "job",
-    "dry_run": "dryrun",
-    "Footprint": "footprint",
-    "Hardware": "table",
-    "Request": "table",
-    "plan": "table",
-}
-__all__ = [*_HOME]
-
-
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

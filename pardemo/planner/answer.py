@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +10,17 @@ from pardemo.finetune import recipe
 from pardemo.planner import profile, table
 from pardemo.planner.command import progress
 from pardemo.planner.estimate import BUILT_SHARDED
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import command as layout_command
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import usual_target
 from pardemo.planner.layouts.intervals import of_fine_tune
 from pardemo.planner.layouts.job import HYBRID
+from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
-from pardemo.planner.table import ENGINES, Hardware, Plan, PlanRow, Request, title
+from pardemo.planner.layouts.tuning import Tuning
+from pardemo.planner.rates import LINK_SHARE
+from pardemo.planner.table import ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.tables import text_table
 
 HEAD = (
@@ -31,21 +33,21 @@ FOLDERS = {"baichuan2-7b": "models/Baichuan2-7B-Chat", "baichuan2-13b": "models/
 _OF_A_ROW = ("stage", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save")
 
 
-def command(arguments: argparse.Namespace, shown: int | None) -> int:
+def answer_plan(arguments: argparse.Namespace, shown: int | None) -> int:
     """Makes the plan, writes what is asked for, and prints ``shown`` rows of the table."""
     request, base = request_of(arguments)
     if arguments.write:
         from pardemo.planner import files
 
-        files.check(request, base)
+        files.refuse_unwritable(request, base)
     snapshot_file = layout_command.snapshot_file(arguments)
     plan = table.plan(request)
     best = plan.best
     if best is None:
         least = min(plan.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
-            f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice; the least is "
-            f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.most_bytes / 1e9:.1f}; "
+            f"{request.machine.gpus} × {request.machine.gpu.name} hold it under no choice; the least is "
+            f"{least.peak_bytes / 1e9:.1f} GB of {request.machine.most_bytes / 1e9:.1f}; "
             f"{table.smallest_cluster(request)}"
         )
     answers: dict[str, int | None] = {}
@@ -55,17 +57,17 @@ def command(arguments: argparse.Namespace, shown: int | None) -> int:
             "largest_micro_batch": table.largest_batch(request, best),
             "fewest_gpus": table.fewest_gpus(request),
         }
-    written = files.write(arguments.write, request, best, base) if arguments.write else []
+    written = files.write_plan(arguments.write, request, best, base) if arguments.write else []
     dry = None
     if arguments.dry_run or snapshot_file:  # a snapshot has the tensors that an engine really makes
-        from pardemo.planner import checked
+        from pardemo.planner import dry_run_comparison
 
         progress(f"the dry run of {best.engine}, which takes seconds to a minute")
-        dry = checked.compare_with_dry_run(request, best)
+        dry = dry_run_comparison.compare_with_dry_run(request, best)
         if snapshot_file:
             from pardemo.meters import snapshot
 
-            snapshot.write(snapshot_file, checked.of_row(request, replace(best, memory=dry.run)))
+            snapshot.write_snapshot(snapshot_file, dry_run_comparison.blocks_of_row(request, best, dry.run))
     not_planned = _not_planned(arguments)
     if arguments.json:
         more = {"written": written, "snapshot": arguments.snapshot, "not_planned": not_planned}
@@ -85,7 +87,7 @@ def command(arguments: argparse.Namespace, shown: int | None) -> int:
 
 
 def _not_planned(arguments: argparse.Namespace) -> list[str]:
-    """What the model's configuration says and the plan leaves out; weights in few bits it has by ``--base``."""
+    """Returns what the model's configuration says and the plan leaves out; ``--base`` plans weights in few bits."""
     left_out = configurations.not_planned(arguments.model) if arguments.model else []
     if arguments.base:
         return [text for text in left_out if "quantization_config" not in text]
@@ -93,14 +95,14 @@ def _not_planned(arguments: argparse.Namespace) -> list[str]:
 
 
 def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
-    """The request that the options describe, and its recipe; Transformers is loaded where files or engines need it."""
+    """Returns the request that the options describe, and its recipe; loads Transformers only where that is needed."""
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
-    gpu_profile = profile.find(arguments.gpu, gpus)
-    hosts = gpu_profile.hosts(gpus) if arguments.hosts is None else arguments.hosts
-    between = gpu_profile.link(arguments.link, gpus // hosts)
-    cluster = Hardware(gpu_profile.gpu, gpus, hosts, between, arguments.price)
+    gpu_profile = profile.find_profile(arguments.gpu, gpus)
+    each = gpus // gpu_profile.hosts(gpus, arguments.hosts)
+    share = 1.0 if gpu_profile.gpu.measured else LINK_SHARE
+    machine = Machine(gpu_profile.gpu, gpus, each, gpu_profile.link(arguments.link, each), link_share=share)
     base = _on_model(base, arguments.model)
     name = arguments.model or _model_of(base.model.path)
     if arguments.write or arguments.snapshot or arguments.dry_run:
@@ -108,7 +110,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
 
         config: Any = models.find(name)
     else:
-        config = configurations.find(name)
+        config = configurations.find_configuration(name)
     if (shape := configurations.of(config)).hybrid:
         raise ValueError(
             f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
@@ -118,12 +120,10 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
     zero = (base.deepspeed or {}).get("zero_optimization", {})
     job = RankJob(
         config, batch=train.per_device_train_batch_size, sequence=arguments.sequence or base.data.cutoff_len,
-        adapter=None if arguments.full else _adapter(arguments, base, config),
+        tuning=_tuning(arguments, base, config),
         checkpointing=train.activation_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm,
         zero={key: value for key, value in zero.items() if key not in _OF_A_ROW},
-        precision="fp16" if train.fp16 or not cluster.gpu.bf16 else "bf16",
-        base=arguments.base or "bf16", optimizer=arguments.optimizer or "adamw", fused_loss=arguments.fused_loss,
-        embeddings=arguments.embeddings,
+        precision="fp16" if train.fp16 or not machine.gpu.bf16 else "bf16",
     )  # fmt: skip
     per_step = arguments.per_step or base.step_samples
     # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
@@ -136,15 +136,20 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
     steps = recipe.steps(recipe.override(base, at_once), arguments.samples).total
     epochs = arguments.epochs or (0.0 if train.max_steps else float(train.num_train_epochs or 0))
     return Request(
-        job, cluster, per_step, steps, arguments.tp, arguments.pp,
+        job, machine, per_step, steps, arguments.tp, arguments.pp,
         engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or ENGINES,
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
         batches=() if arguments.batch is None else (arguments.batch,), rows=arguments.samples, epochs=epochs,
+        price=arguments.price,
     ), base  # fmt: skip
 
 
-def _adapter(arguments: argparse.Namespace, base: recipe.Recipe, config: Any) -> Adapter:
-    """The recipe's LoRA, on the modules that are named, else on those that are usual for the model."""
+def _tuning(arguments: argparse.Namespace, base: recipe.Recipe, config: Any) -> Tuning:
+    """Returns what is trained: all with ``--full``, else the recipe's LoRA on the modules that are named, or usual."""
+    weights = {"base": arguments.base or "bf16", "optimizer": arguments.optimizer or "adamw",
+               "fused_loss": arguments.fused_loss}  # fmt: skip
+    if arguments.full:
+        return Tuning(**weights)
     if arguments.target:
         target = tuple(arguments.target.split(","))
     elif config.model_type == "baichuan":  # the recipes' own model
@@ -157,11 +162,14 @@ def _adapter(arguments: argparse.Namespace, base: recipe.Recipe, config: Any) ->
         from pardemo.planner import models
 
         target = models.lora_target(config)
-    return Adapter(arguments.rank or base.lora.r, target, base.lora.lora_alpha, base.lora.lora_dropout)
+    return Tuning(
+        arguments.rank or base.lora.r, target, base.lora.lora_dropout, alpha=base.lora.lora_alpha,
+        embeddings=arguments.embeddings, **weights,
+    )  # fmt: skip
 
 
 def _on_model(base: recipe.Recipe, model: str | None) -> recipe.Recipe:
-    """The recipe with the model that is asked for; a built-in one is where the recipes expect it."""
+    """Returns the recipe with the model that is asked for; a built-in one is where the recipes expect it."""
     if model is None or model.lower() == _model_of(base.model.path):
         return base
     path = FOLDERS.get(model.lower(), model)
@@ -171,60 +179,60 @@ def _on_model(base: recipe.Recipe, model: str | None) -> recipe.Recipe:
 
 
 def _model_of(path: str) -> str:
-    """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
+    """Returns the recipe's folder, or the built-in model of its name if there is no such folder yet."""
     folder = recipe.locate(path)
     built_in = next((name for name in configurations.MODELS if folder.name.lower().startswith(name)), None)
     return str(folder) if built_in is None or folder.is_dir() else built_in
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """All rows, the recommended one, and why."""
-    request, cluster = plan.request, plan.request.cluster
+    """Returns all rows, the recommended one and the reasons for it, for JSON."""
+    request, machine = plan.request, plan.request.machine
     return {
-        "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "host_gpus": cluster.host_gpus,
-        "link_bytes_per_s": cluster.between, "steps": request.steps,
+        "gpu": machine.gpu.name, "gpus": machine.gpus, "hosts": machine.hosts, "host_gpus": machine.host_gpus,
+        "link_bytes_per_s": machine.between, "steps": request.steps,
         "epochs": request.epochs or None, "samples": request.rows or None,
         "rows": [row_json(row) for row in plan.rows],
-        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.why(plan),
+        "recommended": plan.rows.index(plan.best) if plan.best else None, "why": table.explain_best(plan),
     }  # fmt: skip
 
 
 def row_json(row: PlanRow) -> dict[str, Any]:
-    """A row for JSON, with between what its time and memory lie in four of five cases."""
-    seconds, held = of_fine_tune("seconds", row.time.seconds), of_fine_tune("bytes", row.peak_bytes)
+    """Returns a row for JSON, with the intervals that hold its time and memory in four of five cases."""
+    seconds, held = row.interval, of_fine_tune("bytes", row.peak_bytes)
     return {
-        "seconds": row.time.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
+        "seconds": row.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
         "peak_bytes_low": held.low, "peak_bytes_high": held.high, "interval": seconds.why,
         "engine": row.engine, "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing,
         "micro_batch": row.batch,
         "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
-        "step_s": row.time.seconds, "tokens_per_s_per_gpu": row.tokens_per_s, "hours": row.hours, "money": row.money,
-        "sent_bytes_per_step": round(row.sent_bytes), "limit": row.time.limit,
+        "step_s": row.seconds, "tokens_per_s_per_gpu": row.step.tokens_per_s, "hours": row.hours, "money": row.money,
+        "sent_bytes_per_step": round(row.sent_bytes), "limit": row.step.limit,
         "lines": {name: round(value) for name, value in row.memory.lines.items()},
         "building_bytes": None if row.memory.building_bytes is None else round(row.memory.building_bytes),
     }  # fmt: skip
 
 
 def as_text(plan: Plan, most: int | None = None) -> str:
-    """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
+    """Returns the table for the terminal: ``most`` rows, the recommended one marked, and its memory line by line."""
     best, request = plan.best, plan.request
     if best is None:
         raise ValueError("a plan in which nothing fits has no table")
-    cluster, shown = request.cluster, plan.rows[:most]
+    machine, shown = request.machine, plan.rows[:most]
     output = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
     if len(shown) < len(plan.rows):
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
-    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.epochs(request)}"
-    seconds = of_fine_tune("seconds", best.time.seconds)
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{table.describe_epochs(request)}"
+    seconds = best.interval
     output += [
         "",
-        f"{cluster}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
-        f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.why(plan)}",
-        f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
+        f"{_describe(machine)}, {steps}, {request.job.precision}{table.describe_weights(plan)}",
+        f"→ {engine_title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {table.explain_best(plan)}",
+        f"  {best.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})",
     ]
-    if best.peak_bytes > TIGHT * cluster.most_bytes:
+    if best.peak_bytes > TIGHT * machine.most_bytes:
         output.append(
-            f"  tight: {best.peak_bytes / 1e9:.1f} of {cluster.most_bytes / 1e9:.1f} GB; of reported runs as full as "
+            f"  tight: {best.peak_bytes / 1e9:.1f} of {machine.most_bytes / 1e9:.1f} GB; of reported runs as full as "
             "that, more ended out of memory than ran"
         )
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
@@ -232,17 +240,28 @@ def as_text(plan: Plan, most: int | None = None) -> str:
     for engine, how in BUILT_SHARDED.items():  # which has the model whole before it cuts it
         built = next((row.memory.building_bytes for row in plan.rows if row.engine == engine), None)
         if built is not None:
-            fits = "fits" if built <= cluster.most_bytes else f"does not fit: {how}"
-            output.append(f"  {title(engine)}: built whole on the GPU before it is cut {built / 1e9:.1f} GB, {fits}")
-    if request.job.adapter is None and cluster.gpus > 1:
+            fits = "fits" if built <= machine.most_bytes else f"does not fit: {how}"
+            output.append(
+                f"  {engine_title(engine)}: built whole on the GPU before it is cut {built / 1e9:.1f} GB, {fits}"
+            )
+    if not request.job.tuning.lora and machine.gpus > 1:
         output.append("  as Transformers' Trainer runs it; --search plans the job as Megatron-core does (TP, PP, CP)")
     return "\n".join(output)
 
 
+def _describe(machine: Machine) -> str:
+    """Names the GPUs and their source; of several hosts also their size and the rate between them."""
+    text = f"{machine.gpus} × {machine.gpu.name} ({machine.gpu.source})"
+    if machine.hosts == 1:
+        return text
+    gigabits = 8 * machine.between / 1e9
+    return f"{text} on {machine.hosts} hosts of {machine.host_gpus}, {gigabits:.4g} Gbit/s between hosts"
+
+
 def _cells(row: PlanRow, recommended: bool) -> tuple[str, ...]:
     return (
-        "→" if recommended else "", title(row.engine), row.offload, "on" if row.checkpointing else "off",
+        "→" if recommended else "", engine_title(row.engine), row.offload, "on" if row.checkpointing else "off",
         f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
-        f"{row.time.seconds:.2f}", f"{row.tokens_per_s:,.0f}", f"{row.hours:.1f}",
+        f"{row.seconds:.2f}", f"{row.step.tokens_per_s:,.0f}", f"{row.hours:.1f}",
         "" if row.money is None else f"{row.money:,.2f}", f"{row.sent_bytes / 1e9:.3f}",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The options of ``pardemo plan``, and which of them go with which question: any other one would be ignored."""
+"""Defines the options of ``pardemo plan``, and refuses those that the question would ignore."""
 
 import argparse
 import json
@@ -85,14 +85,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 SHOWN = 20  # rows of the table
 
 
-def add(commands: Any) -> None:
-    """Adds the subcommand to the command line's parser."""
+def add_plan(commands: Any) -> None:
+    """Adds ``plan`` to the command line's parser."""
     plan = commands.add_parser(
         "plan", help="a full-size job before renting it: memory, time, money, configuration files"
     )
     for name, how in _OPTIONS.items():
         plan.add_argument(option(name), **how)
-    layout_command.add(plan)
+    layout_command.add_layout_options(plan)
     plan.add_argument(
         "--all",
         action="store_true",
@@ -105,18 +105,18 @@ def add(commands: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    question = asked(arguments)
-    if layouts := layout_command.action(question):
+    question = question_of(arguments)
+    if layouts := layout_command.answer_to(question):
         return layouts(arguments)
     if arguments.measure:
         from pardemo.planner import measured
 
-        return measured.command(arguments.measure, arguments.gpus, arguments.json)
+        return measured.measure_machine(arguments.measure, arguments.gpus, arguments.json)
     if arguments.validate:
         return _validate(arguments.json)
     from pardemo.planner import answer
 
-    return answer.command(arguments, None if arguments.all else SHOWN)
+    return answer.answer_plan(arguments, None if arguments.all else SHOWN)
 
 
 def _validate(as_json: bool) -> int:
@@ -128,12 +128,12 @@ def _validate(as_json: bool) -> int:
 
 
 def progress(text: str) -> None:
-    """Says on the error stream what takes a while."""
+    """Prints on the error stream what takes a while."""
     print(f"plan: {text} …", file=sys.stderr, flush=True)
 
 
-def asked(arguments: argparse.Namespace) -> str:
-    """The question among :data:`TAKES`; then what was left out is filled in.
+def question_of(arguments: argparse.Namespace) -> str:
+    """Returns the question that is asked, of :data:`TAKES`, and fills in the options that were left out.
 
     Raises:
         ValueError: two were asked, or one with an option that it has no use for; a number that is impossible.
@@ -174,7 +174,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 
 def _refusal(question: str, foreign: list[str]) -> str:
-    """The message for options that a question does not take: where they belong, and how else to say it."""
+    """Returns the message for options that a question does not take: where they belong, and what to say instead."""
     name = foreign[0]
     others = [other for other, takes in TAKES.items() if name in takes]
     belongs = f"{option(name)} goes with {' or '.join(others)}"
@@ -189,5 +189,5 @@ def _refusal(question: str, foreign: list[str]) -> str:
 
 
 def option(name: str) -> str:
-    """An option as it is typed."""
+    """Returns an option as it is typed."""
     return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""13B LoRA at the article's settings on one GPU of 80 GB or more: CUDA's peak against the dry run's.
+"""Compares CUDA's peak with the dry run's: LoRA of the 13B model, as in the article, on one GPU of 80 GB or more.
 
 ``python -m pardemo.planner.cuda_peak [--out FILE]`` writes a row to ``outputs/reference/plan_cuda.json``. The weights
 are random: what a step takes does not depend on them.
@@ -20,11 +20,12 @@ TOLERANCE = 0.05
 
 
 def job() -> "RankJob":
-    """Batch 8 × 1024, LoRA r = 8 on W_pack, dropout 0.1, gradient checkpointing; all logits, as the article's tool."""
+    """Returns the article's job: batch 8 × 1024, LoRA r = 8 on W_pack, dropout 0.1, checkpointing, all logits."""
     from pardemo.baichuan2 import Baichuan2Config
-    from pardemo.planner.job import Adapter, RankJob
+    from pardemo.planner.job import RankJob
+    from pardemo.planner.layouts.tuning import Tuning
 
-    return RankJob(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, adapter=Adapter())
+    return RankJob(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, tuning=Tuning(8, ("W_pack",)))
 
 
 def main(arguments: list[str] | None = None) -> int:

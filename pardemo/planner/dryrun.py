@@ -1,6 +1,6 @@
 """Makes a dry run: a training step at full size, of the real model in the real engine, without the memory.
 
->>> from pardemo.planner import RankJob, dry_run                          # doctest: +SKIP
+>>> from pardemo.planner.job import RankJob                                # doctest: +SKIP
 >>> footprint = dry_run(RankJob(Baichuan2Config.b13(), batch=8, engine="zero-2", ranks=8))   # doctest: +SKIP
 >>> footprint.peak_bytes, footprint.peak_module, footprint.lines          # doctest: +SKIP
 """
@@ -15,13 +15,13 @@ import torch
 from pardemo.planner import engines, fake
 from pardemo.planner.footprint import Footprint, classify
 from pardemo.planner.job import RankJob
-from pardemo.planner.records import Recorder
+from pardemo.planner.storage_recorder import StorageRecorder
 
 STEPS = 2  # the first makes optimizer states, and DeepSpeed's stage 3 learns the order of the layers
 
 
 def dry_run(job: RankJob) -> Footprint:
-    """Bytes and floating-point operations of the job's second step on rank 0. One torch thread is enough.
+    """Returns bytes and floating-point operations of the job's second step on rank 0. One torch thread is enough.
 
     Raises:
         ValueError: the model or LoRA's target is not what it should be.
@@ -54,7 +54,7 @@ def _only_new_garbage() -> Iterator[None]:
 def _footprint(job: RankJob) -> Footprint:
     module = engines.outline(job)
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
-    with fake.world(job), Recorder(fake.Answers(job)) as recorder:
+    with fake.world(job), StorageRecorder(fake.Answers(job)) as recorder:
         recorder.watch(module)
         engines.materialize(module, "cpu")
         with fake.no_moves():

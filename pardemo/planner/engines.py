@@ -22,7 +22,8 @@ with extras.needed_by(__name__):
 
 import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import Tuning
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Running:
 
 
 def outline(job: RankJob) -> PreTrainedModel:
-    """The job's model on the meta device, in its precision: names, shapes and what is trained, without values.
+    """Makes the job's model on the meta device, in its precision: names, shapes and what is trained, without values.
 
     Raises:
         ValueError: Transformers has no causal LM for the configuration; LoRA's target is no module of it.
@@ -53,26 +54,26 @@ def outline(job: RankJob) -> PreTrainedModel:
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"{config.model_type}: no causal language model ({reason})") from None
-    if job.adapter is not None:
-        model = _with_adapter(model, job.adapter)
+    if job.tuning.lora:
+        model = _with_adapter(model, job.tuning)
     # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16
     return model.to(torch.float32 if job.precision == "fp32" else torch.bfloat16)
 
 
 def materialize(module: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
-    """An outline in memory, in place, without values; embeddings that the head shares are shared again."""
+    """Gives an outline memory, in place and without values; ties the head to the embeddings again."""
     module.to_empty(device=device)
     module.tie_weights()
     return module
 
 
 def start(job: RankJob, module: PreTrainedModel) -> Running:
-    """``module`` (in memory, values or not) in training mode inside the job's engine."""
+    """Puts ``module``, which has memory, into training mode and into the job's engine."""
     module.train()
     if job.checkpointing:
         with _silence():
             module.gradient_checkpointing_enable({"use_reentrant": False})
-            if job.adapter is not None:
+            if job.tuning.lora:
                 module.enable_input_require_grads()
     if job.stage is not None:
         return _deepspeed(job, module)
@@ -84,7 +85,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Tensor, phase: Callable) -> None:
-    """One optimizer step; ``phase(name)`` is entered around its parts."""
+    """Runs one optimizer step; enters ``phase(name)`` around each of its parts."""
     backward, step = running.backward_and_step
     for _ in range(job.accumulation):
         with phase("forward"):
@@ -101,7 +102,7 @@ def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Te
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
-    """The decoder layers: the longest list of modules there is."""
+    """Returns the decoder layers: the longest list of modules in ``module``."""
     lists: list[nn.ModuleList] = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     return [*max(lists, key=lambda layers: len(layers))]
 
@@ -160,7 +161,7 @@ def _deepspeed(job: RankJob, module: nn.Module) -> Running:
 
 
 def deepspeed_settings(job: RankJob) -> dict[str, Any]:
-    """DeepSpeed's configuration of the job, whose buckets are DeepSpeed's own unless ``job.zero`` says otherwise."""
+    """Returns DeepSpeed's configuration of the job; its buckets are DeepSpeed's own unless ``job.zero`` has others."""
     fused = {"fused": True, "foreach": False} if job.on_gpu else {"foreach": False}
     return {
         "train_micro_batch_size_per_gpu": job.batch,
@@ -172,20 +173,20 @@ def deepspeed_settings(job: RankJob) -> dict[str, Any]:
     }
 
 
-def _with_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
+def _with_adapter(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
     from peft import get_peft_model
 
     with torch.device("meta"), _silence():
-        return get_peft_model(model, lora_config(model, adapter), autocast_adapter_dtype=False)
+        return get_peft_model(model, lora_config(model, tuning), autocast_adapter_dtype=False)
 
 
-def lora_config(model: PreTrainedModel, adapter: Adapter) -> Any:
-    """PEFT's configuration of the adapter.
+def lora_config(model: PreTrainedModel, tuning: Tuning) -> Any:
+    """Returns PEFT's configuration of LoRA.
 
     Raises:
         ValueError: its target is no module of the model.
     """
-    return lora.config(model, adapter.target, r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout)
+    return lora.config(model, tuning.target, r=tuning.rank, lora_alpha=tuning.alpha, lora_dropout=tuning.dropout)
 
 
 def _without_cache(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -34,21 +34,23 @@ ADAMW = {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 FP16 = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}
 
 
-def check(request: Request, base: Recipe) -> None:
-    """Raises ValueError, in one line, for a job of which no files are written.
+def refuse_unwritable(request: Request, base: Recipe) -> None:
+    """Raises ValueError for a job that no files are written for.
 
     Baichuan2 with LoRA under DeepSpeed is ``pardemo finetune``'s; any other is for Transformers' Trainer.
     """
-    job = request.job
+    job, tuning = request.job, request.job.tuning
     if request.tp * request.pp > 1:
         raise ValueError(f"--write: pardemo finetune and Transformers' Trainer run ZeRO and FSDP2 alone; Megatron-LM "
                          f"would run --tp {request.tp} --pp {request.pp}")  # fmt: skip
-    if job.base != "bf16":
-        four = "; write it without --base, and start its train.py with --four-bit" if job.base.startswith("nf4") else ""
-        raise ValueError(f"--write: the files are for weights in bf16, not in {job.base}{four}")
-    if job.optimizer != "adamw" or job.fused_loss or job.embeddings:
-        other = "--fused-loss" if job.fused_loss else f"--optimizer {job.optimizer}"
-        other = "--embeddings" if job.embeddings else other
+    if tuning.base != "bf16":
+        four = (
+            "; write it without --base, and start its train.py with --four-bit" if tuning.base.startswith("nf4") else ""
+        )
+        raise ValueError(f"--write: the files are for weights in bf16, not in {tuning.base}{four}")
+    if tuning.optimizer != "adamw" or tuning.fused_loss or tuning.embeddings:
+        other = "--fused-loss" if tuning.fused_loss else f"--optimizer {tuning.optimizer}"
+        other = "--embeddings" if tuning.embeddings else other
         raise ValueError(f"--write: the files are for AdamW, whole logits and adapters alone; leave out {other}")
     if recipe.locate(base.model.path).is_file():
         raise ValueError(f"--write: what trains needs the model's folder, not a file: {base.model.path}")
@@ -56,7 +58,7 @@ def check(request: Request, base: Recipe) -> None:
         raise ValueError(f"--write: Transformers has no causal language model {job.config.model_type}")
 
 
-def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> list[str]:
+def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> list[str]:
     """Writes the files of ``row`` into ``folder`` and returns their names.
 
     Each is written whole or not at all. What runs is ``pardemo finetune`` for Baichuan2 with LoRA under DeepSpeed, by a
@@ -68,18 +70,18 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
 
     Raises:
         OSError: the folder cannot be written.
-        ValueError: see :func:`check`; or no module of the model has a name that LoRA was asked for.
+        ValueError: see :func:`refuse_unwritable`; or no module of the model has a name that LoRA was asked for.
     """
-    check(request, base)
-    job, hosts, each = request.job, request.cluster.hosts, request.cluster.host_gpus
+    refuse_unwritable(request, base)
+    job, hosts, each = request.job, request.machine.hosts, request.machine.host_gpus
     texts: dict[str, str] = {}
     notes: list[str] = []
     head, config = "", "accelerate.yaml"
-    started = job_settings.settings("FSDP" if row.stage is None else "DEEPSPEED", request.cluster.gpus, hosts)
+    started = job_settings.settings("FSDP" if row.stage is None else "DEEPSPEED", request.machine.gpus, hosts)
     if row.stage is not None:
-        texts[SETTINGS] = json.dumps(deepspeed(request, row, base), indent=1) + "\n"
+        texts[SETTINGS] = json.dumps(deepspeed_configuration(request, row, base), indent=1) + "\n"
         launched = job_settings.deepspeed(started, SETTINGS, row.stage)
-    if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.adapter:
+    if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.tuning.lora:
         texts["recipe.yaml"] = strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base)))
         script, name, usage = f"-m {_RUN}", "pardemo", "[option …]"
         theirs: str | None = f"--module {_RUN}"
@@ -88,7 +90,7 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         model = outline(RankJob(job.config, sequence=job.sequence))
         sharding: dict[str, Any] | None = None
         if row.stage is None:
-            sharding = fsdp(type(layers_of(model)[0]).__name__)
+            sharding = fsdp_configuration(type(layers_of(model)[0]).__name__)
             config, launched = "accelerate_fsdp.yaml", job_settings.fsdp(started, sharding, job.precision)
         notes = [_about(request, row), f"for {_versions(row)}"]
         head = "".join(f"# {note}\n" for note in notes)
@@ -96,7 +98,7 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
         usage, about_data = f"--data FILE [{SCRIPT}'s other options]", "FILE is absolute, or seen from this folder"
         shell_notes, slurm_notes = [*notes, about_data], [*notes, f"sbatch job.slurm {usage}; {about_data}"]
         texts[SCRIPT] = f"{head}{_script(request, row, base, model)}"
-        texts[ARGUMENTS] = head + strict_yaml.dump(arguments(request, row, base, sharding))
+        texts[ARGUMENTS] = head + strict_yaml.dump(training_arguments(request, row, base, sharding))
     torchrun = f"torchrun --nproc_per_node {each} {cluster.torchrun(hosts, 'SLURM_NODEID')} {script}"
     texts |= {
         config: head + strict_yaml.dump(launched),
@@ -109,8 +111,8 @@ def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> l
     return list(texts)
 
 
-def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
-    """DeepSpeed's configuration with every size as a number, and what it would choose by itself said aloud."""
+def deepspeed_configuration(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
+    """Returns DeepSpeed's configuration: every size as a number, and DeepSpeed's own defaults written out."""
     job = request.job.but(engine=row.engine)
     zero: dict[str, Any] = {
         "contiguous_gradients": True,
@@ -144,19 +146,18 @@ def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
 
 
 def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
-    """``base`` with the planned job and the row's batch, stage and ranks: what ``pardemo finetune`` runs."""
-    job, settings = request.job, deepspeed(request, row, base)
+    """Returns ``base`` with the planned job and the row's batch, stage and ranks, for ``pardemo finetune``."""
+    job, settings = request.job, deepspeed_configuration(request, row, base)
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         settings[key] = "auto"
     settings["gradient_clipping"] = "auto"
     settings[job.precision]["enabled"] = "auto"
     if "optimizer" in settings:
         settings["optimizer"]["params"]["lr"] = "auto"
-    values, adapter = recipe.to_dict(base), job.adapter
-    assert adapter is not None, "pardemo finetune trains LoRA"
+    values, tuning = recipe.to_dict(base), job.tuning
     values["data"]["cutoff_len"] = job.sequence
-    values["lora"] = {"r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": adapter.dropout,
-                      "target_modules": list(adapter.target)}  # fmt: skip
+    values["lora"] = {"r": tuning.rank, "lora_alpha": tuning.alpha, "lora_dropout": tuning.dropout,
+                      "target_modules": list(tuning.target)}  # fmt: skip
     values["train"] |= {
         "per_device_train_batch_size": row.batch,
         "gradient_accumulation_steps": row.accumulation,
@@ -169,8 +170,8 @@ def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     return recipe.from_dict(values)
 
 
-def fsdp(layer: str) -> dict[str, Any]:
-    """FSDP2 layer by layer, in the Trainer's words; Accelerate's have ``fsdp_`` before each of them.
+def fsdp_configuration(layer: str) -> dict[str, Any]:
+    """Returns the Trainer's settings for FSDP2 layer by layer; Accelerate's have ``fsdp_`` before each of them.
 
     The state is saved whole: of one in shards the Trainer's ``save_model`` writes nothing, and says nothing.
     """
@@ -180,8 +181,10 @@ def fsdp(layer: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def arguments(request: Request, row: PlanRow, base: Recipe, sharding: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Transformers' TrainingArguments but for the folder."""
+def training_arguments(
+    request: Request, row: PlanRow, base: Recipe, sharding: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns Transformers' TrainingArguments but for the folder."""
     job, train = request.job, base.train
     again = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
     saving = {"save_strategy": "steps", "save_steps": train.save_steps, "save_total_limit": train.save_total_limit}
@@ -209,12 +212,12 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
     """``scripts/train.py`` with the plan in its place."""
     job = request.job
     # of FSDP2's shards the optimizer has the model's own type: fp32, where all parameters are trained
-    dtype = "torch.float32" if row.stage is None and job.adapter is None else _DTYPES[job.precision]
+    dtype = "torch.float32" if row.stage is None and not job.tuning.lora else _DTYPES[job.precision]
     adapter = "None"
-    if job.adapter is not None:
-        config = lora_config(model, job.adapter)
+    if job.tuning.lora:
+        config = lora_config(model, job.tuning)
         values = {name: getattr(config, name) for name in ("r", "lora_alpha", "lora_dropout")}
-        values |= {"target_modules": list(job.adapter.target), "fan_in_fan_out": config.fan_in_fan_out}
+        values |= {"target_modules": list(job.tuning.target), "fan_in_fan_out": config.fan_in_fan_out}
         adapter = "{\n" + "".join(f'    "{key}": {value!r},\n' for key, value in values.items()) + "}"
     path = recipe.locate(base.model.path)
     known = not isinstance(job.config, Baichuan2Config) and "/" in base.model.path  # else a built-in model's short name
@@ -225,7 +228,7 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
 SEQUENCE = {job.sequence}
 DTYPE = {dtype}
 LORA: dict[str, Any] | None = {adapter}
-ENGINE, RANKS = "{row.engine}", {request.cluster.gpus}
+ENGINE, RANKS = "{row.engine}", {request.machine.gpus}
 # --- end of the plan
 """
     return _PLAN.sub(lambda _: plan, _SOURCE.read_text(encoding="utf-8"))
@@ -233,11 +236,11 @@ ENGINE, RANKS = "{row.engine}", {request.cluster.gpus}
 
 def _about(request: Request, row: PlanRow) -> str:
     """What was planned."""
-    job, cluster = request.job, request.cluster
-    trained = "all parameters" if job.adapter is None else f"LoRA of rank {job.adapter.rank}"
+    job, machine = request.job, request.machine
+    trained = f"LoRA of rank {job.tuning.rank}" if job.tuning.lora else "all parameters"
     engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.offload}"
     samples = f"{row.batch} × {row.accumulation} samples of up to {job.sequence} tokens each"
-    return (f"{job.config.model_type}, {trained}, {engine}: {cluster.gpus} × {cluster.gpu.name}, {samples}, "
+    return (f"{job.config.model_type}, {trained}, {engine}: {machine.gpus} × {machine.gpu.name}, {samples}, "
             f"{request.samples_per_step} a step")  # fmt: skip
 
 

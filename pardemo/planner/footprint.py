@@ -1,4 +1,4 @@
-"""The result of a dry run: bytes by kind over the step, the peak, and who caused it."""
+"""Describes the result of a dry run: bytes by kind over the step, the peak, and the module that caused it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from pardemo.peers.states import local
 from pardemo.planner.engines import Running
 from pardemo.planner.job import RankJob
-from pardemo.planner.records import Life, Recorder
+from pardemo.planner.storage_recorder import Life, StorageRecorder
 
 #: The lines of a footprint, from what stays to what comes and goes.
 LINES = (
@@ -37,7 +37,7 @@ def is_cut(module: str) -> bool:
 
 @dataclass
 class Footprint:
-    """One rank's step.
+    """The memory, operations and traffic of one rank's step.
 
     Attributes:
         lines: bytes at the peak, by :data:`LINES`.
@@ -100,8 +100,8 @@ class Footprint:
         return more * each / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
 
     @classmethod
-    def of(cls, job: RankJob, recorder: Recorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
-        """The step that a recorder has seen."""
+    def of(cls, job: RankJob, recorder: StorageRecorder, sizes: dict[str, tuple[int, bool]]) -> "Footprint":
+        """Makes the footprint of the step that a recorder has seen."""
         lives, built, first = recorder.lives, recorder.built, recorder.first_event
         number = {id(life): place for place, life in enumerate(lives)}
         line_of = np.array([LINES.index(_line(life, job)) for life in lives])
@@ -140,7 +140,7 @@ def timeline(lines: np.ndarray, nbytes: np.ndarray, first: int) -> np.ndarray:
     return before + changes.cumsum(0)
 
 
-def classify(recorder: Recorder, running: Running, job: RankJob) -> None:
+def classify(recorder: StorageRecorder, running: Running, job: RankJob) -> None:
     """Gives the storages of model states, which the engine names, their kind."""
     listed: dict[str, list[Any]] = dict(running.states())
     frozen: list[Any] = [p for p in running.module.parameters() if not p.requires_grad]
@@ -157,7 +157,7 @@ def classify(recorder: Recorder, running: Running, job: RankJob) -> None:
 
 
 def is_bucket(life: Life, job: RankJob) -> bool:
-    """Whether it is DeepSpeed's buffer for gradients on their way, whose size is a setting and not the model's."""
+    """Whether a storage is DeepSpeed's buffer for gradients on their way, whose size is a setting."""
     return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
 
 
@@ -193,13 +193,13 @@ _SHARDED = {
 }
 
 
-def shares(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
+def shares_on_gpu(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
     """[storages]: the part of each storage that a rank has on its GPU.
 
     Args:
         ranks: the data-parallel ones that are asked for; the dry run may have had fewer.
         in_flight: micro-batches whose activations a pipeline stage holds.
-        offload: one of :data:`pardemo.planner.memory.OFFLOADS`.
+        offload: one of :data:`pardemo.planner.memory_curve.OFFLOADS`.
     """
     fewer = footprint.job.ranks / ranks
     parts = np.zeros(len(footprint.lives))

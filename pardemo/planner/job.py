@@ -1,4 +1,4 @@
-"""The job to plan: a model, how it is trained, and by which engine on how many ranks."""
+"""Describes the job to plan: a model, how it is trained, and by which engine on how many ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,21 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo import options
 from pardemo.planner.layouts.fine_tune_step import stage_of
+from pardemo.planner.layouts.tuning import FULL, Tuning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 ENGINES = ("plain", "zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """LoRA of ``rank`` on the modules named by ``target``."""
-
-    rank: int = 8
-    target: tuple[str, ...] = ("W_pack",)
-    alpha: float = 32
-    dropout: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -30,7 +21,7 @@ class RankJob:
     Args:
         config: the model's, of Transformers or :mod:`pardemo.baichuan2`.
         batch: samples of a micro-batch on one rank. sequence: tokens of each.
-        adapter: LoRA, or None for full fine-tuning.
+        tuning: what is trained. A dry run knows weights in bf16, AdamW, whole logits and adapters alone.
         checkpointing: recompute each layer in the backward pass.
         engine: ``plain`` (bf16 parameters and states, torch's AdamW), DeepSpeed's ``zero-0`` to ``zero-3`` (bf16,
             fp32 optimizer states), or ``fsdp2`` (fp32 shards of what is trained, bf16 computation).
@@ -40,9 +31,6 @@ class RankJob:
         clipping: largest norm of the gradients, 0 for none.
         zero: further keys of DeepSpeed's ``zero_optimization``.
         precision: of the parameters; ``fp32`` for ``plain`` alone, ``fp16`` takes the bytes of bf16.
-        base: what frozen weights are kept in, optimizer: whose states, fused_loss: logits piece by piece, embeddings:
-            whether LoRA trains embedding and head as well, as in :class:`~pardemo.planner.layouts.tuning.Tuning`;
-            a dry run knows bf16, AdamW, whole logits and adapters alone.
         on_gpu: attention without a mask and a fused optimizer, as on a GPU; else as on this machine's CPU.
 
     Raises:
@@ -52,7 +40,7 @@ class RankJob:
     config: "PreTrainedConfig"
     batch: int = 1
     sequence: int = 1024
-    adapter: Adapter | None = None
+    tuning: Tuning = FULL
     checkpointing: bool = True
     engine: str = "plain"
     ranks: int = 1
@@ -62,10 +50,6 @@ class RankJob:
     zero: Mapping[str, Any] = field(default_factory=dict)
     on_gpu: bool = True
     precision: str = "bf16"
-    base: str = "bf16"
-    optimizer: str = "adamw"
-    fused_loss: bool = False
-    embeddings: bool = False
 
     def __post_init__(self):
         for name in ("batch", "sequence", "ranks", "accumulation"):
@@ -97,7 +81,7 @@ class RankJob:
         return f"{self.config.to_json_string()} {rest}"
 
     def but(self, **changes: Any) -> "RankJob":
-        """This job with some things changed."""
+        """Returns this job with some fields changed."""
         return replace(self, **changes)
 
 

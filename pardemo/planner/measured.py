@@ -1,4 +1,4 @@
-"""This machine's rates, measured by ranks that all work at once: the profile that ``pardemo plan --gpu FILE`` reads.
+"""Measures this machine's rates with ranks that all work at once, for ``pardemo plan --gpu FILE``.
 
 On one host ``pardemo plan --measure FILE`` starts them. On several hosts they are torchrun's::
 
@@ -52,7 +52,7 @@ def write(path: str) -> dict[str, Any]:
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
-    profile.parse(fields)
+    profile.parse_profile(fields)
     project.write_json(path, fields)
 
 
@@ -149,7 +149,7 @@ def _device(rank_device: torch.device) -> tuple[str, float]:
 
 
 def peak(name: str, best: float) -> tuple[float, str]:
-    """The peak by the datasheet of the GPU with the device's name, and its source; else the best measured product."""
+    """Returns the datasheet's peak of the GPU of the device's name, and its source; else the best measured product."""
     words = set(name.upper().replace("-", " ").split())
     try:
         matches = [hardware.gpu(name)]
@@ -171,8 +171,8 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def command(file: str, ranks: int | None, as_json: bool) -> int:
-    """``pardemo plan --measure``: with as many ranks as there are GPUs, else two to four on the cores."""
+def measure_machine(file: str, ranks: int | None, as_json: bool) -> int:
+    """Runs ``pardemo plan --measure`` with a rank for each GPU, or with two to four on the cores."""
     from pardemo.project import available_cores
 
     path = Path(file)

@@ -1,4 +1,4 @@
-"""Measures the peak of a real step as torch's allocator counts it, on CPU ranks or on a GPU; and small models for it.
+"""Measures the peak of a real step by torch's allocator, on CPU ranks or on a GPU; has small models for it.
 
 On the CPU each of the profiler's memory events brings the allocator's own count of what is allocated in the process;
 on CUDA ``torch.cuda.max_memory_allocated`` says it.
@@ -25,7 +25,8 @@ from pardemo.formulas import memory
 from pardemo.planner import engines
 from pardemo.planner.dryrun import STEPS, dry_run
 from pardemo.planner.footprint import Footprint
-from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.tuning import FULL, Tuning
 
 with extras.needed_by(__name__):
     import peft  # noqa: F401, what engines take from it on demand: ranks are forked with this module loaded
@@ -44,7 +45,7 @@ def measure(job: RankJob) -> int:
 
 
 def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], None]) -> int:
-    """The largest number of bytes allocated while ``run(mark)`` is within ``mark(MARK)``, beyond those before it."""
+    """Returns the most bytes allocated while ``run(mark)`` is within ``mark(MARK)``, beyond those before it."""
     if torch.cuda.is_available():
         return _on_cuda(run)
     gc.collect()
@@ -72,8 +73,8 @@ def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
     return allocations, window
 
 
-def batch(job: RankJob, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Token numbers [b, s], and labels of which the job's share counts, from each sample's second token on."""
+def random_batch(job: RankJob, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns token numbers [b, s] and labels; the job's share of them counts, from each sample's second token on."""
     draws = torch.Generator().manual_seed(1)
     ids = torch.randint(1, job.config.vocab_size, (job.batch, job.sequence), generator=draws)
     labels = torch.full_like(ids, -100)
@@ -85,9 +86,9 @@ def _run(job: RankJob, mark) -> None:
     torch.manual_seed(0)
     module = engines.outline(job)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    fill(engines.materialize(module, device))
+    fill_uniformly(engines.materialize(module, device))
     running = engines.start(job, module)
-    ids, labels = batch(job, device)
+    ids, labels = random_batch(job, device)
     for step in range(STEPS):
         with mark(MARK) if step == STEPS - 1 else contextlib.nullcontext():
             engines.one_step(job, running, ids, labels, contextlib.nullcontext)
@@ -95,7 +96,7 @@ def _run(job: RankJob, mark) -> None:
 
 
 @torch.no_grad()
-def fill(module: nn.Module) -> None:
+def fill_uniformly(module: nn.Module) -> None:
     for parameter in module.parameters():
         parameter.uniform_(-0.02, 0.02)
     for buffer in module.buffers():
@@ -174,7 +175,7 @@ TARGETS = {"baichuan2": ("W_pack",), "llama": ("q_proj", "v_proj"), "qwen2": ("q
 
 
 def example_config(name: str) -> PreTrainedConfig:
-    """A four-layer model of the architecture."""
+    """Returns the configuration of a four-layer model of the architecture."""
     if name == "baichuan2":
         return Baichuan2Config(**_SIZES)
     return {"llama": LlamaConfig, "qwen2": Qwen2Config}[name](**_SIZES, num_key_value_heads=2)
@@ -183,26 +184,25 @@ def example_config(name: str) -> PreTrainedConfig:
 def example_job(
     name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, prefetching: bool = True
 ) -> RankJob:
-    """4 × 128 tokens, a quarter of them labels, as this machine's CPU would run it.
+    """Returns a job of 4 × 128 tokens, a quarter of them labels, as this machine's CPU would run it.
 
     Args:
         prefetching: of DeepSpeed's stage 3. It gathers what it prefetches in the order of a Python set, which differs
             between ranks and runs, and with it, in some jobs, the peak: the dry run gives that of one order.
     """
-    adapter = Adapter(target=TARGETS[name]) if lora else None
     zero = BUCKETS if engine.startswith("zero") else {}
     if not prefetching:
         if engine != "zero-3":
             raise ValueError(f"only DeepSpeed's stage 3 prefetches, not {engine}")
         zero = BUCKETS | {"stage3_prefetch_bucket_size": 0}
     return RankJob(
-        example_config(name), batch=4, sequence=128, adapter=adapter, checkpointing=checkpointing, engine=engine,
-        ranks=ranks, labels=0.25, zero=zero, on_gpu=False,
+        example_config(name), batch=4, sequence=128, tuning=Tuning(8, TARGETS[name]) if lora else FULL,
+        checkpointing=checkpointing, engine=engine, ranks=ranks, labels=0.25, zero=zero, on_gpu=False,
     )  # fmt: skip
 
 
-def compare(world, jobs: Sequence[RankJob]) -> list[dict]:
-    """Each job run on the world's ranks and planned: bytes, and the errors of the plan and of other people's rules."""
+def compare_peaks(world, jobs: Sequence[RankJob]) -> list[dict]:
+    """Runs and plans each job; returns bytes, and the errors of the plan and of other people's rules."""
     rows = []
     for job in jobs:
         planned = dry_run(job)
@@ -213,7 +213,7 @@ def compare(world, jobs: Sequence[RankJob]) -> list[dict]:
 
 
 def others(footprint: Footprint) -> dict[str, float]:
-    """What DeepSpeed's estimators and accelerate's rule say of the same job; frozen parameters count as trained."""
+    """Returns what DeepSpeed's estimators and accelerate's rule predict; they count frozen parameters as trained."""
     params, ranks, stage = footprint.params, footprint.job.ranks, footprint.job.stage
     rules: dict[str, float] = {"accelerate estimate-memory": memory.accelerate_estimate(params, 2)}
     if stage in (1, 2):  # there is none for stage 1

@@ -42,7 +42,7 @@ ENDLESS = 1e30  # bytes or operations a second: takes no time
 
 @dataclass(frozen=True)
 class Case:
-    """A layout on a cluster.
+    """A layout on a cluster, and how long its layers wait.
 
     Args:
         what: its label in the table. forward_s: of a layer on a rank; its backward pass takes twice that.
@@ -108,8 +108,8 @@ CASES = (
 )  # fmt: skip
 
 
-def measure(case: Case, steps: int = STEPS) -> float:
-    """Seconds of a step: the one that other work on this machine disturbed least, until its last rank is done.
+def measure_step(case: Case) -> float:
+    """Measures a step's seconds until its last rank is done: of several the one that other work disturbed least.
 
     Raises:
         OSError: links cannot be limited here.
@@ -119,24 +119,24 @@ def measure(case: Case, steps: int = STEPS) -> float:
     forward_s = case.forward_s
     with World(case.cluster.size, cluster=case.cluster, preload=[__name__]) as world:
         rank_seconds = world.run(
-            seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, steps, timeout_s=120
+            measure_seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, STEPS, timeout_s=120
         )
     return min(max(of_ranks) for of_ranks in zip(*rank_seconds, strict=True))
 
 
-def compare(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
-    """Each case, its predicted and its measured seconds; none where links cannot be limited."""
+def compare_steps(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
+    """Yields each case with its predicted and measured seconds; nothing where links cannot be limited."""
     if tiers.found().name == "none":
         return
     for case in cases:
-        yield case, case.predicted_s, measure(case)
+        yield case, case.predicted_s, measure_step(case)
 
 
 BF16 = 2  # bytes
 
 
 class Weights(nn.Module):
-    """``count`` weights with gradients, in the place of a product that would need a core."""
+    """Has ``count`` weights with gradients, in place of a product that would need a core."""
 
     def __init__(self, count: int):
         super().__init__()
@@ -165,10 +165,10 @@ class Layer(nn.Module):
         return x
 
 
-def seconds(
+def measure_seconds(
     shape: Shape, layout: Layout, sequence: int, forward_s: float, backward_s: float, buckets: int, steps: int
 ) -> list[float]:
-    """On every rank: what each of ``steps`` steps takes, after one that opens the connections.
+    """Measures on every rank each of ``steps`` steps, after one that opens the connections.
 
     Args:
         buckets: in which a stage's gradients are summed, where states are not sharded.

@@ -1,4 +1,4 @@
-"""A machine's own rates in a JSON file, in place of a datasheet's: what ``--gpu FILE`` reads.
+"""Reads a machine's own rates from a JSON file, in place of a datasheet's: ``--gpu FILE``.
 
 ``pardemo plan --measure FILE`` writes one. All of it is what was reached, so that nothing is taken off it again.
 """
@@ -38,7 +38,7 @@ KNOWN = (*NEEDED, "sustained", "inside", "between", "host_gpus", "bf16", "source
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """A GPU, and what else was measured of its machine: seconds and bytes/s; None where it was not."""
+    """A GPU, and the start-up seconds and link rates of its machine; None where they were not measured."""
 
     gpu: Gpu
     inside: bool = True
@@ -47,8 +47,16 @@ class GpuProfile:
     between: float | None = None
     host_gpus: int | None = None
 
-    def hosts(self, gpus: int) -> int:
-        """As few hosts as ``gpus`` GPUs fit on, as many of them on each: what is taken where nobody says it."""
+    def hosts(self, gpus: int, asked: int | None = None) -> int:
+        """Returns ``asked``, or as few hosts as ``gpus`` GPUs fit on, as many of them on each.
+
+        Raises:
+            ValueError: the GPUs do not divide over as many hosts as were asked for.
+        """
+        if asked is not None:
+            if gpus % asked:
+                raise ValueError(f"{gpus} GPUs do not divide over {asked} hosts")
+            return asked
         most = self.host_gpus or hardware.host_gpus(self.gpu, gpus)
         return next(hosts for hosts in range(-(-gpus // most), gpus + 1) if gpus % hosts == 0)
 
@@ -64,15 +72,15 @@ def is_file(name: str) -> bool:
     return name.lower().endswith(".json") or Path(name).expanduser().is_file()
 
 
-def find(name: str, gpus: int = 1) -> GpuProfile:
-    """The GPU of that name, or the profile in that file, for so many GPUs.
+def find_profile(name: str, gpus: int = 1) -> GpuProfile:
+    """Returns the GPU of that name, or the profile in that file, for so many GPUs.
 
     Raises:
         ValueError: there is none, something in the file is wrong, or it has no link that several GPUs need.
     """
     if not is_file(name):
         return GpuProfile(hardware.gpu(name))
-    gpu_profile = load(Path(name).expanduser())
+    gpu_profile = load_profile(Path(name).expanduser())
     check_inside(gpu_profile, Path(name).name, gpus)
     return gpu_profile
 
@@ -87,8 +95,8 @@ def check_inside(gpu_profile: GpuProfile, name: str, gpus: int) -> None:
         raise ValueError(f"{name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
 
 
-def load(path: Path) -> GpuProfile:
-    """The profile in a file.
+def load_profile(path: Path) -> GpuProfile:
+    """Reads the profile in a file.
 
     Raises:
         ValueError: one line that names the file, the field, and what would be right.
@@ -100,13 +108,13 @@ def load(path: Path) -> GpuProfile:
     except ValueError as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from None
     try:
-        return parse(values)
+        return parse_profile(values)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def parse(values: Any) -> GpuProfile:
-    """The profile with these fields.
+def parse_profile(values: Any) -> GpuProfile:
+    """Makes a profile of these fields.
 
     Raises:
         ValueError: one line that names the field, and what would be right.

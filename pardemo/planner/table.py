@@ -7,64 +7,21 @@ runs the engine of the recommended row beside them.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from pardemo.planner.estimate import FULLEST, RESERVE, Estimate, PredictedStep, choose
-from pardemo.planner.hardware import Gpu
+from pardemo.planner.estimate import RESERVE, choose
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.fine_tune_step import stage_of
-from pardemo.planner.layouts.job import BUCKET, Job, fine_tune
+from pardemo.planner.layouts.intervals import Interval, of_fine_tune
+from pardemo.planner.layouts.job import BUCKET, Job, engine_of, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.search import PlannedLayout
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import step
-from pardemo.planner.layouts.tuning import Tuning
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """GPUs to plan for: ``gpus`` in all on ``hosts``; ``between``: a host's bytes/s; ``price``: of a GPU and hour."""
-
-    gpu: Gpu
-    gpus: int
-    hosts: int = 1
-    between: float = 100e9 / 8
-    price: float | None = None
-
-    def __post_init__(self):
-        if self.gpus < 1 or self.hosts < 1:
-            raise ValueError(f"--gpus and --hosts must be at least 1, not {self.gpus} and {self.hosts}")
-        if self.gpus % self.hosts:
-            raise ValueError(f"{self.gpus} GPUs do not divide over {self.hosts} hosts")
-        if self.price is not None and not 0 <= self.price < float("inf"):
-            raise ValueError(f"--price must be 0 or more, not {self.price}")
-
-    def __str__(self) -> str:
-        """Names the GPUs and their source; of several hosts also their size and the rate between them."""
-        text = f"{self.gpus} × {self.gpu.name} ({self.gpu.source})"
-        if self.hosts == 1:
-            return text
-        return f"{text} on {self.hosts} hosts of {self.host_gpus}, {8 * self.between / 1e9:.4g} Gbit/s between hosts"
-
-    @property
-    def host_gpus(self) -> int:
-        """GPUs of a host."""
-        return self.gpus // self.hosts
-
-    @property
-    def most_bytes(self) -> float:
-        """Bytes up to which a job fits a GPU: no run is known that took more."""
-        return self.gpu.memory_bytes * FULLEST
-
-    @property
-    def room(self) -> float:
-        """Bytes of a GPU that a plan fills at most where it can choose."""
-        return self.gpu.memory_bytes * (1 - RESERVE)
 
 
 @dataclass(frozen=True)
@@ -72,10 +29,11 @@ class Request:
     """A job to plan: its model and lengths, its samples a step and steps, how its GPUs are divided.
 
     ``rows``, ``epochs``: of the data set, and how often ``steps`` goes through it; 0 where that is not known.
+    ``price``: of a GPU and hour.
     """
 
     job: RankJob
-    cluster: Hardware
+    machine: Machine
     samples_per_step: int
     steps: int
     tp: int = 1
@@ -86,20 +44,21 @@ class Request:
     batches: Sequence[int] = ()
     rows: int = 0
     epochs: float = 0.0
+    price: float | None = None
 
     def __post_init__(self):
         for name in ("tp", "pp", "samples_per_step", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.cluster.gpus % (self.tp * self.pp):
-            raise ValueError(f"{self.cluster.gpus} GPUs do not divide by tp {self.tp} × pp {self.pp}")
+        if self.machine.gpus % (self.tp * self.pp):
+            raise ValueError(f"{self.machine.gpus} GPUs do not divide by tp {self.tp} × pp {self.pp}")
         check_tensor_parallel(self.job.config, self.tp)
         if self.job.config.num_hidden_layers % self.pp:
             raise ValueError(f"{self.job.config.num_hidden_layers} layers do not divide by --pp {self.pp}")
         if self.samples_per_step % self.dp:
             raise ValueError(f"{self.samples_per_step} samples a step do not divide over {self.dp} data-parallel ranks")
         if self.dp == 1 and "zero-0" not in self.engines:
-            raise ValueError(f"{title(self.engines[0])} shards over data-parallel ranks, and there is one")
+            raise ValueError(f"{engine_title(self.engines[0])} shards over data-parallel ranks, and there is one")
         if self.dp > MOST_RANKS:
             raise ValueError(f"{self.dp:,} data-parallel ranks; at most {MOST_RANKS:,} are planned for")
         for batch in self.batches:
@@ -108,7 +67,7 @@ class Request:
 
     @property
     def dp(self) -> int:
-        return self.cluster.gpus // (self.tp * self.pp)
+        return self.machine.gpus // (self.tp * self.pp)
 
     @property
     def share(self) -> int:
@@ -121,40 +80,67 @@ class Request:
         return list(self.batches) or [2**n for n in range(self.share.bit_length()) if self.share % 2**n == 0]
 
 
-@dataclass(frozen=True)
-class PlanRow:
-    """One way to run the job; ``engine`` as in :class:`~pardemo.planner.job.RankJob`."""
+@dataclass(frozen=True, eq=False)
+class PlanRow(PlannedLayout):
+    """One way to run the job: so many ``steps`` of it, at ``price`` a GPU and hour."""
 
-    engine: str
-    offload: str
-    checkpointing: bool
-    batch: int
-    accumulation: int
-    memory: Estimate
-    time: PredictedStep
-    fits: bool
-    tokens_per_s: float  # of each GPU
-    hours: float
-    money: float | None
+    steps: int = 1
+    price: float | None = None
 
-    @property
-    def peak_bytes(self) -> float:
-        return self.memory.peak_bytes
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that a rank sends in a step."""
-        return self.time.sent_bytes or 0.0
+    @cached_property
+    def engine(self) -> str:
+        """Name of the engine, as in :class:`~pardemo.planner.job.RankJob`."""
+        return engine_of(self.job, self.layout)
 
     @property
     def stage(self) -> int | None:
         """DeepSpeed's ZeRO stage."""
         return stage_of(self.engine)
 
+    @property
+    def offload(self) -> str:
+        return self.layout.on_host
+
+    @property
+    def checkpointing(self) -> bool:
+        return self.layout.recompute == "full"
+
+    @property
+    def batch(self) -> int:
+        """Samples of a micro-batch."""
+        return self.layout.micro_batch
+
+    @property
+    def accumulation(self) -> int:
+        return self.layout.accumulation
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU holds it, however little stays free."""
+        return self.peak_bytes <= self.job.machine.most_bytes
+
+    @property
+    def interval(self) -> Interval:
+        """Between which seconds a step lies in four of five cases."""
+        return of_fine_tune("seconds", self.seconds)
+
+    @property
+    def hours(self) -> float:
+        return self.steps * self.seconds / 3600
+
+    @property
+    def money(self) -> float | None:
+        return None if self.price is None else self.hours * self.job.machine.gpus * self.price
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends in a step."""
+        return self.step.sent_bytes or 0.0
+
 
 @dataclass
 class Plan:
-    """All rows of a request, the recommended one first, then those that fit from the fastest on, then the others."""
+    """The rows of a request: the recommended one first, then those that fit, the fastest first, then the others."""
 
     request: Request
     rows: list[PlanRow]
@@ -177,7 +163,7 @@ class Plan:
         """Rows that may be recommended: of those that fit, those that leave room; all that fit where none does."""
         fitting = [row for row in self.rows if row.fits]
         fitting = [row for row in fitting if row.engine != "fsdp2"] or fitting
-        return [row for row in fitting if row.peak_bytes <= self.request.cluster.room] or fitting
+        return [row for row in fitting if row.peak_bytes <= row.room] or fitting
 
 
 def _preference(row: PlanRow) -> tuple:
@@ -195,8 +181,8 @@ OFFLOADED = {
 }
 
 
-def title(engine: str) -> str:
-    """``zero-2`` as people write it."""
+def engine_title(engine: str) -> str:
+    """Returns ``ZeRO 2`` for ``zero-2``."""
     return engine.upper().replace("ZERO-", "ZeRO ")
 
 
@@ -214,7 +200,7 @@ def plan(request: Request) -> Plan:
     """
     shape = configurations.of(request.job.config)
     rows = [
-        row(request, shape, engine, again, offload, batch)
+        plan_row(request, shape, engine, again, offload, batch)
         for engine in request.engines
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
@@ -225,49 +211,19 @@ def plan(request: Request) -> Plan:
     return Plan(request, rows)
 
 
-def machine_of(cluster: Hardware) -> Machine:
-    """Converts GPUs to the step model's."""
-    share = 1.0 if cluster.gpu.measured else Machine.link_share
-    return Machine(cluster.gpu, cluster.gpus, cluster.host_gpus, cluster.between, link_share=share)
+def plan_row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
+    """Plans the request in one way; ``shape`` is its model's."""
+    job = request.job.but(
+        engine=engine, ranks=request.dp, batch=batch, accumulation=max(1, request.share // batch), checkpointing=again
+    )
+    planned, layout = job_and_layout(job, request.machine, offload, request.tp, request.pp, shape)
+    return PlanRow(planned, layout, request.steps, request.price)
 
 
-def tuning_of(job: RankJob) -> Tuning:
-    """Converts what the job trains to the step model's. A model makes logits at all tokens or at labels alone."""
-    labels = job.labels if getattr(job.config, "loss_head", "full") == "labels" else 1.0
-    more: dict[str, Any] = {
-        "base": job.base,
-        "optimizer": job.optimizer,
-        "labels": labels,
-        "fused_loss": job.fused_loss,
-    }
-    if job.adapter is None:
-        return Tuning(**more)
-    adapter = job.adapter
-    return Tuning(adapter.rank, tuple(adapter.target), adapter.dropout, embeddings=job.embeddings, **more)
-
-
-def row_job(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> tuple[Job, Layout]:
-    """Returns the job and the layout of one way to run the request; ``shape`` is its model's."""
-    job = request.job.but(engine=engine, ranks=request.dp, batch=batch, checkpointing=again)
-    return tuned(job, request.cluster, max(1, request.share // batch), offload, request.tp, request.pp, shape)
-
-
-def job_of(request: Request, row: PlanRow) -> tuple[Job, Layout]:
-    """Returns a row's job and layout."""
-    shape = configurations.of(request.job.config)
-    return row_job(request, shape, row.engine, row.checkpointing, row.offload, row.batch)
-
-
-def tuned(
-    job: RankJob,
-    cluster: Hardware,
-    accumulation: int,
-    offload: str = "none",
-    tp: int = 1,
-    pp: int = 1,
-    shape: Shape | None = None,
+def job_and_layout(
+    job: RankJob, machine: Machine, offload: str = "none", tp: int = 1, pp: int = 1, shape: Shape | None = None
 ) -> tuple[Job, Layout]:
-    """Converts a rank's job in steps of ``accumulation`` micro-batches to the job and layout of the step model.
+    """Converts a rank's job to the job and layout of the step's model.
 
     Args:
         offload: as DeepSpeed's: ``none``, ``optimizer`` or ``optimizer+parameters``.
@@ -276,48 +232,28 @@ def tuned(
     Raises:
         ValueError: the model is none that is known.
     """
+    of_labels = getattr(job.config, "loss_head", "full") == "labels"  # others make logits of all tokens
     return fine_tune(
-        shape or configurations.of(job.config), machine_of(cluster), tuning_of(job), job.engine, job.ranks, job.batch,
-        job.sequence, checkpointing=job.checkpointing, accumulation=accumulation, offload=offload, tp=tp, pp=pp,
+        shape or configurations.of(job.config), machine, replace(job.tuning, labels=job.labels if of_labels else 1.0),
+        job.engine, job.ranks, job.batch, job.sequence, checkpointing=job.checkpointing,
+        accumulation=job.accumulation, offload=offload, tp=tp, pp=pp,
         bucket=job.zero.get("reduce_bucket_size", BUCKET), overlaps=job.zero.get("overlap_comm"),
-    )  # fmt: skip
-
-
-def step_of(job: RankJob, cluster: Hardware, accumulation: int, offload: str = "none") -> PredictedStep:
-    """Predicts seconds and sent bytes of a step of ``accumulation`` micro-batches on ``job.ranks`` GPUs of the cluster.
-
-    Raises:
-        ValueError: the model is none that is known, or its LoRA goes to modules that are not.
-    """
-    return step(*tuned(job, cluster, accumulation, offload))
-
-
-def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
-    """Predicts memory, time and price of one row of the table."""
-    job, layout = row_job(request, shape, engine, again, offload, batch)
-    held, time = memory(job, layout), step(job, layout)
-    cluster, hours = request.cluster, request.steps * time.seconds / 3600
-    money = None if cluster.price is None else hours * cluster.gpus * cluster.price
-    return PlanRow(
-        engine, offload, again, batch, layout.accumulation, held, time, held.peak_bytes <= cluster.most_bytes,
-        time.tokens_per_s, hours, money,
     )  # fmt: skip
 
 
 def longest_sequence(request: Request, best: PlanRow) -> int:
     """Finds the most tokens of a sample that fit as the row is run, in steps of 64; at most the model's context."""
-    job, layout = job_of(request, best)
+    job, layout = best.job, best.layout
     context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
     fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
     if context < 2 * TOKENS:
-        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.cluster.most_bytes else 0
-    return TOKENS * largest(fits, context // TOKENS)
+        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.machine.most_bytes else 0
+    return TOKENS * largest_that_fits(fits, context // TOKENS)
 
 
 def largest_batch(request: Request, best: PlanRow) -> int:
     """Finds the samples of the largest micro-batch that fits as the row is run."""
-    job, layout = job_of(request, best)
-    return largest(_fits(request, lambda batch: (job, layout.but(micro_batch=batch))), 4096)
+    return largest_that_fits(_fits(request, lambda batch: (best.job, best.layout.but(micro_batch=batch))), 4096)
 
 
 def fewest_gpus(request: Request) -> int | None:
@@ -327,7 +263,7 @@ def fewest_gpus(request: Request) -> int | None:
     """
     unit = request.tp * request.pp
     for exponent in range(MOST_EXPONENT + 1):
-        if least_bytes(request, unit << exponent) <= request.cluster.most_bytes:
+        if least_bytes(request, unit << exponent) <= request.machine.most_bytes:
             return unit << exponent
     return None
 
@@ -336,18 +272,18 @@ def least_bytes(request: Request, gpus: int) -> float:
     """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
     engine = "zero-3" if dp > 1 else "zero-0"
-    job, layout = row_job(request, configurations.of(request.job.config), engine, True, "none", 1)
-    return memory(job, layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
+    one = plan_row(request, configurations.of(request.job.config), engine, True, "none", 1)
+    return memory(one.job, one.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:
     """Says, where nothing fits, which cluster is the smallest that works, or which option keeps this one from it."""
-    count, name = fewest_gpus(request), request.cluster.gpu.name
+    count, name = fewest_gpus(request), request.machine.gpu.name
     if count is None:
         most = request.tp * request.pp << MOST_EXPONENT
         others = [*_with_fused_loss(request, None), "use tensor parallelism (--tp), or a GPU with more memory"]
         return f"not even {most} × {name} hold it: {'; or '.join([*others, *_cut_sequences(request)])}"
-    if count <= request.cluster.gpus:
+    if count <= request.machine.gpus:
         return (
             "these GPUs hold it with checkpointing and micro-batches of 1" + (", ZeRO 3" if request.dp > 1 else "")
             + ": leave out --batch, --checkpointing and --zero"
@@ -358,12 +294,13 @@ def smallest_cluster(request: Request) -> str:
 
 def _with_fused_loss(request: Request, count: int | None) -> list[str]:
     """Says whether a fused loss needs fewer GPUs than ``count``, which hold the job without one."""
-    if request.job.fused_loss:
+    if request.job.tuning.fused_loss:
         return []
-    fewer = fewest_gpus(replace(request, job=request.job.but(fused_loss=True)))
+    tuning = replace(request.job.tuning, fused_loss=True)
+    fewer = fewest_gpus(replace(request, job=request.job.but(tuning=tuning)))
     if fewer is None or (count is not None and fewer >= count):
         return []
-    return [f"--fused-loss, which makes logits piece by piece: then {fewer} × {request.cluster.gpu.name} hold it"]
+    return [f"--fused-loss, which makes logits piece by piece: then {fewer} × {request.machine.gpu.name} hold it"]
 
 
 def _cut_sequences(request: Request) -> list[str]:
@@ -372,10 +309,10 @@ def _cut_sequences(request: Request) -> list[str]:
 
 
 def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
-    return lambda size: memory(*of(size)).peak_bytes <= request.cluster.most_bytes
+    return lambda size: memory(*of(size)).peak_bytes <= request.machine.most_bytes
 
 
-def largest(fits: Callable[[int], bool], most: int) -> int:
+def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
     """Finds the largest of 1 to ``most`` that fits, 0 where 1 does not; all that is smaller fits, too."""
     low, high = 0, most + 1
     while high - low > 1:
@@ -384,18 +321,17 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def why(plan: Plan) -> str:
+def explain_best(plan: Plan) -> str:
     """Says why the best row is the best: clauses compare it with other rows; those that are not true are left out."""
     best = plan.best
     if best is None:
         return "nothing fits"
-    cluster = plan.request.cluster
-    fastest = f"the fastest that fits {cluster.most_bytes / 1e9:.1f} GB"
-    if best.peak_bytes <= cluster.room:
+    fastest = f"the fastest that fits {best.job.machine.most_bytes / 1e9:.1f} GB"
+    if best.peak_bytes <= best.room:
         fastest = f"the fastest that leaves {RESERVE:.0%} of a GPU free"
     if best.hours != min(row.hours for row in plan.eligible):
         fastest = f"within 1 % of {fastest}, and offloads or shards less or takes less memory"
-    return "; ".join([fastest, *_stage(plan, best), *_batch(plan, best), f"limited by {best.time.limit}"])
+    return "; ".join([fastest, *_stage(plan, best), *_batch(plan, best), f"limited by {best.step.limit}"])
 
 
 def _stage(plan: Plan, best: PlanRow) -> list[str]:
@@ -448,7 +384,7 @@ def _way(row: PlanRow) -> str:
     return f"ZeRO {row.stage}{offload} at {row.batch} × {row.accumulation}"
 
 
-def epochs(request: Request) -> str:
+def describe_epochs(request: Request) -> str:
     """Says how often the steps go through the data."""
     if not request.epochs:
         return ""
@@ -459,8 +395,8 @@ def describe_weights(plan: Plan) -> str:
     """Says what is unusual of the weights: frozen ones in few bits, or an embedding and a head that are trained."""
     from pardemo.planner.layouts.tuning import left_in_16_bits
 
-    job = plan.request.job
-    kept = "" if job.base == "bf16" else f", frozen weights in {job.base}"
-    if left := left_in_16_bits(tuning_of(job), configurations.of(job.config)):
+    tuning = plan.request.job.tuning
+    kept = "" if tuning.base == "bf16" else f", frozen weights in {tuning.base}"
+    if left := left_in_16_bits(tuning, configurations.of(plan.request.job.config)):
         kept += f", but {2 * left / 1e9:.1f} GB of experts in 16 bits, which bitsandbytes does not convert"
-    return kept + (", embedding and head trained" if job.embeddings else "")
+    return kept + (", embedding and head trained" if tuning.embeddings else "")

@@ -14,15 +14,15 @@ with extras.needed_by(__name__):
 
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import scaling
-from pardemo.planner import hardware, models, table
+from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack
-from pardemo.planner.layouts.job import engine_of
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, stack
+from pardemo.planner.layouts.job import engine_of, fine_tune
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
 from pardemo.planner.layouts.step import step
-from pardemo.planner.table import Hardware
+from pardemo.planner.layouts.tuning import Tuning
 from pardemo.tables import text_table
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
@@ -64,7 +64,7 @@ def _check(
 
 
 def megatron() -> list[Check]:
-    """The model-parallel half of Megatron's study, on V100s in 2019: what one GPU does, and what is left on several.
+    """Checks the model-parallel half of Megatron's study, on V100s in 2019: one GPU's rate, and that of several.
 
     By the constants of Megatron on A100s in 2022. Nothing is promised of the rate, which the younger program has far
     higher. Of the share of linear scaling half of what tensor parallelism costs is promised.
@@ -84,22 +84,25 @@ def megatron() -> list[Check]:
 
 
 def a800() -> list[Check]:
-    """LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
-    rows, cluster = [], Hardware(hardware.gpu("A800-80GB"), 8)
+    """Checks LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
+    rows, machine = [], Machine(hardware.gpu("A800-80GB"), 8)
+    shape = configurations.of(models.find("llama2-7b"))
     for (stage, checkpointing), runs in finetune_runs.A800.items():
         for offload, batch, samples_per_s in runs:
-            job = RankJob(models.find("llama2-7b"), batch, 4096, checkpointing=checkpointing, engine=f"zero-{stage}",
-                          ranks=8)  # fmt: skip
-            seconds = table.step_of(job, cluster, 64 // 8 // batch, offload).seconds
+            seconds = step(*fine_tune(
+                shape, machine, engine=f"zero-{stage}", ranks=8, batch=batch, sequence=4096,
+                checkpointing=checkpointing, accumulation=64 // 8 // batch, offload=offload,
+            )).seconds  # fmt: skip
             label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
             rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
     return rows
 
 
 def qwen() -> list[Check]:
-    """Peaks of Qwen's fine-tunes, those that no constant was fitted to."""
+    """Checks peaks of those of Qwen's fine-tunes that no constant was fitted to."""
     rows = []
-    for run in finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]:
+    runs = list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv"))
+    for run in finetune_runs.halves(runs)[1]:
         job, ranks, planned = run.job, run.layout.dp, memory(run.job, run.layout).peak_bytes / 1e9
         how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {ranks} × {job.sequence:,} tokens"
         label = f"{job.shape.name}, {how}, {engine_of(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
@@ -108,7 +111,7 @@ def qwen() -> list[Check]:
 
 
 def nanotron() -> list[Check]:
-    """Tokens/s of each H100; nanotron's constants are fitted to runs of this table."""
+    """Checks nanotron's tokens/s of each H100; its constants are fitted to runs of this table."""
     rows, machine = [], Machine(hardware.gpu("H100"))
     for (sharding, shape), runs in NANOTRON.items():
         job = Job(shape, machine, stack("nanotron"))
@@ -121,12 +124,12 @@ def nanotron() -> list[Check]:
 
 
 def swift() -> list[Check]:
-    """ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum, ours are not: they take longer."""
-    rows, cluster = [], Hardware(hardware.gpu("A100-80GB"), 1)
+    """Checks ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum; ours are not, and take longer."""
+    rows, machine = [], Machine(hardware.gpu("A100-80GB"), 1)
+    shape = configurations.of(Baichuan2Config.b13(loss_head="full"))
     for length, (speed, gib) in SWIFT.items():
-        job = RankJob(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
-        seconds = table.step_of(job, cluster, 16).seconds / 16
-        held = memory(*table.tuned(job, cluster, 16)).peak_bytes / 2**30
+        planned = fine_tune(shape, machine, Tuning(8, ("W_pack",)), sequence=length, accumulation=16)
+        seconds, held = step(*planned).seconds / 16, memory(*planned).peak_bytes / 2**30
         source = "ms-swift's table, 1 × A100-80GB"
         label = f"Baichuan2-13B LoRA, {length} tokens"
         rows.append(_check(label, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))
@@ -135,7 +138,7 @@ def swift() -> list[Check]:
 
 
 def here() -> list[Check]:
-    """Steps on this machine in fp32 on one core: what a dry run counts, over the rates of *Your machine*'s profile."""
+    """Checks steps on one core of this machine in fp32: what a dry run counts, over the rates of its profile."""
     from pardemo import World, machine
 
     machine_profile, rows = machine.profile(), []
@@ -156,13 +159,13 @@ def here() -> list[Check]:
 
 
 def seconds_of(job: RankJob) -> float:
-    """On a rank: the median time of a step."""
+    """Measures the median time of a step on a rank."""
     from pardemo.planner import engines, measured_peak
 
     module = engines.materialize(engines.outline(job), "cpu")
-    measured_peak.fill(module)
+    measured_peak.fill_uniformly(module)
     running = engines.start(job, module)
-    ids, labels = measured_peak.batch(job)
+    ids, labels = measured_peak.random_batch(job)
     times = []
     for _ in range(ROUNDS + 1):
         begin = time.perf_counter()
@@ -185,7 +188,7 @@ MEMORY = (
 
 
 def peaks() -> list[Check]:
-    """Peaks on this machine's CPU ranks as the allocator counts them; beside the planner's what other rules say."""
+    """Checks peaks on this machine's CPU ranks by torch's allocator, and beside the planner's those of other rules."""
     from pardemo import World
     from pardemo.planner import measured_peak
 
@@ -194,7 +197,7 @@ def peaks() -> list[Check]:
         name, engine, ranks, lora, checkpointing, *prefetching = case
         job = measured_peak.example_job(name, engine, ranks, lora, checkpointing, *prefetching)
         with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.measured_peak"]) as world:
-            comparison = measured_peak.compare(world, [job])[0]
+            comparison = measured_peak.compare_peaks(world, [job])[0]
         measured = comparison.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"
         how += ", no prefetching" * (prefetching == [False])
@@ -209,11 +212,11 @@ def peaks() -> list[Check]:
 
 
 def emulated() -> list[Check]:
-    """Steps of a model that waits, on clusters of this machine: traffic, pipelines and overlap in the time model."""
+    """Checks steps of a model that waits, on emulated clusters: traffic, pipelines and overlap in the time model."""
     from pardemo.planner import network
 
     rows = []
-    for case, predicted, measured in network.compare():
+    for case, predicted, measured in network.compare_steps():
         rows.append(_check(f"{case.what}, {case.cluster}", predicted, measured, "s a step", network.SOURCE, 0.1))
     return rows
 
@@ -231,7 +234,7 @@ PARTS: dict[str, Callable[[], list[Check]]] = {
 
 
 def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
-    """All checks, as rows: a dict of :class:`Check` each."""
+    """Makes all checks; returns a dict of :class:`Check` for each."""
     rows = []
     for name, part in PARTS.items():
         progress(name)
@@ -240,7 +243,7 @@ def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[s
 
 
 def as_text(rows: list[dict[str, Any]]) -> str:
-    """The checks as a table: what is promised of each, and whether it is met."""
+    """Returns the checks as a table: what is promised of each, and whether it is met."""
     shown = [("what", "predicted", "known", "unit", "error", "promised", "", "source")]
     for row in rows:
         promised = "no promise of ours" if row["within"] is None else row["bound"] or f"± {100 * row['within']:g} %"

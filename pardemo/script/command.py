@@ -59,21 +59,23 @@ def run_measure(arguments: argparse.Namespace) -> int:
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     pace, cluster = _pace_and_cluster(arguments)
-    full = full_size.question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
+    full = full_size.full_size_question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     asked = cluster.size if cluster else arguments.ranks
     with ends_in_order("measure"):
-        out = files.folder(arguments.out) if arguments.out is not None else None
-        launch = launch_lines.read(["python", "-m", *program] if arguments.module and program else program, asked)
+        out = files.report_folder(arguments.out) if arguments.out is not None else None
+        launch = launch_lines.read_launch(
+            ["python", "-m", *program] if arguments.module and program else program, asked
+        )
         ranks = asked if asked is not None else launch.ranks if launch.ranks is not None else launch_lines.RANKS
         if asked is None and not 1 <= ranks <= MAX_RANKS:
             raise ValueError(f"the line would start {ranks} ranks: say from 1 to {MAX_RANKS} with --ranks")
         if cluster is None and launch.hosts > 1:
             cluster = _hosts(launch.hosts, ranks)
         if out is not None:
-            files.clear(out)
+            files.clear_reports(out)
         try:
             with runner.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy, _beside_stdout():
-                measured, seen = measurement.measured(
+                measured, seen = measurement.measure_launch(
                     launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
                     folder=copy.folder if copy else None, timeout_s=arguments.timeout,
                     work=pace is not None, layer_s=pace.layer_s if pace else 0.0,
@@ -92,8 +94,11 @@ def run_measure(arguments: argparse.Namespace) -> int:
         if full is not None:
             measured.memory["full_size"] = full_size.answer(full, measured, seen)
         if out is not None:
-            files.write(out, measured, seen, launch.script)
-    print(json.dumps(measured.as_json(), indent=1) if arguments.json else sections.screen(measured, launch.script))
+            files.write_report(out, measured, seen, launch.script)
+    text = (
+        json.dumps(measured.as_json(), indent=1) if arguments.json else sections.summary_screen(measured, launch.script)
+    )
+    print(text)
     return 0
 
 
@@ -206,7 +211,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
             raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
         wanted, said = layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
     for layout in wanted:
-        launch = launch_lines.read(list(layout.line), layout.ranks)
+        launch = launch_lines.read_launch(list(layout.line), layout.ranks)
         if not launch.module and not os.path.isfile(launch.script):
             raise ValueError(f"there is no script {launch.script}")
     from pardemo.script.compare import proof, runs
@@ -222,7 +227,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
         for details in filter(None, made.details.values()):
             print(details)  # with what the ranks print
     if out is not None:
-        script = launch_lines.read(list(wanted[0].line), wanted[0].ranks).script
+        script = launch_lines.read_launch(list(wanted[0].line), wanted[0].ranks).script
         verdict.write_proof(out, made, os.path.basename(script))
     print(json.dumps(made.as_json(), indent=1) if arguments.json else verdict.proof_screen(made))
     for hint in verdict.hints(made):

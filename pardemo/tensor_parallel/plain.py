@@ -1,4 +1,4 @@
-"""Megatron's cuts with f and g alone, as the chapters on Megatron's MLP and attention build them.
+"""Builds Megatron's cuts from f and g alone, as the chapters on Megatron's MLP and attention do.
 
 (*Megatron's MLP*, sections 1 to 3: columns, rows, and both; *Megatron's attention*, sections 2, 3 and 5: heads, a fused
 projection, a block; *The vocabulary*, section 1: embedding and loss.) Leads to :mod:`pardemo.tensor_parallel`, whose

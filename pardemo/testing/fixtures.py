@@ -1,4 +1,4 @@
-"""Fixtures that a rank makes: those of the plug-in, pytest's own that act on the process, and the user's."""
+"""Makes fixtures on a rank: those of the plug-in, pytest's own that act on the process, and the user's."""
 
 import inspect
 from collections.abc import Callable, Generator, Iterator
@@ -32,7 +32,7 @@ class Fixtures:
         self._open: list[tuple[str, Generator]] = []
 
     def value(self, given: Any) -> Any:
-        """Of a place holder what this rank makes; anything else is what it is."""
+        """Returns what this rank makes for a placeholder; any other value is returned as it is."""
         if not isinstance(given, OnRanks):
             return given
         if id(given) not in self._values:
@@ -40,7 +40,7 @@ class Fixtures:
         return self._values[id(given)]
 
     def close(self) -> None:
-        """Goes on behind the ``yield`` of each, the last one first."""
+        """Runs what follows the ``yield`` of each fixture, the last one first."""
         while self._open:
             name, generator = self._open.pop()
             if next(generator, self) is not self:
@@ -85,12 +85,12 @@ class CapSys:
         self._capture = capture
 
     def readouterr(self) -> Any:
-        """What was printed since the last call, as ``out`` and ``err``, and forgets it."""
+        """Returns what was printed since the last call, as ``out`` and ``err``, and forgets it."""
         return self._capture.readouterr()
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within the block what is printed goes where it went before."""
+        """Prints to the terminal again within the block."""
         self._capture.suspend_capturing()
         try:
             yield

@@ -1,4 +1,4 @@
-"""The arguments of ``@pytest.mark.ranks``, and the tests that it cannot be on."""
+"""Reads the arguments of ``@pytest.mark.ranks``, and refuses tests that it cannot be on."""
 
 import inspect
 import re
@@ -15,7 +15,7 @@ OPTIONS = ("cluster", "between", "inside", "timeout")
 
 @dataclass(frozen=True)
 class RankSetup:
-    """Where a test runs once: so many ranks, on a cluster or not, for so many seconds at most."""
+    """The ranks that a test runs on, their cluster if there is one, and the time limit in seconds."""
 
     size: int
     cluster: Cluster | None
@@ -23,14 +23,14 @@ class RankSetup:
 
     @property
     def id(self) -> str:
-        """What stands in the test's name: ``2ranks``, ``2x2``."""
+        """Name of the set-up in the test's name: ``2ranks``, ``2x2``."""
         if self.cluster is not None:
             return f"{self.cluster.hosts}x{self.cluster.ranks_per_host}"
         return f"{self.size}rank{'s' * (self.size > 1)}"
 
 
 def rank_setups(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s: float) -> list[RankSetup]:
-    """What a marker with these arguments asks for; ``timeout_s`` where it names none.
+    """Returns the set-ups that a marker with these arguments asks for; ``timeout_s`` is used if it names none.
 
     Raises:
         ValueError: one line that says what is wrong and what would be right.
@@ -59,7 +59,7 @@ def rank_setups(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s:
 
 
 def unfit(function: Callable) -> str | None:
-    """Why a test function cannot run on ranks, in one line; None where it can."""
+    """Says in one line why a test function cannot run on ranks; None if it can."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         return "ranks run plain functions, and this is an async one: write def, and asyncio.run(…) within it"
     if inspect.isgeneratorfunction(function):

@@ -1,4 +1,4 @@
-"""The messages between the main process and the ranks of a test. Loads neither torch nor pytest."""
+"""Defines the messages between the main process and a test's ranks; imports neither torch nor pytest."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """How this run of pytest shows a failure: ``--tb``, ``-l``, ``-v``, ``--full-trace``, and the ini file's limits."""
+    """How pytest is to show a failure: by ``--tb``, ``-l``, ``-v``, ``--full-trace`` and the ini file's limits."""
 
     style: str
     variables: bool
@@ -20,7 +20,7 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a rank has around it while a test runs, whatever the test before it left behind.
+    """The state of the process that a rank restores before each test.
 
     Attributes:
         path: ``sys.path``. cwd: the working folder. env: the main process's environment variables.
@@ -38,7 +38,7 @@ class RankContext:
 
 @dataclass
 class OnRanks:
-    """In the place of a fixture's value in the main process: each rank makes the value for itself.
+    """Stands for a fixture's value in the main process, since each rank makes the value for itself.
 
     Attributes:
         name: the fixture's. function: the fixture function; None for a fixture that the ranks know by name.
@@ -71,7 +71,7 @@ class Task:
 
 @dataclass
 class Record:
-    """How a test ended on a rank where it did not pass.
+    """The outcome of a test on a rank where it did not pass.
 
     Attributes:
         type, message: of the exception. where: path and line that raised it.
@@ -88,7 +88,7 @@ class Record:
 
 
 class NotPassed(Exception):
-    """Raised on a rank, so that its World hears of it at once; ``record`` says how the test ended."""
+    """Raised on a rank where a test did not pass, so that its World ends at once; ``record`` is the outcome."""
 
     def __init__(self, record: Record):
         super().__init__(record)
@@ -96,7 +96,7 @@ class NotPassed(Exception):
 
 
 def execute(context: RankContext, task: bytes) -> str | None:
-    """:func:`pardemo.testing.on_rank.run`, which is loaded on the rank alone."""
-    from pardemo.testing.on_rank import run
+    """Calls :func:`pardemo.testing.on_rank.run_test`, which is imported on the rank only."""
+    from pardemo.testing.on_rank import run_test
 
-    return run(context, task)
+    return run_test(context, task)

@@ -34,7 +34,7 @@ _left: list[Fixtures] = []  # of a test that failed: were they freed, generators
 OURS = os.path.join(project.PACKAGE, "testing", "")
 
 
-def run(context: RankContext, packed: bytes) -> str | None:
+def run_test(context: RankContext, packed: bytes) -> str | None:
     """Runs a test; returns the type of what it returned where that is not None, for pytest's warning.
 
     Raises:
@@ -64,7 +64,7 @@ def run(context: RankContext, packed: bytes) -> str | None:
 
 
 def seed(number: int) -> None:
-    """Random numbers as at the begin of a test on that rank: torch's on all devices, Python's, numpy's."""
+    """Seeds random numbers for a test on that rank: torch's on all devices, Python's, numpy's."""
     torch.manual_seed(SEED + number)
     random.seed(SEED + number)
     if "numpy" in sys.modules:

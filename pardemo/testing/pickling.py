@@ -26,7 +26,7 @@ with needed_by("pardemo.testing"):
 
 
 def pack(task: Task, modules: Collection[types.ModuleType]) -> bytes | str:
-    """A task for the ranks; ``modules``: whose code travels by value.
+    """Pickles a task for the ranks; ``modules``: whose code is sent by value.
 
     Where something cannot be sent, a line that names it and says what to do about it.
     """
@@ -39,7 +39,7 @@ def pack(task: Task, modules: Collection[types.ModuleType]) -> bytes | str:
 
 @functools.lru_cache(maxsize=16)
 def travelling(patterns: tuple[str, ...], module: types.ModuleType) -> list[types.ModuleType]:
-    """``module`` and all that are loaded from files of such names, or from a ``conftest.py``.
+    """Returns ``module`` and all modules that are loaded from files of such names, or from a ``conftest.py``.
 
     Looked up once for a module: milliseconds, among some thousand modules.
     """

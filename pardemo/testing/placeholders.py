@@ -31,7 +31,7 @@ STAYS = {
 def on_ranks(
     fixturedef: pytest.FixtureDef, request: pytest.FixtureRequest, ours: Collection[str], pytests: Collection[str]
 ) -> OnRanks | None:
-    """A place holder for a fixture that the ranks make; None for one that is made here.
+    """Returns a placeholder for a fixture that the ranks make; None for one that is made here.
 
     The ranks make the fixtures of this plug-in, ``monkeypatch`` and ``capsys``, and each fixture that asks for one
     that they make.
@@ -62,7 +62,7 @@ def refuse_what_stays(name: str, subject: str) -> None:
 
 
 def arguments_of(item: pytest.Function) -> dict[str, Any]:
-    """What a test function is called with, by name: values that are sent, and place holders."""
+    """Returns a test function's arguments by name: values that are sent, and placeholders."""
     chosen = {}
     for parameter in inspect.signature(item.obj).parameters.values():
         if parameter.default is parameter.empty and parameter.name in item.funcargs:

@@ -1,4 +1,4 @@
-"""What pytest loads: the marker, its fixtures, and the hooks by which a marked test runs on ranks.
+"""Registers the marker, its fixtures, and the hooks by which pytest runs a marked test on ranks.
 
 Loading it costs a few milliseconds and no torch; all else is imported when the first marked test is collected.
 """
@@ -30,7 +30,7 @@ PYTESTS = ("monkeypatch", "capsys")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Two settings for the ini file."""
+    """Adds two settings for the ini file."""
     parser.addini("ranks_timeout", "seconds that a test on ranks may take (60)", default="60")
     parser.addini("ranks_preload", "modules that ranks have loaded before they start", type="args", default=[])
 
@@ -47,7 +47,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Any, parent: pytest.Collector) -> None:
-    """A file that has the marker is about to be imported: torch is loaded for the ranks at the same time.
+    """Starts to load torch for the ranks while a file that has the marker is imported.
 
     Not by the workers of pytest-xdist, which import all files and run some; and not for a list of tests.
     """
@@ -63,7 +63,7 @@ def pytest_pycollect_makemodule(module_path: Any, parent: pytest.Collector) -> N
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A marked function becomes a test per number of ranks; a wrong marker is refused in one line."""
+    """Makes a test of a marked function for each number of ranks; refuses a wrong marker in one line."""
     marker = metafunc.definition.get_closest_marker("ranks")
     if marker is None:
         return
@@ -83,7 +83,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A debugger in this process would not see the ranks."""
+    """Refuses a debugger with marked tests: it would not see the ranks."""
     for option in ("usepdb", "trace"):
         if config.getoption(option, False) and any(setup_of(item) for item in items):
             raise pytest.UsageError(
@@ -107,7 +107,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: Any) -> "OnRanks | None":
-    """In a marked test the ranks make what asks for a rank: here stands a place holder."""
+    """Gives a marked test a placeholder for each fixture that the ranks make."""
     if request.scope != "function" or setup_of(request.node) is None:
         return None
     from pardemo.testing import placeholders
@@ -126,13 +126,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     from pardemo.testing import runner
 
-    runner.run(pyfuncitem, place)
+    runner.run_on_ranks(pyfuncitem, place)
     return True
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What the ranks say takes the place of this process's frames, which are this plug-in's."""
+    """Puts the ranks' report in place of this process's frames, which are this plug-in's."""
     report = yield
     if report.when == "call" and setup_of(item) is not None:
         from pardemo.testing import runner
@@ -142,7 +142,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def setup_of(item: Any) -> Any:
-    """Where a test runs, a :class:`pardemo.testing.marker.RankSetup`; None of a test without the marker."""
+    """Returns a test's :class:`pardemo.testing.marker.RankSetup`; None for a test without the marker."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(PARAMETER) if callspec is not None else None
 

@@ -25,7 +25,7 @@ INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_
 KEY = pytest.StashKey[verdict.Verdict | None]()
 
 
-def run(item: pytest.Function, setup: RankSetup) -> None:
+def run_on_ranks(item: pytest.Function, setup: RankSetup) -> None:
     """Runs a test on its ranks, and raises what pytest would have met in one process."""
     __tracebackhide__ = True
     arguments = placeholders.arguments_of(item)

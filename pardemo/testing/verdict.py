@@ -18,7 +18,7 @@ _PYTESTS: dict[str, type[BaseException]] = {"Failed": pytest.fail.Exception, "Ex
 
 @dataclass
 class Verdict:
-    """How a test ended.
+    """The outcome of a test.
 
     Attributes:
         error: what to raise in the main process; exception: the rank's own, pickled, to raise in its place.
@@ -31,7 +31,7 @@ class Verdict:
 
 
 def judge(records: Mapping[int, Record], error: RankFailed, size: int) -> Verdict:
-    """The outcome of a test that did not pass on the ranks of ``records``; ``error`` knows which were ended."""
+    """Returns the outcome of a test that did not pass on the ranks of ``records``; ``error`` knows which were ended."""
     failed = {rank: record for rank, record in records.items() if record.outcome == "failed"}
     if failed:
         return _failure(failed, records, error, size)
@@ -50,7 +50,7 @@ def judge(records: Mapping[int, Record], error: RankFailed, size: int) -> Verdic
 
 
 def of_death(error: RankDied) -> str:
-    """Which ranks died, and how the others failed after that."""
+    """Says which ranks died, and how the others failed after that."""
     lines = ["; ".join(f"rank {rank} died: {exit_text(code)}" for rank, code in sorted(error.deaths.items()))]
     for rank, failure in sorted(error.failures.items()):
         if isinstance(failure.exception, NotPassed):

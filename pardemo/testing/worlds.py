@@ -1,4 +1,4 @@
-"""The warm Worlds of a run of pytest, and the folder that their ranks exchange files in."""
+"""Keeps the warm Worlds of a run of pytest, and the folder that their ranks exchange files in."""
 
 import itertools
 import os
@@ -37,11 +37,11 @@ class Worlds:
         fork_server.shared(self._preload)
 
     def get(self, size: int, cluster: Cluster | None = None) -> World:
-        """The World of so many ranks."""
+        """Returns the World of so many ranks."""
         return self._worlds.get(size, cluster, self._preload)
 
     def folder(self) -> str:
-        """A path for a folder that one test's ranks may make; nobody has it yet."""
+        """Returns the path of a folder that does not exist yet, for one test's ranks to make."""
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="pardemo-tests-")
         return os.path.join(self._folder, str(next(self._numbers)))
@@ -55,13 +55,13 @@ class Worlds:
 
 
 def worlds_of(config: pytest.Config) -> Worlds:
-    """Those of a run of pytest."""
+    """Returns the Worlds of a run of pytest."""
     if KEY not in config.stash:
         config.stash[KEY] = Worlds(config.getini("ranks_preload"))
     return config.stash[KEY]
 
 
 def close(config: pytest.Config) -> None:
-    """Ends the ranks of a run of pytest, where it has any."""
+    """Ends the ranks of a run of pytest, if it has any."""
     if (worlds := config.stash.get(KEY, None)) is not None:
         worlds.close()

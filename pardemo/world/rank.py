@@ -73,7 +73,7 @@ def join_group(
     ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``gone``: variables that
     the parent had when the fork server began, and has no more. ``cluster``: limits for the links, kept with the help of
     ``table``, a file that the ranks share; ``place``: the host it goes to; ``latency``: what
-    :func:`pardemo.cluster.latency.keep` takes. Returns the backend.
+    :func:`pardemo.cluster.latency.delay_messages` takes. Returns the backend.
     """
     if place is not None:
         from pardemo.cluster import namespaces
@@ -82,7 +82,7 @@ def join_group(
     if latency is not None:
         from pardemo.cluster import latency as latencies
 
-        latencies.keep(*latency)
+        latencies.delay_messages(*latency)
     with contextlib.suppress(OSError):
         os.chdir(cwd)
     sys.path[:] = path
@@ -109,7 +109,7 @@ def join_group(
     if cluster is not None:
         from pardemo.cluster import pacer
 
-        pace = pacer.start(cluster, rank, table)
+        pace = pacer.start_pacer(cluster, rank, table)
         dist.barrier()  # now every rank has said which connections are its own
         pace.scan()
     return backend

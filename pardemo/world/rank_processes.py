@@ -224,8 +224,8 @@ class Ranks:
         waits, stacks = {}, {}
         for rank, file, size, begin in zip(ranks, files, sizes, noted, strict=True):
             text = os.pread(file, size, 0)
-            waits[rank] = waiting.read(text.decode("utf-8", "replace"))[0]
-            new = waiting.read(text[begin:].decode("utf-8", "replace"))[1]  # it may have been asked before
+            waits[rank] = waiting.read_waits(text.decode("utf-8", "replace"))[0]
+            new = waiting.read_waits(text[begin:].decode("utf-8", "replace"))[1]  # it may have been asked before
             stacks[rank] = _readers_part(new) or _if_stopped(self.pids[rank])
         return waits, stacks
 

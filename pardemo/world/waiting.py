@@ -40,7 +40,7 @@ class Wait:
         self.seconds = 0
 
 
-def read(text: str) -> tuple[list[str], str]:
+def read_waits(text: str) -> tuple[list[str], str]:
     """The waits that have not ended, and what is left of the file: the stacks."""
     waits = dict(re.findall(rf"{_MARK}(\d+) (.*)\n", text))  # the last line of each
     return [what for what in waits.values() if what], re.sub(rf"{_MARK}.*\n", "", text)

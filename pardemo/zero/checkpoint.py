@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pardemo.collectives.outcome import same_outcome
+from pardemo.zero.checks import same_outcome
 from pardemo.zero.engine import Engine
 
 MANIFEST, FORMAT = "pardemo.json", 3

@@ -1,6 +1,8 @@
-"""Refuses, in one line each, models that differ between ranks and optimizers that flat shards would change."""
+"""Refuses models that differ between ranks and optimizers that flat shards would change, on all ranks alike."""
 
-from collections.abc import Iterable
+import builtins
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +11,6 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.collectives.agreement import compare_lines
-from pardemo.collectives.outcome import same_outcome
 from pardemo.groups import cut_of, cut_within
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
@@ -126,3 +127,36 @@ def check_elementwise(make: MakeOptimizer, groups: ParamGroups, device: torch.de
                 f"{name} is not element by element: it updates a tensor of shape {shape} and its flat pieces, which "
                 "are what ZeRO's ranks have, differently; AdamW, SGD and the like do not"
             )
+
+
+@contextlib.contextmanager
+def same_outcome(group: dist.ProcessGroup) -> Iterator[None]:
+    """The block ends well on every rank of ``group``, or raises on every rank. Collective: a small message at its end.
+
+    The block itself must not exchange anything: a rank that fails within an exchange leaves it to the others.
+
+    Raises:
+        Exception: on a rank whose block failed, what it raised. Elsewhere the first failed rank's error with its number
+            in front, of the same type where that is one of Python's own, else a RuntimeError.
+    """
+    error = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    outcomes: list[tuple[str, str] | None] = [None] * dist.get_world_size(group)
+    mine = None if error is None else (type(error).__name__, str(error))
+    dist.all_gather_object(outcomes, mine, group=group)
+    if error is not None:
+        raise error
+    for rank, outcome in enumerate(outcomes):
+        if outcome is not None:
+            raise _kind(outcome[0])(f"rank {rank}: {outcome[1]}")
+
+
+def _kind(name: str) -> type[Exception]:
+    """Python's own exception of this name; RuntimeError for others, and for those that are not made of a message."""
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, (UnicodeError, ExceptionGroup)):
+        return kind
+    return RuntimeError

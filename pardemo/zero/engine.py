@@ -14,9 +14,9 @@ from torch import nn
 from pardemo import compat
 from pardemo.collectives.channel import Channel
 from pardemo.collectives.decorators import not_compiled
-from pardemo.collectives.outcome import same_outcome
 from pardemo.groups import Tied, group_of
 from pardemo.zero import checks
+from pardemo.zero.checks import same_outcome
 from pardemo.zero.gradient_norm import NormOfModel, check_max_norm, clip_factor
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 

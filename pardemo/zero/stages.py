@@ -28,8 +28,7 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.collectives.decorators import not_compiled
-from pardemo.collectives.outcome import same_outcome
-from pardemo.zero.checks import check_elementwise
+from pardemo.zero.checks import check_elementwise, same_outcome
 from pardemo.zero.engine import Engine, SavedShard, broadcast
 from pardemo.zero.gradients import OwnGradient, no_gradient
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups

@@ -105,7 +105,7 @@ def report_s(folder: Path) -> float:
     begin = time.perf_counter()
     booked = claims.read(folder)
     ended = [endings.NotebookEnding(name, "ok", 1.0) for name in dict.fromkeys(row["notebook"] for row in booked)]
-    report.write(folder, ended, booked)
+    report.write_pages(folder, ended, booked)
     return time.perf_counter() - begin
 
 

@@ -96,7 +96,7 @@ def _paced(layer_s: float, between: str) -> BenchRow:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text(PACED, encoding="utf-8")
         for _ in range(ROUNDS):
-            measured, seen = measurement.measured(
+            measured, seen = measurement.measure_launch(
                 Launch("train.py", (), False), ranks=2, cluster=cluster, steps=3, folder=folder, timeout_s=120,
                 work=True, layer_s=layer_s,
             )  # fmt: skip

@@ -20,7 +20,15 @@ from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import OVERHEADS, Overheads, peak
-from pardemo.planner.layouts.published.finetune_runs import A800, QWEN, TIGHT, ReportedRun, folder, halves, read
+from pardemo.planner.layouts.published.finetune_runs import (
+    A800,
+    QWEN,
+    TIGHT,
+    ReportedRun,
+    folder,
+    halves,
+    read_fine_tunes,
+)
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import FULL
@@ -82,7 +90,7 @@ def of_time(runs: Sequence[ReportedRun]) -> Stack:
 
 def of_plain(found: Stack) -> Stack:
     """The same with as many passes through memory as LLaMA-7B's runs at stages 2 and 3 tell, each the smallest one."""
-    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(configurations.find("llama2-7b"))
+    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(configurations.find_configuration("llama2-7b"))
     rows = [(stage, next(run for run in runs if run[0] == "none")) for (stage, _), runs in A800.items()]
 
     def missed(one: Stack) -> float:
@@ -123,7 +131,7 @@ def errors(runs: Sequence[ReportedRun]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    runs = list(read(folder() / "finetunes.csv"))
+    runs = list(read_fine_tunes(folder() / "finetunes.csv"))
     fitted, _ = halves(runs)
     found = of_time(fitted)
     print(of_memory(fitted))

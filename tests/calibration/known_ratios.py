@@ -8,7 +8,7 @@ from typing import Any
 
 from pardemo import project
 from pardemo.planner.layouts import intervals
-from pardemo.planner.layouts.intervals import COVERAGE, FINE_TUNES, RATIOS, kinds, stage_hosts
+from pardemo.planner.layouts.intervals import COVERAGE, FINE_TUNES, RATIOS, kinds_of_runs, stage_hosts
 from pardemo.planner.layouts.memory import peak
 from pardemo.planner.layouts.published import against, finetune_runs, published
 from pardemo.planner.layouts.published.against import LEAST_MFU, ComparedRun
@@ -28,7 +28,7 @@ def ratios(timed: Iterable[ComparedRun], held: Iterable[ComparedRun] = ()) -> Ra
         for outcome in outcomes:
             error = outcome.error if what == "seconds" else outcome.memory_error
             if error is not None:
-                found[what][kinds(outcome.run.job, outcome.run.layout)[0]].append(round(1 / (1 + error), 3))
+                found[what][kinds_of_runs(outcome.run.job, outcome.run.layout)[0]].append(round(1 / (1 + error), 3))
     return {what: {name: sorted(values) for name, values in sorted(of.items())} for what, of in found.items()}
 
 
@@ -44,7 +44,7 @@ def of_all() -> dict[str, Any]:
     ``faster a month``: of each program with releases, :func:`faster`; ``hosts``: of each program, :func:`hosts`.
     """
     found: dict[str, Any] = ratios(*kept_back())
-    judged = finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]
+    judged = finetune_runs.halves(list(finetune_runs.read_fine_tunes(finetune_runs.folder() / "finetunes.csv")))[1]
     timed = [run.seconds / step(run.job, run.layout).seconds for run in judged if run.seconds]
     held = [run.peak_gb * 1e9 / peak(run.job, run.layout).peak_bytes for run in judged if run.peak_gb]
     for what, known in (("seconds", timed), ("bytes", held)):
@@ -62,7 +62,7 @@ def faster(seconds: dict[str, list[float]]) -> float:
     gaps = defaultdict(list)
     for earlier, one in against.later_runs():
         stack = one.run.job.stack
-        plain = intervals._of(seconds, kinds(one.run.job, one.run.layout), one.step.seconds, False)
+        plain = intervals._of(seconds, kinds_of_runs(one.run.job, one.run.layout), one.step.seconds, False)
         gaps[earlier.fitted, stack.fitted, stack.release].append((one.run.seconds, plain, stack.months_ahead))
     for thousandth in range(500):
         rate = thousandth / 1000

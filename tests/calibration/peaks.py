@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
-from pardemo.planner import memory
+from pardemo.planner import memory_curve
 from pardemo.planner.footprint import LINES
 from pardemo.planner.job import RankJob
 
@@ -46,14 +46,14 @@ def published() -> list[Peak]:
 
 def planned(peak: Peak) -> float:
     """Bytes of tensors at the peak, and where it is what torch reserved, what its allocator holds beside them."""
-    lines = memory.Curve.at_one(peak.job).estimate(peak.job.batch).lines
+    lines = memory_curve.Curve.at_one(peak.job).estimate(peak.job.batch).lines
     tensors = sum(lines[name] for name in LINES)
     return tensors if peak.counted == "allocated" else tensors + lines["allocator"]
 
 
 if __name__ == "__main__":
     for peak in published():
-        job, gib, held = peak.job, planned(peak) / 2**30, memory.run(peak.job).lines
+        job, gib, held = peak.job, planned(peak) / 2**30, memory_curve.run(peak.job).lines
         lines = ", ".join(f"{name} {held[name] / 2**30:.1f}" for name in LINES if held[name] >= 5e7)
         print(
             f"{job.engine}, checkpointing {'on' if job.checkpointing else 'off'}, {job.batch} × {job.sequence}: "

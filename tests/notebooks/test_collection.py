@@ -32,7 +32,7 @@ def chosen(gate):
     """The notebooks that this run of the tests executes, in their order."""
     if not gate:
         return list(project.notebooks())
-    before = endings.read(COMMITTED)
+    before = endings.read_endings(COMMITTED)
     same = {
         name for name, path in project.notebooks().items()
         if name in before and before[name].sources == fingerprint.of_sources(path, {})
@@ -74,7 +74,7 @@ def rows(run, notebooks):
 
 
 def test_the_committed_run_has_every_notebook():
-    before = endings.read(COMMITTED)
+    before = endings.read_endings(COMMITTED)
     assert {name: ending.status for name, ending in before.items()} == dict.fromkeys(project.notebooks(), "ok")
 
 

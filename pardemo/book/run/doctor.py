@@ -67,7 +67,7 @@ def examine_deepspeed(path: str, ranks: int) -> str:
             raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path}: a configuration is an object in braces")
-    deepspeed_settings.check(settings, ranks, on_cpu=not torch.cuda.is_available())
+    deepspeed_settings.check_settings(settings, ranks, on_cpu=not torch.cuda.is_available())
     return f"{path}: DeepSpeed will take it, on {ranks} ranks"
 
 

@@ -28,11 +28,11 @@ class NotebookEnding:
 
 def finished(folder: Path) -> list[NotebookEnding]:
     """How the notebooks of a run ended, in the collection's order; none where no run has been."""
-    endings = read(folder)
+    endings = read_endings(folder)
     return [endings[name] for name in sorted(endings)]
 
 
-def read(folder: Path) -> dict[str, NotebookEnding]:
+def read_endings(folder: Path) -> dict[str, NotebookEnding]:
     """The endings by notebook; none where no run has been, or its manifest cannot be read."""
     try:
         return {row["notebook"]: NotebookEnding(**row) for row in json.loads((folder / MANIFEST).read_text())}
@@ -40,5 +40,5 @@ def read(folder: Path) -> dict[str, NotebookEnding]:
         return {}
 
 
-def write(folder: Path, endings: dict[str, NotebookEnding]) -> None:
+def write_endings(folder: Path, endings: dict[str, NotebookEnding]) -> None:
     project.write_json(folder / MANIFEST, [vars(endings[name]) for name in sorted(endings)])

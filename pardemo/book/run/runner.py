@@ -23,7 +23,7 @@ SAVED_EVERY_S = 20  # the copy while it grows; papermill writes it before and af
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)  # a full disk, a full quota
 
 
-def choose(names: Sequence[str]) -> dict[str, Path]:
+def choose_notebooks(names: Sequence[str]) -> dict[str, Path]:
     """The named notebooks (``data_parallel``, ``01``, or both together), in their order; all when none is named.
 
     Raises:
@@ -42,7 +42,7 @@ def choose(names: Sequence[str]) -> dict[str, Path]:
     return {n: p for n, p in collection.items() if not names or n in chosen}
 
 
-def run(
+def run_notebooks(
     names: Sequence[str] = (),
     parameters: dict[str, Any] | None = None,
     out: str | Path | None = None,
@@ -60,7 +60,7 @@ def run(
         ValueError: another run writes to the output folder; no folder for sockets (TMPDIR too long).
     """
     say = say or progress_printer()
-    selected = choose(names)
+    selected = choose_notebooks(names)
     assigned = assign(selected, parameters or {})
     project.folder_for_sockets(SOCKET_NAME_BYTES)
     folder = _writable(Path(out) if out else project.output_dir())
@@ -76,7 +76,7 @@ def _run(
     cell_timeout_s: int,
     say: Callable[..., None],
 ) -> list[NotebookEnding]:
-    ended = endings.read(folder)
+    ended = endings.read_endings(folder)
     warm = False
     with contextlib.ExitStack() as stack:
         for name, path in selected.items():
@@ -90,11 +90,11 @@ def _run(
                 warm = stack.enter_context(kernels.warm())
             ended.pop(name, None)  # should this run be killed, the notebook counts as not run
             with _refused_where_no_space_is_left(name, folder):
-                endings.write(folder, ended)
+                endings.write_endings(folder, ended)
                 ended[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
                 ended[name].sources = sources
                 ended[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # may have made what it reads
-                endings.write(folder, ended)
+                endings.write_endings(folder, ended)
     in_order = [ended[name] for name in project.notebooks() if name in ended]
     rows = []
     for name in (outcome.notebook for outcome in in_order):
@@ -105,7 +105,7 @@ def _run(
         except ValueError as error:  # of an earlier run, damaged since: no reason to lose this one
             say(name, str(error), end=True)
     write_csv(folder / "claims.csv", claims.COLUMNS, rows)
-    report.write(folder, in_order, rows)
+    report.write_pages(folder, in_order, rows)
     return [ended[name] for name in selected]
 
 

@@ -45,13 +45,13 @@ def find() -> RecordedRun:
     output_dir = project.output_dir()
     outputs = project.root() / "outputs"
     for folder in dict.fromkeys((output_dir, outputs / "latest", outputs / "reference")):
-        rows = read(folder)
+        rows = read_claims(folder)
         if rows:
             return RecordedRun(folder, rows, _which_run(folder, output_dir, rows))
     raise FileNotFoundError("no run has left claims yet: `pardemo run` executes all chapters, `pardemo run 01` one")
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read_claims(folder: Path) -> list[dict[str, Any]]:
     """The claims that the chapters left in a folder; none where it has none."""
     try:
         return [row for row in claims.read(folder) if row["notebook"] != OWN]

@@ -34,7 +34,7 @@ _DEEPSPEEDS_KEYS = {
 }  # fmt: skip
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """The content of a configuration file, checked.
 
     Raises:
@@ -88,13 +88,13 @@ def check_deepspeed(settings: Mapping[str, Any], processes: int) -> None:
     """Raises ValueError for settings of DeepSpeed's own file that it, or Accelerate with it, would not honour."""
     import torch
 
-    deepspeed_settings.check(settings, processes, on_cpu=not torch.cuda.is_available())
+    deepspeed_settings.check_settings(settings, processes, on_cpu=not torch.cuda.is_available())
     if settings.get("gradient_clipping", "auto") == "auto":
         raise ValueError("gradient_clipping has to be a number: left out, Accelerate makes it 1.0, whatever the script "
                          "clips at (0.0 is no clipping)")  # fmt: skip
 
 
-def room() -> int:
+def most_processes() -> int:
     """How many processes this machine allows: one per GPU; without GPUs as many CPU ranks as a World may have."""
     import torch
 
@@ -173,9 +173,9 @@ def _check_processes(config: Mapping[str, Any], kind: str) -> None:
     for key in ("main_process_ip", "main_process_port"):
         if machines > 1 and not config.get(key):
             raise ValueError(f"{machines} machines need {key}, where they meet")
-    if processes // machines > room():
+    if processes // machines > most_processes():
         on = f" on {machines} machines" if machines > 1 else ""
-        limit = f"{room()} GPUs" if torch.cuda.is_available() else f"room for {room()} CPU ranks"
+        limit = f"{most_processes()} GPUs" if torch.cuda.is_available() else f"room for {most_processes()} CPU ranks"
         raise ValueError(f"num_processes {processes}{on} is more than the machine allows: it has {limit}")
 
 

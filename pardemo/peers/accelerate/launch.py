@@ -42,7 +42,7 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
     """
     if launcher not in LAUNCHERS:
         raise ValueError(f"no launcher {launcher!r}; there are: {', '.join(LAUNCHERS)}")
-    settings = accelerate_configs.read(config)
+    settings = accelerate_configs.read_config(config)
     processes, hosts = settings.get("num_processes", 1), settings.get("num_machines", 1)  # as Accelerate has them
     script, port = " ".join([SCRIPT, *arguments]), loopback.free_port()
     if launcher == "accelerate":

@@ -1,6 +1,6 @@
 """DeepSpeed's states on disk (ZeRO-Infinity): whether its operators are there, building them once, what was swapped.
 
-Nothing here starts DeepSpeed but :func:`build`, which does so in a process of its own.
+Nothing here starts DeepSpeed but :func:`build_operators`, which does so in a process of its own.
 """
 
 import fcntl
@@ -56,7 +56,7 @@ def readiness() -> tuple[bool, str]:
     return False, "not compiled yet: `pardemo doctor --build` does it (some minutes, once)"
 
 
-def build(timeout_s: float = 900) -> None:
+def build_operators(timeout_s: float = 900) -> None:
     """Compiles DeepSpeed's file operators, once; a lock that a killed build left behind is taken away first.
 
     Raises:

@@ -42,7 +42,7 @@ _KEYS = {
 }  # fmt: skip
 
 
-def check(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> None:
+def check_settings(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> None:
     """Raises ValueError, in one line that names the key, for settings that DeepSpeed would ignore or refuse.
 
     A key that does not exist or has been removed, a value that its class refuses, a stage other than 0 to 3, batch

@@ -8,7 +8,7 @@ from typing import Any
 from pardemo.planner.estimate import RESERVE
 from pardemo.planner.layouts.intervals import beyond_measured, measured_hosts, of_bytes
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check, recomputation
+from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
 from pardemo.planner.layouts.micro_batch import PARTS
 from pardemo.planner.layouts.published.against import ACROSS, why_not
@@ -27,8 +27,8 @@ _PRINTED = (
 _TRUTH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
-def parse(text: str, job: Job, batch: int | None = None) -> Layout:
-    """``tp=8,pp=4,micro_batch=2,…``: the fields of :class:`Layout`; what is left out follows from GPUs and batch.
+def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
+    """Reads ``tp=8,pp=4,micro_batch=2,…`` as a :class:`Layout`; what is left out follows from GPUs and batch.
 
     Or the layout as a search prints it.
 
@@ -53,7 +53,7 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
         layout = layout.but(accumulation=batch // each if divides else layout.pp)
     # first: it may be a wrong degree that does not divide
-    check(layout, job.shape, job.machine.gpus, job.sequence, job.stack.ends_as_layers)
+    check_layout(layout, job.shape, job.machine.gpus, job.sequence, job.stack.ends_as_layers)
     if not divides:
         raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
     if batch and layout.batch != batch:
@@ -83,12 +83,12 @@ def _field(name: str, value: str) -> dict[str, Any]:
         raise ValueError(f"'{name}={value}': {name} must be {needed}") from None
 
 
-def reasons(job: Job) -> dict[str, str]:
-    """For each part of a step: the rates and constants that it is computed from."""
+def constants_of_parts(job: Job) -> dict[str, str]:
+    """Returns for each part of a step the rates and constants that it is computed from."""
     machine, stack, gpu = job.machine, job.stack, job.machine.gpu
     measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
     traffic = "as measured" if gpu.measured else f"{MEMORY_SHARE:g} of the datasheet's"
-    within, between = three(machine.rate(2) / 1e9), three(machine.between * machine.link_share / 1e9)
+    within, between = three_digits(machine.rate(2) / 1e9), three_digits(machine.between * machine.link_share / 1e9)
     links = (
         f"{within} GB/s inside a host, {between} GB/s a host's adapters, {measured}; "
         f"{machine.latency_within * 1e6:.0f} and {machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
@@ -117,7 +117,7 @@ def reasons(job: Job) -> dict[str, str]:
     }
 
 
-def three(value: float) -> str:
+def three_digits(value: float) -> str:
     """At least three significant digits, without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
@@ -125,7 +125,7 @@ def three(value: float) -> str:
 
 
 def layout_json(planned: PlannedLayout) -> dict[str, Any]:
-    """A layout with its time and memory, part by part, and between what they lie in four of five cases, for JSON."""
+    """Returns a layout for JSON: its time and memory, part by part, with their intervals of four of five cases."""
     seconds, held = planned.interval, of_bytes(planned.job, planned.layout, planned.peak_bytes)
     return {
         "layout": asdict(planned.layout), "seconds": planned.seconds, "seconds_low": seconds.low,
@@ -137,20 +137,20 @@ def layout_json(planned: PlannedLayout) -> dict[str, Any]:
 
 
 def explained_json(planned: PlannedLayout) -> dict[str, Any]:
-    """The same, with the stages, and the constants that each part is computed from."""
+    """Returns :func:`layout_json` with the stages, and with the constants that each part is computed from."""
     return layout_json(planned) | {
         "slower_card": slower_card_json(planned), "stages": list(planned.step.stages),
         "fullest_stage": planned.memory.stage, "room_bytes": planned.room,
-        "reasons": reasons(planned.job),
+        "reasons": constants_of_parts(planned.job),
     }  # fmt: skip
 
 
 def explained_text(planned: PlannedLayout) -> str:
-    """The same for a terminal."""
+    """Returns the layout of :func:`explained_json` for a terminal."""
     from pardemo.tables import text_table
 
     job, layout, predicted, footprint = planned.job, planned.layout, planned.step, planned.memory
-    why, seconds, stages = reasons(job), planned.interval, sorted(set(predicted.stages))
+    why, seconds, stages = constants_of_parts(job), planned.interval, sorted(set(predicted.stages))
     rows = [
         ("", "seconds", "share", "from"),
         *((name, f"{value:.3f}", f"{value / predicted.seconds:.1%}", why[name])
@@ -169,14 +169,16 @@ def explained_text(planned: PlannedLayout) -> str:
             f"\nTP {layout.tp} spans {-(-layout.tp // job.machine.host_gpus)} hosts: each layer's sums go over their "
             f"adapters; half of the published runs of that kind took {ACROSS:g} times as long as predicted and more"
         )
-    return "\n".join([heading, "", text_table(rows), *card_line(planned), "", text_table(lines), "", fitting(planned)])
+    return "\n".join(
+        [heading, "", text_table(rows), *card_line(planned), "", text_table(lines), "", describe_fit(planned)]
+    )
 
 
 SLOWER = 0.2  # of a card's rate, that some have less than others of their name
 
 
 def slower_card(planned: PlannedLayout) -> PlannedLayout | None:
-    """The same on a card whose matrix multiplications are slower by :data:`SLOWER`; None where they were measured."""
+    """Returns the layout on a card that multiplies slower by :data:`SLOWER`; None where its rate was measured."""
     machine = planned.job.machine
     if machine.gpu.measured:
         return None
@@ -191,7 +193,7 @@ def slower_card_json(planned: PlannedLayout) -> dict[str, Any] | None:
 
 
 def card_line(planned: PlannedLayout) -> list[str]:
-    """How much depends on what the card's matrix multiplications reach, and which command measures it."""
+    """Says how much depends on the rate of the card's matrix multiplications, and which command measures it."""
     slower = slower_card(planned)
     if slower is None:
         return []
@@ -204,10 +206,10 @@ def card_line(planned: PlannedLayout) -> list[str]:
     ]
 
 
-def fitting(planned: PlannedLayout) -> str:
-    """One line: whether the fullest GPU has the room."""
+def describe_fit(planned: PlannedLayout) -> str:
+    """Says in one line whether the fullest GPU has the room."""
     sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.room
-    needed, capacity, free = (three(value / GB) for value in sizes)
+    needed, capacity, free = (three_digits(value / GB) for value in sizes)
     verdict = "fits" if planned.fits else "does not fit"
     return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"
 
@@ -223,7 +225,7 @@ def changed_json(best: PlannedLayout, same: PlannedLayout) -> dict[str, Any]:
 
 
 def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any], warning: str | None) -> dict[str, Any]:
-    """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions` does."""
+    """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions_warning` does."""
     return {
         "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
         "best": [layout_json(candidate) for candidate in answer.best],
@@ -233,9 +235,9 @@ def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any],
     }  # fmt: skip
 
 
-def planned(job: Job, assumed: dict[str, Any]) -> str:
+def describe_job(job: Job, assumed: dict[str, Any]) -> str:
     """Two lines: the job and its machine, with the options that are defaults; then what is not planned."""
-    between = three(assumed["link_bytes_per_s"] * 8 / 1e9)
+    between = three_digits(assumed["link_bytes_per_s"] * 8 / 1e9)
     hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
     samples = assumed["samples_per_step"]
     link = f", {between} Gbit/s between hosts ({assumed['link']})" if hosts > 1 else ""
@@ -258,12 +260,12 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
     ) + left_out
 
 
-def positions(answer: SearchResult, model_name: str) -> str | None:
-    """A warning where Megatron-LM has no argument for the model's positions; None where it has."""
+def positions_warning(answer: SearchResult, model_name: str) -> str | None:
+    """Returns a warning if Megatron-LM has no argument for the model's positions; else None."""
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.launch import facts
 
-    model = facts.of(configurations.find(model_name), answer.job.shape, model_name)
+    model = facts.model_of(configurations.find_configuration(model_name), answer.job.shape, model_name)
     if model.positions != "other":
         return None
     warning = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "
@@ -289,12 +291,12 @@ def search_text(
     """A search for a terminal: the best layouts, why the first one, what it depends on, what takes less memory."""
     from pardemo.tables import text_table
 
-    lines = [planned(answer.job, assumed), f"{answer.tried:,} layouts divide it, {answer.fitting:,} of them fit"]
+    lines = [describe_job(answer.job, assumed), f"{answer.tried:,} layouts divide it, {answer.fitting:,} of them fit"]
     if not answer.best:
         least = answer.least
         lines.append(
             f"nothing fits; the least is {least.layout}, {least.peak_bytes / GB:.0f} GB of "
-            f"{least.room / GB:.0f}: {would_fit(least)}"
+            f"{least.room / GB:.0f}: {suggest_savings(least)}"
         )
         return "\n".join(lines)
     rows = [("", "layout", "s a step", "in 4 of 5 cases", "tokens/s/GPU", "MFU", "GB", "free",
@@ -305,7 +307,7 @@ def search_text(
          f"{each.step.mfu:.1%}", f"{each.peak_bytes / GB:.0f}", f"{each.headroom:.0%}", _cost(each))
         for place, each in enumerate(answer.best)
     ]  # fmt: skip
-    lines += ["", text_table(rows), *trust(answer), ""]
+    lines += ["", text_table(rows), *describe_trust(answer), ""]
     lines += card_line(answer.best[0])
     lines += [changed_line(name, *pair) for name, pair in changed.items()]
     lines += ["", *_front(answer, whole_front)]
@@ -313,7 +315,7 @@ def search_text(
 
 
 def changed_line(name: str, best: PlannedLayout, same: PlannedLayout) -> str:
-    """What a changed assumption does to the best layout, and which one is the best then."""
+    """Says what a changed assumption does to the best layout, and which layout is the best then."""
     verdict = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
     other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
     return f"if {name}: {verdict}; {other}"
@@ -327,8 +329,8 @@ _LESS = {
 }
 
 
-def would_fit(least: PlannedLayout) -> str:
-    """What most of the least memory is, and what would take less of it."""
+def suggest_savings(least: PlannedLayout) -> str:
+    """Says what most of the least memory is, and what would take less of it."""
     line = max(least.memory.lines, key=least.memory.lines.__getitem__)
     less = _LESS.get(line, "take more GPUs, which share them, or a GPU with more memory")
     return f"{least.memory.lines[line] / GB:.0f} GB of it are {line}; {less}"
@@ -338,8 +340,8 @@ def would_fit(least: PlannedLayout) -> str:
 FINE_TUNED = 16
 
 
-def trust(answer: SearchResult) -> list[str]:
-    """How far to trust the order: where intervals are from, which layouts are equal, why the arrow stands there."""
+def describe_trust(answer: SearchResult) -> list[str]:
+    """Says how far to trust the order: where intervals are from, which layouts are equal, why one is recommended."""
     best, others = answer.best[0], answer.best[1:]
     interval = best.interval
     lines = [f"how far times may be off: {interval.why}"]
@@ -349,7 +351,7 @@ def trust(answer: SearchResult) -> list[str]:
             f"constants of release {program.release}; of a newer one the interval is wider: "
             f"--program {program.name}@YY.MM"
         )
-    lines += beyond(answer)
+    lines += describe_reach(answer)
     near = [candidate for candidate in others if candidate.seconds <= interval.high]
     if near:
         equal = "the first two are" if len(near) == 1 else f"the first {len(near) + 1} are"
@@ -365,7 +367,7 @@ def trust(answer: SearchResult) -> list[str]:
     return lines
 
 
-def beyond(answer: SearchResult) -> list[str]:
+def describe_reach(answer: SearchResult) -> list[str]:
     """Says where a search goes beyond the hosts of any published run of its program; nothing where it does not."""
     job, known, best = answer.job, measured_hosts(answer.job.stack.name), answer.best[0]
     if known is None or job.machine.hosts <= known[0]:

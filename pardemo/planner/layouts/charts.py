@@ -13,9 +13,9 @@ from pardemo.draw.parts import legend
 from pardemo.draw.player import Player
 from pardemo.draw.style import COLOURS, Picture, new
 from pardemo.planner import hardware
-from pardemo.planner.layouts.configurations import find, of
+from pardemo.planner.layouts.configurations import find_configuration, of
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.search import PlannedLayout
 from pardemo.planner.layouts.stacks import MEGATRON
@@ -138,7 +138,7 @@ def planned_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp:
     Raises:
         ValueError: it cannot be run, and why.
     """
-    shape = of(find(model))
+    shape = of(find_configuration(model))
     job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, link * 1e9 / 8), MEGATRON, sequence)
     if gpus % (tp * pp):
         raise ValueError(f"TP {tp} × PP {pp} does not divide {gpus} GPUs")
@@ -150,7 +150,7 @@ def planned_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp:
         tp=tp, pp=pp, dp=dp, accumulation=samples // dp, sequence_parallel=tp > 1,
         sharding=sharding if dp > 1 else "none",
     )  # fmt: skip
-    check(layout, shape, gpus, sequence)
+    check_layout(layout, shape, gpus, sequence)
     if not PlannedLayout(job, layout).fits:
         layout = layout.but(recompute="full")
     return PlannedLayout(job, layout)

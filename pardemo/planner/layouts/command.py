@@ -20,8 +20,8 @@ SEQUENCE = 4096
 RANK = 8  # of LoRA, where its modules alone are said
 
 
-def add(plan: argparse.ArgumentParser) -> None:
-    """Adds the options to those of ``pardemo plan``."""
+def add_layout_options(plan: argparse.ArgumentParser) -> None:
+    """Adds the options about layouts to ``pardemo plan``."""
     layouts = plan.add_argument_group("layouts", "tensor, context, pipeline, data and expert parallel together")
     layouts.add_argument(
         "--search", action="store_true",
@@ -50,8 +50,8 @@ def add(plan: argparse.ArgumentParser) -> None:
     layouts.add_argument("--picture", metavar="FILE", help="with --against: predicted against known, as PNG or SVG")
 
 
-def action(question: str) -> Callable[[argparse.Namespace], int] | None:
-    """The function that answers a question about layouts; None for other questions of ``questions.TAKES``."""
+def answer_to(question: str) -> Callable[[argparse.Namespace], int] | None:
+    """Returns the function that answers a question about layouts; None for other questions."""
     return {"--search": _search, "--explain": _explain, "--against": _against}.get(question)
 
 
@@ -65,7 +65,7 @@ def _against(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 f"--against takes --gpu as a profile.json only, not {arguments.gpu!r}: its files say the GPU"
             )
-        measured = profile.load(Path(arguments.gpu).expanduser())
+        measured = profile.load_profile(Path(arguments.gpu).expanduser())
     left_out: list[str] = []
     published_runs = [run for name in arguments.against for run in _runs(Path(name), measured, left_out)]
     if measured and not any(run.job.machine.gpu is measured.gpu for run in published_runs):
@@ -82,7 +82,7 @@ def _against(arguments: argparse.Namespace) -> int:
 
         predicted_and_known(outcomes).savefig(arguments.picture, bbox_inches="tight")
     if arguments.json:
-        rows, summary = [against.row(outcome) for outcome in outcomes], against.summary(outcomes)
+        rows, summary = [against.outcome_row(outcome) for outcome in outcomes], against.summary(outcomes)
         print(json.dumps({"runs": rows, "summary": summary, "cannot be read": left_out}, indent=1))
     else:
         print(against.as_text(outcomes), *(f"left out: {line}" for line in left_out), sep="\n")
@@ -98,7 +98,7 @@ def _runs(path: Path, measured: "GpuProfile | None", left_out: list[str]) -> lis
 
 
 def job_of(arguments: argparse.Namespace) -> "Job":
-    """The job that the options describe.
+    """Returns the job that the options describe.
 
     Raises:
         ValueError: an option is missing or impossible.
@@ -113,12 +113,10 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --model: a name, a folder or a config.json")
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
-    config = configurations.find(arguments.model)
+    config = configurations.find_configuration(arguments.model)
     shape = replace(configurations.of(config), name=Path(arguments.model).name)
-    gpu_profile = profile.find(arguments.gpu, arguments.gpus)
-    each = arguments.gpus // (arguments.hosts or gpu_profile.hosts(arguments.gpus))
-    if arguments.hosts and arguments.gpus % arguments.hosts:
-        raise ValueError(f"{arguments.gpus} GPUs do not divide over {arguments.hosts} hosts")
+    gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
+    each = arguments.gpus // gpu_profile.hosts(arguments.gpus, arguments.hosts)
     between = None
     if arguments.link or not gpu_profile.between:
         between = hardware.link(arguments.link) if arguments.link else hardware.usual_link(gpu_profile.gpu, each)[1]
@@ -129,12 +127,12 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     return Job(
         shape, cluster, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
         precision=hardware.precision(arguments.precision or "bf16"),
-        tuning=tuning(arguments.target, arguments.rank, config, shape),
+        tuning=tuning_of(arguments.target, arguments.rank, config, shape),
     )  # fmt: skip
 
 
-def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") -> "Tuning":
-    """What --target and --rank mean: all parameters where neither is said, else LoRA, without dropout.
+def tuning_of(target: str | None, rank: int | None, config: Any, shape: "Shape") -> "Tuning":
+    """Returns what --target and --rank mean: all parameters where neither is given, else LoRA without dropout.
 
     Raises:
         ValueError: the model has no such modules, or none are usual for its kind.
@@ -152,15 +150,15 @@ def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") ->
     return chosen
 
 
-def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
-    """The machine and the batch that are planned with, and which of the options were left out (``defaults``)."""
+def assumptions_of(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
+    """Returns the machine and batch that are planned with, and the options that were left out (``defaults``)."""
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.machines import LINK_SHARE
     from pardemo.planner.layouts.tuning import adapter_params
 
     machine, tuning = job.machine, job.tuning
-    if arguments.link or profile.find(arguments.gpu, arguments.gpus).between is None:
+    if arguments.link or profile.find_profile(arguments.gpu, arguments.gpus).between is None:
         usual, usual_rate = hardware.usual_link(machine.gpu, min(machine.gpus, machine.host_gpus))
         rate = hardware.link(arguments.link) if arguments.link else usual_rate
         link = f"--link {arguments.link}" if arguments.link else f"{usual}, the default of --link"
@@ -186,10 +184,10 @@ def _search(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts.search import search, sensitivity
 
     job, corrected = _corrected(arguments)
-    able = launch.able(job, arguments.model)
+    able = launch.runnable_by_program(job, arguments.model)
     answer = search(job, arguments.per_step or arguments.gpus, able=able)
     changed = sensitivity(answer, able)
-    given = changed, assumed(arguments, job, answer.batch), answers.positions(answer, arguments.model)
+    given = changed, assumptions_of(arguments, job, answer.batch), answers.positions_warning(answer, arguments.model)
     text, values = answers.search_text(answer, *given, arguments.all), answers.search_json(answer, *given)
     return _tell(arguments, answer.best[0] if answer.best else None, values, text, corrected)
 
@@ -199,9 +197,9 @@ def _explain(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts.search import PlannedLayout
 
     job, corrected = _corrected(arguments)
-    planned = PlannedLayout(job, answers.parse(arguments.explain, job, arguments.per_step))
-    assumptions = assumed(arguments, job, planned.layout.batch)
-    text = f"{answers.planned(job, assumptions)}\n{answers.explained_text(planned)}"
+    planned = PlannedLayout(job, answers.parse_layout(arguments.explain, job, arguments.per_step))
+    assumptions = assumptions_of(arguments, job, planned.layout.batch)
+    text = f"{answers.describe_job(job, assumptions)}\n{answers.explained_text(planned)}"
     return _tell(arguments, planned, answers.explained_json(planned) | {"assumed": assumptions}, text, corrected)
 
 
@@ -213,7 +211,7 @@ def _tell(
     if file and best:
         from pardemo.meters import snapshot
 
-        snapshot.write(file, snapshot.of_sums(best.memory.lines, f"the fullest stage, {best.memory.stage}"))
+        snapshot.write_snapshot(file, snapshot.of_sums(best.memory.lines, f"the fullest stage, {best.memory.stage}"))
     money = money_per_billion(arguments, best.step) if best else None
     if arguments.json:
         more = {"written": written, "snapshot": arguments.snapshot if best else None, "measured": corrected or None}
@@ -257,12 +255,12 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
 
 
 def money_per_billion(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:
-    """What a billion tokens cost at --price, in its currency."""
+    """Returns what a billion tokens cost at --price, in its currency."""
     return None if arguments.price is None else arguments.price * 1e9 / predicted.tokens_per_s / 3600
 
 
 def snapshot_file(arguments: argparse.Namespace) -> Path | None:
-    """Where --snapshot writes, if it was asked for.
+    """Returns the file that --snapshot names, if it was asked for.
 
     Raises:
         ValueError: it is a folder; said before anything is planned.
@@ -275,7 +273,7 @@ def snapshot_file(arguments: argparse.Namespace) -> Path | None:
 
 
 def print_snapshot(arguments: argparse.Namespace) -> None:
-    """Says where the planned memory is, if it was written."""
+    """Prints where the planned memory is, if it was written."""
     if arguments.snapshot:
         print(f"the planned memory is in {arguments.snapshot}, for https://docs.pytorch.org/memory_viz")
 
@@ -287,5 +285,5 @@ def _write(arguments: argparse.Namespace, planned: "PlannedLayout") -> list[str]
     from pardemo.planner.layouts import answers, launch
 
     if not planned.fits:
-        raise ValueError(f"--write: {planned.layout}: {answers.fitting(planned)}")
-    return launch.write(Path(arguments.write), planned.job, planned.layout, arguments.model)
+        raise ValueError(f"--write: {planned.layout}: {answers.describe_fit(planned)}")
+    return launch.write_files(Path(arguments.write), planned.job, planned.layout, arguments.model)

@@ -102,7 +102,7 @@ def _values(name: str) -> Any:
         return None
 
 
-def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
+def find_configuration(name: str) -> "SimpleNamespace | PreTrainedConfig":
     """The configuration that :func:`pardemo.planner.models.find` returns; of a built-in model its sizes alone.
 
     Raises:
@@ -120,8 +120,8 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a model by its name or file; raises as :func:`find` and :func:`of`."""
-    return of(find(name))
+    """The shape of a model by its name or file; raises as :func:`find_configuration` and :func:`of`."""
+    return of(find_configuration(name))
 
 
 def plain(values: Any) -> SimpleNamespace | None:

@@ -64,7 +64,7 @@ class Interval:
         return f"nothing like it is known; wider than that of {self.runs} runs: {self.kind}{more}"
 
 
-def level(job: Job, layout: Layout) -> str:
+def network_level(job: Job, layout: Layout) -> str:
     """Which of :data:`LEVELS` a layout's traffic reaches."""
     many = job.machine.hosts > MANY_HOSTS
     if not job.machine.inside(layout.tp):
@@ -74,10 +74,10 @@ def level(job: Job, layout: Layout) -> str:
     return "many hosts" if many else "tens of hosts" if job.machine.hosts > FEW_HOSTS else "hosts"
 
 
-def kinds(job: Job, layout: Layout) -> list[str]:
+def kinds_of_runs(job: Job, layout: Layout) -> list[str]:
     """The kinds that a layout is of, from the narrowest on; the second may be the one that is nearest to it."""
     experts = ("experts" if job.shape.experts else "dense") + (LORA if job.frozen else "")
-    program, reached = job.stack.name.removesuffix("-compiled"), level(job, layout)
+    program, reached = job.stack.name.removesuffix("-compiled"), network_level(job, layout)
     levels = [reached, *([NEARER[reached]] if reached in NEARER else [])]
     return [*(f"{program}, {experts}, {each}" for each in levels), f"{program}, {experts.removesuffix(LORA)}", program]
 
@@ -88,7 +88,7 @@ def of_seconds(job: Job, layout: Layout, seconds: float) -> Interval:
     Of a release that is newer than all that were fitted it goes further down, by what the program becomes faster a
     month; runs on the very machine (``job.measured``) have measured that away.
     """
-    found = _of(_ratios()["seconds"], kinds(job, layout), seconds, job.measured)
+    found = _of(_ratios()["seconds"], kinds_of_runs(job, layout), seconds, job.measured)
     months, program = job.stack.months_ahead, job.stack
     if job.measured or not months:
         return found
@@ -125,7 +125,7 @@ def beyond_measured(job: Job, layout: Layout) -> bool:
 
 def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
     """The interval of a GPU's predicted bytes."""
-    return _of(_ratios()["bytes"], kinds(job, layout), nbytes, False)
+    return _of(_ratios()["bytes"], kinds_of_runs(job, layout), nbytes, False)
 
 
 FINE_TUNES = "transformers, fine-tunes"

@@ -148,7 +148,7 @@ def exchanges_heads(layout: Layout, shape: Shape) -> bool:
     return shape.heads % ranks == 0 and shape.groups % ranks == 0 and shape.head == shape.value
 
 
-def check(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool = False) -> None:
+def check_layout(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool = False) -> None:
     """Raises ValueError, one line, where the layout cannot be run: what is wrong, and what would be right.
 
     ``ends_as_layers``: whether the program may give the embedding and the loss a piece of the model each.

@@ -1,8 +1,9 @@
-"""GPUs on hosts as the time model sees them: rates that programs reach, links with a start-up time."""
+"""Describes GPUs on hosts for the time model: rates that programs reach, links with a start-up time."""
 
 import math
 from dataclasses import dataclass
 
+from pardemo.planner.estimate import FULLEST, RESERVE
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.profile import GpuProfile
 from pardemo.planner.rates import LINK_SHARE, matrix
@@ -58,6 +59,16 @@ class Machine:
     @property
     def hosts(self) -> int:
         return math.ceil(self.gpus / self.host_gpus)
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes up to which a job fits a GPU: no run is known that took more."""
+        return self.gpu.memory_bytes * FULLEST
+
+    @property
+    def room(self) -> float:
+        """Bytes of a GPU that a plan fills at most where it can choose."""
+        return self.gpu.memory_bytes * (1 - RESERVE)
 
     def inside(self, ranks: int, stride: int = 1) -> bool:
         """Whether a group of so many ranks, every ``stride``-th, is on one host."""
@@ -142,12 +153,12 @@ class Machine:
 
 
 def distinct(chosen: int, places: int) -> float:
-    """How many of ``places`` equal places ``chosen`` random ones are."""
+    """Returns the expected number of different places among ``chosen`` random ones of ``places``."""
     return places * (1 - (1 - 1 / places) ** chosen)
 
 
 def machine(profile: GpuProfile, gpus: int, host_gpus: int, between: float | None = None) -> Machine:
-    """GPUs of a profile. ``between``: bytes/s of a host's adapters by their datasheet, where they were not measured."""
+    """Makes a machine of a profile's GPUs. ``between``: bytes/s of a host's adapters by datasheet, if not measured."""
     if not profile.gpu.measured:
         return Machine(profile.gpu, gpus, host_gpus, between or 12.5e9)
     rate = (between or 12.5e9) * LINK_SHARE if between or profile.between is None else profile.between

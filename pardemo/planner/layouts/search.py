@@ -13,7 +13,7 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, RECOMPUTE, SHARDING, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.against import expected, room
+from pardemo.planner.layouts.published.against import expected
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
@@ -54,7 +54,7 @@ class PlannedLayout:
     @property
     def room(self) -> float:
         """Bytes of a GPU that a plan may fill."""
-        return room(self.job)
+        return self.job.machine.room
 
     @property
     def fits(self) -> bool:
@@ -68,7 +68,7 @@ class PlannedLayout:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Args:
         tried: layouts whose memory was looked at. fitting: how many fit.
@@ -134,7 +134,7 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
     """The best layouts of a job on its machine.
 
     Memory comes first, since it is quick to compute; then the time of the layouts that fit. ``able`` says what the
-    program can run of those that its constants allow (:func:`pardemo.planner.layouts.launch.able`).
+    program can run of those that its constants allow (:func:`pardemo.planner.layouts.launch.runnable_by_program`).
 
     Raises:
         ValueError: no layout divides the job.
@@ -231,7 +231,7 @@ def if_changed(
 
 
 def divisors(number: int, most: int) -> list[int]:
-    """The divisors of a number up to ``most``."""
+    """Returns the divisors of a number up to ``most``."""
     return [n for n in range(1, min(number, most) + 1) if number % n == 0]
 
 
@@ -247,7 +247,7 @@ def _experts(shape: Shape, ranks: int) -> list[int]:
 
 
 def correct_pace(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
-    """The job at the pace of ``runs``: the median of what they took over what is predicted of them; and a line on it.
+    """Returns the job at the median pace of ``runs``, their seconds over the predicted ones, and a line that says so.
 
     Raises:
         ValueError: none of them has a time on the job's GPU and with its program.

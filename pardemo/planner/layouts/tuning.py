@@ -33,7 +33,8 @@ class Tuning:
 
     Args:
         rank: of LoRA's matrices; 0 trains all parameters. target: names of the modules that have them, or
-            ``all-linear``. dropout: before them; without it nothing is copied for them.
+            ``all-linear``. dropout: before them; without it nothing is copied for them. alpha: their product is scaled
+            by alpha / rank.
         base: what frozen weights are kept in, of :data:`BASES`; embeddings, head and norms stay in 16 bits.
         embeddings: whether embedding and head are trained as well, whole (PEFT's ``modules_to_save``).
         optimizer: of :data:`STATES`.
@@ -54,6 +55,7 @@ class Tuning:
     fused_loss: bool = False
     labels: float = 1.0
     experts_apart: bool = False
+    alpha: float = 32
 
     def __post_init__(self):
         if self.base not in BASES:
@@ -78,7 +80,7 @@ FULL = Tuning()  # all parameters
 
 
 def linears(shape: Shape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
+    """Returns (inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
 
     Latent attention has two products after one another for queries (where they are low-rank), and for keys and values.
     In a model with experts these are attention's alone: PEFT takes an MLP's name there for the experts too, which are
@@ -101,7 +103,7 @@ def linears(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
-    """(inputs, outputs) of a layer's modules that LoRA goes to, each once.
+    """Returns (inputs, outputs) of a layer's modules that LoRA goes to, each once.
 
     Raises:
         ValueError: a target is no module that is known, or the model has none of its name.
@@ -111,7 +113,7 @@ def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
 
 
 def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
-    """Those modules' parts, of :data:`PARTS`."""
+    """Returns the parts, of :data:`PARTS`, of a layer's modules that LoRA goes to."""
     there, of = linears(shape), shape.experts
     beside = of is not None and (of.shared or of.dense_layers or of.every > 1)
     inside = "a model with experts: LoRA is planned on its attention alone"

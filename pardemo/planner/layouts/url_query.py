@@ -40,7 +40,7 @@ _SHARDING = {"zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3 (FSDP)"}
 
 
 class RefusedField(ValueError):
-    """A question that has no answer, with the field that it is about ("" where it is about all of them)."""
+    """Raised for a question without an answer; names the field that is wrong ("" where it is all of them)."""
 
     def __init__(self, field: str, message: str):
         super().__init__(message)
@@ -48,7 +48,7 @@ class RefusedField(ValueError):
 
 
 class Asked:
-    """A question's search, and what else can be asked about it.
+    """Searches for a question's answer, and answers what else can be asked about it.
 
     Args:
         question: texts by :data:`FIELDS`; but for the first four, the command's default stands for what is left out.
@@ -61,42 +61,42 @@ class Asked:
     def __init__(self, question: Mapping[str, str], looked: Callable[[int], object] | None = None):
         folder = tempfile.mkdtemp()  # for a configuration's file, as long as this lives
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.arguments = arguments(question, Path(folder))
+        self.arguments = plan_arguments(question, Path(folder))
         model = self.arguments.model
         with _about("sequence"):  # the rest was looked at before
             self.job = command.job_of(self.arguments)
-        self.able = _counted(launch.able(self.job, model), looked)
+        self.able = _counted(launch.runnable_by_program(self.job, model), looked)
         with _about("samples"):
             self.result: SearchResult = search(self.job, self.arguments.per_step or self.arguments.gpus, able=self.able)
-        self.assumed = command.assumed(self.arguments, self.job, self.result.batch)
+        self.assumed = command.assumptions_of(self.arguments, self.job, self.result.batch)
 
     def answer(self) -> dict[str, Any]:
-        """The command's JSON under ``json``, without what changes with an assumption; the rest is for readers."""
+        """Returns the command's JSON under ``json``, without what changes with an assumption, and texts for readers."""
         result, job = self.result, self.job
-        warning = answers.positions(result, self.arguments.model)
+        warning = answers.positions_warning(result, self.arguments.model)
         shown = result.best or (result.least,)
         return {
             "json": answers.search_json(result, {}, self.assumed, warning),
-            "planned": answers.planned(job, self.assumed).splitlines(),
-            "notes": answers.trust(result) if result.best else [answers.would_fit(result.least)],
+            "planned": answers.describe_job(job, self.assumed).splitlines(),
+            "notes": answers.describe_trust(result) if result.best else [answers.suggest_savings(result.least)],
             "shown": [answers.layout_json(each) for each in shown],
             "names": [str(each.layout) for each in shown],
-            "words": [in_words(each.layout) for each in shown],
+            "words": [describe_layout(each.layout) for each in shown],
             "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
             "room_bytes": room(job), "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
         }  # fmt: skip
 
     def if_changed(self, name: str) -> dict[str, Any]:
-        """What :func:`~pardemo.planner.layouts.search.sensitivity` says of one, and a line for readers."""
+        """Returns the best layout under one changed assumption, and a line for readers."""
         pair = if_changed(self.result, changes(self.job)[name], self.able)
         if pair is None:
             return {"json": None, "line": f"if {name}: nothing fits"}
         return {"json": answers.changed_json(*pair), "line": answers.changed_line(name, *pair)}
 
 
-def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
-    """The options of ``pardemo plan --search`` that a question means; its configuration goes into ``folder``.
+def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
+    """Converts a question to options of ``pardemo plan --search``; writes its configuration into ``folder``.
 
     Raises:
         RefusedField: a field is wrong.
@@ -123,8 +123,8 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     with _about("precision"):
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
-        config = configurations.find(model)
-        command.tuning(asked["target"], rank, config, configurations.of(config))
+        config = configurations.find_configuration(model)
+        command.tuning_of(asked["target"], rank, config, configurations.of(config))
     words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // each) if each else None, explain=None,
@@ -134,7 +134,7 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
 
 
 def command_line(arguments: Namespace) -> str:
-    """The command that asks the same in a shell."""
+    """Returns the command that asks the same in a shell."""
     words: list[str] = ["pardemo", "plan", "--search"]
     for name in ("model", "gpu", "gpus", "hosts", "link", "sequence", "per_step", "program", "precision", "rank",
                  "target", "price"):  # fmt: skip
@@ -144,8 +144,8 @@ def command_line(arguments: Namespace) -> str:
     return shlex.join(words)
 
 
-def in_words(layout: Layout) -> str:
-    """A layout for somebody who does not know its abbreviations."""
+def describe_layout(layout: Layout) -> str:
+    """Describes a layout without abbreviations."""
     degrees = {
         "tensor parallel": layout.tp, "context parallel": layout.cp, "pipeline stages": layout.pp,
         "expert parallel": layout.ep, "replicas": layout.dp,
@@ -165,7 +165,7 @@ def in_words(layout: Layout) -> str:
 
 
 def for_a_page() -> Callable[[str, Callable[[int], object] | None], str]:
-    """A function that takes messages of a page as JSON and answers in JSON; it remembers the last question.
+    """Returns a function that answers a page's messages, both in JSON, and remembers the last question.
 
     ``{"question": {…}}`` is a question; ``{"if": name}`` asks about an assumption of the last one.
     """

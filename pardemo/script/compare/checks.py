@@ -11,7 +11,7 @@ from pardemo.script.compare.layouts import distinct_digits, layout_factor
 from pardemo.script.compare.parameter_map import ParameterMap, reference_name, renamed_modules
 from pardemo.script.compare.runs import ComparedOutput, Finding, Reference, Run, norm_of
 from pardemo.script.compare.samples import RowPosition, StepSamples
-from pardemo.script.record.records import Mask, ModuleCall
+from pardemo.script.record.rank_record import Mask, ModuleCall
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.world.errors import ranks_text
 

@@ -27,7 +27,7 @@ from pardemo.script.compare.runs import (
     layer_scales,
 )
 from pardemo.script.compare.samples import StepSamples, match_samples
-from pardemo.script.record import records
+from pardemo.script.record import rank_record
 from pardemo.script.words import count_text
 
 #: What a cell says. One that is empty has nothing to compare: a module without parameters has no gradient.
@@ -244,7 +244,7 @@ def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
     for rank, record in enumerate(other.records):
         tensors = other.tensors(0, rank, "before")
         values = [(piece, tensors[piece.name].double()) for piece in record.steps[0].pieces]
-        pieces[rank] = [(records.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
+        pieces[rank] = [(rank_record.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
     maps = map_parameters(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(maps.parts.values()):
         some = sorted({piece.name for of_rank in pieces.values() for piece, _ in of_rank})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pardemo.script.record.records import Piece
+from pardemo.script.record.rank_record import Piece
 
 #: A row that so many others resemble is nothing to go by: zeros, and other constants.
 ALIKE = 16

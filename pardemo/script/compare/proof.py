@@ -20,9 +20,9 @@ from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run, noise_between
-from pardemo.script.record import records
+from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
-from pardemo.script.record.records import Step
+from pardemo.script.record.rank_record import Step
 from pardemo.script.report import verdict
 from pardemo.script.report.verdict import LayoutSteps, Proof
 from pardemo.script.words import count_text
@@ -149,8 +149,8 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
 
 #: By what a finding is of: what the step does there, whose line it has.
 _DONE_BY = {
-    "gradients": records.BACKWARD, "parameters after the step": records.STEP, "learning rate": records.STEP,
-    "loss scale": records.STEP, "clipping": records.CLIP, "printed": records.PRINT,
+    "gradients": rank_record.BACKWARD, "parameters after the step": rank_record.STEP, "learning rate": rank_record.STEP,
+    "loss scale": rank_record.STEP, "clipping": rank_record.CLIP, "printed": rank_record.PRINT,
 }  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     It calls the module, goes backward, clips, steps, prints the loss. Where it clips within its engine's step, that.
     """
     done = _DONE_BY.get(finding.what)
-    wanted = [done, records.STEP] if done else [records.called(finding.module), records.FORWARD]
+    wanted = [done, rank_record.STEP] if done else [rank_record.called(finding.module), rank_record.FORWARD]
     lines = [steps[finding.step - 1].lines for steps in ranks if len(steps) >= finding.step]
     site = next((line for event in wanted for of_rank in lines if (line := of_rank.get(event))), "")
     inside = os.path.join(os.getcwd(), "")
@@ -291,7 +291,7 @@ def difference_between(first: Run, second: Run, tolerance: float, sketched: bool
     for step, rank, kind in product(range(min(first.steps, second.steps)), range(first.layout.ranks), kinds):
         a, b = first.tensors(step, rank, kind), second.tensors(step, rank, kind)
         if kind in ("before", "gradient") and not sketched:
-            a = {name: records.sketch_of(tensor) for name, tensor in a.items()}
+            a = {name: rank_record.sketch_of(tensor) for name, tensor in a.items()}
         if a.keys() != b.keys() or any(not nearly_equal(a[name], b[name], tolerance) for name in a):
             return f"{kinds[kind]} in step {step + 1}"
     return ""
@@ -396,7 +396,7 @@ def script(
     steps: int = 3,
     timeout_s: float = 600.0,
 ) -> verdict.Proof:
-    """Runs a training script in each layout, and holds all against the first: ``pardemo prove`` in Python.
+    """Runs a training script in each layout, and compares all with the first: ``pardemo prove`` in Python.
 
     >>> script("train.py --batch {batch}", ["ranks=1 batch=8", "ranks=4 batch=2"]).equal    # doctest: +SKIP
     True

@@ -15,13 +15,13 @@ from safetensors import safe_open
 
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import Holders, Part, Strip, assembled, part_of_piece
-from pardemo.script.record import records
+from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.parameters import Wanted
+from pardemo.script.record.rank_record import OF_PARAMETERS, STATE, RankRecord, Step, Tensors
 from pardemo.script.record.recorder import Recording, record_script
-from pardemo.script.record.records import OF_PARAMETERS, STATE, RankRecord, Step, Tensors
 from pardemo.script.runtime.call_sites import dtype_name
-from pardemo.script.runtime.launch_lines import Launch, read
+from pardemo.script.runtime.launch_lines import Launch, read_launch
 from pardemo.script.runtime.runner import ScriptError, run_on_ranks, script_text
 
 #: Elements of a model above which parameters are compared by sketches first.
@@ -155,7 +155,7 @@ def launch_of(layout: Layout) -> tuple[Launch, str]:
     Raises:
         ProveError: there is no such script. ValueError: the line cannot be read.
     """
-    launch = read(list(layout.line), layout.ranks)
+    launch = read_launch(list(layout.line), layout.ranks)
     try:
         return script_text(launch, os.getcwd())
     except ScriptError as error:
@@ -435,7 +435,7 @@ class Reference:
             for piece in record.steps[step].pieces:
                 shape = tuple(tensors[piece.name].shape) if piece.name in tensors else None
                 if shape is not None and len(shape) in (0, len(piece.shape)):  # or a state of another form
-                    piece = records.scale_piece(piece, shape) if shape else piece  # a state may be one number
+                    piece = rank_record.scale_piece(piece, shape) if shape else piece  # a state may be one number
                     part = part_of_piece(piece, piece.name, shape)
                     every = not part.is_cut and part.flat is None
                     shapes.setdefault(piece.name, shape if every else piece.whole or piece.shape)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardemo.script.compare.runs import Finding, ProveError, Run
-from pardemo.script.record.records import RankRecord
+from pardemo.script.record.rank_record import RankRecord
 from pardemo.world.errors import ranks_text
 
 
@@ -306,7 +306,7 @@ def samples_by_step(run: Run) -> list[Samples]:
 
 
 def samples_difference(reference: Sequence[Samples], resumed: Sequence[Samples], begin: int) -> tuple[str, int]:
-    """What is wrong with the samples of a run that goes on behind ``begin`` steps, empty if nothing; and since when.
+    """Says what is wrong with the samples of a run that goes on after ``begin`` steps, if anything, and since when.
 
     Ranks that share samples, as those of a tensor-parallel group, may be more or fewer than in the reference.
     """
@@ -339,7 +339,7 @@ def samples_difference(reference: Sequence[Samples], resumed: Sequence[Samples],
 
 
 def ranks_difference(reference: Run, resumed: Run, begin: int) -> tuple[str, int]:
-    """What is wrong with who trains on which sample, where the samples of all ranks together are right; since when.
+    """Says which rank trains on a wrong sample, where the samples of all ranks together are right; and since when.
 
     For runs in one layout that repeat themselves to the last bit: which rank has a sample changes its dropout mask, the
     order in which gradients are added, and what its batch norm sees.
@@ -371,7 +371,7 @@ def _divide_by_copies(samples: Samples, wanted: Samples) -> Samples:
 def steps_away(
     ours: Sequence[Any], reference: Sequence[Any], begin: int, least: int, same: Callable[[Any, Any], bool] = eq
 ) -> int:
-    """By how many steps a run is away from the place ``begin`` of the reference; 0 where it is not, or elsewhere.
+    """Returns by how many steps a run is away from step ``begin`` of the reference; 0 where it is not, or elsewhere.
 
     ``least``: steps that have to be the same before anything is said.
     """

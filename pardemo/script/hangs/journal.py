@@ -139,7 +139,7 @@ class Log:
         return [call for call in self.calls if call.state != "over"]
 
 
-def read(folder: str | os.PathLike[str]) -> dict[int, Log]:
+def read_logs(folder: str | os.PathLike[str]) -> dict[int, Log]:
     """Reads the logs in a folder, files ``rank0``, ``rank1`` …
 
     A line that was not written to its end is left out.

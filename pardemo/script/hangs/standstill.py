@@ -432,7 +432,7 @@ class DeadlockWatch:
                 stuck = []
                 continue
             if not stuck:
-                stuck, pids = deadlocked_ranks(journal.read(self._journals)), self._world.pids
+                stuck, pids = deadlocked_ranks(journal.read_logs(self._journals)), self._world.pids
                 since = Deadline(STALLED_S, [pids[rank] for rank in stuck if rank < len(pids)])
                 used_s = self._asleep(stuck)
                 continue

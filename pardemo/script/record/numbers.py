@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pardemo import compat
-from pardemo.script.record import records
-from pardemo.script.record.records import Mask
+from pardemo.script.record import rank_record
+from pardemo.script.record.rank_record import Mask
 from pardemo.script.runtime import stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Hooks, dtype_name, local_part
 from pardemo.script.runtime.libraries import is_script, note_once
@@ -26,7 +26,7 @@ _DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "
 
 @contextlib.contextmanager
 def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[str]) -> Iterator[None]:
-    """Within the block dropout draws its mask, has it noted, and leaves its input as it is.
+    """Notes each mask that dropout draws within the block; its input is left as it is.
 
     So layouts that cannot draw the same masks can be compared all the same, and their masks by themselves.
     """
@@ -40,9 +40,9 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
         note_once(notes, "dropout → its masks are drawn and compared, and not applied")
         with torch.no_grad():
             plain = local_part(input)
-            dropped = records.digest(function(torch.ones_like(plain), p, True) == 0)
+            dropped = rank_record.digest(function(torch.ones_like(plain), p, True) == 0)
         place = sites.here()
-        note(Mask(place.module, place.line, records.digest(plain), dropped, plain.numel(), place.repeated))
+        note(Mask(place.module, place.line, rank_record.digest(plain), dropped, plain.numel(), place.repeated))
         return input
 
     attend = functional.scaled_dot_product_attention
@@ -60,7 +60,7 @@ def dropout_noted(sites: CallSites, note: Callable[[Mask], None], notes: list[st
 
 
 def as_in_a_new_process() -> None:
-    """Generators as a script finds them: torch's with the seed that it always has, Python's and NumPy's without one."""
+    """Resets the generators as in a new process: torch's to its usual seed, Python's and NumPy's to none."""
     torch.default_generator.manual_seed(torch.Generator().initial_seed())
     random.seed()
     np.random.seed()
@@ -68,7 +68,7 @@ def as_in_a_new_process() -> None:
 
 @contextlib.contextmanager
 def unseeded_noted(sites: CallSites, lines: list[str]) -> Iterator[None]:
-    """Within the block the script's lines are noted that draw from a generator which nobody has seeded.
+    """Notes the script's lines that draw, within the block, from a generator that nobody has seeded.
 
     Of Python's ``random`` and NumPy's functions, of ``numpy.random.default_rng()`` without a seed, and of
     ``torch.seed()``. torch's own generators begin from the same seed in every process.
@@ -124,7 +124,7 @@ _DRAWS = {
 
 @contextlib.contextmanager
 def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str]]) -> Iterator[None]:
-    """Within the block what the script's own lines draw from torch's own generator is added to ``drawn()``, as hashes.
+    """Adds hashes of what the script's own lines draw from torch's generator, within the block, to ``drawn()``.
 
     Noise that each rank draws for itself is another one in each layout.
     """
@@ -136,7 +136,7 @@ def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str]]) -> Iterat
             plain = type(made) is torch.Tensor and made.device.type == "cpu" and kwargs.get("generator") is None
             if plain and is_script(sys._getframe(1).f_code.co_filename):
                 by_line, line = drawn(), f"{sites.here().line} ({function.__name__})"
-                by_line[line] = f"{zlib.crc32((by_line.get(line, '') + records.digest(made)).encode())}"
+                by_line[line] = f"{zlib.crc32((by_line.get(line, '') + rank_record.digest(made)).encode())}"
             return made
 
         return call
@@ -181,7 +181,7 @@ def _scaled_mm(
 
 @contextlib.contextmanager
 def in_double(notes: list[str]) -> Iterator[None]:
-    """Within the block floating point is fp64: torch's default, what a script names, and autocast is off."""
+    """Makes floating point fp64 within the block: torch's default and types that a script names; autocast is off."""
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
     before, set_default, mode = torch.get_default_dtype(), torch.set_default_dtype, _DoubleMode()
@@ -222,7 +222,7 @@ _CAST = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def perturbed(tensor: torch.Tensor, seed: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor in a short type with each element moved by up to one unit of its last place; the same for a seed.
+    """Moves each element of a tensor in a short type by up to one unit of its last place, equally for equal seeds.
 
     Args:
         dtype: the short type, where the tensor is of a longer one.
@@ -236,7 +236,7 @@ def perturbed(tensor: torch.Tensor, seed: str, dtype: torch.dtype | None = None)
 
 
 def casts_noted(computed_in: set[str], rounded: bool) -> AbstractContextManager[None]:
-    """Within the block casts to fp8 by ``Tensor.to`` are noted; ``rounded`` rounds them otherwise.
+    """Notes casts to fp8 by ``Tensor.to`` within the block; ``rounded`` rounds them otherwise.
 
     Such a cast is within a layer, whose output is of another type. A scale that is found in a micro-batch is another
     one where micro-batches are, so that each number may be rounded otherwise.
@@ -257,7 +257,7 @@ def casts_noted(computed_in: set[str], rounded: bool) -> AbstractContextManager[
 
 
 class Rounding(Hooks):
-    """Within the block, outputs of layers in bf16 or fp16 are rounded otherwise, and gradients in them.
+    """Rounds outputs of layers in bf16 or fp16, and gradients in them, otherwise within the block.
 
     A layer is a module without others in it. A forward pass that is run again, for its activations, gets the same.
     """
@@ -270,7 +270,7 @@ class Rounding(Hooks):
         return changed if any(_is_short(leaf) for leaf in compat.tree_leaves(output)) else None
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before an optimizer's step: sums over ranks and micro-batches are rounded otherwise, too."""
+        """Rounds sums over ranks and micro-batches otherwise, too, before an optimizer's step."""
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for number, parameter in enumerate(group["params"]):

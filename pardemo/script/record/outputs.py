@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from pardemo import compat
-from pardemo.script.record.records import (
+from pardemo.script.record.rank_record import (
     FORWARD,
     CurrentStep,
     MicroBatch,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from pardemo import compat
-from pardemo.script.record import records
+from pardemo.script.record import rank_record
 from pardemo.script.record.pieces import HeldPiece, held_pieces, is_engine
-from pardemo.script.record.records import CurrentStep
+from pardemo.script.record.rank_record import CurrentStep
 from pardemo.script.runtime.call_sites import CallSites, outermost, without_wrappers
 
 #: Elements of a buffer up to which it is recorded as it is, and above which its sketch is.
@@ -48,7 +48,7 @@ class Parameters:
         self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
 
     def models(self) -> list[torch.nn.Module]:
-        """The modules that are trained: those with a parameter of an optimizer's, in the order of their first calls.
+        """Returns the modules that are trained, which have an optimizer's parameter, in the order of their first calls.
 
         Of what the script calls besides, an average of the parameters or a teacher, nothing is compared. Engines, and
         models whose optimizer has shards of its own in place of parameters, are all models.
@@ -62,7 +62,7 @@ class Parameters:
         return trained or roots
 
     def in_no_module(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Parameters of optimizers that no module has which the script calls, by their places there.
+        """Returns parameters of optimizers that no called module has, by their places in the optimizers.
 
         Not where modules are trained and an optimizer has nothing of theirs: it may have shards of its own, as an
         engine's has.
@@ -78,7 +78,7 @@ class Parameters:
 
     def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters of all optimizers, by their places there."""
-        optimizers = living(self.optimizers)
+        optimizers = living_optimizers(self.optimizers)
         return [
             (f"optimizer.{number}.{group}.{place}" if len(optimizers) > 1 else f"optimizer.{group}.{place}", parameter)
             for number, optimizer in enumerate(optimizers)
@@ -91,9 +91,9 @@ class Parameters:
             return held_pieces(self.models(), self.in_no_module(), gradients=gradients, at_hand=at_hand)
 
     def recorded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a parameter's tensor, or its sketch."""
+        """Returns a copy of a parameter's tensor, or its sketch."""
         if self._wanted.sketched and name not in self._wanted.in_full:
-            return records.sketch_of(tensor)
+            return rank_record.sketch_of(tensor)
         return _copied(tensor)
 
     def note(self, when: str) -> None:
@@ -124,7 +124,7 @@ class Parameters:
                 self._current.tensors[f"applied/{held.piece.name}"] = self.recorded(held.piece.name, held.gradient)
 
     def note_accumulated(self) -> None:
-        """Records the sum, over micro-batches but the last, of the gradients that were there after each."""
+        """Records the sum of the gradients that were there after each micro-batch but the last."""
         current = self._current
         if current.step.backwards == current.accumulated_after:
             return
@@ -136,17 +136,17 @@ class Parameters:
                 current.tensors[key] = _copied(held.gradient) if before is None else before + held.gradient
 
     def remember_after(self) -> None:
-        """Keeps what parameters are behind the step, to be held against what the next forward pass uses."""
+        """Keeps the parameters after the step, to compare them with those that the next forward pass uses."""
         self._ran.clear()
         prefix = "after/"
         self._after = {
-            key.removeprefix(prefix): (tuple(tensor.shape), records.digest(tensor))
+            key.removeprefix(prefix): (tuple(tensor.shape), rank_record.digest(tensor))
             for key, tensor in self._current.tensors.items()
             if key.startswith(prefix)
         }
 
     def note_used(self, model: torch.nn.Module) -> None:
-        """Records parameters with which a model has run, where they are others than behind the step before.
+        """Records the parameters that a model has run with, if they differ from those after the step before.
 
         Ranks that step shards of their own gather them behind the optimizer's step, or in the next forward pass.
         """
@@ -160,7 +160,7 @@ class Parameters:
                     continue  # FSDP2's policy computes with parameters that are rounded
                 value = self.recorded(name, held.value)
                 shape, digest = self._after.get(name, ((), ""))
-                if shape == tuple(value.shape) and digest != records.digest(value):
+                if shape == tuple(value.shape) and digest != rank_record.digest(value):
                     self._current.tensors[f"used/{name}"] = value
 
     def note_buffers(self) -> None:
@@ -171,7 +171,7 @@ class Parameters:
                     full = without_wrappers(f"{prefix}.{name}" if prefix else name)
                     real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
                     small = buffer.numel() <= LARGEST_BUFFER
-                    self._current.tensors[f"buffer/{full}"] = _copied(buffer) if small else records.sketch_of(real)
+                    self._current.tensors[f"buffer/{full}"] = _copied(buffer) if small else rank_record.sketch_of(real)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -181,7 +181,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 def noting_optimizers(
     begin: Callable[..., None], noted: list[weakref.ref[torch.optim.Optimizer]]
 ) -> Callable[..., None]:
-    """``Optimizer.__init__`` or ``__setstate__``, which notes its optimizer as well, each once."""
+    """Returns ``Optimizer.__init__`` or ``__setstate__`` as a function that also notes its optimizer, each once."""
 
     def begin_and_note(optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
         begin(optimizer, *args, **kwargs)
@@ -191,6 +191,6 @@ def noting_optimizers(
     return begin_and_note
 
 
-def living(noted: list[weakref.ref[torch.optim.Optimizer]]) -> list[torch.optim.Optimizer]:
-    """Those of the noted optimizers that somebody still holds, in the order in which they were made."""
+def living_optimizers(noted: list[weakref.ref[torch.optim.Optimizer]]) -> list[torch.optim.Optimizer]:
+    """Returns the noted optimizers that still exist, in the order in which they were made."""
     return [optimizer for known in noted if (optimizer := known()) is not None]

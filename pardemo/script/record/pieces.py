@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardemo import compat
-from pardemo.script.record.records import Piece
+from pardemo.script.record.rank_record import Piece
 from pardemo.script.runtime.call_sites import is_deepspeed, without_wrappers
 
 #: A model's parameters by their ids, each with all its names, without wrappers.
@@ -28,7 +28,7 @@ def is_engine(module: torch.nn.Module) -> bool:
 
 
 class HeldPiece(NamedTuple):
-    """A piece, with what it is on this rank: values, and its gradient or None. Both as plain tensors."""
+    """A piece with its values on this rank, and its gradient or None, both as plain tensors."""
 
     piece: Piece
     value: torch.Tensor
@@ -42,7 +42,7 @@ def held_pieces(
     gradients: bool = True,
     at_hand: bool = False,
 ) -> list[HeldPiece]:
-    """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
+    """Lists all parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
 
     DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here.
 
@@ -65,7 +65,7 @@ def held_pieces(
 
 
 def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterator[HeldPiece]:
-    names, units = names_of(root), _fsdp1_units(root)
+    names, units = parameter_names(root), _fsdp1_units(root)
     if at_hand and (units or is_engine(root)):
         return  # gradients are whole, or none, until the last micro-batch
     if is_deepspeed(root):
@@ -78,8 +78,8 @@ def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterato
         yield from (_plain_piece(parameter, known, at_hand) for parameter, known in names.values())
 
 
-def names_of(root: torch.nn.Module) -> Names:
-    """A model's parameters by their ids, each with all its names, without wrappers."""
+def parameter_names(root: torch.nn.Module) -> Names:
+    """Returns a model's parameters by their ids, each with all its names, without wrappers."""
     names: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
         known = names.get(id(parameter), (parameter, ()))[1]

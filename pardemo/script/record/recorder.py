@@ -25,8 +25,8 @@ from pardemo.script.record.numbers import (
 )
 from pardemo.script.record.outputs import Outputs, is_shape_inference
 from pardemo.script.record.parameters import Parameters, Wanted, noting_optimizers
-from pardemo.script.record.pieces import is_engine, names_of
-from pardemo.script.record.records import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
+from pardemo.script.record.pieces import is_engine, parameter_names
+from pardemo.script.record.rank_record import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
 from pardemo.script.runtime.call_sites import CallSites, Enough, Hooks, dtype_name, is_deepspeed, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch
@@ -35,7 +35,7 @@ from pardemo.zero import gradient_norm
 
 
 class Recorder(Hooks):
-    """Records a script's steps. What a step is, the optimizer says: the first one's after a backward pass.
+    """Records a script's steps; a step ends with the first step of an optimizer after a backward pass.
 
     Its parameters after the step are complete when the optimizer has stepped with all that have gradients, or, where it
     steps with others (shards of its own), when the model runs the next time.
@@ -94,20 +94,20 @@ class Recorder(Hooks):
     # --- what others note
 
     def loss_call(self, targets: int, ignored: int) -> None:
-        """A loss function was called with so many targets, of which it ignores some."""
+        """Notes a loss function's call: how many targets it has, and how many of them it ignores."""
         if not is_shape_inference():
             step = self.current.step
             step.loss_calls.append(LossCall(targets, ignored, max(len(step.micro_batches) - 1, 0)))
 
     def printed(self, value: float) -> None:
-        """The script has printed a loss, of the step that is over where the next one has not begun."""
+        """Notes a loss that the script has printed: of the step that is over, if the next one has not begun."""
         step = self.current.step
         step = self.steps[-1] if self.steps and not step.micro_batches else step
         step.printed.append(value)
         step.lines.setdefault(PRINT, self.sites.file_and_line())
 
     def clipped(self, norm: Any) -> None:
-        """Gradients were clipped by this norm."""
+        """Notes the norm by which gradients were clipped."""
         self.current.note_line(CLIP, self.sites.file_and_line)
         self.current.step.clips.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
 
@@ -121,7 +121,7 @@ class Recorder(Hooks):
         return made
 
     def before_clipping(self) -> None:
-        """Gradients as they are summed, before a function clips them; the last time in a step counts."""
+        """Records summed gradients before a function clips them; the last time in a step counts."""
         current = self.current
         if current.step.backwards > current.clipped_after:
             current.step.pieces.clear()
@@ -228,7 +228,7 @@ class Recorder(Hooks):
                 some = [p for group in owner.param_groups for p in group["params"]] if stepped else owner.parameters()
                 cleared, line = {id(p) for p in some if p.grad is not None}, self.sites.here().line
                 for root in self.parameters.models() if cleared else ():
-                    known = names_of(root)
+                    known = parameter_names(root)
                     current.step.cleared |= {known[key][1][0]: line for key in cleared & known.keys()}
             return clear(owner, *args, **kwargs)
 
@@ -305,13 +305,13 @@ class Recorder(Hooks):
             raise Enough
 
     def end(self) -> None:
-        """The script has ended by itself."""
+        """Ends the record of a script that has ended by itself."""
         with contextlib.suppress(Enough):
             if self.current.pending:
                 self._finish()
 
     def record(self, ended: str, notes: list[str], unseeded: list[str]) -> RankRecord:
-        """All that was recorded, but tensors, which are in the steps' files."""
+        """Returns all that was recorded but tensors, which are in the steps' files."""
         roots = self.parameters.models()
         dtypes = sorted({dtype_name(p.dtype) for root in roots for p in root.parameters()})
         norms = [

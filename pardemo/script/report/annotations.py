@@ -1,4 +1,4 @@
-"""A proof's verdict where a pull request is read: annotations at the script's lines, JUnit, a summary.
+"""Reports a proof's verdict on a pull request: annotations at the script's lines, JUnit, a summary.
 
 The action of this repository (``action.yml``) runs it behind ``pardemo prove --out DIR``, as any other workflow can::
 

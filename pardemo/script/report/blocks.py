@@ -1,4 +1,4 @@
-"""The parts of a report: sections of lines, tables and charts, from which a screen and a page are written.
+"""Writes a report as a screen and as a page from sections of lines, tables and charts.
 
 The page is one file that asks no network, for a desk and a phone, light and dark.
 """
@@ -45,7 +45,7 @@ class Marked(NamedTuple):
 Line = str | Sequence[str | Marked]
 
 
-def plain(line: Line) -> str:
+def plain_text(line: Line) -> str:
     """Returns a line as a screen has it."""
     parts = [line] if isinstance(line, str) else line
     return "".join(
@@ -94,7 +94,7 @@ class Lines:
 
     def screen(self, width: int) -> list[str]:
         lines = self.lines if self.on_screen else ()
-        return [part for line in lines for part in wrapped(plain(line), width, *self.indent)]
+        return [part for line in lines for part in wrapped(plain_text(line), width, *self.indent)]
 
     def page(self) -> str:
         made = "".join(f"<{self.tag}>{html(line)}</{self.tag}>\n" for line in self.lines)
@@ -123,7 +123,7 @@ class Table:
     most: int | None = None
 
     def screen(self, width: int) -> list[str]:
-        rows = [("", *map(plain, row)) for row in [self.head, *self.rows[: self.most]]]
+        rows = [("", *map(plain_text, row)) for row in [self.head, *self.rows[: self.most]]]
         if "module" in self.head:
             at = 1 + self.head.index("module")
             rows = [(*row[:at], _cut(row[at]), *row[at + 1 :]) for row in rows]
@@ -232,27 +232,27 @@ class Section(NamedTuple):
     blocks: Sequence[Block] = ()
 
     def screen(self, width: int) -> list[str]:
-        """Its lines; none where nothing of it is for a screen."""
+        """Returns its lines; none if nothing of it is for a screen."""
         below = [line for block in self.blocks for line in block.screen(width)]
         if not self.lead and not below:
             return []
         return [*wrapped(f"{self.heading.upper()}  {self.lead}".rstrip(), width, 0, 4), *below]
 
     def page(self) -> str:
-        """Its HTML; empty where there is nothing to say."""
+        """Returns its HTML; empty if there is nothing to say."""
         lead = f"<p>{escape(sentence(self.lead))}</p>" if self.lead else ""
         body = lead + "".join(block.page() for block in self.blocks)
         return f'<section id="{self.anchor}"><h2>{escape(self.heading)}</h2>\n{body}</section>\n' if body else ""
 
 
-def screen(head: str, sections: Iterable[Section]) -> str:
-    """A report for a terminal: what stands above all, and the sections that have something to say."""
+def report_screen(head: str, sections: Iterable[Section]) -> str:
+    """Writes a report for a terminal: its head, and the sections that have something to say."""
     parts = [wrapped(head, WIDE, 0, 4), *(section.screen(WIDE) for section in sections)]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def page(title: str, head: str, sections: Iterable[Section], style: str = "") -> str:
-    """A report for a browser, with links to its sections; ``style``: what it has beside the common one."""
+def report_page(title: str, head: str, sections: Iterable[Section], style: str = "") -> str:
+    """Writes a report for a browser, with links to its sections; ``style``: CSS beside the common one."""
     there = [(section, body) for section in sections if (body := section.page())]
     links = "".join(f'<a href="#{section.anchor}">{escape(section.heading)}</a>' for section, _ in there)
     return (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import width_of
-from pardemo.script.step.memory import MemoryTimeline
+from pardemo.script.step.script_memory import MemoryTimeline
 from pardemo.script.step.summary import WARM, RankTrace, last_begun, waiting_spans
 from pardemo.tables import amount
 

@@ -16,7 +16,7 @@ from pardemo.script.step.summary import WARM, RankTrace, Summary
 COLUMNS = ("kind", "ranks", "calls", "bytes", "expected_bytes", "dtype", "phase", "line", "module", "why")
 
 
-def folder(path: str) -> Path:
+def report_folder(path: str) -> Path:
     """Makes the folder for a measurement's files where there is none.
 
     Raises:
@@ -34,17 +34,17 @@ def folder(path: str) -> Path:
     return made
 
 
-def clear(folder: Path) -> None:
+def clear_reports(folder: Path) -> None:
     """Removes what an earlier measurement has left, which may have failed or had more ranks."""
     names = ("page.html", "summary.json", "trace.json", "collectives.csv", "standstill.json", "memory_rank*.pickle")
     for left in (left for name in names for left in folder.glob(name)):
         left.unlink()
 
 
-def write(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: str) -> None:
+def write_report(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: str) -> None:
     """Writes a page, a JSON summary, a CSV of collectives, a trace for Perfetto, and snapshots for torch's viewer."""
     texts = {
-        "page.html": sections.page(measured, seen, script),
+        "page.html": sections.summary_page(measured, seen, script),
         "summary.json": json.dumps(measured.as_json(), indent=1),
         "trace.json": json.dumps({"traceEvents": events(seen)}),
     }
@@ -52,7 +52,7 @@ def write(folder: Path, measured: Summary, seen: Sequence[RankTrace], script: st
         project.write_atomically(folder / name, functools.partial(Path.write_text, data=content, encoding="utf-8"))
 
     for trace in seen:
-        snapshot.write(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
+        snapshot.write_snapshot(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
     rows = [row | {"ranks": " ".join(map(str, row["ranks"]))} for row in measured.as_json()["collectives"]]
     journal.write_table(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 

@@ -1,4 +1,4 @@
-"""The report of a measurement: what runs, its bytes, memory and time, and what a reader would change."""
+"""Writes the report of a measurement: what ran, its bytes, memory and time, and what a reader would change."""
 
 import re
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from pardemo.script.report import blocks, drawings
 from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, Table
 from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
-from pardemo.script.step.memory import memory_timeline
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
+from pardemo.script.step.script_memory import memory_timeline
 from pardemo.script.step.summary import RankTrace, Row, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
@@ -30,17 +30,19 @@ FILES = {
 }
 
 
-def screen(measured: Summary, name: str) -> str:
+def summary_screen(measured: Summary, name: str) -> str:
     """Writes the report for a terminal: the findings last, where a reader looks. ``name``: the script's."""
     findings, *rest = sections(measured)
-    return blocks.screen(head(measured, name), [*rest, findings])
+    return blocks.report_screen(summary_head(measured, name), [*rest, findings])
 
 
-def page(measured: Summary, seen: Sequence[RankTrace], name: str) -> str:
+def summary_page(measured: Summary, seen: Sequence[RankTrace], name: str) -> str:
     """Writes the report for a browser, with drawings of what each rank recorded. ``name``: the script's."""
     files: list[Line] = [[Marked("code", name), f" {content}"] for name, content in FILES.items()]
     beside = Section("files", "Beside this page", "", [Lines(files)])
-    return blocks.page(f"{name}, measured", f"{head(measured, name)}.", [*sections(measured, seen), beside])
+    return blocks.report_page(
+        f"{name}, measured", f"{summary_head(measured, name)}.", [*sections(measured, seen), beside]
+    )
 
 
 def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]:
@@ -52,7 +54,7 @@ def sections(measured: Summary, seen: Sequence[RankTrace] = ()) -> list[Section]
     ]  # fmt: skip
 
 
-def head(measured: Summary, name: str) -> str:
+def summary_head(measured: Summary, name: str) -> str:
     """Says what ran, on how many ranks, and what was measured of it."""
     m = measured.micro_batches
     micro_batches = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
@@ -84,7 +86,7 @@ def _running(measured: Summary) -> Section:
 
 
 def groups(kinds: Sequence[GroupKind], ranks: int, hosts: int = 1) -> list[Table]:
-    """A column for each rank, a row for its node, where there are several, and one for each kind of group."""
+    """Makes a table: a column for each rank, a row for its node, if there are several, and for each kind of group."""
     letters = [letter for kind in kinds for letter in kind.letters]
     tables = []
     for begin in range(0, ranks, IN_A_TABLE):
@@ -118,7 +120,7 @@ def _model(measured: Summary) -> list[str]:
 
 
 def parallelisms_text(measured: Summary) -> list[str]:
-    """A line for each parallelism: over which ranks, of what, and how large; groups that have the same share one."""
+    """Writes a line for each parallelism: its ranks, what it cuts, and its size; equal groups share a line."""
     of_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
     for parallelism in measured.parallelism:
         of_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)

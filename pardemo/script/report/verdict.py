@@ -18,8 +18,8 @@ from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import MOST_BYTES, Finding, Kept
 from pardemo.script.report import blocks, model_map
 from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
-from pardemo.script.report.files import folder as made_folder
-from pardemo.script.resume.recorder import Stop
+from pardemo.script.report.files import report_folder as made_folder
+from pardemo.script.resume.stop_follower import Stop
 from pardemo.script.words import cause_text, count_text, finding_text, first_of
 from pardemo.tables import amount
 
@@ -76,7 +76,7 @@ class Proof:
         return proof_screen(self)
 
     def as_json(self) -> dict[str, Any]:
-        """As ``pardemo prove --json`` prints it."""
+        """Returns what ``pardemo prove --json`` prints."""
         different = {finding.layout for finding in self.findings}
         return {
             "equal": self.equal,
@@ -290,7 +290,7 @@ def _trial(trial: Trial) -> str:
 
 
 def stops_json(verdict: StopVerdict) -> dict[str, Any]:
-    """As ``pardemo prove --stop --json`` prints it."""
+    """Returns what ``pardemo prove --stop --json`` prints."""
     return {
         "equal": verdict.equal,
         "layout": verdict.layout.name,
@@ -311,7 +311,7 @@ def stops_json(verdict: StopVerdict) -> dict[str, Any]:
 
 
 def proof_page(proof: Proof, script: str) -> str:
-    """The page: what is said of all layouts first, then each of them with its map.
+    """Writes the page: the verdict on all layouts first, then each of them with its map.
 
     Args:
         script: its name.
@@ -330,7 +330,7 @@ def proof_page(proof: Proof, script: str) -> str:
     if proof.files:
         said = "the reference's and the layout's tensors of findings that nobody explains"
         files.append([Marked("code", "tensors"), f" {said}, up to {amount(MOST_BYTES)} of each"])
-    return blocks.page(
+    return blocks.report_page(
         f"{script} in {len(proof.layouts)} layouts",
         f"{blocks.sentence(proof_verdict(proof))} The reference is {reference_text(proof)}.",
         [
@@ -386,7 +386,7 @@ _TENSORS, _WRITTEN = re.compile(r"finding\d+\.safetensors"), ".prove-"
 
 
 def proof_folder(path: str) -> Path:
-    """The folder for a proof, made where there is none. It may have an earlier proof, which makes room for the new one.
+    """Makes the folder for a proof, if there is none; an earlier proof in it makes room for the new one.
 
     Raises:
         ValueError: it has other things, cannot be one, or cannot be written to; said before anything runs.

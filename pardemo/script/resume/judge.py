@@ -12,12 +12,12 @@ from pardemo.script.compare import compare
 from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
 from pardemo.script.compare.runs import Finding, ProveError, Reference, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
-from pardemo.script.record.records import STATE, Tensors
-from pardemo.script.resume.recorder import COPIES, KEPT, SLOTS
+from pardemo.script.record.rank_record import STATE, Tensors
+from pardemo.script.resume.stop_follower import COPIES, KEPT, SLOTS
 
 
 def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> list[str]:
-    """Generators that the undisturbed run draws from around a step, and that are elsewhere in the resumed run.
+    """Finds generators that the undisturbed run draws from around a step and that differ in the resumed run.
 
     Args:
         step: of the undisturbed run, counted from 0. begins: behind how many of its steps the resumed one begins.
@@ -46,7 +46,7 @@ def generators_text(names: list[str]) -> str:
 
 
 def length_difference(reference: Run, resumed: Run, begins: int) -> str:
-    """What is wrong with where a run ends that goes on behind ``begins`` steps, empty if nothing.
+    """Says what is wrong with the end of a run that goes on after ``begins`` steps; empty if nothing.
 
     The undisturbed run may have gone on when enough of it was seen: to be over before what was seen of it is too early
     all the same.
@@ -63,7 +63,7 @@ def length_difference(reference: Run, resumed: Run, begins: int) -> str:
 
 
 def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, int] | None:
-    """What is wrong with the learning rates of a run that goes on behind ``begins`` steps, and since when; or None."""
+    """Says what is wrong with the learning rates of a run that goes on after ``begins`` steps, if anything."""
     rates = [step.learning_rates for step in reference.records[0].steps]
     ours = [step.learning_rates for step in resumed.records[0].steps]
     wanted = rates[begins:]
@@ -142,7 +142,7 @@ def _state_difference(
 
 
 def is_rounded_to_bf16(wanted: torch.Tensor, ours: torch.Tensor) -> bool:
-    """Whether one is the other in bf16."""
+    """Whether one tensor is the other rounded to bf16."""
     return wanted.is_floating_point() and wanted.shape == ours.shape and torch.equal(
         wanted.to(torch.bfloat16).to(ours.dtype), ours
     )  # fmt: skip
@@ -158,7 +158,7 @@ _BITS = 1e-6
 
 @dataclass
 class ResumedRun:
-    """A resumed run beside the undisturbed one.
+    """A resumed run to compare with the undisturbed one.
 
     ``expected``: behind how many steps the last whole save is. ``begins``: behind how many steps of the undisturbed run
     it begins, by its parameters; None where they are no step's. ``exact``: whether all that was compared is equal to
@@ -184,11 +184,11 @@ class ResumedRun:
 
     @property
     def behind(self) -> int:
-        """Behind how many steps it goes on, by the saves where its parameters do not say so."""
+        """Number of steps after which it goes on, by its parameters or, if these do not say it, by the saves."""
         return self.expected if self.begins is None else self.begins
 
     def add(self, what: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
-        """A finding; ``step`` is one of the undisturbed run, from 1; by default the first that is made once more."""
+        """Adds a finding; ``step`` is one of the undisturbed run, from 1; by default the first that is repeated."""
         step = self.behind + 1 if step is None else step
         self.findings.append(Finding(self.name, step, what, cause, why, None, None, tuple(names)))
 
@@ -210,7 +210,7 @@ class ResumedRun:
         return theirs, ours
 
     def differing(self, kind: str) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
-        """Tensors of a kind in the resumed run's first step that are not the undisturbed one's: rank, theirs, ours.
+        """Finds tensors of a kind in the resumed run's first step that differ: by name (rank, undisturbed, resumed).
 
         Parameters come from a file, and a step changes little of them: there, what repeats itself has no rounding.
         """
@@ -226,7 +226,7 @@ class ResumedRun:
 
 
 def rounding_only(run: Run) -> Noise:
-    """Elements whose true gradient is zero, as that of the biases of keys: Adam makes steps of what rounding leaves.
+    """Finds elements whose true gradient is zero, as of the biases of keys: Adam makes steps of what rounding leaves.
 
     So they are others in each layout, and nothing follows from them.
     """
@@ -249,7 +249,7 @@ def _without_noise(noise: torch.Tensor | None, theirs: torch.Tensor, ours: torch
 
 
 def resumed_after(reference: Run, resumed: Run, expected: int, tolerance: float, noise: Noise) -> int | None:
-    """Behind how many steps the undisturbed run's parameters are nearest those with which the resumed one begins.
+    """Finds after how many steps the undisturbed run's parameters are nearest those that the resumed run begins with.
 
     None where they are farther than ``tolerance``, relative; of several steps the one nearest the expected.
     """
@@ -273,7 +273,7 @@ def _shapes(of_ranks: Sequence[Tensors]) -> list[dict[str, torch.Size]]:
 
 
 def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tolerance: float) -> ResumedRun:
-    """A run that goes on in another layout, held against the undisturbed one from each step on until one is right.
+    """Compares a run that goes on in another layout with the undisturbed one from each step on, until one is right.
 
     Raises:
         ProveError: the two cannot be compared: other global batches, or other parameters.
@@ -298,8 +298,8 @@ def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tole
     return ResumedRun(name, reference, cut_run, expected, begins, tolerance, compared=compared, states=False)
 
 
-def judge(beside: ResumedRun) -> None:
-    """Adds what was not restored."""
+def judge_resumed(beside: ResumedRun) -> None:
+    """Adds to a resumed run's findings what was not restored."""
     reference, resumed, behind, compared = beside.reference, beside.resumed, beside.behind, beside.compared
     if compared is None and beside.begins is None:
         _parameters(beside)

@@ -23,8 +23,8 @@ from pardemo.script.compare import proof, runs
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
 from pardemo.script.report.verdict import StopVerdict, Trial
-from pardemo.script.resume import GRACE_S, STEPS, judge, recorder
-from pardemo.script.resume.recorder import KINDS, NEVER, Stop, StopFollower, whole_saves
+from pardemo.script.resume import GRACE_S, STEPS, judge, stop_follower
+from pardemo.script.resume.stop_follower import KINDS, NEVER, Stop, StopFollower, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -113,7 +113,7 @@ def _verdict(
     verdict.saved, asynchronous = _saved(first)
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
     try:
-        drawn = recorder.draw_stops(
+        drawn = stop_follower.draw_stops(
             kinds, first.steps, verdict.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
         )
     except ValueError as error:
@@ -259,7 +259,7 @@ def _judge(trial: Trial, beside: judge.ResumedRun, there: Callable[[], Run] | No
     trial.begins, trial.states = beside.begins, beside.states
     if _resumes_elsewhere(trial):
         return
-    judge.judge(beside)
+    judge.judge_resumed(beside)
     wrong_length = judge.length_difference(beside.reference, beside.resumed, beside.behind)
     if wrong_length and there and beside.compared:  # other ranks may fill up, or leave out, an epoch's last batch
         wrong_length = judge.length_difference(there(), beside.resumed, beside.behind)
@@ -308,7 +308,7 @@ def stopped(
             goes on that of the run that was stopped. Other ``{names}`` are the layouts'.
         layouts: as ``"ranks=2 batch=4"``. The script is stopped in the first, and resumed in each.
         resume: the line that goes on; the same where it is None.
-        stops: kinds of :data:`~pardemo.script.resume.recorder.KINDS`; all where it is None. One stop of each.
+        stops: kinds of :data:`~pardemo.script.resume.stop_follower.KINDS`; all where it is None. One stop of each.
         seed: of the steps, moments and ranks that are drawn.
         steps: of the undisturbed run. grace_s: between SIGTERM and SIGKILL. timeout_s: for each run.
 

@@ -60,8 +60,8 @@ class Launch:
     notes: tuple[str, ...] = ()
 
 
-def read(words: Sequence[str], ranks: int | None = None) -> Launch:
-    """What the words of a line start; ``ranks``: how many were asked for beside the line, which counts more.
+def read_launch(words: Sequence[str], ranks: int | None = None) -> Launch:
+    """Reads what the words of a line start; ``ranks``: how many were asked for beside the line, which counts more.
 
     Raises:
         ValueError: the line names no script, its launcher would refuse it, or it is a launcher of another kind;

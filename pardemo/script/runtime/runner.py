@@ -72,7 +72,7 @@ def run_on_ranks(
     timeout_s: float,
     cluster: Cluster | None = None,
 ) -> list[Any]:
-    """What ``function(asked)`` returns on each of so many warm ranks, which have loaded what the script imports.
+    """Runs ``function(asked)`` on so many warm ranks, which have loaded what the script imports; returns the results.
 
     Args:
         text: the script's. name: what it is called in errors. journals: the folder of the ranks' logs, by which they
@@ -88,7 +88,7 @@ def run_on_ranks(
         with world, watch:
             return world.run(function, asked)
     except RankError as error:
-        failure = script_error(name, error, journal.read(journals), watch.until_s or time.monotonic())
+        failure = script_error(name, error, journal.read_logs(journals), watch.until_s or time.monotonic())
         failure.timed_out = isinstance(error, RankTimeout) and error.timeout_s >= timeout_s
         raise failure from None
 

@@ -34,7 +34,7 @@ def bytes_of(rows: Iterable[Row]) -> float:
     return sum(row.bytes for row in rows)
 
 
-def share(rows: list[Row], expected: float, why: str = "") -> None:
+def share_expected(rows: list[Row], expected: float, why: str = "") -> None:
     """Divides a formula's bytes over rows in proportion to what each sent, and says what they are."""
     sent = bytes_of(rows)
     for row in rows:
@@ -44,7 +44,7 @@ def share(rows: list[Row], expected: float, why: str = "") -> None:
 
 def expect_together(rows: list[Row], expected: float, why: str, name: str = "", reason: str = "") -> Iterator[Finding]:
     """Compares what several rows sent together with a formula; adds a finding where they differ."""
-    share(rows, expected, why)
+    share_expected(rows, expected, why)
     sent = bytes_of(rows)
     if rows and expected and abs(sent / expected - 1) >= 0.05:
         named = f"{name or why}: the formula says {amount(expected)} a step, {amount(sent)} were sent"
@@ -52,7 +52,7 @@ def expect_together(rows: list[Row], expected: float, why: str, name: str = "", 
 
 
 def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
-    """2S(N−1)/N a step, once, whatever the number of micro-batches; for each evaluation of a closure."""
+    """Expects of DDP 2S(N−1)/N a step, whatever the number of micro-batches, for each evaluation of a closure."""
     n, m, options = len(parallelism.ranks), measured.micro_batches, parallelism.options
     total = sum(parallelism.unit_bytes.values())
     once = ring_all_reduce(total, n).sent * measured.closures
@@ -66,7 +66,7 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
             row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options.get('buckets', []))}"
     if options.get("models", 1) > 1:
         return
-    share(rows, once)
+    share_expected(rows, once)
     sent, line = bytes_of(rows), rows[0].line if rows else ""
     if m > 1 and sent > 1.5 * once:
         yield Finding(
@@ -107,7 +107,7 @@ def _buckets_text(buckets: list[list[str]]) -> str:
 
 
 def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
-    """A unit of P bytes: gathered for the forward, once more for the backward where it was given back; P summed."""
+    """Expects of FSDP2 that a unit of P bytes is gathered forward, again backward if it was freed, and summed once."""
     n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, fsdp.options["gradient_bytes"]
     gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
     for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
@@ -131,7 +131,7 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
         rows = [row for row in scatters if row.module == unit]  # parts of a unit may go by themselves
         once = ring_half(gradients[unit], n).sent
         # set_requires_gradient_sync() adds micro-batches up on the rank
-        share(rows, once if bytes_of(rows) < 1.5 * once else m * once, f"gradients of {unit}")
+        share_expected(rows, once if bytes_of(rows) < 1.5 * once else m * once, f"gradients of {unit}")
     sent, line = bytes_of(gathers), gathers[0].line if gathers else ""
     if m > 1 and gathers:
         yield Finding(
@@ -178,7 +178,7 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
 
 
 def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
-    """3Ψ(N−1)/N for each micro-batch: gathered for the forward and for the backward, reduced once."""
+    """Expects of FSDP1 3Ψ(N−1)/N for each micro-batch: gathered forward and backward, reduced once."""
     strategy = fsdp.options["sharding_strategy"]
     n, m = len(fsdp.ranks), measured.micro_batches
     gathered = sum(fsdp.unit_bytes.values()) * (1 if strategy == "SHARD_GRAD_OP" else 2)
@@ -192,7 +192,7 @@ def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
 
 
 def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
-    """2Ψ, 2Ψ, (m + 1)Ψ, 3mΨ, all times (N−1)/N: ZeRO's own formulas, beside what DeepSpeed does."""
+    """Expects of DeepSpeed ZeRO's formulas, 2Ψ, 2Ψ, (m + 1)Ψ and 3mΨ times (N−1)/N; says what it does otherwise."""
     stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
     half = ring_half(sum(zero.unit_bytes.values()), n).sent
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
@@ -279,7 +279,7 @@ def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list
     vocabularies, findings = measured.model.get("vocabularies", []), []
     if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
         findings.append(gathered_logits(rows[0], sent))
-    share(rows, expected)
+    share_expected(rows, expected)
     for row in rows:
         fits = [term for term in terms if _fits(term, row)]
         fits = [term for term in fits if term["repeated"] == row.place.repeated] or fits
@@ -436,15 +436,15 @@ def _by_hand(measured: Summary) -> None:
         ]  # fmt: skip
         sent = bytes_of(sums)
         if sent and abs(sent - once) <= 0.01 * once and not measured.model.get("frozen", 0):
-            share(sums, once, _SUMMED)  # a group of one rank sends nothing
+            share_expected(sums, once, _SUMMED)  # a group of one rank sends nothing
         scattered, gathered, summed = (
             [row for row in some if row.place.phase in ("between", "step") and not row.why]
             for some in (scattered, gathered, summed)
         )
         rest = half - bytes_of(summed) / 2
         if half and all(0.95 * rest < bytes_of(some) < 1.05 * half for some in (scattered, gathered)):
-            share(scattered, rest, _SCATTERED)
-            share(gathered, rest, _GATHERED)
+            share_expected(scattered, rest, _SCATTERED)
+            share_expected(gathered, rest, _GATHERED)
             for row in summed:
                 row.why = "small gradients, summed whole"
         for row in rows:

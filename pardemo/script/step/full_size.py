@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
-from pardemo.script.step.memory import block_changes
 from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.script_memory import block_changes
 from pardemo.script.step.summary import RankTrace, Summary
 from pardemo.script.words import count_text
 
@@ -44,7 +44,7 @@ class Question:
     micro_batch: int | None = None
 
 
-def question(
+def full_size_question(
     model: str | None, gpus: int | None = None, sequence: int | None = None, micro_batch: int | None = None
 ) -> Question | None:
     """Reads the question from the options; None where there is none.
@@ -60,7 +60,7 @@ def question(
         return None
     from pardemo.planner.layouts import configurations
 
-    return Question(model, configurations.of(configurations.find(model)), gpus, sequence, micro_batch)
+    return Question(model, configurations.of(configurations.find_configuration(model)), gpus, sequence, micro_batch)
 
 
 def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dict[str, Any]:
@@ -146,11 +146,11 @@ def _planned_layout(
     samples, sequence = tokens(asked, seen, chosen.cp)
     chosen = chosen.but(micro_batch=samples, recompute=recomputed(trained))
     gpus = asked.gpus or measured.ranks
-    layout.check(chosen, asked.shape, gpus, sequence)
+    layout.check_layout(chosen, asked.shape, gpus, sequence)
     compute, how = _computed_in(fullest, data)
     weight, gradient = trained["weight"], trained["gradient"] or trained["weight"]
     program = stack(PROGRAM).but(weight=weight, gradient=gradient, state=trained["state"], logits=LOGITS[compute])
-    job = Job(asked.shape, machine(profile.find("H100", gpus), gpus, min(gpus, 8)), program, sequence)
+    job = Job(asked.shape, machine(profile.find_profile("H100", gpus), gpus, min(gpus, 8)), program, sequence)
     plan = memory(job, chosen)
     kinds = dict(plan.lines)
     kinds["activations"] *= compute / 2  # the planner's are of 16 bits
@@ -361,7 +361,7 @@ def _planned_deepspeed(
     """
     from pardemo.planner import models
     from pardemo.planner.job import RankJob
-    from pardemo.planner.memory import Curve
+    from pardemo.planner.memory_curve import Curve
 
     trained = trained_of(fullest, measured)
     settings = trained["deepspeed"]

@@ -45,10 +45,10 @@ def script(
         ScriptError: there is no such script; it raised, ended too early, hung, or its ranks parted.
     """
     launch = Launch(path, tuple(arguments), module)
-    return measured(launch, ranks=ranks, cluster=cluster, steps=steps, folder=folder, timeout_s=timeout_s)[0]
+    return measure_launch(launch, ranks=ranks, cluster=cluster, steps=steps, folder=folder, timeout_s=timeout_s)[0]
 
 
-def measured(
+def measure_launch(
     launch: Launch,
     *,
     ranks: int,
@@ -60,7 +60,7 @@ def measured(
     layer_s: float = 0.0,
     log: Path | None = None,
 ) -> tuple[Summary, list[RankTrace]]:
-    """As :func:`script`, of what a launcher would start; also what each rank saw, for files.
+    """Measures what a launcher would start, as :func:`script` does; also returns what each rank saw, for files.
 
     ``log``: a file for the table of all calls, which is written also of a run that failed, or was interrupted.
     """
@@ -76,7 +76,14 @@ def measured(
     program = Program(started, steps, where, journals, work, layer_s)
     try:
         seen = run_on_ranks(
-            summary.run, program, text, name=name, ranks=ranks, journals=journals, timeout_s=timeout_s, cluster=cluster
+            summary.follow_script,
+            program,
+            text,
+            name=name,
+            ranks=ranks,
+            journals=journals,
+            timeout_s=timeout_s,
+            cluster=cluster,
         )
         step_summary = summary.summarize(seen)
         step_summary.hosts = cluster.hosts if cluster else 1
@@ -84,7 +91,7 @@ def measured(
         raise error if isinstance(error, ScriptError) else ScriptError(f"{name}: {error}") from None
     finally:
         if log is not None:
-            journal.write_csv(journal.read(journals), log)
+            journal.write_csv(journal.read_logs(journals), log)
         shutil.rmtree(journals, ignore_errors=True)
     findings.explain(step_summary)
     return step_summary, seen
@@ -105,7 +112,7 @@ class Pace:
 
 
 def read_pace(pace: str, cluster: str | None, between: str | None, inside: str | None) -> Pace:
-    """From the command's options.
+    """Reads the pace from the command's options.
 
     Raises:
         ValueError: neither a time nor a GPU that the planner knows; a cluster or a rate that is none.
@@ -124,7 +131,7 @@ def read_pace(pace: str, cluster: str | None, between: str | None, inside: str |
 
 
 def cluster_of(cluster: str, between: str | None, inside: str | None) -> Cluster:
-    """``2x4`` with its rates.
+    """Makes the cluster of ``2x4`` and its rates.
 
     Raises:
         ValueError: it is not nodes × ranks, or a rate is none.

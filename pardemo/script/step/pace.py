@@ -27,7 +27,7 @@ ComputeTime = Callable[[int, Operation], float]
 
 @dataclass
 class Flight:
-    """A collective: when each rank was ready for it, which one was before it on the same connection, when it ends."""
+    """A collective in computed time: when each rank was ready, which one it follows on its connection, when it ends."""
 
     call: Call
     ready: dict[int, float] = field(default_factory=dict)
@@ -227,7 +227,7 @@ def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> Paced:
     """
     works = _works(seen)
     kinds = {event.product for work in works.values() for event in work.list if isinstance(event, Operation)}
-    of_kind, assumed = rates(kinds, any(work.tf32 for work in works.values()), machine)
+    of_kind, assumed = gpu_rates(kinds, any(work.tf32 for work in works.values()), machine)
     on_gpu = operation_s(machine, of_kind)
     assumed.append(
         f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what "
@@ -345,7 +345,7 @@ def operation_s(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Ope
     return seconds
 
 
-def rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[str, float], list[str]]:
+def gpu_rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[str, float], list[str]]:
     """Returns operations a second by kind of product, and the assumptions that a reader should know.
 
     Raises:

@@ -19,9 +19,9 @@ from pardemo.script.runtime.job import as_main, in_job
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step import parallelisms
 from pardemo.script.step.collectives import Call, Calls
-from pardemo.script.step.memory import ScriptMemoryMeter, Trained
 from pardemo.script.step.operations import LayerPadding, OperationRecorder, PaddedTimes, StepWork
 from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
+from pardemo.script.step.script_memory import ScriptMemoryMeter, Trained
 from pardemo.script.step.shapes import Shapes
 from pardemo.script.words import count_text
 
@@ -44,7 +44,7 @@ class Program:
 
 
 class Memory(NamedTuple):
-    """The second step's peak: bytes, by kind, the line that reached it, and its largest tensors."""
+    """The peak of the second step: bytes, bytes by kind, the line that reached it, and its largest tensors."""
 
     peak_bytes: int
     kinds: dict[str, int]
@@ -78,7 +78,7 @@ class RankTrace:
     started: tuple[str, ...] = ()
 
 
-def run(program: Program) -> RankTrace:
+def follow_script(program: Program) -> RankTrace:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
 
     def follow(rank: int, port: int, notes: list[str]) -> RankTrace:
@@ -297,7 +297,7 @@ class Summary:
     closures: int = 1  # how often a step calls the optimizer's
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's names; bytes of a step, seconds of a step."""
+        """Returns the summary for JSON, with bytes and seconds of a step."""
         left_out = ("unit_bytes", "place", "shapes", "closures", "gloo_bytes")
 
         def plain(thing: object) -> dict[str, Any]:

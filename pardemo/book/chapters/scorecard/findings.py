@@ -50,7 +50,7 @@ class Finding:
         if not path.is_file():
             return f"<div>Not in this run: the picture {html.escape(self._picture)}.</div>"
         svg = path.read_text(encoding="utf-8")
-        size, data = pictures.read(svg), base64.b64encode(svg.encode()).decode()
+        size, data = pictures.read_picture(svg), base64.b64encode(svg.encode()).decode()
         image_tag = (
             f'<img alt="{html.escape(size.alt)}" style="width:{WIDTH}px;min-width:{size.least}px;max-width:100%" '
             f'src="data:image/svg+xml;base64,{data}">'

@@ -39,7 +39,7 @@ def rows_of_kinds(outcomes: Sequence[ComparedRun], layouts: Sequence[ComparedRun
 def errors_by_source(timed: Iterable[ComparedRun]) -> tuple[dict[str, float], dict[str, float]]:
     """The targets, and the mean errors, of each source; nanotron's runs below 5 % MFU are left out."""
     counted = [x for x in timed if x.run.source != "nanotron" or (x.known_mfu or 0.0) >= against.LEAST_MFU]
-    means = {source: of["mean"] for source, of in against.by(counted, "source").items()}
+    means = {source: of["mean"] for source, of in against.summary_by(counted, "source").items()}
     return {source: TARGETS.get(source, 0.10) for source in means}, means
 
 

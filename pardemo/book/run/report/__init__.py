@@ -18,20 +18,22 @@ from pardemo.draw import page_style, pictures
 TEMPLATES = Path(__file__).resolve().parent
 
 
-def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]], into: Path | None = None) -> Path:
+def write_pages(
+    folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]], into: Path | None = None
+) -> Path:
     """Builds the pages from a run's outcomes and claims, and from the executed copies and pictures in ``folder``.
 
     They go ``into`` another folder, or beside the copies.
     """
     into = into or folder
     addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
-    there = [outcome.notebook for outcome in ended if pages.source(folder, outcome.notebook)]
+    there = [outcome.notebook for outcome in ended if pages.executed_copy(folder, outcome.notebook)]
     by_notebook: dict[str, list[dict[str, Any]]] = {outcome.notebook: [] for outcome in ended}
     for row in rows:
         by_notebook.setdefault(row["notebook"], []).append(row)
     chapters = [_chapter(folder, each, by_notebook[each.notebook], addresses, each.notebook in there) for each in ended]
     for name in there:
-        pages.write(folder, name, chapters, into)
+        pages.write_page(folder, name, chapters, into)
     measured = [row for row in rows if row["notebook"] != scorecard.OWN]
     statements = scorecard.by_statement(measured, scorecard.chapters_of(there))
     table_rows = [_table_row(row, addresses[row["id"]]) for row in rows]
@@ -75,7 +77,7 @@ def rebuild(folder: Path, into: Path | None = None) -> Path:
         rows = claims.read(folder)
     except FileNotFoundError:  # it failed before its first claim
         rows = []
-    return write(folder, ended, rows, into)
+    return write_pages(folder, ended, rows, into)
 
 
 def _chapter(
@@ -88,9 +90,9 @@ def _chapter(
         "outcome": outcome,
         "name": name,
         "number": name[:2],
-        "title": pages.title(folder, name),
+        "title": pages.notebook_title(folder, name),
         "page": f"{name}.html" if has_page else None,
-        "question": pages.question(folder, name),
+        "question": pages.notebook_question(folder, name),
         "claims": own_claims,
         "sections": _by_section(own_claims, scorecard.sections(folder, name)),
         "counts": claims.counts(booked),
@@ -139,7 +141,7 @@ def _table_row(row: dict[str, Any], address: str) -> dict[str, Any]:
 
 def _picture(path: Path) -> dict[str, Any]:
     """What the report says of a picture, which a browser loads when its part is opened."""
-    return {"name": path.stem, **vars(pictures.read(path.read_text(encoding="utf-8")))}
+    return {"name": path.stem, **vars(pictures.read_picture(path.read_text(encoding="utf-8")))}
 
 
 def _json(path: Path) -> Any:

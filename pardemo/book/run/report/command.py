@@ -11,7 +11,7 @@ COUNTS, COUNTS_END = "<!-- counts: make reference -->", "<!-- end of counts -->"
 CHAPTERS, CHAPTERS_END = "<!-- chapters: make reference -->", "<!-- end of chapters -->"
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_report(commands: argparse._SubParsersAction) -> None:
     """Adds the command ``report`` to the command line."""
     parser = commands.add_parser("report", help="write report.html and the notebooks' pages of a finished run again")
     parser.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/latest)")
@@ -67,7 +67,7 @@ def chapters(rows: list[dict]) -> str:
     for name, path in project.notebooks().items():
         question = json.loads(path.read_text(encoding="utf-8"))["metadata"]["pardemo"]["question"]
         at = f"outputs/reference/{name}"
-        lines.append(f"| [{name[:2]} {pages.title(path.parent, name)}]({at}.ipynb) | {question} |")
+        lines.append(f"| [{name[:2]} {pages.notebook_title(path.parent, name)}]({at}.ipynb) | {question} |")
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ from pardemo.draw import pictures
 PHONE_PX = 372
 
 
-def source(folder: Path, name: str) -> Path | None:
+def executed_copy(folder: Path, name: str) -> Path | None:
     """The executed copy of a notebook in a run's folder, where there is one."""
     path = folder / f"{name}.ipynb"
     return path if path.is_file() else None
@@ -30,7 +30,7 @@ def to_page(address: str) -> str:
     return re.sub(r"^(\d\d_\w+)\.ipynb", r"\1.html", address)
 
 
-def title(folder: Path, name: str) -> str:
+def notebook_title(folder: Path, name: str) -> str:
     """The first heading of a notebook without its number; its name where it has none."""
     notebook = _notebook(folder, name)
     cells = notebook.cells if notebook else []
@@ -38,7 +38,7 @@ def title(folder: Path, name: str) -> str:
     return re.sub(rf"^# (?:{name[:2]}\s+)?", "", next(headings, name))
 
 
-def question(folder: Path, name: str) -> str:
+def notebook_question(folder: Path, name: str) -> str:
     """What a notebook answers, as its metadata says; empty where it does not say."""
     notebook = _notebook(folder, name)
     return str(notebook.metadata.get("pardemo", {}).get("question", "")) if notebook else ""
@@ -48,14 +48,14 @@ def _notebook(folder: Path, name: str) -> Any:
     """A notebook's executed copy, else the collection's; None where neither can be read."""
     import nbformat
 
-    path = source(folder, name) or project.root() / "notebooks" / f"{name}.ipynb"
+    path = executed_copy(folder, name) or project.root() / "notebooks" / f"{name}.ipynb"
     try:
         return nbformat.read(path, as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):  # a notebook that was not run, or half a file
         return None
 
 
-def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -> Path:
+def write_page(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -> Path:
     """Writes ``<name>.html`` into a folder, from the executed copy in ``folder``.
 
     Args:
@@ -173,7 +173,7 @@ def _legible(body: str) -> str:
     def drawn(tag: re.Match) -> str:
         svg = base64.b64decode(tag[1]).decode()
         try:
-            saved = pictures.read(svg)
+            saved = pictures.read_picture(svg)
         except ValueError:  # a reader's own
             return tag[0]
         least = saved.least if saved.least > 1.1 * PHONE_PX else min(saved.least, PHONE_PX)

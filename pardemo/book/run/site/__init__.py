@@ -45,7 +45,7 @@ class Entry(NamedTuple):
         return pages.sections(self.body)
 
 
-def build(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda: None) -> Path:
+def build_site(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda: None) -> Path:
     """Builds the site of a finished run in ``out``, anew, and returns its first page.
 
     ``find_pyodide`` is asked for the folder of Pyodide; where there is none, the page that plans says so.
@@ -66,7 +66,7 @@ def build(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda
     new.mkdir(parents=True)
     (new / MARK).touch()
     report.rebuild(run, into=new)
-    plan_page.write(new, runtime)
+    plan_page.write_plan_page(new, runtime)
     entries = [*_entries(run, new), Entry(plan_page.FILE, plan_page.TITLE, "", plan_page.body(runtime is not None))]
     for place, entry in enumerate(entries):
         (new / entry.file).write_text(_framed(entries, place), encoding="utf-8")
@@ -89,10 +89,10 @@ def build(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda
 def _entries(run: Path, built: Path) -> list[Entry]:
     """README, the chapters of a run whose own pages are in ``built``, cards and problems, documents."""
     root = project.root()
-    names = [ending.notebook for ending in endings.finished(run) if pages.source(run, ending.notebook)]
+    names = [ending.notebook for ending in endings.finished(run) if pages.executed_copy(run, ending.notebook)]
     entries = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
     for name in names:
-        title = f"{name[:2]} {pages.title(run, name)}"
+        title = f"{name[:2]} {pages.notebook_title(run, name)}"
         entries.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
     for file, body in course_pages.bodies(run, names).items():
         entries.append(Entry(file, course_pages.TITLES[file], "Course", body))

@@ -7,7 +7,7 @@ from pathlib import Path
 from pardemo.closed_pipe import work_goes_on
 
 
-def add(commands: argparse._SubParsersAction) -> None:
+def add_site(commands: argparse._SubParsersAction) -> None:
     """Adds the command ``site`` to the command line."""
     parser = commands.add_parser("site", help="build the book as a site with a search, from a finished run's pages")
     parser.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/reference)")
@@ -32,12 +32,12 @@ def _command(arguments: argparse.Namespace) -> int:
 
     def find_pyodide() -> Path | None:
         try:
-            return pyodide.folder(given)
+            return pyodide.pyodide_folder(given)
         except pyodide.NoPyodideError as error:
             why.append(str(error))
             return None
 
-    first = site.build(folder, out, find_pyodide)
+    first = site.build_site(folder, out, find_pyodide)
     print(f"site: {os.path.relpath(first)}")
     for line in why:
         print(f"its page that plans is without Python: {line}; --pyodide DIR names a folder that has it")

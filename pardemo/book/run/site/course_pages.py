@@ -51,5 +51,5 @@ def _problems(run: Path, names: Sequence[str]) -> str:
 
 
 def _heading(run: Path, name: str) -> str:
-    title = html.escape(pages.title(run, name))
+    title = html.escape(pages.notebook_title(run, name))
     return f'<h2 id="{pages.slug(title)}"><a href="{name}.html">{title}</a></h2>'

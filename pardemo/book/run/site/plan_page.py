@@ -49,7 +49,7 @@ def body(with_python: bool) -> str:
     )  # fmt: skip
 
 
-def write(into: Path, runtime: Path | None) -> None:
+def write_plan_page(into: Path, runtime: Path | None) -> None:
     """Writes what the page loads into the site's folder; ``runtime`` is Pyodide's, None where there is none."""
     folder = into / FOLDER
     folder.mkdir()
@@ -57,13 +57,13 @@ def write(into: Path, runtime: Path | None) -> None:
         shutil.copyfile(TEMPLATES / name, folder / name)
     if runtime is None:
         return
-    pack(folder / "pardemo.zip")
+    pack_planner(folder / "pardemo.zip")
     (folder / "pyodide").mkdir()
     for name in pyodide.FILES:
         shutil.copyfile(runtime / name, folder / "pyodide" / name)
 
 
-def pack(path: Path) -> None:
+def pack_planner(path: Path) -> None:
     """Writes the planner's modules as an archive, the same bytes for the same modules."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for pattern in MODULES:

@@ -21,7 +21,7 @@ class NoPyodideError(OSError):
     """Pyodide cannot be had here; the message says why, in one line."""
 
 
-def folder(given: Path | None = None) -> Path:
+def pyodide_folder(given: Path | None = None) -> Path:
     """A folder with :data:`FILES`: the given one, the cache's, or what npm brings into the cache.
 
     Raises:

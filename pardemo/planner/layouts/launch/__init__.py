@@ -1,7 +1,7 @@
 """Writes the files that run a layout: each program's own configuration, and Slurm and Kubernetes jobs that start it.
 
 >>> from pardemo.planner.layouts import launch      # doctest: +SKIP
->>> launch.write(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
+>>> launch.write_files(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
 """
 
 import functools
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pardemo import project
-from pardemo.planner.layouts.configurations import find
+from pardemo.planner.layouts.configurations import find_configuration
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, torchtitan, zero
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 
 PROGRAMS = (megatron, torchtitan, nanotron, zero)
 #: Which of them runs what was planned with a stack's constants; Megatron-LM where it is none of these.
 _RUNS = {"nanotron": nanotron, "torchtitan": torchtitan, "torchtitan-compiled": torchtitan, "llm-foundry": zero}
 
 
-def write(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
+def write_files(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
     """Writes into ``folder`` what runs the layout and returns the files' names, the first being what the jobs start.
 
     Each file is written whole or not at all. A program that cannot run the layout gets none.
@@ -45,15 +45,15 @@ def _differs(path: Path, text: str) -> bool:
     return path.exists() and not (path.is_file() and path.read_bytes() == text.encode("utf-8"))
 
 
-def able(job: Job, model_name: str) -> Callable[[Layout], bool]:
-    """Whether the program that the job is planned for can run a layout, by the rules of its own files."""
+def runnable_by_program(job: Job, model_name: str) -> Callable[[Layout], bool]:
+    """Returns a function that says whether the program that the job is planned for can run a layout."""
     program = _RUNS.get(job.stack.name, megatron)
-    model = facts.of(find(model_name), job.shape, model_name)
+    model = facts.model_of(find_configuration(model_name), job.shape, model_name)
     return lambda layout: program.why_not(job, layout, model) is None
 
 
-def reasons(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:
-    """By the file that starts each program: why it cannot run the layout, None where it can."""
+def why_not_by_file(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:
+    """Returns, by the file that starts each program, why it cannot run the layout; None if it can."""
     return {program.FILE: program.why_not(job, layout, model) for program in PROGRAMS}
 
 
@@ -66,15 +66,15 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     machine, shape = job.machine, job.shape
     if shape.hybrid or (shape.experts and shape.experts.latent):
         raise ValueError(f"--write: files are written for layers of attention and an MLP; {shape.name} has others")
-    check(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
+    check_layout(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
     if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:
         raise ValueError(
             f"{machine.gpus} GPUs do not fill hosts of {machine.host_gpus}; launchers start as many on each"
         )
     path = Path(model_name)
     name = path.absolute().parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-    model = facts.of(find(model_name), job.shape, name)
-    why = reasons(job, layout, model)
+    model = facts.model_of(find_configuration(model_name), job.shape, name)
+    why = why_not_by_file(job, layout, model)
     able = [program for program in PROGRAMS if why[program.FILE] is None]
     if not able:
         raise ValueError(f"--write: nothing runs {layout}: {'; '.join(map(str, why.values()))}")

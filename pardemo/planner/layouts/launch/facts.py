@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """What a training program has to know of a model.
+    """The facts of a model that a training program needs beside its sizes.
 
     Args:
         kind: Transformers' model_type. name: for people.
@@ -58,8 +58,8 @@ class Model:
         )  # fmt: skip
 
 
-def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
-    """The model of a configuration.
+def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
+    """Reads those facts from a model's configuration.
 
     Rotary settings are in ``rope_parameters`` since Transformers 5, and in keys of their own before.
     """

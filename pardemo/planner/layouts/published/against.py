@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pardemo import project
-from pardemo.planner.estimate import FULLEST, RESERVE, choose
+from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.published.published import load, program
 from pardemo.planner.layouts.published.runs import PublishedRun
@@ -52,7 +52,7 @@ class ComparedRun:
     @property
     def fits(self) -> bool:
         """Whether it is predicted to run: it can be cut so, and no GPU holds more than it has."""
-        return self.memory.peak_bytes <= FULLEST * self.run.job.machine.gpu.memory_bytes and not self.refused
+        return self.memory.peak_bytes <= self.run.job.machine.most_bytes and not self.refused
 
     @property
     def has_room(self) -> bool:
@@ -69,13 +69,13 @@ class ComparedRun:
 
 def room(job: Job) -> float:
     """Returns the bytes of a GPU that a plan may fill."""
-    return job.machine.gpu.memory_bytes * (1 - RESERVE)
+    return job.machine.room
 
 
 def why_not(job: Job, layout: Layout) -> str:
     """Says why a layout cannot have run: an impossible cut, or a stage that is left with nothing; "" where it can."""
     try:
-        check(layout, job.shape, layout.gpus, job.sequence, job.stack.ends_as_layers)
+        check_layout(layout, job.shape, layout.gpus, job.sequence, job.stack.ends_as_layers)
     except ValueError as error:
         return str(error)
     if idle := idle_stages(job, layout):
@@ -119,7 +119,7 @@ BY: dict[str, Callable[[PublishedRun], Any]] = {
 }
 
 
-def by(outcomes: Sequence[ComparedRun], key: str) -> dict[Any, dict[str, Any]]:
+def summary_by(outcomes: Sequence[ComparedRun], key: str) -> dict[Any, dict[str, Any]]:
     """Groups :func:`errors` of time by one of :data:`BY`."""
     groups = defaultdict(list)
     for outcome in outcomes:
@@ -213,7 +213,7 @@ MOST_LINES = 40  # runs that are shown one by one
 BELOW = f"below {LEAST_MFU:.0%} MFU"
 
 
-def row(outcome: ComparedRun) -> dict[str, Any]:
+def outcome_row(outcome: ComparedRun) -> dict[str, Any]:
     """Returns a run with its prediction, for JSON."""
     run = outcome.run
     return {
@@ -234,7 +234,7 @@ def summary(outcomes: list[ComparedRun]) -> dict[str, Any]:
     report: dict[str, Any] = {
         "left out": {"contradict themselves": sum(bool(outcome.run.wrong) for outcome in outcomes), BELOW: len(hardly)},
         "time": errors(outcome.error for outcome in timed), f"time {BELOW}": errors(hardly),
-        "time by": {cause: by(timed, cause) for cause in BY},
+        "time by": {cause: summary_by(timed, cause) for cause in BY},
         "memory": errors(outcome.memory_error for outcome in outcomes if not outcome.run.wrong),
         "cannot be cut so": dict(sorted(refused.items())),
         "outcomes": [

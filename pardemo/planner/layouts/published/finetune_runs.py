@@ -1,4 +1,4 @@
-"""Published fine-tunes: did they fit, and how much did they take? Beside what the planner says of each.
+"""Reads published fine-tunes, and compares what they took with what the planner says of each.
 
 ``data/published_finetunes/finetunes.csv`` has Qwen's 57 measured runs and reports from issues of training tools, which
 leave things open: what was filled in by the tool's default stands in the column ``assumed``.
@@ -34,7 +34,7 @@ TIGHT = 0.85
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A fine-tune and what came of it.
+    """A published fine-tune: whether it ran, and the time and memory it took.
 
     Args:
         outcome: ok or oom. peak_gb: of a GPU; seconds: of a step; None where they are not said. assumed: columns that
@@ -52,12 +52,12 @@ class ReportedRun:
 
 
 def folder() -> Path:
-    """Where the tables are."""
+    """Returns the folder with the tables."""
     return project.root() / "data" / "published_finetunes"
 
 
-def read(path: Path) -> Iterator[ReportedRun]:
-    """The runs of a table.
+def read_fine_tunes(path: Path) -> Iterator[ReportedRun]:
+    """Reads the runs of a table.
 
     Raises:
         ValueError: a row says what cannot be; its line is named.
@@ -91,7 +91,7 @@ def _run(cells: dict[str, str]) -> ReportedRun:
 
 def _shape(cells: dict[str, str]) -> Shape:
     if not cells["layers"]:
-        return replace(of(configurations.find(cells["model"])), name=cells["model"])
+        return replace(of(configurations.find_configuration(cells["model"])), name=cells["model"])
     layers, hidden, heads, groups, middle, words, head = (
         int(cells[name] or 0) for name in ("layers", "hidden", "heads", "groups", "middle", "vocabulary", "head")
     )
@@ -100,6 +100,6 @@ def _shape(cells: dict[str, str]) -> Shape:
 
 
 def halves(runs: Sequence[ReportedRun]) -> tuple[list[ReportedRun], list[ReportedRun]]:
-    """Qwen's runs: those that the constants of memory were fitted to, every second one, and the others."""
+    """Splits Qwen's runs: every second one, which the constants of memory were fitted to, and the others."""
     qwens = [run for run in runs if run.source == QWEN]
     return qwens[::2], qwens[1::2]

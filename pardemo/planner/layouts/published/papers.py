@@ -88,7 +88,7 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, stack = of(configurations.find("llama3.1-405b")), OTHERS["meta-2024"]
+    shape, stack = of(configurations.find_configuration("llama3.1-405b")), OTHERS["meta-2024"]
     trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(

@@ -11,7 +11,7 @@ from typing import TypeVar
 from pardemo.planner import hardware, profile
 from pardemo.planner.layouts import machines
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check, recomputation
+from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.profile import GpuProfile
@@ -198,7 +198,7 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     if mtp := value.whole("mtp", 0):
         shape = replace(shape, mtp=mtp)
     program = stack(value.text("program"))
-    check(layout, shape, gpus, sequence, program.ends_as_layers)
+    check_layout(layout, shape, gpus, sequence, program.ends_as_layers)
     job = Job(
         shape, machine, program, sequence, value.one_of("fused", TRUTH),
         hardware.precision(value.text("precision")),
@@ -225,14 +225,14 @@ def _gpu(name: str, gpus: int, measured: GpuProfile | None, folder: Path) -> Gpu
     """A GPU's name, the own profile's, or a profile's file, seen from the folder of the runs."""
     if measured is not None and name == measured.gpu.name:
         return measured
-    return profile.find(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
+    return profile.find_profile(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
 
 
 def _shape(value: Cells) -> Shape:
     if value.has("model") and not value.has("layers"):
         from pardemo.planner.layouts import configurations
 
-        return configurations.of(configurations.find(value.text("model")))
+        return configurations.of(configurations.find_configuration(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
         if not value.has(name):
             raise ValueError(f"neither a model nor its {name}")

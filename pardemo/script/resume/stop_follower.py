@@ -17,10 +17,10 @@ from typing import Any, Self
 import torch
 
 from pardemo import compat
-from pardemo.script.record.parameters import living
-from pardemo.script.record.pieces import names_of
+from pardemo.script.record.parameters import living_optimizers
+from pardemo.script.record.pieces import parameter_names
+from pardemo.script.record.rank_record import STATE
 from pardemo.script.record.recorder import Recorder
-from pardemo.script.record.records import STATE
 from pardemo.script.resume import GRACE_S
 from pardemo.script.runtime import stand_ins
 from pardemo.script.runtime.call_sites import local_part
@@ -42,7 +42,7 @@ NEVER = "the stop never came: the script went another way than in the undisturbe
 
 @dataclass(frozen=True)
 class Stop:
-    """One stop.
+    """A stop of the script: its kind, its moment, and the ranks that get the signal.
 
     ``done``: steps of the optimizer that are over when it comes; with the moment ``step`` one more, and nothing behind
     it. ``ranks``: those that get the signal. ``share``: of a save, the part of its time that is over; ``saves_s``: the
@@ -74,7 +74,7 @@ def draw_stops(
     ranks: int,
     seed: int,
 ) -> list[Stop]:
-    """A stop of each kind.
+    """Draws a stop of each kind.
 
     Args:
         steps: of the undisturbed run. saved: numbers of steps behind which files had changed. saves_s: the seconds of
@@ -118,7 +118,7 @@ SLOTS = {
 def optimizer_states(
     optimizers: Iterable[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Of each parameter that is stepped its name, and each state: what it is called, and this rank's part.
+    """Yields each parameter that is stepped by name, with each of its states: its name, and this rank's part.
 
     ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
     """
@@ -151,7 +151,7 @@ MOST = 100
 
 
 def kept_beside(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of modules and of objects with a ``state_dict`` that the script's functions hold, by kind and name.
+    """Yields tensors of modules and of objects with a ``state_dict`` in the script's functions, by kind and name.
 
     Of those that run now: their variables and the script's globals, and in these elements of lists and dicts and
     attributes of objects of its own classes. Plain tensors where they are as many, and of the same shapes, as the
@@ -242,7 +242,7 @@ def _state_tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class StopFollower:
-    """Records, beside all that prove does, states of optimizers and random numbers, and saves; and stops.
+    """Records states of optimizers, random numbers and saves beside all that prove records, and stops the script.
 
     Args:
         folder: in which the script saves. stop: that is to come, if one is.
@@ -300,8 +300,8 @@ class StopFollower:
         self._may_stop("backward")
         parameters, tensors = self._recorder.parameters, self._recorder.current.tensors
         models = parameters.models()
-        names = {key: known[0] for root in models for key, (_, known) in names_of(root).items()}
-        for name, slot, value in optimizer_states(living(parameters.optimizers), names):
+        names = {key: known[0] for root in models for key, (_, known) in parameter_names(root).items()}
+        for name, slot, value in optimizer_states(living_optimizers(parameters.optimizers), names):
             tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else parameters.recorded(name, value)
         with torch.no_grad():
             for name, value in kept_beside(models):
@@ -366,7 +366,7 @@ class StopFollower:
                 return
 
     def _stop_in_save(self, done: int, number: int) -> None:
-        """Before a save, the ``number``-th behind its step: begins to count down if the stop comes within it."""
+        """Begins to count down before a save, the ``number``-th after its step, if the stop comes within it."""
         stop = self._stop
         if stop is None or stop.kind != "save" or stop.done != done:
             return
@@ -383,7 +383,7 @@ def _note_whole_save(marker: str, rank: int, done: int) -> None:
 
 
 def whole_saves(marker: str, rank: int, done: int) -> int:
-    """How many saves of a rank's behind so many steps were over when a run was stopped."""
+    """Counts a rank's saves after so many steps that were over when a run was stopped."""
     try:
         return Path(f"{marker}.saves{rank}").read_text().split().count(str(done))
     except FileNotFoundError:  # it has none
@@ -411,7 +411,7 @@ def _saving_functions() -> list[Callable[..., Any]]:
 
 
 def generator_states() -> dict[str, str]:
-    """Of this process's generators, by name, a hash of the state; numpy's only where something has imported it."""
+    """Returns a hash of each generator's state, by name; numpy's only if something has imported it."""
     states: dict[str, bytes] = {
         "torch's": torch.get_rng_state().numpy().tobytes(),
         "Python's": repr(random.getstate()).encode(),

@@ -1,4 +1,4 @@
-"""The record of a run by rank and optimizer step: samples, outputs, parameters, and how they are written down."""
+"""Describes a run's record by rank and optimizer step: samples, outputs, parameters, their hashes and sketches."""
 
 import dataclasses
 import hashlib
@@ -81,7 +81,7 @@ FORWARD, BACKWARD, CLIP, STEP, PRINT = "forward", "backward", "clip", "step", "p
 
 
 def called(module: str) -> str:
-    """The name under which a step keeps the line that calls a module."""
+    """Returns the name under which a step keeps the line that calls a module."""
     return f"{FORWARD}:{module}"
 
 
@@ -173,7 +173,7 @@ BLOCK = 16
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A hash of a tensor's shape and bits; equal for equal tensors only."""
+    """Returns a hash of a tensor's shape and bits, which is equal for equal tensors only."""
     plain = tensor.detach().contiguous()
     raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     return hashlib.blake2b(raw, digest_size=12, person=str(tuple(plain.shape)).encode()[:16]).hexdigest()
@@ -181,14 +181,14 @@ def digest(tensor: torch.Tensor) -> str:
 
 @cache
 def signs(elements: int, seed: int) -> torch.Tensor:
-    """Random signs in fp64, the same on every rank and in every run. [elements]"""
+    """Makes random signs in fp64, the same on every rank and in every run. [elements]"""
     generator = torch.Generator(device="cpu").manual_seed(0x9E3779B9 + seed)
     drawn = torch.randint(0, 2, (elements,), generator=generator, device="cpu")
     return (drawn * 2 - 1).double()
 
 
 def project_rows(output: torch.Tensor) -> torch.Tensor:
-    """Two projections and the norm of each row of the last axis, fp64: [d0, d1, …, h] → [d0, d1, …, 3].
+    """Computes two projections and the norm of each row of the last axis, fp64: [d0, d1, …, h] → [d0, d1, …, 3].
 
     An output without rows, [n] or a number, is kept as it is, [n, 1].
     """
@@ -219,7 +219,7 @@ def token_hashes(batch: torch.Tensor) -> torch.Tensor:
 
 
 def sketch_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter's sketch, cut as the parameter is: one number for each block of :data:`BLOCK` × :data:`BLOCK`.
+    """Makes a parameter's sketch, cut as the parameter is: a number for each block of :data:`BLOCK` × :data:`BLOCK`.
 
     A block's number is the sum of its elements with random signs, which depend on the place within the block: the
     sketch of a part that begins and ends at blocks is the part of the sketch. An axis that does not divide into blocks
@@ -235,7 +235,7 @@ def sketch_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def scale_piece(piece: Piece, shape: tuple[int, ...]) -> Piece:
-    """A parameter's piece as it lies in the whole's sketch, where it begins and ends at blocks.
+    """Converts a parameter's piece to its place in the whole's sketch, where it begins and ends at blocks.
 
     ``shape``: of the piece's own sketch.
     """
@@ -264,7 +264,7 @@ _PLAIN = (torch.Tensor, np.ndarray, str, bool, int, float, type(None))
 
 
 def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """A model's inputs with a first axis, by name, the samples' first; within lists, dicts and dataclasses, too.
+    """Returns a model's inputs with a first axis by name, the samples' first; also those in lists, dicts, dataclasses.
 
     Where there is none, lists of texts or numbers stand for it: a text as a hash of it.
     """
@@ -276,7 +276,7 @@ def input_tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torc
 
 
 def unseen_inputs(inputs: Any, given: Mapping[str, Any]) -> list[str]:
-    """Kinds of objects among a model's inputs that nothing is known of."""
+    """Returns kinds of objects among a model's inputs that nothing is known of."""
     leaves = [leaf for value in (*inputs, *given.values()) for _, leaf in _input_leaves("", value)]
     return sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _PLAIN)})
 

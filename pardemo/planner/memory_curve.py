@@ -1,55 +1,22 @@
 """Estimates a job's peak memory at any micro-batch from two dry runs, in this process or one beside it."""
 
+import functools
 import logging
 import math
 import multiprocessing
-import tempfile
+import os
+import signal
 import warnings
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import forkserver
-from multiprocessing.context import BaseContext
+from concurrent.futures import Future, ProcessPoolExecutor
 
 import numpy as np
 
-from pardemo import compat, project
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Estimate
-from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares, timeline
+from pardemo.planner.footprint import DATA_PARALLEL_MOST, LINES, Footprint, shares_on_gpu, timeline
 from pardemo.planner.job import RankJob
 from pardemo.termination import end_with_parent
-
-IMPORTED = ["pardemo.planner.memory", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
-
-SOCKET_NAME_BYTES = len("pymp-12345678/listener-12345678")  # of the server's socket, below the temporary folder
-
-
-def server() -> tuple[BaseContext, int]:
-    """Starts the fork server that makes workers; returns its context and the id of its process.
-
-    The server imports all that workers need, once. It starts with the first call. The caller's own imports take as
-    long, so that it may call this before them.
-    """
-    context = multiprocessing.get_context("forkserver")  # no thread of this process's can be in the way
-    context.set_forkserver_preload(IMPORTED)
-    before, tempfile.tempdir = tempfile.tempdir, project.folder_for_sockets(SOCKET_NAME_BYTES)
-    try:
-        forkserver.ensure_running()
-    finally:
-        tempfile.tempdir = before
-    return context, compat.forkserver_pid()
-
-
-def begin_worker(parent: int) -> None:
-    """Prepares a worker, which ends with its parent: else it would wait for a killed kernel's next task for ever."""
-    compat.let_go_of_forkserver()  # as long as somebody holds its pipe the server lives, and with it this process
-    end_with_parent(parent)
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
-
 
 LOW, HIGH = 2, 4  # a single sample is stored like several turned round, and saves copies
 NEGLIGIBLE = 0.01  # of a peak
@@ -137,9 +104,9 @@ class Curve:
         """Returns the part of each storage that is on a rank: the same for all micro-batches of a dry run."""
         how = (tp, pp, in_flight, offload)
         if base is not self.low:
-            return shares(base, self.job.ranks, *how)
+            return shares_on_gpu(base, self.job.ranks, *how)
         if how not in self._shares:
-            self._shares[how] = shares(base, self.job.ranks, *how)
+            self._shares[how] = shares_on_gpu(base, self.job.ranks, *how)
         return self._shares[how]
 
 
@@ -155,7 +122,7 @@ _AHEAD: dict[str, Future[Footprint]] = {}
 
 
 def run(job: RankJob) -> Footprint:
-    """Makes a dry run, once for equal jobs; of at most :data:`DATA_PARALLEL_MOST` ranks."""
+    """Makes a dry run, once for equal jobs, with at most :data:`DATA_PARALLEL_MOST` ranks."""
     job = _bounded(job)
     key = job.described
     if key in _AHEAD and not (ahead := _AHEAD.pop(key)).cancel():  # else it has not begun, and is made here
@@ -172,16 +139,25 @@ def begin(job: RankJob) -> None:
     """
     job = _bounded(job)
     if job.described not in _DONE.keys() | _AHEAD.keys():
-        _AHEAD[job.described] = _WAITING.submit(_run_apart, job)
+        _AHEAD[job.described] = worker().submit(run, job)
 
 
-_WAITING = ThreadPoolExecutor(1)  # a process takes seconds to start
+@functools.cache
+def worker() -> ProcessPoolExecutor:
+    """Starts the process that makes dry runs beside this one, one after the other."""
+    context = multiprocessing.get_context("spawn")  # no thread of this process's can be in the way
+    return ProcessPoolExecutor(1, context, initializer=prepare_worker, initargs=(os.getpid(),))
 
 
-def _run_apart(job: RankJob) -> Footprint:
-    context, parent = server()
-    with ProcessPoolExecutor(1, context, initializer=begin_worker, initargs=(parent,)) as pool:
-        return pool.submit(run, job).result()
+def prepare_worker(parent: int) -> None:
+    """Has a worker end with its parent, since it would wait for ever for the next task of a killed kernel."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to all of a kernel's processes, and is the page's
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
 
 
 def _bounded(job: RankJob) -> RankJob:

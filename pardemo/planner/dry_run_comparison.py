@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from pardemo.meters.snapshot import Block, of_sums
-from pardemo.planner import table
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.layouts import fine_tune_step
 from pardemo.planner.layouts.fine_tune_step import tensor_bytes
-from pardemo.planner.memory import Curve
+from pardemo.planner.memory_curve import Curve
 from pardemo.planner.table import PlanRow, Request
 
 NEAR = 0.02  # of the tensors: lines that differ by less are not shown
@@ -19,7 +18,7 @@ NEAR = 0.02  # of the tensors: lines that differ by less are not shown
 
 @dataclass(frozen=True)
 class DryRunComparison:
-    """A GPU's peak by line, ``planned`` and as the engine's dry ``run`` has it; ``sent``: bytes of a step in both."""
+    """The peak of a GPU by line, ``planned`` and in the engine's dry ``run``; ``sent``: bytes of a step in both."""
 
     planned: Estimate
     run: Estimate
@@ -27,7 +26,7 @@ class DryRunComparison:
 
     @property
     def tensors(self) -> tuple[float, float]:
-        """Bytes of tensors at the peak, planned and run."""
+        """Bytes of tensors at the peak, as planned and in the dry run."""
         return self.planned.tensors, self.run.tensors
 
     @property
@@ -69,16 +68,16 @@ def compare_with_dry_run(request: Request, row: PlanRow) -> DryRunComparison:
     Raises:
         ValueError: weights in few bits, another optimizer than AdamW, or a fused loss: these have no dry run.
     """
-    job = request.job
+    tuning = request.job.tuning
     for name, plain, option in (("base", "bf16", "--base"), ("optimizer", "adamw", "--optimizer")):
-        if (value := getattr(job, name)) != plain:
+        if (value := getattr(tuning, name)) != plain:
             raise ValueError(f"--dry-run runs {plain} alone; there is no dry run of {option} {value}")
-    if job.embeddings:
+    if tuning.embeddings:
         raise ValueError("--dry-run trains adapters alone; there is no dry run of --embeddings")
-    if job.fused_loss:
+    if tuning.fused_loss:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
     curve, how = _curve(request, row)
-    run = curve.estimate(row.batch, *how, request.cluster.most_bytes)
+    run = curve.estimate(row.batch, *how, request.machine.most_bytes)
     return DryRunComparison(row.memory, run, (row.sent_bytes, _sent(request, row, curve.low)))
 
 
@@ -97,20 +96,20 @@ def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
     """Returns bytes that a rank sends in the row's step: the engine's calls, and tensor parallelism's by formula."""
     each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
     reductions = fine_tune_step.reductions(row.engine, row.accumulation)
-    return reductions * each + once + row.accumulation * tensor_bytes(*table.job_of(request, row))
+    return reductions * each + once + row.accumulation * tensor_bytes(row.job, row.layout)
 
 
-def of_row(request: Request, row: PlanRow) -> list[Block]:
+def blocks_of_row(request: Request, row: PlanRow, peak: Estimate) -> list[Block]:
     """Returns a block for each tensor of the row's dry run, and blocks that stay for the rest of a GPU's memory.
 
-    What is alive at most at one time is the row's ``peak_bytes``, rounded to whole bytes. The allocator's block is what
+    What is alive at most at one time is the ``peak`` of that run, rounded to whole bytes. The allocator's block is what
     it reserves at most beyond the tensors of that time, rounding included.
     """
     curve, how = _curve(request, row)
     run, nbytes = curve.events(row.batch, *how)
     tensors, most = _tensors(run, nbytes)
-    beside = {name: round(value) for name, value in row.memory.lines.items() if name not in (*LINES, "allocator")}
-    beside["allocator"] = round(row.memory.peak_bytes) - most - sum(beside.values())
+    beside = {name: round(value) for name, value in peak.lines.items() if name not in (*LINES, "allocator")}
+    beside["allocator"] = round(peak.peak_bytes) - most - sum(beside.values())
     return [*of_sums(beside, "beside torch's tensors"), *tensors]
 
 

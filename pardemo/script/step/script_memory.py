@@ -90,7 +90,7 @@ class ScriptMemoryMeter(MemoryMeter):
         self.peak_place = made.place if made else None
 
     def used(self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Gives a collective's tensors their kind: gathered, or a communication buffer where it sums no gradient."""
+        """Marks a collective's tensors as gathered, or as a communication buffer where it sums no gradient."""
         kinds = {"all-gather": ("", "gathered"), "all-reduce": ("communication buffers", "")}
         of_inputs, of_outputs = kinds.get(kind, ("communication buffers", "communication buffers"))
         for tensors, use in ((inputs, of_inputs), (outputs, of_outputs)):

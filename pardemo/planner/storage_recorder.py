@@ -1,4 +1,4 @@
-"""Tells whose code asks for memory: the model's, the optimizer's, the engine's, or the engine's for gathering."""
+"""Records whose code makes each storage: the model's, the optimizer's, the engine's, or the engine's gathers."""
 
 import bisect
 import contextlib
@@ -29,7 +29,7 @@ _MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/g
 
 
 def origin() -> str:
-    """Whose code called the caller: ``model``, ``optimizer``, ``engine`` or ``gather``."""
+    """Returns whose code called the caller: ``model``, ``optimizer``, ``engine`` or ``gather``."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -53,7 +53,7 @@ FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
 
 @dataclass(eq=False)
 class Life:
-    """One storage. ``death_phase`` is empty where it outlived the run."""
+    """The life of a storage. ``death_phase`` is empty where it outlived the run."""
 
     nbytes: int
     kind: str
@@ -64,7 +64,7 @@ class Life:
     death_phase: str = ""
 
 
-class Recorder(MemoryMeter):
+class StorageRecorder(MemoryMeter):
     """Records ``lives``; phases are entered with :meth:`phase`, modules as the forward pass calls them.
 
     A backward operation belongs to the module whose forward made its node of the graph: nodes are numbered in the
@@ -94,11 +94,11 @@ class Recorder(MemoryMeter):
         self.first_event = self.built = 0
 
     def end_of_building(self) -> None:
-        """Model and engine stand: what is recorded from here on is training."""
+        """Ends the phase in which model and engine are built; what follows is training."""
         self.built = len(self.events)
 
     def begin_step(self, module: nn.Module) -> None:
-        """What is recorded from here on is the step to report, until the next one begins."""
+        """Begins the step to report, which lasts until the next one begins."""
         self.first_event = len(self.events)
         # FSDP2 computes with parameters that no module lists once a layer is over
         for parameter in (*module.parameters(), *compat.fsdp_gathered(module)):
@@ -167,7 +167,7 @@ class Recorder(MemoryMeter):
         self._phase = before
         self.marks.append((before, len(self.events)))
 
-    def __enter__(self) -> "Recorder":
+    def __enter__(self) -> "StorageRecorder":
         # always: a checkpoint's recomputation ends in the middle of a module, by an exception
         leave = register_module_forward_hook(self._leave, always_call=True)
         self._global = [register_module_forward_pre_hook(self._enter), leave]
@@ -180,7 +180,7 @@ class Recorder(MemoryMeter):
         super().__exit__(*error)
 
     def life_of(self, tensor: torch.Tensor) -> Life | None:
-        """The record of a tensor's storage."""
+        """Returns the record of a tensor's storage."""
         record = self._records.get(tensor.untyped_storage())
         return self._by_record.get(record)
 
