@@ -237,6 +237,47 @@ def test_a_parameter_in_no_module_beside_a_frozen_model_is_compared(proof):
     assert [(one.cause, one.parameters) for one in made.findings] == [("not-summed", ("optimizer.0.0",))], str(made)
 
 
+# a row-parallel product with its bias, in no module: each rank adds the bias before the sum, or once behind it
+ROW_BIAS = """
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): x = x.clone(); dist.all_reduce(x); return x
+    @staticmethod
+    def backward(ctx, grad): return grad
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, grad): grad = grad.clone(); dist.all_reduce(grad); return grad
+up, down, bias = torch.randn(16, 8) / 3, torch.randn(8, 16) / 4, torch.randn(8) * say("begins", 1)
+first = nn.Linear(8, 8)
+up, down = nn.Parameter(up.chunk(ranks, 0)[rank].clone()), nn.Parameter(down.chunk(ranks, 1)[rank].clone())
+bias = nn.Parameter(bias)
+optimizer = torch.optim.SGD([*first.parameters(), up, down, bias], 0.1)
+for step in range(4):
+    y = Copy.apply(first(data[step])) @ up.T
+    y = y.tanh() @ down.T * (say("times", 1) if ranks > 1 else 1)
+    y = Sum.apply(y + bias) if say("each", 0) else Sum.apply(y) + bias
+    y.square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("begins", [1, 0])
+def test_a_bias_in_no_module_that_each_rank_adds(proof, begins):
+    made = proof(ROW_BIAS, ("ranks=1", "ranks=2 tp=2"), "each=1", f"begins={begins}")
+    (found,) = made.findings
+    assert (found.cause, found.parameters, found.step) == ("counted-per-rank", ("optimizer.0.4",), 2 - begins)
+    assert says(found.why, "2 ranks", "2 times as large")
+    assert "optimizer.0.4" in str(made)
+
+
+def test_what_a_bias_in_no_module_does_not_explain_is_left_open(proof):
+    assert proof(ROW_BIAS, ("ranks=1", "ranks=2 tp=2")).equal
+    (found,) = proof(ROW_BIAS, ("ranks=1", "ranks=2 tp=2"), "times=1.5").findings
+    assert found.cause == "loss"
+    assert says(found.why, "nothing is seen", "optimizer.0.4")
+
+
 @pytest.mark.parametrize("times", ["1.0", "1.02"])
 def test_one_bf16_number_does_not_loosen_all(proof, times):
     made = proof(MIXED, ("ranks=1 times=1.0", f"ranks=2 times={times}"), "times={times}", double=False)

@@ -139,6 +139,7 @@ class Recorder(Hooks):
             self._finish()
         self.on_model()
         self.parameters.met[id(module)] = module
+        self.parameters.multiply(len(self.steps))
         if is_engine(module) and type(module) not in self._engines:
             self._follow_engine(type(module), self._deepspeed_step if is_deepspeed(module) else self._zero_step)
         step = self.current.step
