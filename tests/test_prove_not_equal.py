@@ -179,6 +179,26 @@ def test_noise_that_is_another_one_in_each_layout_is_no_fault(proof, within):
     assert not made.findings
 
 
+# what a library draws by the model's own outputs comes in again, as tokens that are generated or actions that are taken
+TAKEN = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+torch.manual_seed(100 + rank)
+for step in range(4):
+    x = mine(step)
+    with torch.no_grad():
+        taken = torch.distributions.Categorical(logits=net(x)).sample()
+    net(x + taken[:, None]).square().mean().backward(); average(net.parameters())
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_samples_that_a_library_draws_are_no_fault(proof):
+    made = proof(TAKEN)
+    (told,) = made.failed.values()
+    assert says(told, "train.py:", "multinomial")
+    assert not made.findings
+
+
 def test_a_part_that_runs_without_gradients_may_be_the_first(proof):
     made = proof(FROZEN)
     assert (made.findings[0].what, made.findings[0].module) == ("forward", "encoder")
