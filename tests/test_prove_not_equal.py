@@ -231,6 +231,26 @@ def test_a_smaller_global_batch_of_samples_that_are_all_alike_is_told(proof):
     assert proof(ALIKE, ("ranks=1 rows=8", "ranks=2 rows=4"), "rows={rows}").equal
 
 
+# each rank takes the next block of samples, so that the first rank alone has all of the reference's
+BLOCKS = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+batch, times = int(say("batch", 4)), int(say("times", 1))
+for step in range(3):
+    for part in data[step].split(batch)[rank * times:(rank + 1) * times]:
+        (net(part).square().mean() / times).backward()
+    average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("larger", ["ranks=2 batch=4 times=1", "ranks=1 batch=4 times=2"])
+def test_a_larger_global_batch_of_which_one_micro_batch_is_the_references_is_told(proof, larger):
+    made = proof(BLOCKS, ("ranks=1 batch=4 times=1", larger), "batch={batch}", "times={times}")
+    (told,) = made.failed.values()
+    assert "has 8 samples" in told
+    assert not made.findings
+    assert proof(BLOCKS, ("ranks=1 batch=8 times=1", larger), "batch={batch}", "times={times}").equal
+
+
 def test_a_model_that_does_not_train_is_refused(proof):
     with pytest.raises(ProveError, match=r"ranks=1.*zero"):
         proof(DEAD)
