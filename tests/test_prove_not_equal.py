@@ -251,6 +251,22 @@ def test_a_larger_global_batch_of_which_one_micro_batch_is_the_references_is_tol
     assert proof(BLOCKS, ("ranks=1 batch=8 times=1", larger), "batch={batch}", "times={times}").equal
 
 
+ON_GPUS = """
+device = torch.device("cuda", rank); torch.cuda.set_device(device)
+net = nn.Linear(8, 8).to(device); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    x = mine(step).to("cuda", non_blocking=True).float()
+    assert device.type == "cuda" and x.is_cuda and x.device == device
+    net(x).square().mean().backward(); average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_script_for_gpus_runs_without_one(proof, double):
+    made = proof(ON_GPUS, double=double)
+    assert made.equal, str(made)
+
+
 def test_a_model_that_does_not_train_is_refused(proof):
     with pytest.raises(ProveError, match=r"ranks=1.*zero"):
         proof(DEAD)
