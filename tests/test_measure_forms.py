@@ -32,6 +32,9 @@ for step in range(10):
     dist.gather(large, [torch.empty_like(large) for _ in range(ranks)] if rank == 0 else None, dst=0)
     dist.reduce(large.clone(), dst=0)
     dist.broadcast(large.clone(), src=ranks - 1)
+    sent = [len(large) * (rank == 2 and to == 0) for to in range(ranks)]  # rank 2 alone, to rank 0
+    received = [len(large) * (rank == 0 and of == 2) for of in range(ranks)]
+    dist.all_to_all_single(torch.empty(sum(received)), large[:sum(sent)], received, sent)
     optimizer.step(); optimizer.zero_grad()
 """
 
@@ -94,8 +97,8 @@ def measured(tmp_path):
 def test_the_rank_that_sends_most_is_shown(measured):
     found = measured(TO_ONE, 4)
     rows = {row.kind: row for row in found.collectives}
-    assert {kind: (rows[kind].bytes, rows[kind].rank) for kind in ("gather", "reduce", "broadcast")} == {
-        "gather": (1e6, 1), "reduce": (1e6, 1), "broadcast": (1e6, 3),
+    assert {kind: (rows[kind].bytes, rows[kind].rank) for kind in ("gather", "reduce", "broadcast", "all-to-all")} == {
+        "gather": (1e6, 1), "reduce": (1e6, 1), "broadcast": (1e6, 3), "all-to-all": (1e6, 2),
     }  # fmt: skip
     assert rows["all-reduce"].rank is None, "all send as much"
 
@@ -194,13 +197,17 @@ model = nn.Linear(256, 256); average = copy.deepcopy(model).requires_grad_(False
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(10):
     x = data[torch.randint(256, (8,))]
-    model(x).square().mean().backward()
+    with torch.no_grad():
+        target = average.eval()(x) if CALLED == "teacher" else 0.0
+    (model(x) - target).square().mean().backward()
     for p in model.parameters():
         dist.all_reduce(p.grad)
     optimizer.step(); optimizer.zero_grad()
     with torch.no_grad():
         for mean, now in zip(average.parameters(), model.parameters()):
             mean.lerp_(now, 0.1)
+        if CALLED == "evaluated":
+            average.eval()(x)
 """
 
 DEEPSPEED_PIPELINE = """
@@ -270,10 +277,77 @@ def test_a_teachers_time_is_the_steps(measured):
     assert all(of.step_s > 0.06 for of in measured(TEACHER).time)
 
 
-def test_copies_and_data_are_no_activations(measured):
-    kinds = measured(HELD).memory["kinds"]
-    assert kinds["held between steps"] == pytest.approx(4 * (256 * 257 + 256 * 256), rel=0.01)
+@pytest.mark.parametrize(("called", "models"), [("", 1), ("evaluated", 1), ("teacher", 2)])
+def test_copies_and_data_are_no_activations(measured, called, models):
+    found = measured(f"CALLED = {called!r}" + HELD)
+    kinds = found.memory["kinds"]
+    assert kinds["parameters"] == models * 4 * 256 * 257, "an average that is evaluated is no second model"
+    assert (found.model["classes"], found.model["parameters"]) == (["Linear"] * models, models * 256 * 257)
+    assert kinds["held between steps"] == pytest.approx(4 * ((2 - models) * 256 * 257 + 256 * 256), rel=0.01)
     assert kinds["activations"] < 1e5
+
+
+# an embedding whose rows are as many as its columns; then words with an embedding of positions and whole scores
+WIDTHS = """
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(300, 32), nn.Embedding(256, 32), nn.Linear(32, 300)
+    def forward(self, tokens):
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return self.head((x @ x.transpose(1, 2)).softmax(-1) @ x)
+WORDS, ROWS = (300, 2) if POSITIONS else (256, 16)
+square = nn.Sequential(nn.Embedding(256, 256), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
+model = DDP(Positions() if POSITIONS else square); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+tokens = torch.randint(0, WORDS, (ROWS, 256))
+train(lambda: nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()), optimizer)
+"""
+
+
+@pytest.mark.parametrize("positions", [0, 1])
+def test_a_width_that_is_also_another_layers_is_no_logits(measured, positions):
+    memory = measured(f"POSITIONS = {positions}" + WIDTHS).memory
+    kinds = {one["kind"] for one in memory["largest"] if tuple(one["shape"][-1:]) == (256,)}
+    assert kinds, "scores, or what layers return"
+    assert "logits" not in kinds
+    logits = 4 * 2 * 256 * 300
+    assert memory["kinds"]["logits"] >= logits if positions else memory["kinds"]["logits"] == 0
+
+
+# one model in two wrappers, both called, as a task that has the model and the model itself; its weights are tied
+TWICE = """
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(300, 32), nn.Linear(32, 300, bias=False)
+        self.head.weight = self.words.weight
+    def forward(self, tokens):
+        return self.head(self.words(tokens))
+class Wrapper(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self._forward_module = self._original_module = model
+    def forward(self, tokens):
+        return self._forward_module(tokens)
+net = Tied(); first, second = Wrapper(DDP(net)), Wrapper(net)
+first._original_module = net
+alone = dist.new_subgroups(1)[0]
+optimizer = torch.optim.SGD(net.parameters(), 0.1); tokens = torch.randint(0, 300, (4, 16))
+for step in range(10):
+    nn.functional.cross_entropy(first(tokens).flatten(0, 1), tokens.flatten()).backward()
+    dist.all_reduce(torch.ones(5000), group=alone)
+    optimizer.step(); optimizer.zero_grad()
+    with torch.no_grad():
+        second(tokens)
+"""
+
+
+def test_a_model_in_two_wrappers_is_one_model(measured):
+    found = measured(TWICE)
+    assert (found.model["parameters"], found.model["tied"]) == (9600, ["words.weight = head.weight"])
+    alone = [row for row in found.collectives if len(row.ranks) == 1]
+    assert {row.ranks for row in alone} == {(0,), (1,)}
+    assert all("sends nothing" in row.why for row in alone)
 
 
 @pytest.mark.nightly

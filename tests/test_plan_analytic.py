@@ -354,3 +354,24 @@ def test_what_else_holds_a_job_that_does_not_fit(capsys):
     told = capsys.readouterr()
     assert says((told.out + told.err).splitlines(), "--fused-loss", "H100")
     assert says((told.out + told.err).splitlines(), "--search")
+
+
+@pytest.mark.parametrize("issue", ["4559", "5169"])
+def test_a_report_of_out_of_memory_is_said_not_to_fit(issue):
+    """70B by Q-LoRA on 4 A10G under DDP, and by LoRA on 16 A100 with 32,768 tokens, LLaMA-Factory's issues."""
+    (run,) = [run for run in RUNS if run.source.endswith(f"LLaMA-Factory/issues/{issue}")]
+    assert run.outcome == "oom"
+    assert memory(run.job, run.layout).peak_bytes > finetune_fit.room(run)
+
+
+def test_what_the_hosts_memory_would_hold_is_named(capsys):
+    """On one A10G nothing is sharded; two have what they gather, beside activations, and the host all the rest."""
+    assert main(["plan", "--model", "llama3.1-70b", "--gpu", "A10G", "--gpus", "1"]) == 2
+    told = capsys.readouterr().err
+    assert "in the hosts' memory: then 2 × A10G hold it, ZeRO 3 (offload of both) in " in told
+    assert "or FSDP2 (CPUOffloadPolicy; its time is not planned) in " in told
+    shape, tuning = configurations.of(models.find("llama3.1-70b")), Tuning(8, ("q_proj", "v_proj"))
+    for engine in table.ON_THE_HOST:
+        held = memory(*fine_tune(shape, A100S, tuning, engine, 2, offload="optimizer+parameters")).lines
+        assert not held.keys() & {"parameters", "frozen parameters", "gradients", "optimizer states"}
+        assert held["gathered parameters"]

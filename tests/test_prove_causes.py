@@ -121,6 +121,7 @@ def test_stale():
     assert "those of step 1" in says(gradients.stale, of(G, before), **earlier)
     assert "1 times those of step 2 and 1 times those of step 1" in says(gradients.stale, of(G, G + before), **earlier)
     assert says(gradients.stale, of(G, 2 * G), **earlier) is None
+    assert says(gradients.stale, of(G, G - 0.1 * before), **earlier) is None, "nothing is left of it: it was taken away"
     assert says(gradients.stale, of(G, G + drawn(6, 4, seed=6)), **earlier) is None
     assert says(gradients.stale, of(G, before)) is None, "there is no earlier step"
 

@@ -179,6 +179,26 @@ def test_noise_that_is_another_one_in_each_layout_is_no_fault(proof, within):
     assert not made.findings
 
 
+# what a library draws by the model's own outputs comes in again, as tokens that are generated or actions that are taken
+TAKEN = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+torch.manual_seed(100 + rank)
+for step in range(4):
+    x = mine(step)
+    with torch.no_grad():
+        taken = torch.distributions.Categorical(logits=net(x)).sample()
+    net(x + taken[:, None]).square().mean().backward(); average(net.parameters())
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_samples_that_a_library_draws_are_no_fault(proof):
+    made = proof(TAKEN)
+    (told,) = made.failed.values()
+    assert says(told, "train.py:", "multinomial")
+    assert not made.findings
+
+
 def test_a_part_that_runs_without_gradients_may_be_the_first(proof):
     made = proof(FROZEN)
     assert (made.findings[0].what, made.findings[0].module) == ("forward", "encoder")
@@ -211,6 +231,42 @@ def test_a_smaller_global_batch_of_samples_that_are_all_alike_is_told(proof):
     assert proof(ALIKE, ("ranks=1 rows=8", "ranks=2 rows=4"), "rows={rows}").equal
 
 
+# each rank takes the next block of samples, so that the first rank alone has all of the reference's
+BLOCKS = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+batch, times = int(say("batch", 4)), int(say("times", 1))
+for step in range(3):
+    for part in data[step].split(batch)[rank * times:(rank + 1) * times]:
+        (net(part).square().mean() / times).backward()
+    average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("larger", ["ranks=2 batch=4 times=1", "ranks=1 batch=4 times=2"])
+def test_a_larger_global_batch_of_which_one_micro_batch_is_the_references_is_told(proof, larger):
+    made = proof(BLOCKS, ("ranks=1 batch=4 times=1", larger), "batch={batch}", "times={times}")
+    (told,) = made.failed.values()
+    assert "has 8 samples" in told
+    assert not made.findings
+    assert proof(BLOCKS, ("ranks=1 batch=8 times=1", larger), "batch={batch}", "times={times}").equal
+
+
+ON_GPUS = """
+device = torch.device("cuda", rank); torch.cuda.set_device(device)
+net = nn.Linear(8, 8).to(device); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    x = mine(step).to("cuda", non_blocking=True).float()
+    assert device.type == "cuda" and x.is_cuda and x.device == device
+    net(x).square().mean().backward(); average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_script_for_gpus_runs_without_one(proof, double):
+    made = proof(ON_GPUS, double=double)
+    assert made.equal, str(made)
+
+
 def test_a_model_that_does_not_train_is_refused(proof):
     with pytest.raises(ProveError, match=r"ranks=1.*zero"):
         proof(DEAD)
@@ -235,6 +291,47 @@ for step in range(4):
 def test_a_parameter_in_no_module_beside_a_frozen_model_is_compared(proof):
     made = proof(PROMPT)
     assert [(one.cause, one.parameters) for one in made.findings] == [("not-summed", ("optimizer.0.0",))], str(made)
+
+
+# a row-parallel product with its bias, in no module: each rank adds the bias before the sum, or once behind it
+ROW_BIAS = """
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): x = x.clone(); dist.all_reduce(x); return x
+    @staticmethod
+    def backward(ctx, grad): return grad
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, grad): grad = grad.clone(); dist.all_reduce(grad); return grad
+up, down, bias = torch.randn(16, 8) / 3, torch.randn(8, 16) / 4, torch.randn(8) * say("begins", 1)
+first = nn.Linear(8, 8)
+up, down = nn.Parameter(up.chunk(ranks, 0)[rank].clone()), nn.Parameter(down.chunk(ranks, 1)[rank].clone())
+bias = nn.Parameter(bias)
+optimizer = torch.optim.SGD([*first.parameters(), up, down, bias], 0.1)
+for step in range(4):
+    y = Copy.apply(first(data[step])) @ up.T
+    y = y.tanh() @ down.T * (say("times", 1) if ranks > 1 else 1)
+    y = Sum.apply(y + bias) if say("each", 0) else Sum.apply(y) + bias
+    y.square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("begins", [1, 0])
+def test_a_bias_in_no_module_that_each_rank_adds(proof, begins):
+    made = proof(ROW_BIAS, ("ranks=1", "ranks=2 tp=2"), "each=1", f"begins={begins}")
+    (found,) = made.findings
+    assert (found.cause, found.parameters, found.step) == ("counted-per-rank", ("optimizer.0.4",), 2 - begins)
+    assert says(found.why, "2 ranks", "2 times as large")
+    assert "optimizer.0.4" in str(made)
+
+
+def test_what_a_bias_in_no_module_does_not_explain_is_left_open(proof):
+    assert proof(ROW_BIAS, ("ranks=1", "ranks=2 tp=2")).equal
+    (found,) = proof(ROW_BIAS, ("ranks=1", "ranks=2 tp=2"), "times=1.5").findings
+    assert found.cause == "loss"
+    assert says(found.why, "nothing is seen", "optimizer.0.4")
 
 
 @pytest.mark.parametrize("times", ["1.0", "1.02"])

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint as again
 from torch.utils.data import DataLoader, TensorDataset
 
 from pardemo import compat
+from pardemo.script.record import numbers
 from pardemo.script.runtime import libraries, stand_ins
 from pardemo.script.runtime.libraries import NeedsGpu
 from pardemo.script.runtime.without_gpu import TABLE, without_gpu
@@ -394,17 +395,19 @@ def test_all_is_undone_also_in_modules_that_were_imported_meanwhile(tmp_path, mo
     assert not module.is_available()
 
 
-def test_libraries_are_told_the_truth():
+@pytest.mark.parametrize("inside", [contextlib.nullcontext(), numbers.in_double([])], ids=["", "in fp64"])
+def test_libraries_are_told_the_truth(inside):
     """As if a file of torch asked: none of its own code is to take the way of a GPU."""
     asks = "import torch\nfound = torch.cuda.is_available(), torch.cuda.device_count(), torch.device('cuda').type"
-    with without_gpu([]):
+    asks += "\nassert torch.ones(1).is_cuda == (found[2] == 'cuda')"
+    with without_gpu([]), inside:
         library, follower, script = {}, {"__name__": "lightning.fabric.accelerators.cuda"}, {}
         exec(compile(asks, torch.__file__, "exec"), library)
         exec(compile(asks, torch.__file__, "exec"), follower)
         exec(compile(asks, __file__, "exec"), script)
     assert library["found"] == (False, 0, "cpu")
     assert script["found"] == (True, 1, "cuda")
-    assert follower["found"][:2] == (True, 1), "Lightning chooses the device for a script"
+    assert follower["found"] == (True, 1, "cuda"), "Lightning chooses the device for a script"
 
 
 def test_with_a_gpu_it_does_nothing(monkeypatch):

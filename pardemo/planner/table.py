@@ -171,7 +171,7 @@ def _preference(row: PlanRow) -> tuple:
     return row.offload != "none", row.engine, row.peak_bytes
 
 
-#: What an engine may leave to the host; FSDP2's own offload is not planned.
+#: What an engine may leave to the host; how long FSDP2's own offload takes is not known, so that it has no rows.
 OFFLOADED = {
     "zero-0": ("none",),
     "zero-1": ("none", "optimizer"),
@@ -268,11 +268,11 @@ def fewest_gpus(request: Request) -> int | None:
     return None
 
 
-def least_bytes(request: Request, gpus: int) -> float:
+def least_bytes(request: Request, gpus: int, engine: str = "zero-3", offload: str = "none") -> float:
     """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
-    engine = "zero-3" if dp > 1 else "zero-0"
-    one = plan_row(request, configurations.of(request.job.config), engine, True, "none", 1)
+    engine = engine if dp > 1 else "zero-0"
+    one = plan_row(request, configurations.of(request.job.config), engine, True, offload, 1)
     return memory(one.job, one.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
 
 
@@ -281,15 +281,17 @@ def smallest_cluster(request: Request) -> str:
     count, name = fewest_gpus(request), request.machine.gpu.name
     if count is None:
         most = request.tp * request.pp << MOST_EXPONENT
-        others = [*_with_fused_loss(request, None), "use tensor parallelism (--tp), or a GPU with more memory"]
-        return f"not even {most} × {name} hold it: {'; or '.join([*others, *_cut_sequences(request)])}"
+        more = "use tensor parallelism (--tp), or a GPU with more memory"
+        others = [*_with_fused_loss(request, None), *_on_the_hosts(request, None), more, *_cut_sequences(request)]
+        return f"not even {most} × {name} hold it: {'; or '.join(others)}"
     if count <= request.machine.gpus:
         return (
             "these GPUs hold it with checkpointing and micro-batches of 1" + (", ZeRO 3" if request.dp > 1 else "")
             + ": leave out --batch, --checkpointing and --zero"
         )  # fmt: skip
     smallest = f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
-    return "; or ".join([smallest, *_with_fused_loss(request, count), *_cut_sequences(request)])
+    others = [*_with_fused_loss(request, count), *_on_the_hosts(request, count), *_cut_sequences(request)]
+    return "; or ".join([smallest, *others])
 
 
 def _with_fused_loss(request: Request, count: int | None) -> list[str]:
@@ -301,6 +303,28 @@ def _with_fused_loss(request: Request, count: int | None) -> list[str]:
     if fewer is None or (count is not None and fewer >= count):
         return []
     return [f"--fused-loss, which makes logits piece by piece: then {fewer} × {request.machine.gpu.name} hold it"]
+
+
+#: Engines that may have all parameters and states in the host's memory, and how.
+ON_THE_HOST = {"zero-3": "offload of both", "fsdp2": "CPUOffloadPolicy; its time is not planned"}
+
+
+def _on_the_hosts(request: Request, count: int | None) -> list[str]:
+    """Says whether fewer GPUs than ``count`` hold the job with parameters and states in the hosts' memory."""
+    unit, gpus = request.tp * request.pp, request.machine.gpus
+    sizes = [unit << exponent for exponent in range(1, MOST_EXPONENT + 1)]
+    for size in [gpus] * (request.dp > 1) + [size for size in sizes if size > gpus]:
+        if count is not None and size >= count:
+            break
+        held = {engine: least_bytes(request, size, engine, "optimizer+parameters") for engine in ON_THE_HOST}
+        fitting = [
+            f"{engine_title(engine)} ({ON_THE_HOST[engine]}) in {nbytes / 1e9:.1f} GB"
+            for engine, nbytes in held.items() if nbytes <= request.machine.most_bytes
+        ]  # fmt: skip
+        if fitting:
+            where = f"parameters and states in the hosts' memory: then {size} × {request.machine.gpu.name} hold it"
+            return [f"{where}, {' or '.join(fitting)}"]
+    return []
 
 
 def _cut_sequences(request: Request) -> list[str]:

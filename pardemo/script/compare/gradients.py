@@ -363,7 +363,7 @@ def rows_missing(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 def stale(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Gradients of an earlier step: not cleared, or used again."""
     shares = _shares(pairs, facts.earlier[-1] if facts.earlier else {}, facts)
-    if shares is None:
+    if shares is None or shares[1] < 0:  # what was left adds up; an update of a bias has the other sign
         return None
     now, then = shares
     if abs(now) < 1e-6:

@@ -18,6 +18,7 @@ from torch import nn
 from pardemo.script.compare import causes, compare, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run, noise_between
 from pardemo.script.record import rank_record
@@ -183,6 +184,10 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = compare_in_full(truth, other, compared, options, place / "full")
+    left = compared.left_open
+    if left and (explained := counted_by_each_rank(truth, other, compared, left, options, place / "multiplied")):
+        compared.findings = [explained if finding == left.finding else finding for finding in compared.findings]
+        compared.left_open = None
     return compared
 
 

@@ -17,7 +17,7 @@ from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import Holders, Part, Strip, assembled, part_of_piece
 from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
-from pardemo.script.record.parameters import Wanted
+from pardemo.script.record.parameters import Multiplied, Wanted
 from pardemo.script.record.rank_record import OF_PARAMETERS, STATE, RankRecord, Step, Tensors
 from pardemo.script.record.recorder import Recording, record_script
 from pardemo.script.runtime.call_sites import dtype_name
@@ -113,6 +113,7 @@ class Options:
     """Says how layouts are run: how many steps are recorded, in fp64 or the script's own type, and the time limit.
 
     ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
+    ``multiplied``: parameters that are changed on purpose.
     """
 
     steps: int = 3
@@ -123,13 +124,14 @@ class Options:
     function: Callable[[Layout], Callable[[], Any]] | None = None
     follow: Callable[..., Any] | None = None
     rounded: bool = False
+    multiplied: Multiplied | None = None
 
 
 def run_layout(layout: Layout, options: Options, folder: Path) -> Run:
     """Runs one layout and writes its tensors to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first
-    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full, options.rounded)
+    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full, options.rounded, options.multiplied)
     launch, text, function, name = Launch(""), "", None, "the training"
     if options.function is not None:
         function = options.function(layout)

@@ -92,8 +92,11 @@ def _match(theirs: list[_Row], ours: list[_Row], reference: Run, other: Run, ste
         return samples
     if not samples.places:
         return _match_without_padding(theirs, ours) or _match_parts(theirs, ours, other, step)
-    # others are activations, for a later stage of this rank, or a module's that is run by itself
+    # others are activations, for a later stage, or a module's that is run by itself; without stages all are samples
     micros = {row.place[:2] for row in ours if row.hash in at}
+    if other.layout.size("pp") == 1:
+        records = [record.steps[step].micro_batches for record in other.records]
+        micros |= {row.place[:2] for row in ours if not records[row.rank][row.micro_batch].activations}
     total = Counter(row.hash for row in ours if row.place[:2] in micros)
     if total.total() < len(theirs) and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
         raise _unequal_batches(reference, other, total.total(), len(theirs))

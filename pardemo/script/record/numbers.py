@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import random
 import sys
 import zlib
@@ -115,27 +116,35 @@ def unseeded_noted(sites: CallSites, lines: list[str]) -> Iterator[None]:
         yield
 
 
-#: Functions and methods of tensors that a script draws random numbers by.
+#: Functions and methods of tensors that a script and its libraries draw random numbers by.
 _DRAWS = {
-    torch: ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli"),
-    torch.Tensor: ("normal_", "uniform_", "bernoulli_"),
-}
+    torch: (
+        "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "multinomial",
+    ),
+    torch.Tensor: ("normal_", "uniform_", "bernoulli_", "exponential_"),
+}  # fmt: skip
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+#: Of torch's own files those that draw for who calls them. Others make seeds, samplers and initial weights.
+_FOR_OTHERS = (f"{_TORCH}distributions{os.sep}", f"{_TORCH}nn{os.sep}functional.py")
 
 
 @contextlib.contextmanager
-def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str]]) -> Iterator[None]:
-    """Adds hashes of what the script's own lines draw from torch's generator, within the block, to ``drawn()``.
+def draws_noted(sites: CallSites, drawn: Callable[[], dict[str, str] | None]) -> Iterator[None]:
+    """Adds hashes of what is drawn from torch's own generator within the block to ``drawn()``, by the script's line.
 
-    Noise that each rank draws for itself is another one in each layout.
+    By the script, and by libraries that it calls there: tokens that are generated, actions that are taken, pictures
+    that are cropped. What each rank draws for itself is another one in each layout.
     """
 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            made = function(*args, **kwargs)
+            made, by_line = function(*args, **kwargs), drawn()
             plain = type(made) is torch.Tensor and made.device.type == "cpu" and kwargs.get("generator") is None
-            if plain and is_script(sys._getframe(1).f_code.co_filename):
-                by_line, line = drawn(), f"{sites.here().line} ({function.__name__})"
+            file = sys._getframe(1).f_code.co_filename
+            counts = plain and (not file.startswith(_TORCH) or file.startswith(_FOR_OTHERS))
+            if counts and by_line is not None and (line := sites.here().line):
+                line = f"{line} ({function.__name__})"
                 by_line[line] = f"{zlib.crc32((by_line.get(line, '') + rank_record.digest(made)).encode())}"
             return made
 

@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,12 +18,20 @@ from pardemo.script.runtime.call_sites import CallSites, outermost, without_wrap
 LARGEST_BUFFER = 65536
 
 
+class Multiplied(NamedTuple):
+    """Parameters, by their places in optimizers, that are multiplied by a number when a step begins, counted from 0."""
+
+    step: int
+    names: tuple[str, ...]
+    number: int
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What to record: how many steps, into which folder, and how much.
 
     ``sketched``: parameters as sketches, but those of ``in_full``. ``rounded``: what is in a short type is rounded
-    otherwise, to see how far that moves gradients.
+    otherwise, to see how far that moves gradients. ``multiplied``: what is changed on purpose.
     """
 
     steps: int
@@ -30,6 +39,7 @@ class Wanted:
     sketched: bool = False
     in_full: tuple[str, ...] = ()
     rounded: bool = False
+    multiplied: Multiplied | None = None
 
 
 class Parameters:
@@ -45,6 +55,7 @@ class Parameters:
         self._sites, self._current, self._wanted = sites, current, wanted
         self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # behind the last step: shape and hash
         self._dtypes: dict[str, torch.dtype] = {}
+        self._multiplied = wanted.multiplied
         self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
 
     def models(self) -> list[torch.nn.Module]:
@@ -95,6 +106,14 @@ class Parameters:
         if self._wanted.sketched and name not in self._wanted.in_full:
             return rank_record.sketch_of(tensor)
         return _copied(tensor)
+
+    def multiply(self, step: int) -> None:
+        """Multiplies what is to be changed in this step, once."""
+        if (wanted := self._multiplied) is not None and wanted.step == step:
+            self._multiplied = None
+            for name, parameter in self._optimized():
+                if name in wanted.names:
+                    parameter.data.mul_(wanted.number)
 
     def note(self, when: str) -> None:
         """Records values and gradients ``before`` the step, values ``after`` it."""

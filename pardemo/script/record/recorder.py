@@ -139,6 +139,7 @@ class Recorder(Hooks):
             self._finish()
         self.on_model()
         self.parameters.met[id(module)] = module
+        self.parameters.multiply(len(self.steps))
         if is_engine(module) and type(module) not in self._engines:
             self._follow_engine(type(module), self._deepspeed_step if is_deepspeed(module) else self._zero_step)
         step = self.current.step
@@ -357,7 +358,7 @@ def record_script(asked: Recording) -> RankRecord:
         calls = Calls(sites, lambda: len(recorder.steps), os.path.join(asked.wanted.folder, f"rank{rank}"))
         followers: tuple[contextlib.AbstractContextManager[Any], ...] = (
             sites, recorder, calls, unseeded_noted(sites, unseeded), _losses_printed(recorder),
-            draws_noted(sites, lambda: recorder.current.step.draws),
+            draws_noted(sites, lambda: recorder.current.step.draws if recorder.steps else None),  # weights in the first
             dropout_noted(sites, lambda mask: recorder.current.step.masks.append(mask), notes),
             _clipping_noted(recorder), _loss_calls_noted(recorder), _scaling_noted(recorder),
         )  # fmt: skip

@@ -110,6 +110,8 @@ def _model(measured: Summary) -> list[str]:
     lines = [f"{', '.join(model['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
     if model["frozen"]:
         lines.append(f"frozen: {model['frozen']:,} of {model['parameters']:,}")
+    if model.get("copied"):
+        lines.append(f"a copy that is only evaluated, as an average is: {model['copied']:,} parameters")
     if model["tied"]:
         lines.append(f"tied: {'; '.join(model['tied'][:3])}")
     if model["recomputed"]:

@@ -133,6 +133,7 @@ class CallSites(Hooks):
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         #: modules that were called from outside of all others, models and losses, in the order of their first calls
         self.roots: weakref.WeakKeyDictionary[torch.nn.Module, None] = weakref.WeakKeyDictionary()
+        self._in_steps: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # roots that have not only been evaluated
         #: names of modules whose forward a backward pass ran again; dtypes that autocast or a policy computed in
         self.recomputed: set[str] = set()
         self.computed_in: set[str] = set()
@@ -215,11 +216,26 @@ class CallSites(Hooks):
         """
         used = {model for _, model, outputs in self._asides if any(output() is not None for output in outputs)}
         self._asides = [evaluation for evaluation in self._asides if evaluation[1] not in used]
+        self._in_steps |= {root for root in self.roots if id(root) in used}
 
     def take_aside(self) -> tuple[Evaluation, ...]:
         """Returns the evaluations since the last call."""
         taken, self._asides = tuple(aside for aside, _, _ in self._asides), []
         return taken
+
+    def models(self) -> list[torch.nn.Module]:
+        """Returns the outermost modules that have run, without copies of one of them.
+
+        A copy has the same parameters by name and shape, and is only evaluated: an average.
+        """
+        roots = outermost(self.roots)
+        shapes = [_shapes(root) for root in roots if root in self._in_steps]
+        return [root for root in roots if root in self._in_steps or _shapes(root) not in shapes]
+
+    def copies(self) -> list[torch.nn.Module]:
+        """Returns the modules that :meth:`models` leaves out."""
+        models = self.models()
+        return [root for root in outermost(self.roots) if root not in models]
 
     def take_forwards(self) -> int:
         """Returns how often a model has run for training since the last call; of several the one that ran most.
@@ -249,6 +265,8 @@ class CallSites(Hooks):
                     self._names[part] = without_wrappers(name)
             if not module.training and not torch.is_grad_enabled():
                 self._aside = time.monotonic(), time.thread_time()
+            else:
+                self._in_steps.add(module)
             if compat.graph_task() != -1:
                 self.recomputed.add(self.name(module))
             elif torch.is_grad_enabled() and not self._names[module] and next(module.parameters(), None) is not None:
@@ -270,6 +288,10 @@ class CallSites(Hooks):
             outputs = [weakref.ref(tensor) for tensor in tensors_in(output) if tensor.dim()]
             self._asides.append((aside, id(module), outputs))
             self._aside = None
+
+
+def _shapes(root: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    return {without_wrappers(name): tuple(parameter.shape) for name, parameter in root.named_parameters()}
 
 
 def _unit(frame: FrameType) -> str:

@@ -36,9 +36,17 @@ def is_cuda(device: Any) -> bool:
     return device.startswith("cuda") if isinstance(device, str) else type(device) is int
 
 
+def caller(depth: int) -> types.FrameType:
+    """Returns the frame that is so many up; those of modes that stand between, as of fp64's, do not count."""
+    frame = sys._getframe(depth)
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
 def script_asks(depth: int = 2) -> bool:
     """Whether the function so many frames up is the script's, or a library's that is to go the script's way."""
-    frame = sys._getframe(depth)
+    frame = caller(depth + 1)
     if is_script(frame.f_code.co_filename) or frame.f_code.co_qualname.partition(".")[0] in libraries.TOLD_OF_GPUS_IN:
         return True
     return frame.f_globals.get("__name__", "").partition(".")[0] in libraries.TOLD_OF_GPUS

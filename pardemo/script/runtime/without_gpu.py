@@ -8,7 +8,6 @@ is told of those of its rows that it met.
 import contextlib
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,7 +22,14 @@ from torch.utils.data import DataLoader
 from pardemo import compat
 from pardemo.script.runtime import libraries, stand_ins
 from pardemo.script.runtime.libraries import NeedsGpu, is_script
-from pardemo.script.runtime.stand_ins import CPU, answering_scripts, is_cuda, script_asks, with_changed_arguments
+from pardemo.script.runtime.stand_ins import (
+    CPU,
+    answering_scripts,
+    caller,
+    is_cuda,
+    script_asks,
+    with_changed_arguments,
+)
 from pardemo.world import bf16
 
 
@@ -153,8 +159,13 @@ class _CpuForCuda(TorchFunctionMode):
             tensor.get_device: lambda func, x: self.index if script_asks(3) else func(x),
             tensor.type: self._type,
         }
+        #: methods in whose place others may stand, who watch what is cast or drawn: torch tells a mode of theirs
+        self._watched = {method.__name__: method for method in (tensor.to, tensor.normal_, tensor.uniform_)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self._watched and func is getattr(torch.Tensor, name):
+            func = self._watched[name]
         if func in self.own:
             return self.own[func](func, *args, **(kwargs or {}))
         if kwargs:
@@ -193,7 +204,7 @@ class _CpuForCuda(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _type(self, func: Any, x: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        file = sys._getframe(2).f_code.co_filename
+        file = caller(3).f_code.co_filename
         if dtype is None:
             name = func(x)  # Megatron-core compares it with the names of tensors on GPUs
             return name.replace("torch.", "torch.cuda.") if is_script(file) or "/megatron/" in file else name

@@ -465,6 +465,8 @@ def _parameter_bytes(measured: Summary) -> int:
 def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
     """What a row is that no parallelism has, and what to change: objects, barriers, metrics, logits, small messages."""
     times, between = _times_text(row), row.place.phase == "between"
+    if len(row.ranks) == 1:
+        return "a group of one rank sends nothing", ""
     if row.place.objects:
         hint = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
         return f"Python objects, pickled ({row.place.objects})", hint

@@ -235,17 +235,18 @@ def describe_model(sites: CallSites) -> dict[str, Any]:
     """Describes the parameters of what has run: their number, dtypes, frozen ones, and those with two names."""
     count = frozen = 0
     dtypes: Counter[str] = Counter()
-    tied: list[str] = []
+    tied: dict[str, None] = {}
     kinds: list[str] = []
-    for root in outermost(sites.roots):
+    of_others: set[int] = set()  # a script may call a model in two wrappers
+    for root in sites.models():
         names: dict[int, str] = {}
         flat = [unit for part in root.modules() if _is_fsdp1(part) and (unit := compat.fsdp1_unit(part))]
         for name, parameter in root.named_parameters(remove_duplicate=False):
             name = without_wrappers(name)
-            if names.get(id(parameter)) == name:  # a wrapper shows the model under two names
+            if id(parameter) in of_others or names.get(id(parameter)) == name:  # one wrapper shows it under two names
                 continue
             if id(parameter) in names:
-                tied.append(f"{names[id(parameter)]} = {name}")
+                tied[f"{names[id(parameter)]} = {name}"] = None
                 continue
             names[id(parameter)] = name
             elements = getattr(parameter, "ds_numel", parameter.numel())  # DeepSpeed's, of which a rank has a shard
@@ -255,10 +256,12 @@ def describe_model(sites: CallSites) -> dict[str, Any]:
         if flat:  # what its parameters show is their shards
             count = sum(elements for _, elements, _, _ in flat)
             dtypes = Counter({next(iter(dtypes), ""): count})
+        of_others |= names.keys()
         if names:
             kinds.append(type(unwrapped(root)).__name__)
     return {
-        "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dict(dtypes), "tied": tied,
+        "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dict(dtypes), "tied": list(tied),
+        "copied": sum(parameter.numel() for copy in sites.copies() for parameter in copy.parameters()),
         "recomputed": sorted(sites.recomputed), "computed_in": sorted(sites.computed_in),
     }  # fmt: skip
 

@@ -22,6 +22,7 @@ KINDS = (
     "parameters", "gradients", "optimizer states", "activations", "gathered", "logits", "communication buffers",
     "temporaries", "random states", "held between steps",
 )  # fmt: skip
+HELD = "held between steps"
 #: Rows of an embedding from which on a dimension of that size is taken for the vocabulary; below, it may be any.
 LEAST_VOCABULARY = 256
 
@@ -44,7 +45,7 @@ class Storage:
 class ScriptMemoryMeter(MemoryMeter):
     """A :class:`MemoryMeter` for a whole script, which also notes from which line and module each tensor comes.
 
-    Attributes: ``storages`` (those that lived since the last :meth:`begin`), ``vocabularies`` (sizes of embeddings).
+    Attributes: ``storages`` (those that lived since the last :meth:`begin`), ``vocabularies`` (of what has run).
 
     What was there before the step and outlives it, and is nothing of the model's or an optimizer's, is **held between
     steps**: data, and copies of parameters as an average has them.
@@ -55,8 +56,9 @@ class ScriptMemoryMeter(MemoryMeter):
         self._sites = sites
         self.storages: dict[Any, Storage] = {}
         self._earlier: list[tuple[Any, Storage]] = []  # lives of storages that gave their memory back, and grew again
-        self.vocabularies: set[int] = set()
+        self._embeddings: set[int] = set()  # their rows: of words, and of positions
         self._widths: set[int] = set()  # of what weights multiply: a tensor of such a width may be any layer's
+        self._products: set[int] = set()  # widths of what comes out
         self._change = self._peak_change = self._phase = 0
         self._in_backward = False
         self._latest: Any = None  # the record of the storage that came last
@@ -73,6 +75,14 @@ class ScriptMemoryMeter(MemoryMeter):
     def __exit__(self, *error: object) -> None:
         self._reductions.__exit__(None, None, None)
         super().__exit__(*error)
+
+    @property
+    def vocabularies(self) -> set[int]:
+        """Rows of embeddings that some layer has as its width; of none, as where the head is no module, the most rows.
+
+        An embedding of positions has as many as attention's scores are wide, which are no logits.
+        """
+        return self._embeddings & self._products or {max(self._embeddings, default=0)} - {0}
 
     def begin(self) -> None:
         """Starts the peak and the count of changes anew with what is alive now, and forgets what has died."""
@@ -103,19 +113,28 @@ class ScriptMemoryMeter(MemoryMeter):
     def at_peak(self) -> tuple[dict[str, int], list[tuple[str, Storage]]]:
         """Returns bytes by kind of :data:`KINDS` at the peak, and its storages with their kinds, the largest first."""
         kinds = dict.fromkeys(KINDS, 0)
-        alive = []
+        alive, copies = [], self._copies()
         for record, life in (*self._earlier, *self.storages.items()):
             if life.born <= self._peak_change and (life.died is None or life.died > self._peak_change):
-                kind = self._shown_kind(record.kind, life)
+                kind = HELD if record in copies else self._shown_kind(record.kind, life)
                 kinds[kind] += life.nbytes
                 alive.append((kind, life))
         return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
 
     def all(self) -> list[tuple[str, Storage]]:
         """Returns every storage since :meth:`begin` with its kind, in the order in which they came."""
-        lives = (*self._earlier, *self.storages.items())
-        shown = ((self._shown_kind(record.kind, life), life) for record, life in lives)
+        lives, copies = (*self._earlier, *self.storages.items()), self._copies()
+        shown = ((HELD if record in copies else self._shown_kind(record.kind, life), life) for record, life in lives)
         return sorted(shown, key=lambda item: item[1].born)
+
+    def _copies(self) -> set[Any]:
+        """Returns the records of the parameters and buffers of copies that the script calls, as it does an average."""
+        return {
+            self._records.get(part.untyped_storage())
+            for copy in self._sites.copies()
+            for tensor in (*copy.parameters(), *torch.nn.Module.buffers(copy))
+            for part in local_tensors(tensor)
+        }
 
     def _shown_kind(self, kind: str, storage: Storage) -> str:
         if kind == "parameters" and storage.use == "gathered" and storage.born:
@@ -128,7 +147,7 @@ class ScriptMemoryMeter(MemoryMeter):
         if storage.use:
             return storage.use
         if storage.born == 0 and storage.died is None:
-            return "held between steps"
+            return HELD
         widths = self.vocabularies - self._widths
         if storage.shape and storage.shape[-1] in widths and len(storage.shape) > 1 and "float" in storage.dtype:
             return "logits"
@@ -143,11 +162,13 @@ class ScriptMemoryMeter(MemoryMeter):
 
     def _meet(self, module: torch.nn.Module, inputs: Any) -> None:
         if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= LEAST_VOCABULARY:
-            self.vocabularies.add(module.num_embeddings)
+            self._embeddings.add(module.num_embeddings)
         super()._meet(module, inputs)
         for parameter in module.parameters(recurse=False):
-            if parameter.dim() > 1:
-                self._widths.add(parameter.shape[-1])
+            shape = getattr(parameter, "ds_shape", parameter.shape)  # DeepSpeed's, of which a rank has a shard
+            if len(shape) > 1:
+                self._widths.add(shape[-1])
+                self._products |= set() if isinstance(module, torch.nn.Embedding) else {shape[0]}
             self._note(getattr(parameter, "ds_tensor", None), "parameters")  # DeepSpeed's shard
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:

@@ -1,0 +1,96 @@
+"""Finds parameters in no module that each rank of a group counts, by running the reference with them multiplied."""
+
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from pardemo.script.compare import runs
+from pardemo.script.compare.causes import UnexplainedGradients
+from pardemo.script.compare.compare import Comparison
+from pardemo.script.compare.layouts import size_text
+from pardemo.script.compare.runs import Finding, Options, Reference, Run, compare_pair, layer_scales
+from pardemo.script.record.parameters import Multiplied
+
+#: Runs of the reference that are spent on it: of some parameters alone, and of all that have one axis together.
+MOST_RUNS = 6
+
+
+def counted_by_each_rank(
+    truth: Reference,
+    other: Run,
+    compared: Comparison,
+    left: UnexplainedGradients,
+    options: Options,
+    folder: Path,
+) -> Finding | None:
+    """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
+
+    No module's output shows what such a parameter is used for, and gradients and the loss are wrong by no number: the
+    loss is taken elsewhere. So it is tried: a bias that n ranks add before their sum counts as one that is n times as
+    large, and the reference, run with such a one, then has this layout's loss and gradients.
+
+    Args:
+        left: the finding that has no cause yet. folder: for the runs, removed behind each.
+    """
+    if options.sketched or left.loss_is_right:  # a bias that counts n times changes the loss
+        return None
+    for names, number in _attempts(truth, other, compared):
+        multiplied = Multiplied(left.finding.step - 1, names, number)
+        run = runs.run_layout(
+            truth.run.layout, replace(options, steps=left.finding.step, multiplied=multiplied), folder
+        )
+        try:
+            if not run.error and run.steps == left.finding.step and _is_the_layouts(truth, run, left):
+                return replace(left.finding, cause="counted-per-rank", why=_why(other, names, number), parameters=names)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _attempts(truth: Reference, other: Run, compared: Comparison) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Which parameters to multiply, and by what: those in no module that every rank has whole."""
+    parts = [{part.name: part for part in of_rank.values()} for of_rank in compared.maps.parts.values()]
+    bare = [
+        name for name in truth.whole[0].before
+        if name.startswith("optimizer.") and all(name in held and not held[name].is_cut for held in parts)
+    ]  # fmt: skip
+    together = tuple(name for name in bare if truth.whole[0].before[name].dim() == 1)
+    tried = list(dict.fromkeys([together, *((name,) for name in bare)])) if bare else []
+    numbers = dict.fromkeys(size for key in _KEYS if (size := other.layout.sizes.get(key, 1)) > 1)
+    attempts = [(names, number) for number in numbers for names in tried if names]
+    yield from attempts[:MOST_RUNS]
+
+
+#: Groups whose ranks may add up what they have, those that cut a layer first.
+_KEYS = ("tp", "ep", "cp", "sp", "ranks")
+
+
+def _why(other: Run, names: tuple[str, ...], number: int) -> str:
+    key = next(key for key in _KEYS if other.layout.sizes.get(key, 1) == number)
+    some = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return (
+        f"each of {number} ranks ({size_text(key)}) counts {some}, as a bias that each of them adds before the sum: "
+        f"run with it {number} times as large, the reference has this layout's loss and gradients"
+    )
+
+
+def _is_the_layouts(truth: Reference, run: Run, left: UnexplainedGradients) -> bool:
+    """Whether a run of the reference has a layout's loss and wrong gradients, and all others as they were."""
+    step = left.finding.step - 1
+    losses = run.records[0].steps[step].losses
+    if not any(math.isclose(sum(losses), loss, rel_tol=truth.tolerance * 10) for loss in left.losses[1:]):
+        return False
+    its, wrong = Reference(run, truth.tolerance).whole[step].gradients, {pair.name: pair for pair in left.pairs}
+    wanted, scale = truth.whole[step].gradients, layer_scales(its)
+    if its.keys() != wanted.keys():
+        return False
+    for name, gradient in its.items():
+        pair = wrong.get(name)
+        ours = wanted[name] if pair is None else pair.ours
+        covered = ours == ours if pair is None else pair.covered
+        near = compare_pair(name, gradient, ours, covered, scale[name], truth.tolerance * 10, [])
+        if not near.equal:
+            return False
+    return True
