@@ -343,6 +343,12 @@ def engine_replaced(around: Callable[..., Any]) -> tuple[Any, str, Engine]:
     return resolve(Private(owner, engine.why)), name, Engine(resolve(engine), around)  # which may be another's already
 
 
+def cache_name() -> str:
+    """What Transformers calls a model's cache of keys and values: ``cache`` since 5.24, before ``past_key_values``."""
+    newer = hasattr(import_module("transformers.modeling_outputs").BaseModelOutputWithPast, "cache")
+    return "cache" if newer else "past_key_values"
+
+
 def forkserver_pid() -> int:
     """The process that multiprocessing's workers are forked from, once it runs."""
     return _named("forkserver")._forkserver_pid
