@@ -4,7 +4,8 @@
 # make nightly  everything: all tests, all notebooks with 1 to 8 ranks, the zoo, soak, fresh environments; hours.
 #             Some of it: make nightly PARTS="tests soak"
 # make soak   faults at random, for five minutes
-# make newest the tests with the newest version of everything, in an environment of its own, by Python 3.12 or newer
+# make newest the gate's tests, the zoo and the found bugs with the newest version of everything, in an environment of its
+#             own, by Python 3.12 or newer; hours
 # make lab    JupyterLab on the notebooks
 # make bench  the speed table
 # make pages  the committed run's pages and report, in five seconds: outputs/reference/report.html

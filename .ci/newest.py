@@ -1,8 +1,9 @@
 """``python .ci/newest.py names``: what to install for a try of the newest versions, a name in each line.
 
 ``python .ci/newest.py changed``: a table of the packages that are there in another version than requirements.txt has.
-``python .ci/newest.py tests``: the gate's tests with the newest of everything, in .venv-newest, made anew; by a Python
-of 3.12 or newer, which is looked for where this one is older: on PATH, then among pyenv's.
+``python .ci/newest.py tests``: the gate's tests, the zoo, the bugs that were found and the layouts that are right, with
+the newest of everything, in .venv-newest, made anew; by a Python of 3.12 or newer, which is looked for where this one
+is older: on PATH, then among pyenv's.
 """
 
 import os
@@ -19,6 +20,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = (3, 12)
 NAMES = [f"python3.{minor}" for minor in range(PYTHON[1], PYTHON[1] + 4)]
 TOOLS = ("hypothesis", "mypy", "playwright", "pytest", "pytest-xdist", "ruff", "setuptools")
+PYTEST = ("-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m")
+#: What runs in the newest environment, one after the other, whether or not one before has failed.
+RUNS = {
+    "the quick tests": (*PYTEST, "quick"),
+    "the gate's tests": (*PYTEST, "not nightly"),
+    "the zoo": ("tests/zoo/run.py",),
+    "the bugs that were found": ("tests/found/run.py", "--bugs"),
+    "the layouts that are right": ("tests/found/run.py",),
+}
 
 
 def main(question: str) -> int:
@@ -63,7 +73,7 @@ def newer_python() -> str | None:
 
 
 def tests() -> int:
-    """Makes the environment and runs the quick tests and the gate's in it: the exit status of the gate's."""
+    """Makes the environment and runs all of RUNS in it: 0 only where each has passed."""
     folder = ROOT / ".venv-newest"
     venv.create(folder, with_pip=True, clear=True)
     python = str(folder / "bin" / "python")
@@ -71,8 +81,9 @@ def tests() -> int:
     subprocess.run([*install, *names()], check=True)
     subprocess.run([*install, "--no-deps", "--no-build-isolation", "-e", "."], cwd=ROOT, check=True)
     subprocess.run([python, __file__, "changed"], check=True)
-    run = [python, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m"]
-    return max(subprocess.run([*run, marked], cwd=ROOT).returncode for marked in ("quick", "not nightly"))
+    statuses = {what: subprocess.run([python, *run], cwd=ROOT).returncode for what, run in RUNS.items()}
+    print(*(f"{'failed' if status else 'passed'}: {what}" for what, status in statuses.items()), sep="\n")
+    return int(any(statuses.values()))
 
 
 def changed() -> list[str]:

@@ -48,7 +48,7 @@ PARTS = {
     "searched": Part((PYTHON, "tests/found/run.py"), 40),
     "releases": Part((PYTHON, "tests/releases/run.py", str(LOGS / "releases")), 60),
     "environments": Part((PYTHON, "tests/fresh_environments.py"), 60),
-    "newest": Part(("make", "newest"), 120),
+    "newest": Part(("make", "newest"), 240),
 }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     141 where the reader of our output, head or less, has seen enough: what a shell says of a program that ends so.
     A command that works goes on without a reader (:mod:`pardemo.closed_pipe`), and its status is its work's.
     """
-    atexit.register(gc.freeze)  # at its end Python would look for circles in all that was loaded: up to a second
+    atexit.register(_leave_cycles)
     try:
         try:
             return _run_command(argv)
@@ -54,6 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _leave_cycles() -> None:
+    """Keeps Python from searching all that was loaded for cycles at its end, which takes up to a second.
+
+    But not where Triton is loaded, which comes with torch's builds for CUDA: its bindings list in thirty lines what is
+    left as leaks.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _run_command(argv: Sequence[str] | None) -> int:

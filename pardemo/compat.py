@@ -340,3 +340,9 @@ def engine_replaced(around: Callable[..., Any]) -> tuple[Any, str, Engine]:
     engine = NAMES["execution_engine"]
     owner, _, name = engine.path.rpartition(".")
     return resolve(Private(owner, engine.why)), name, Engine(resolve(engine), around)  # which may be another's already
+
+
+def cache_name() -> str:
+    """What Transformers calls a model's cache of keys and values: ``cache`` since 5.24, before ``past_key_values``."""
+    newer = hasattr(import_module("transformers.modeling_outputs").BaseModelOutputWithPast, "cache")
+    return "cache" if newer else "past_key_values"

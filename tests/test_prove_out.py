@@ -391,15 +391,15 @@ def test_an_annotation_stands_at_the_line_that_json_says(tmp_path, monkeypatch):
 
 
 def test_junit_has_a_case_for_each_layout_and_what_xml_cannot_hold_is_left_out():
-    suites = annotations.junit(as_json(proof(finding(why=f"{EVIL}\x1b[31m"))), "train.py")
+    suites = annotations.junit(as_json(proof(finding(why=f"{EVIL}\x1b[31m"))), "train.py", Path())
     read = ElementTree.fromstring(ElementTree.tostring(suites))
     assert read.attrib == {"tests": "1", "failures": "1", "errors": "0"}
     (case,) = read.iter("testcase")
     assert (case.get("classname"), case.get("name")) == ("train.py", "ranks=4 batch=2")
     assert EVIL in case.find("failure").text
-    equal = annotations.junit(as_json(proof()), "train.py")
+    equal = annotations.junit(as_json(proof()), "train.py", Path())
     assert (equal.get("failures"), len(list(equal.iter("testcase")))) == ("0", 1)
-    failed = annotations.junit(as_json(proof(failed={"ranks=4 batch=2": "it hung"})), "train.py")
+    failed = annotations.junit(as_json(proof(failed={"ranks=4 batch=2": "it hung"})), "train.py", Path())
     assert failed.find("testsuite/testcase/error").get("message") == "it hung"
 
 
@@ -472,9 +472,10 @@ def test_the_action_annotates_the_line_of_a_known_bug(repository):
         f"::error file=training/{BUG},line={line},title=pardemo prove%2C ranks=2 batch=2 accumulate=2::"
     )
     assert "[not-summed]" in error
-    cases = {
-        case.get("name"): [one.tag for one in case] for case in ElementTree.parse(outputs["junit"]).iter("testcase")
-    }
+    tests = list(ElementTree.parse(outputs["junit"]).iter("testcase"))
+    assert {test.get("file") for test in tests} == {f"training/{BUG}"}, "from the repository's root"
+    assert tests[0].find("failure").text.startswith(f"training/{BUG}:{line}: ")
+    cases = {test.get("name"): [one.tag for one in test] for test in tests}
     assert cases == {"ranks=2 batch=2 accumulate=2": ["failure"], "ranks=2 batch=4 accumulate=1": []}
     assert summary.startswith("### pardemo prove: different\n\n```text\nreference  ranks=1 batch=4 accumulate=2")
     assert (repository / "training" / "pardemo-prove" / "proof" / "prove.html").is_file()

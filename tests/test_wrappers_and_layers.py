@@ -168,7 +168,7 @@ def cells():
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize(("wrapper", "layer", "use"), cells())
+@pytest.mark.parametrize(("wrapper", "layer", "use"), list(cells()))
 def test_a_wrapper_around_cut_layers_trains_as_one_process(wrapper, layer, use):
     refuses = use == "torch's clipping" and "zero" in wrapper
     with pytest.raises(RuntimeError, match="max_norm") if refuses else nullcontext():

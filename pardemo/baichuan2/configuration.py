@@ -30,7 +30,7 @@ class Baichuan2Config(PreTrainedConfig):
     """
 
     model_type = "baichuan"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012, a name of Transformers
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012, a name of Transformers
     attribute_map = {"max_position_embeddings": "model_max_length"}  # noqa: RUF012
 
     vocab_size: int = BAICHUAN2_VOCABULARY

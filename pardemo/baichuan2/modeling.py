@@ -56,7 +56,7 @@ class Attention(nn.Module):
         x: torch.Tensor,
         pattern: Pattern,
         angles: tuple[torch.Tensor, torch.Tensor] | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         weigh: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Its output [b, s, h], and the attention weights [b, heads, s, keys] where they are wanted (``weigh``)."""
@@ -64,8 +64,8 @@ class Attention(nn.Module):
         q, k, v = parts.unbind(0)
         if angles is not None:
             q, k = rotate(q, *angles), rotate(k, *angles)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
         how, weights = compat.attention_of(self.config), None
         if weigh or how == "eager":
             out, weights = pattern.weigh(q, k, v)
@@ -90,10 +90,10 @@ class BaichuanLayer(GradientCheckpointingLayer):
         x: torch.Tensor,
         pattern: Pattern,
         angles: tuple[torch.Tensor, torch.Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         weigh: bool = False,
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), pattern, angles, past_key_values, weigh)[0]
+        x = x + self.self_attn(self.input_layernorm(x), pattern, angles, cache, weigh)[0]
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -102,7 +102,7 @@ class Baichuan2PreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["BaichuanLayer"]  # noqa: RUF012, a name of Transformers
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flex_attn = True
     _can_record_outputs = {"hidden_states": BaichuanLayer, "attentions": Attention}  # noqa: RUF012
@@ -130,6 +130,7 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
+        cache: Cache | None = None,
         **_,
     ) -> BaseModelOutputWithPast:
         """Hidden states [b, s, h]; with ``output_hidden_states`` and ``output_attentions`` those of all layers too.
@@ -139,6 +140,7 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
             attention_mask: [b, keys], 0 where padding is, or whole as [b, 1 or heads, s, keys]. Leave it out when only
                 the right end is padded: causal attention hides that anyway, and one bias then serves the whole batch.
             position_ids: [b, s]; where they begin again at 0 another packed sample begins, which sees nothing before.
+            cache: the name of ``past_key_values`` since Transformers 5.24.
             output_attentions: the weights [b, heads, s, keys] of every layer; no fused kernel makes them, so that
                 attention is then computed step by step, whatever its implementation.
 
@@ -148,11 +150,12 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds has to be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         past, keys = 0, x.shape[1]
-        if past_key_values is not None:
-            past, keys = int(past_key_values.get_seq_length()), past_key_values.get_mask_sizes(x.shape[1], 0)[0]
+        if cache is not None:
+            past, keys = int(cache.get_seq_length()), cache.get_mask_sizes(x.shape[1], 0)[0]
         segments = None
         if position_ids is not None and attention_mask is None and not past and keys == x.shape[1]:
             segments = position_ids.eq(0).cumsum(1)
@@ -163,8 +166,8 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
                 position_ids = torch.arange(past, past + x.shape[1], device=x.device)[None]
             angles = rotation(position_ids, self.config.hidden_size // self.config.num_attention_heads)
         for layer in self.layers:
-            x = layer(x, pattern, angles, past_key_values=past_key_values, weigh=bool(output_attentions))
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+            x = layer(x, pattern, angles, cache=cache, weigh=bool(output_attentions))
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **{compat.cache_name(): cache})
 
     def _slopes(self, device: torch.device) -> torch.Tensor | None:
         if self.config.position_embedding == "rope":
@@ -239,10 +242,11 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
             loss = cross_entropy(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         else:
             loss = label_loss(self.lm_head, hidden, labels, num_items_in_batch)
+        name = compat.cache_name()
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=out.past_key_values,
+            **{name: out.get(name)},
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )

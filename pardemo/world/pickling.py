@@ -2,6 +2,7 @@
 
 import io
 import sys
+import types
 from typing import Any
 
 import cloudpickle
@@ -19,7 +20,11 @@ class Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """torch pickles 8-bit floats, wide unsigned integers and half complex numbers by a storage without a dtype, and
-        cannot read that back: here they travel as the bytes of the storage."""
+        cannot read that back: here they travel as the bytes of the storage. Code keeps the name of its file, which
+        cloudpickle 3.1.3 leaves out: tracebacks read their source lines from it."""
+        if type(value) is types.CodeType:
+            make, arguments = self.dispatch_table[types.CodeType](value)
+            return _code_of, (value.co_filename, make, arguments)
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.Tensor:
             arguments = value.__reduce_ex__(4)[1]
@@ -29,6 +34,11 @@ class Pickler(cloudpickle.Pickler):
                 place = plain.storage_offset(), plain.shape, plain.stride()
                 return _tensor_of, (stored, value.dtype, *place, value.requires_grad)
         return super().reducer_override(value)
+
+
+def _code_of(file: str, make: Any, arguments: tuple) -> types.CodeType:
+    """Makes code as cloudpickle does, and names its file."""
+    return make(*arguments).replace(co_filename=file)
 
 
 def _tensor_of(stored: Any, dtype: Any, offset: int, shape: tuple, stride: tuple, requires_grad: bool) -> Any:

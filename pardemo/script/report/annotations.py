@@ -66,9 +66,9 @@ def annotations(verdict: Verdict, script: str, root: Path) -> list[str]:
     """
     made = []
     for row in verdict["findings"]:
-        file, _, line = row.get("line", "").rpartition(":")
+        file, line = _place(row, script, root)
         message = finding_message(row) + (f". What to change: {CAUSES}" if row["cause"] else "")
-        made.append(annotation(message, f"pardemo prove, {row['layout']}", _from(root, file or script), line))
+        made.append(annotation(message, f"pardemo prove, {row['layout']}", file, line))
     for row in verdict["layouts"]:
         if row["error"]:
             line = next(
@@ -78,20 +78,31 @@ def annotations(verdict: Verdict, script: str, root: Path) -> list[str]:
     return made
 
 
+def _place(row: Verdict, script: str, root: Path) -> tuple[str, str]:
+    """Returns a finding's file, the script where it has no line, and its line; both empty outside of the repository."""
+    file, _, line = row.get("line", "").rpartition(":")
+    return (inside, line) if (inside := _from(root, file or script)) else ("", "")
+
+
 def _from(root: Path, file: str) -> str:
     """Returns a file's path from the repository's root; empty where it lies elsewhere."""
     path = Path(file).resolve()
     return path.relative_to(root.resolve()).as_posix() if file and path.is_relative_to(root.resolve()) else ""
 
 
-def junit(verdict: Verdict, script: str) -> ElementTree.Element:
-    """Writes a test case for each layout that is compared with the reference."""
-    suite = ElementTree.Element("testsuite", name="pardemo prove")
+def junit(verdict: Verdict, script: str, root: Path) -> ElementTree.Element:
+    """Writes a test case for each layout that is compared with the reference.
+
+    Args:
+        verdict, script, root: as in :func:`annotations`; a file outside of the repository is named as it was given.
+    """
+    suite, file = ElementTree.Element("testsuite", name="pardemo prove"), _from(root, script) or script
     for layout in verdict["layouts"][1:]:
-        case = ElementTree.SubElement(suite, "testcase", classname=script, name=_plain(layout["layout"]), file=script)
+        case = ElementTree.SubElement(suite, "testcase", classname=file, name=_plain(layout["layout"]), file=file)
         rows = [row for row in verdict["findings"] if row["layout"] == layout["layout"]]
         if rows:
-            text = "\n".join(f"{row.get('line') or script}: {finding_message(row)}" for row in rows)
+            places = [":".join(filter(None, _place(row, script, root))) or row.get("line") or file for row in rows]
+            text = "\n".join(f"{place}: {finding_message(row)}" for place, row in zip(places, rows, strict=True))
             attributes = {"message": _plain(finding_message(rows[0])), "type": rows[0]["cause"] or "no known cause"}
             ElementTree.SubElement(case, "failure", attributes).text = _plain(text)
         elif layout["error"]:
@@ -148,12 +159,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.verdict.is_file():
         verdict = json.loads(arguments.verdict.read_text("utf-8"))
         script = arguments.script or _script(verdict["layouts"][0]["line"])
-        lines, tests = annotations(verdict, script, arguments.root), junit(verdict, script)
+        lines, tests = annotations(verdict, script, arguments.root), junit(verdict, script, arguments.root)
     else:
         verdict, script = None, arguments.script
         screen = _error(arguments.log.read_text("utf-8") if arguments.log else "")
         lines = [annotation(screen, "pardemo prove", _from(arguments.root, script))]
-        tests = junit_of_an_error(screen, script)
+        tests = junit_of_an_error(screen, _from(arguments.root, script) or script)
     print("\n".join(lines), end="\n" if lines else "")
     if arguments.junit:
         ElementTree.indent(tests)
