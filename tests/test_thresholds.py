@@ -6,6 +6,7 @@ import math
 import pytest
 
 from pardemo import project
+from pardemo.book.chapters.scorecard.thresholds import thresholds
 from pardemo.book.contents import notebook_of
 from pardemo.planner import hardware, rates
 
@@ -31,6 +32,7 @@ def text_of(chapter):
         ("cluster", 1 / 2 * FLOPS / (FEW * 8 * CARD), -2),
         ("cluster", 7 / 8 * RATIO, -1),
         ("overlap", RATIO, -1),  # columns
+        ("fewer_bits", 5 * FLOPS / H100.memory_bytes_per_s, -1),  # bytes of a conversion
     ],
 )
 def test_what_is_to_be_remembered_is_the_threshold_of_the_table(chapter, tokens, digits):
@@ -58,3 +60,8 @@ def test_a_page_prints_what_the_rates_give(chapter, printed):
 def test_up_to_ten_ranks_the_sum_of_a_gradient_hides():
     assert 1 + math.floor(2 * HIDDEN / RATIO) == 10
     assert "up to ten ranks" in text_of("megatron_mlp")
+
+
+def test_the_scorecard_s_threshold_of_fp8_is_its_page_s():
+    (line,) = (row for row in thresholds().rows if row.chapter == "fewer_bits")
+    assert line.values["H100"] == f"{5 * FLOPS / H100.memory_bytes_per_s:,.0f}"
