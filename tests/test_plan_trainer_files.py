@@ -88,7 +88,8 @@ def planned(engine, offload="none", checkpointing=True):
 
 def written(folder, asked, chosen, base):
     names = files.write_plan(folder, asked, chosen, base)
-    assert sorted(names) == sorted(path.name for path in folder.iterdir())
+    there = {path.name for path in folder.iterdir()} - {"__pycache__"}  # of a script that a test has imported
+    assert set(names) == there
     return folder
 
 
@@ -212,7 +213,7 @@ def test_a_head_that_the_embedding_shares(world, data, tmp_path, engine):
     whole = sum(parameter.numel() for parameter in LlamaForCausalLM.from_pretrained(tied).parameters())
     for rank in world.run(on_rank, folder, environment, data, tmp_path / "out", engine == "fsdp2"):
         assert rank["whole"] == 2 * rank["own"] == whole
-        assert rank["losses"] == pytest.approx(by_hand(tied, data, None), rel=1e-2)
+        assert rank["losses"] == pytest.approx(by_hand(tied, data, FULL), rel=1e-2)
     trained = LlamaForCausalLM.from_pretrained(tmp_path / "out")
     assert trained.lm_head.weight is trained.model.embed_tokens.weight
 
