@@ -441,6 +441,38 @@ def test_accelerate_trains_as_one_process(script):
     assert made.equal, str(made)
 
 
+SHARDED_BY_ACCELERATE = """
+import sys, torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from transformers import LlamaConfig, LlamaForCausalLM
+accumulate = int(sys.argv[1]); torch.manual_seed(0)
+plugin = FullyShardedDataParallelPlugin(
+    fsdp_version=2, activation_checkpointing=True, auto_wrap_policy="transformer_based_wrap",
+    transformer_cls_names_to_wrap=["LlamaDecoderLayer"], cpu_ram_efficient_loading=False,
+)
+accelerator = Accelerator(fsdp_plugin=plugin, gradient_accumulation_steps=accumulate)
+sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
+draws = torch.Generator().manual_seed(1)
+for step in range(4):
+    tokens = torch.randint(0, 64, (8, 12), generator=draws).chunk(accelerator.num_processes)[accelerator.process_index]
+    for part in tokens.chunk(accumulate):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(input_ids=part, labels=part).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.nightly
+def test_accelerates_fsdp2_recomputes_in_fp64(script):
+    (script / "train.py").write_text(SHARDED_BY_ACCELERATE)
+    texts = ["ranks=1 accumulate=1", "ranks=2 accumulate=1", "ranks=2 accumulate=2"]
+    made = proof.scripts(layouts.from_texts(texts, ["train.py", "{accumulate}"]), runs.Options(steps=2, double=True))
+    assert made.equal, str(made)
+
+
 def test_a_zero_bubble_pipeline_takes_gradients_without_backward():
     file = Path(__file__).parent / "found" / "searched" / "torch_pipeline.py"
     chosen = ["ranks=1 pp=1 schedule=none", "ranks=2 pp=2 schedule=InterleavedZeroBubble"]
