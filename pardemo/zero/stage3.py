@@ -163,7 +163,8 @@ class Zero3(Engine):
             for parameter in parameters:
                 if parameter.requires_grad and parameter.dtype == torch.bfloat16:
                     parameter.data, gathered_in = parameter.data.float(), torch.bfloat16
-            policy = MixedPrecisionPolicy(param_dtype=gathered_in, cast_forward_inputs=False)
+            # torch 2.15 would reduce in the shards' fp32 where it is not told; releases before it, as parameters are
+            policy = MixedPrecisionPolicy(gathered_in, reduce_dtype=gathered_in, cast_forward_inputs=False)
             shard: Any = fully_shard(part, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
             if self.device.type == "cpu":
                 shard.set_custom_all_gather(RingAllGather(self, labels[part]))
@@ -181,7 +182,10 @@ class Zero3(Engine):
     def _free(self) -> None:
         """Frees what is gathered, or on its way, whatever the last pass was doing."""
         if self._passes:
+            gradients = [(master, master.grad) for master, _, _ in self._masters.values()]
             self.module.reset_iter_state()  # type: ignore[operator]
+            for master, gradient in gradients:  # of passes before, which torch 2.15 would discard
+                master.grad = gradient
         for part in self._parts:
             part.reshard()
 
