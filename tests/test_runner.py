@@ -243,6 +243,19 @@ def test_a_kernel_whose_start_is_interrupted_is_gone_before_its_folder_is(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_kernels_have_libraries_loaded_where_several_notebooks_name_some(tmp_path):
+    """What one or two notebooks want they load themselves: all of it would take longer."""
+    texts = {"01_a": "", "02_b": "pardemo.peers.megatron", "03_c": "pardemo.finetune.train", "04_d": "torch"}
+    for name, text in texts.items():
+        cell = nbformat.v4.new_code_cell(f"%%ranks 2 --preload {text}")
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / name)
+    notebooks = {name: tmp_path / name for name in texts}
+    assert kernels.with_libraries(notebooks) == frozenset()
+    cell = nbformat.v4.new_code_cell("from pardemo.peers.pytorch import fsdp")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "04_d")
+    assert kernels.with_libraries(notebooks) == {"02_b", "03_c", "04_d"}
+
+
 def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collection, capsys):
     root = collection("01_a", "import os, time; value = time.time_ns()", GOOD.format(name="01_a", measured=1))
     collection("02_b", "raise KeyError")

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -207,6 +208,18 @@ def test_a_process_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path
         fork_server.ForkServer((), fork_server.RANK, full)
     assert list(tmp_path.iterdir()) == []
     assert set(fork_server._handles) == before, "nothing to close when Python ends"
+
+
+def test_a_fork_server_begins_from_the_one_that_has_loaded_most_of_it(monkeypatch):
+    """And never from one that has called a function there, or has loaded what the new one must not have."""
+    preloads = [(), ("a",), ("a", "b"), ("a", "b", "m:call"), ("a", "z")]
+    servers = {(fork_server.RANK, loaded): SimpleNamespace(alive=True, loaded=loaded) for loaded in preloads}
+    monkeypatch.setattr(fork_server, "_servers", servers)
+    assert fork_server._largest_part(("a", "b", "c", "m:call")).loaded == ("a", "b")
+    servers[fork_server.RANK, ("a", "b")].alive = False
+    assert fork_server._largest_part(("a", "b", "c", "m:call")).loaded == ("a",)
+    monkeypatch.setattr(fork_server, "_servers", {})
+    assert fork_server._largest_part(("a",)) is None
 
 
 def test_closing_from_another_thread_ends_the_run():

@@ -258,11 +258,18 @@ def shared(preload: Sequence[str] = (), main: str = RANK) -> ForkServer:
 
 
 def _new(main: str, preload: tuple[str, ...]) -> ForkServer:
-    base = _servers.get((RANK, PRELOADED))
-    if base is not None and base.alive and sys.platform == "linux":
+    base = _largest_part(preload)
+    if base is not None and sys.platform == "linux":
         with contextlib.suppress(OSError, RuntimeError, ImportError):  # it has ended meanwhile
             return ForkServer(preload, main, base.fork_server)  # what that one has loaded need not be loaded again
     return ForkServer(preload, main)
+
+
+def _largest_part(preload: tuple[str, ...]) -> ForkServer | None:
+    """The fork server that has loaded most of these modules, of those that have loaded and called nothing else."""
+    parts = {loaded: server for (_, loaded), server in _servers.items() if set(loaded) <= set(preload) and server.alive}
+    called = [loaded for loaded in parts if any(":" in name for name in loaded)]  # a call may be made only once
+    return parts[max(parts.keys() - called, key=len)] if len(parts) > len(called) else None
 
 
 def running() -> list[ForkServer]:

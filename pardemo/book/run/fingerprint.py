@@ -37,17 +37,23 @@ def reads(path: Path) -> list[str]:
     return json.loads(path.read_text(encoding="utf-8"))["metadata"].get("pardemo", {}).get("reads", [])
 
 
+def named(path: Path) -> set[str]:
+    """What a notebook's code names of the package: modules, and what it imports from them."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    text = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    names = set(_NAMED.findall(text))
+    for package, imported in _FROM.findall(text):
+        names |= {f"{package}.{name}" for name in re.findall(r"\w+", imported)}
+    return names
+
+
 def modules_of(path: Path) -> set[str]:
     """The modules of the package that a notebook imports, and those that these import, wherever they do.
 
     A name in a text counts, too: ranks and processes are started with modules that are told by their name. A chapter's
     room is whole, since its page looks for names in all of its modules.
     """
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    text = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    names = set(_NAMED.findall(text))
-    for package, imported in _FROM.findall(text):
-        names |= {f"{package}.{name}" for name in re.findall(r"\w+", imported)}
+    names = named(path)
     files = _files(project.PACKAGE)
     room = f"pardemo.book.chapters.{project.chapter_name(path.stem)}"
     reached: set[str] = set()

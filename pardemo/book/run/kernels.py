@@ -1,8 +1,9 @@
 """Kernels for a run of the collection, forked from a process that has loaded what its notebooks load.
 
-Seventeen kernels would import torch, pandas and Matplotlib one after the other, and so would the processes that their
-ranks are forked from: six seconds a notebook in which nothing is measured. Where processes cannot be forked so (other
-systems than Linux) kernels start as Jupyter starts them.
+The kernels would import torch, pandas and Matplotlib one after the other, and so would the processes that their ranks
+are forked from: six seconds a notebook in which nothing is measured. Notebooks that compare with other libraries get
+kernels from a second process, which has loaded these, too: the others' ranks stay without them. Where processes cannot
+be forked so (other systems than Linux) kernels start as Jupyter starts them.
 """
 
 import contextlib
@@ -11,11 +12,15 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from pardemo import compat, project
+from pardemo.book.run import fingerprint
+from pardemo.draw import pictures
 from pardemo.world import fork_server
 
 #: What most notebooks import. It is loaded once; a notebook that wants more loads that itself.
@@ -30,18 +35,35 @@ LOADED = (
     "pardemo.draw.player",
     "pardemo.book.page",
 )
+#: What several notebooks load in ranks, or in the kernel, and few could do without: seconds each.
+LIBRARIES = (
+    "pardemo.finetune.predict",
+    "pardemo.finetune.train",
+    "pardemo.peers.accelerate.ranks",
+    "pardemo.peers.deepspeed.engine",
+    "pardemo.peers.deepspeed.pipeline",
+    "pardemo.peers.deepspeed.ulysses",
+    "pardemo.peers.megatron",
+    "pardemo.peers.megatron_context",
+    "pardemo.peers.megatron_experts",
+    "pardemo.peers.pytorch.dtensor",
+    "pardemo.peers.pytorch.fsdp",
+    "pardemo.peers.pytorch.pipelining",
+    "pardemo.planner.models",
+)
+FEWEST = 3  # notebooks that name some of these, for which it pays to load all of them
 MAIN = "pardemo.book.run.kernels:main"
 CONTROL_ENDS_WITHIN_S = 5.0
 
 
 @contextlib.contextmanager
-def warm() -> Iterator[bool]:
+def warm(notebooks: Mapping[str, Path]) -> Iterator[bool]:
     """Within the block kernels are forked from a warm process, which loads its libraries meanwhile."""
     if sys.platform == "linux":
-        _mother()
+        _fork_server(LOADED)
         from jupyter_client.provisioning import local_provisioner
 
-        with compat.replaced(local_provisioner, "launch_kernel", _launch):
+        with compat.replaced(local_provisioner, "launch_kernel", partial(_launch, with_libraries(notebooks))):
             yield True
     else:
         yield True
@@ -72,16 +94,29 @@ def none_left() -> Iterator[list[Any]]:
                 kernel.wait()
 
 
-def _mother() -> fork_server.ForkServer:
+def with_libraries(notebooks: Mapping[str, Path]) -> frozenset[str]:
+    """Names those notebooks whose kernels have loaded :data:`LIBRARIES`; none where they would be too few."""
+    naming = [name for name, path in notebooks.items() if fingerprint.named(path) & {*LIBRARIES}]
+    return frozenset(naming if len(naming) >= FEWEST else ())
+
+
+def _fork_server(loaded: Sequence[str]) -> fork_server.ForkServer:
     with project.environment({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}):
-        return fork_server.shared(LOADED, MAIN)
+        return fork_server.shared(loaded, MAIN)
 
 
-def _launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **unused: Any) -> fork_server.Forked:
+def _launch(
+    with_libraries: frozenset[str], cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **unused: Any
+) -> fork_server.Forked:
     """In place of jupyter_client's: here, too, the process has a group of its own."""
     ours, theirs = socket.socketpair()
     with open(os.devnull, "rb") as nothing, Connection(ours.detach()) as control, theirs:
-        (pid,) = _mother().fork([[theirs.fileno(), 1, 2, nothing.fileno()]])
+        fds = [theirs.fileno(), 1, 2, nothing.fileno()]
+        pids: list[int] = []
+        if env.get(pictures.NOTEBOOK) in with_libraries:
+            with contextlib.suppress(ImportError):  # one is not installed here, which a cell may tell
+                pids = _fork_server((*LOADED, *LIBRARIES)).fork([fds])
+        (pid,) = pids or _fork_server(LOADED).fork([fds])
         settings = {"env": dict(env), "path": sys.path, "cwd": cwd or os.getcwd(), "argv": cmd[cmd.index("-f") :]}
         control.send_bytes(json.dumps(settings).encode())
         return fork_server.Forked(pid)

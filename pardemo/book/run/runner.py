@@ -87,7 +87,7 @@ def _run(
                 say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
                 continue
             if not warm:
-                warm = stack.enter_context(kernels.warm())
+                warm = stack.enter_context(kernels.warm(selected))
             ended.pop(name, None)  # should this run be killed, the notebook counts as not run
             with _refused_where_no_space_is_left(name, folder):
                 endings.write_endings(folder, ended)

@@ -1,6 +1,8 @@
 """A training job: what is trained, by which program, on which machine."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from pardemo.planner import hardware
 from pardemo.planner.layouts.layout import Layout
@@ -108,6 +110,11 @@ class Job:
     @property
     def dispatcher(self) -> str:
         return self.dispatch or self.stack.dispatch
+
+    @cached_property
+    def remembered(self) -> dict[tuple, Any]:
+        """Computed values of this job by the settings of a layout that they depend on: a search asks for each often."""
+        return {}
 
 
 TRANSFORMERS, FUSED_NORMS = OTHERS["transformers"], OTHERS["transformers, fused norms"]

@@ -105,6 +105,13 @@ def kept_bytes(job: Job, layout: Layout) -> float:
     """Bytes that a layer keeps of each token for its backward pass, on one rank; of several kinds, on average."""
     if layout.recompute == "full":
         return 2 * job.shape.hidden * job.shape.streams / (layout.tp if layout.sequence_parallel else 1)
+    key = "kept", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
+    if key not in job.remembered:
+        job.remembered[key] = _kept_bytes(job, layout)
+    return job.remembered[key]
+
+
+def _kept_bytes(job: Job, layout: Layout) -> float:
     kinds = job.shape.kinds
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
     nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)

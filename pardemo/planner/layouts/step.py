@@ -84,10 +84,7 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     if job.stack.engine:
         return tuned_step(job, layout)
     shape, machine, stack = job.shape, job.machine, job.stack
-    mean = Parts()
-    for kind, count in shape.kinds:
-        mean.more(layer(job, layout, kind), count / shape.layers)
-    last = head(job, layout)
+    mean, last = _micro_batch(job, layout)
     split = stages(job, layout)
     busy = [count * mean.total for count in split]
     busy[-1] += last.total
@@ -113,6 +110,23 @@ def step(job: Job, layout: Layout) -> PredictedStep:
         seconds, tokens * shape.flops(job.sequence, frozen=job.frozen), job.peak_flops, tokens, layout.gpus,
         tuple(split),
     )  # fmt: skip
+
+
+def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
+    """Seconds of a micro-batch on a rank: through an average layer, and through the head.
+
+    How ranks share states and how many micro-batches a step has changes nothing here, so it is remembered.
+    """
+    key = (
+        "micro-batch", layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, layout.gpus, layout.micro_batch,
+        layout.sequence_parallel, layout.recompute, layout.modules, layout.context,
+    )  # fmt: skip
+    if key not in job.remembered:
+        mean = Parts()
+        for kind, count in job.shape.kinds:
+            mean.more(layer(job, layout, kind), count / job.shape.layers)
+        job.remembered[key] = mean, head(job, layout)
+    return job.remembered[key]
 
 
 def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
