@@ -230,20 +230,25 @@ def memory(job: Job, layout: Layout) -> Memory:
 
 def _made_again(job: Job, layout: Layout) -> float:
     """Bytes of each token that the layer whose backward pass runs has beside what it kept."""
-    if layout.recompute == "full":
-        return kept_bytes(job, layout.but(recompute="none"))
-    if layout.modules:
-        return kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
-    return 0.0
+    key = "made again", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
+    if key not in job.remembered:
+        nbytes = 0.0
+        if layout.recompute == "full":
+            nbytes = kept_bytes(job, layout.but(recompute="none"))
+        elif layout.modules:
+            nbytes = kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
+        job.remembered[key] = nbytes
+    return job.remembered[key]
 
 
 def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, made_again: float) -> dict[str, float]:
     shape, stack = job.shape, job.stack
     owned = owned_params(job, layout, split, place)
     shard = owned.sharded(layout)
-    trained = owned_trained_params(job, layout, split, place)
-    updated, part = trained.whole, trained.sharded(layout)
+    updated, part = owned.whole, shard
     if job.frozen:  # adapters come to the model's own weights
+        trained = owned_trained_params(job, layout, split, place)
+        updated, part = trained.whole, trained.sharded(layout)
         owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + part
     stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
     tokens = layout.micro_batch * job.sequence / layout.cp

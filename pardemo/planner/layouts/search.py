@@ -42,7 +42,7 @@ class PlannedLayout:
     def seconds(self) -> float:
         return self.step.seconds
 
-    @property
+    @cached_property
     def peak_bytes(self) -> float:
         return self.memory.peak_bytes
 
