@@ -231,6 +231,7 @@ def test_a_run_of_failing_claims_ends_on_the_report(folder, tmp_path, monkeypatc
     monkeypatch.setattr(project, "notebooks", lambda: {"01_a": out / "01_a.ipynb", "02_b": out / "02_b.ipynb"})
     for name in ("of_sources", "with_inputs"):
         monkeypatch.setattr(runner.fingerprint, name, lambda *of: "same")
+    monkeypatch.setattr(runner.fingerprint, "named", lambda path: set())
     monkeypatch.setattr(runner, "assign", lambda selected, given: {name: {} for name in selected})
     monkeypatch.setattr(
         runner, "_execute", lambda name, *rest: runner.NotebookEnding(name, "failed", error="ClaimFailed")
