@@ -23,9 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 run: env
 	$(BIN)/pardemo run
 
-# Three files of tests at a time, on two cores: many a test waits. In the order of tests/conftest.py, where the longest begin: pytest-xdist's
+# Two files of tests at a time, on two cores. In the order of tests/conftest.py, where the longest begin: pytest-xdist's
 # own is by the number of tests.
-PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: env lint
 	$(PYTEST) -m "not nightly"
