@@ -356,6 +356,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
         ("config.json", lambda path: path.write_text("{"), "config.json is not JSON"),
         ("config.json", lambda path: changed(path, model_type="llama"), "'llama'; this loader reads 'baichuan'"),
         ("config.json", lambda path: changed(path, intermediate_size=128), r"mlp.*_proj.weight' is .*160.*says .*128"),
+        ("config.json", lambda path: changed(path, num_hidden_layers=10**9), "num_hidden_layers is 1,000,000,000"),
         ("config.json", lambda path: changed(path, num_hidden_layers=4), "index lacks: 'model.layers.3.* and 6 more"),
         (INDEX, Path.unlink, "holds no weights"),
         (SECOND, Path.unlink, f"1 of 2 shards are missing: '{SECOND}"),

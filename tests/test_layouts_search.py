@@ -42,6 +42,20 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
     assert free == sorted(free), "slower, but with more room"
 
 
+@pytest.mark.parametrize("model", ["llama3-70b", "qwen3-30b-a3b", "deepseek-v3"])
+def test_a_job_remembers_only_what_a_layout_does_not_change(model):
+    """Each of some hundred layouts, asked of a job that has been asked for all before it and of a new one."""
+    shape = configurations.of(models.find(model))
+    used = job(shape, 64)
+    tried = list(layouts(shape, used.machine, 128, 8192))
+    for layout in tried[:: len(tried) // 150]:
+        for recompute in ("none", "selective", "full"):
+            chosen = layout.but(recompute=recompute, offload=layout.tp % 2 if recompute == "none" else 0)
+            new = replace(used)
+            assert step(used, chosen).seconds == step(new, chosen).seconds
+            assert memory(used, chosen).lines == memory(new, chosen).lines
+
+
 def test_what_fits_nowhere_is_told_with_the_least():
     answer = search(job(LLAMA, 8, "4090"), 8)
     assert (answer.best, answer.fitting) == ((), 0)

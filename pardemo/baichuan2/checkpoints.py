@@ -20,6 +20,8 @@ from pardemo.baichuan2.modeling import Baichuan2ForCausalLM
 from pardemo.project import refuse_pointer
 
 SINGLE, INDEX = ("model.safetensors", "pytorch_model.bin"), ".index.json"
+#: A layer is an object of a tenth of a millisecond and 50 kB, also without its parameters.
+MOST_LAYERS = 10_000
 
 
 def load_checkpoint(
@@ -102,6 +104,8 @@ def read_config(folder: str | Path, **changes) -> Baichuan2Config:
         raise ValueError(f"{path}: {_first_line(error)}") from None
     if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
         raise ValueError(f"{path}: torch_dtype is {config.dtype!r}; it names a type, as bfloat16")
+    if config.num_hidden_layers > MOST_LAYERS:
+        raise ValueError(f"{path}: num_hidden_layers is {config.num_hidden_layers:,}; {MOST_LAYERS:,} are the most")
     return config
 
 

@@ -1,10 +1,12 @@
-"""Finds parameters in no module that each rank of a group counts, by running the reference with them multiplied."""
+"""Finds parameters in no module that each rank of a group adds, by running the reference with them multiplied."""
 
 import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from pardemo.script.compare import runs
 from pardemo.script.compare.causes import UnexplainedGradients
@@ -89,7 +91,7 @@ def _is_the_layouts(truth: Reference, run: Run, left: UnexplainedGradients) -> b
     for name, gradient in its.items():
         pair = wrong.get(name)
         ours = wanted[name] if pair is None else pair.ours
-        covered = ours == ours if pair is None else pair.covered
+        covered = torch.ones_like(ours, dtype=torch.bool) if pair is None else pair.covered
         near = compare_pair(name, gradient, ours, covered, scale[name], truth.tolerance * 10, [])
         if not near.equal:
             return False

@@ -267,7 +267,7 @@ class Trained(Hooks):
         self._tokens: tuple[int, ...] = ()
 
     def seen(self) -> dict[str, Any]:
-        """Notes an optimizer whose step ends.
+        """Returns what is trained, and what a step's memory depends on.
 
         ``elements`` that this rank's optimizers update; ``weight``, ``gradient``, ``state``: bytes for each of them on
         average, gradients None where there is none any more; ``unlike``: whether a state has another shape than its
