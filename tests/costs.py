@@ -3,7 +3,7 @@
 A file's CPU seconds are those of the process that runs its tests and of all that descend from it, ranks and kernels
 too, as ``/proc`` counts them. The clock says less: two workers share two cores with all that they start.
 
-    pytest -n 2 --costs tests/costs.csv      # the table of all files, which is committed
+    pytest -n 3 --costs tests/costs.csv      # the table of all files, which is committed
 """
 
 import csv
