@@ -3,6 +3,7 @@
     python tests/zoo/right/run.py --seed 0 --count 60              # draws, runs, prints each false alarm
     python tests/zoo/right/run.py --seed 0 --only 7 --layout 2     # that layout once more, with all that is said
     python tests/zoo/right/run.py --seed 0 --count 1000 --seconds 170 --write
+    python tests/zoo/right/run.py --seed 0 --count 1000 --jobs 3   # three proofs at a time: half of a proof's time is waiting
 
 A proof has one model and several layouts of it, all held against one process. ``--write`` goes on where
 ``outputs/reference/right_layouts.json`` ends, if that is of the same seed, until there are ``--count`` layouts or the
@@ -13,13 +14,16 @@ import argparse
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import random
 import re
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,11 +54,25 @@ class Counts:
 
     def add(self, engine: str, outcome: str) -> None:
         """Counts a layout."""
-        self.engines.setdefault(engine, {"layouts": 0, "alarms": 0, "failed": 0, "in_part": 0})
-        self.engines[engine]["layouts"] += 1
+        self._of(engine)["layouts"] += 1
         self.layouts += 1
         if outcome != "equal":
             self.engines[engine][outcome] += 1
+
+    def merge(self, other: "Counts") -> None:
+        """Adds what another process has counted of the same seed."""
+        for engine, counts in other.engines.items():
+            ours = self._of(engine)
+            for what, number in counts.items():
+                ours[what] += number
+        self.proofs += other.proofs
+        self.layouts += other.layouts
+        self.seconds = round(self.seconds + other.seconds, 1)
+        self.alarms += other.alarms
+        self.failed += other.failed
+
+    def _of(self, engine: str) -> dict[str, int]:
+        return self.engines.setdefault(engine, {"layouts": 0, "alarms": 0, "failed": 0, "in_part": 0})
 
 
 def drawn(seed: int, number: int, few: Sequence[str] = ()) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
@@ -125,6 +143,18 @@ def run(seed: int, number: int, counts: Counts, few: Sequence[str] = (), only: i
             getattr(counts, outcome).append(f"{repeat}: {failed or said[0].why}")
 
 
+def counted(seed: int, number: int, few: Sequence[str]) -> Counts:
+    """One proof's counts, in a process of its own."""
+    counts = Counts(seed)
+    run(seed, number, counts, few)
+    return counts
+
+
+def _find() -> None:
+    """Lets a process find the package and the modules beside this one."""
+    sys.path[:0] = [str(ROOT), str(HERE)]
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,6 +164,7 @@ def main() -> None:
     parser.add_argument("--layout", type=int, help="the number of one of its layouts")
     parser.add_argument("--engine", action="append", default=[], help="draw layouts of this engine only; repeat it")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no proof after that time")
+    parser.add_argument("--jobs", type=int, default=1, help="proofs at a time")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     counts = Counts(asked.seed)
@@ -144,10 +175,19 @@ def main() -> None:
         before = json.loads(WRITTEN.read_text(encoding="utf-8"))
         counts = Counts(**before) if before["seed"] == asked.seed else counts
     until = time.monotonic() + asked.seconds
-    while counts.layouts < asked.count and time.monotonic() < until:
-        run(asked.seed, counts.proofs, counts, asked.engine)
-        if asked.write:
-            WRITTEN.write_text(json.dumps(asdict(counts), indent=1) + "\n", encoding="utf-8")
+    # each process starts its own ranks, and prints what is not equal
+    with ProcessPoolExecutor(asked.jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_find) as pool:
+        begun = counts.proofs
+        going: deque[Future[Counts]] = deque()
+        while counts.layouts < asked.count:
+            while len(going) < asked.jobs and time.monotonic() < until:
+                going.append(pool.submit(counted, asked.seed, begun, asked.engine))
+                begun += 1
+            if not going:
+                break
+            counts.merge(going.popleft().result())
+            if asked.write:
+                WRITTEN.write_text(json.dumps(asdict(counts), indent=1) + "\n", encoding="utf-8")
     if asked.write:
         PAGE.write_text(TOLD.sub(f"{counts.layouts:,}", PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{counts.layouts} layouts, {len(counts.alarms)} false alarms, {len(counts.failed)} failed, "
@@ -155,5 +195,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(HERE)]
+    _find()
     main()
