@@ -31,9 +31,9 @@ def _logits_not_held():
 
 @problem("%")
 def _share_of_traffic():
-    """Llama 3.2 1B has l = 16 layers and h = 2048, and t is 8. Activations have two bytes a number, and the loss
-    all-reduces numbers in fp32. What the cut vocabulary sends forward and backward is how many per cent of what the
-    blocks send?"""
+    """Llama 3.2 1B has l = 16 layers and h = 2048, t is 8, and a micro-batch has 8,192 tokens. Activations have two
+    bytes a number, and the loss all-reduces numbers in fp32. What the cut vocabulary sends forward and backward is how
+    many per cent of what the blocks send?"""
     shape, t, tokens = shape_of("llama3.2-1b"), 8, 8192
     phi = tensor_parallel.phi(1, tokens, shape.hidden, t, element_bytes=2)
     blocks = shape.layers * tensor_parallel.block() * phi
