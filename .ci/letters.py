@@ -48,7 +48,7 @@ LETTERS = {
     "Z": "a layer's output [b·s, h]",
     "W": "a weight matrix; a layer's several ones have an index: W₁, W₂",
     "r": "the inner width of a LoRA adapter",
-    "κ": "F/(B·T): the time of a gather of all parameters over a forward pass's",
+    "κ": "F/(B·T): how many times as long as a forward pass one gather of all parameters takes",
     "w": "seconds of training between two saves",
     "δ": "seconds that a save holds the training up",
     "μ": "mean time between two failures of a job, in seconds",

@@ -103,6 +103,44 @@ def test_the_terms_are_the_chapters_formulas():
         assert found == pytest.approx(added), (sharding, shorter)
 
 
+def test_messages_are_the_term_of_the_drawing():
+    """⅔ · h · p · v · F / (Ψ · B): between nodes B is one GPU's part of its node's cards, however many ranks it has."""
+    flops, card = 0.8 * 794.5e12, 0.48 * 400e9 / 8
+    job = job_of("llama3-70b", "H100", 64, 400)
+    for cut in ({"tp": 4, "pp": 8, "dp": 2, "chunks": 2}, {"tp": 8, "pp": 4, "dp": 2}):
+        layout = Layout(sequence_parallel=True, accumulation=16, **cut)
+        p, v = layout.pp, layout.chunks
+        messages = adds(job, layout)["pipeline"] - (p - 1) / (16 * v)
+        assert messages == pytest.approx(2 / 3 * 8192 * p * v * flops / (job.shape.params * card))
+    assert "⅔ · h · p · v · F / (Ψ · B)" in rule().alt
+
+
+def test_hsdp_or_stages_on_the_nodes():
+    """Baichuan2-13B on four nodes with a plain card each: what *ZeRO's traffic* and *Which layout?* say of it."""
+    job = job_of("baichuan2-13b", "H100", 32, 12.5)
+    kappa = 0.8 * 794.5e12 / (0.48 * 12.5e9 * 4096)
+    hsdp, stages = Layout(dp=32, sharding="zero3", shard_group=8, accumulation=16), Layout(pp=4, dp=8, accumulation=64)
+    added = {"HSDP": sum(adds(job, hsdp).values()), "stages": sum(adds(job, stages.but(sharding="zero1")).values())}
+    assert added["HSDP"] == pytest.approx((2 * kappa - 2) / 48)
+    exact, fp32 = (2 * 3 / 4 * kappa - 2) / 48, (2 * 2 * 3 / 4 * kappa - 2) / 48
+    messages = adds(job, stages)["pipeline"] - 3 / 64
+    tokens, fewest = 512 * 4096, job.shape.params / job.shape.hidden
+    assert tokens < fewest
+    assert messages / (2 * kappa / 48) == pytest.approx(tokens / fewest), "per byte, both are as quick"
+    (text,) = (text for text in cells_of("zero_communication", "markdown") if "fewer than Ψ/h tokens**" in text)
+    said = f"they add {added['stages']:.0%} (bubble {3 / 64:.0%}, messages {messages:.0%}). ".replace("%", " %")
+    assert said.replace(" %, ", ", ").replace(" %)", ")") in text
+    for share in (exact, added["HSDP"], fp32):
+        assert f"{100 * share:.0f} %" in text
+
+
+def test_few_tokens_a_step_put_stages_on_the_nodes_and_many_take_hsdp():
+    for tokens, kind in ((2**20, "PP"), (2**22, "HSDP")):
+        job = job_of("llama3-8b", "H100", 32 if kind == "HSDP" else 16, 12.5, 8192)
+        assert (tokens > job.shape.params / job.shape.hidden) == (kind == "HSDP")
+        assert choose(job, tokens // 8192).kind.startswith(kind)
+
+
 def test_a_threshold_is_a_matter_of_each_pass():
     """With recomputation the backward pass has room for more traffic, the forward pass has not."""
     job = job_of("llama3-8b", "H100", 64, 400, 2048)

@@ -191,18 +191,21 @@ def _spread(rows: list[dict[str, Any]]) -> str:
 def sentences(rows: list[dict[str, Any]]) -> list[str]:
     """The reasons of the cases that are not as predicted; a reason that several cases share comes once."""
     values_by_sentence: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
+    bounds = {}  # sentence -> what kind of prediction it is: equal, at most, at least
     for row in rows:
         if row["verdict"] != "holds" and row["reason"]:
             instead = re.fullmatch(rf"{AS_PREDICTED} (.+?) predicts: (.+)", row["reason"], re.DOTALL)
             value, sentence = instead.groups() if instead else ("", row["reason"])
             values = values_by_sentence.setdefault(sentence, [])
+            bounds[sentence] = row["relation"]
             if value and value not in values:
                 values.append(value)
-    return [_sentence_text(sentence, " and ".join(values)) for sentence, values in values_by_sentence.items()]
+    return [_sentence_text(of, " and ".join(values), bounds[of]) for of, values in values_by_sentence.items()]
 
 
-def _sentence_text(sentence: str, values: str) -> str:
-    text = f"It is {values} instead: {sentence}" if 0 < len(values) <= SHORT else sentence
+def _sentence_text(sentence: str, values: str, relation: str) -> str:
+    holds = f"It is {values} instead" if relation == "equal" else f"{relation} {values} holds instead"
+    text = f"{holds}: {sentence}" if 0 < len(values) <= SHORT else sentence
     return text[0].upper() + text[1:] + "." * (text[-1] not in ".!?")
 
 

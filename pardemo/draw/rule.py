@@ -13,7 +13,8 @@ WIDE, LINE = 640, 34
 TERMS = {
     "recomputation": ("layers recomputed", "⅓"),
     "tensor parallel": ("TP: t ranks inside a node", "(t − 1) · F / (4.5 · h · B)"),
-    "pipeline": ("PP: p stages", "(p − 1) / (m · v), and messages"),
+    "pipeline": ("PP: p stages wait", "(p − 1) / (m · v)"),
+    "messages": ("PP: messages, B of one GPU", "⅔ · h · p · v · F / (Ψ · B)"),
     "ZeRO-3": ("ZeRO-3; HSDP in a node", "(κ − 1)/3 + (2κ − 2)/3"),
     "ZeRO-2": ("ZeRO-2", "(κ − 2)/3 + κ / (3m)"),
     "ZeRO-1": ("ZeRO-1", "(κ − 2)/(3m) + κ / (3m)"),

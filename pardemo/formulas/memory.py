@@ -105,6 +105,19 @@ def largest_model(
     return float(memory_bytes * model_parallel / per_parameter)
 
 
+def most_in_step(world_size: int, stage: int) -> float:
+    """Bytes per parameter that a rank holds at most in the step of Adam in mixed precision, where gradients are fp32.
+
+    A plain step adds 4 bytes to its 16. ZeRO-1 adds a rank's share of them, and of the bf16 sum from which it makes
+    them. ZeRO-2 and ZeRO-3 free a bf16 gradient as soon as its fp32 one is there.
+
+    Raises:
+        ValueError: a stage that does not exist, or no rank.
+    """
+    _check_job(0, world_size, stage)
+    return {0: 20, 1: 4 + 18 / world_size, 2: 2 + 16 / world_size, 3: 18 / world_size}[stage]
+
+
 def deepspeed_zero2_estimate(params: int, world_size: int) -> int:
     """GPU bytes by DeepSpeed's ``estimate_zero2_model_states_mem_needs`` without offload: 2Ψ + 18Ψ/N.
 

@@ -8,7 +8,10 @@ of a chapter:
 recomputed layers              1/3                                a second forward pass (*Sequence parallelism*)
 tensor parallel                (t − 1) · F / (4.5 · h · B)        all-reduces in a node, none hidden (*Megatron's
                                                                   attention*)
-pipeline                       (p − 1) / (m · v)                  the bubble, and messages (*Pipeline parallelism*)
+pipeline                       (p − 1) / (m · v)                  the bubble (*Pipeline parallelism*)
+its messages                   ⅔ · h · p · v · F / (Ψ · B)        an activation and a gradient from each stage to the
+                                                                  next and the last, none hidden; between nodes B is
+                                                                  one GPU's share of its node's network cards
 ZeRO-3; HSDP inside its nodes  (κ − 1)/3 + (2κ − 2)/3             gathers beside each forward pass, gathers and
                                                                   gradients beside each backward pass (*ZeRO's
                                                                   traffic*)
@@ -20,7 +23,7 @@ replicas; HSDP across          (2κ − 2)/(3m)                      all-reduces
 
 κ = F / (B · T) is a gather's time over a forward pass's. A bracket below 0 is traffic that hides and adds nothing, one
 bracket for each pass, since passes cannot lend each other time. With recomputation the backward pass is half as long
-again: 2 becomes 3 there.
+again: 2 becomes 3 there. An all-reduce over d ranks counts as 2κ, for (d − 1)/d is taken as 1.
 
 F: operations/s of the matrix multiplications, B: bytes/s of the slowest link that a ring over the ranks passes, between
 nodes of all network cards of a node together; both as reached (:mod:`pardemo.planner.rates`). T: tokens of a

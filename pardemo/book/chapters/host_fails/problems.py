@@ -53,6 +53,6 @@ def _bytes_to_a_neighbour():
     """405 billion parameters in bf16, with 12 bytes of optimizer states each, lie in equal shards on 2,048 hosts of 8
     GPUs. Each host sends its part to a neighbour over a link that reaches 40 GB/s. How long does it take?"""
     nbytes = failures.saved_bytes(405e9) / (_GPUS / 8)
-    return nbytes / 40e9, f"""A parameter has 2 + 12 = 14 bytes that are needed again (gradients are not). On
+    return nbytes / 40e9, f"""A parameter has 2 + 12 = 14 bytes that are saved (gradients are not). On
         {_GPUS // 8:,} hosts each has 405e9 · 14 / {_GPUS // 8:,} = {nbytes / 1e9:.2f} GB, which takes
         {nbytes / 40e9:.3f} s at 40 GB/s: less than most steps, and without any disk."""  # fmt: skip

@@ -13,21 +13,21 @@ _BAICHUAN = shape_of("baichuan2-13b")
 @problem("billion")
 def _on_one_node():
     """An A800 has 85.2 GB, of which 8 % stay free. Up to how many parameters do eight of them in one node hold the
-    model states under ZeRO-1, with Adam in mixed precision and nothing else in memory?"""
+    model states under ZeRO-1, at their peak in Adam's step and with nothing else in memory?"""
     largest = thresholds.states(_A800, 8, 1) / 1e9
     return largest, f"""92 % of {_A800.memory_bytes / 1e9:.1f} GB are {0.92 * _A800.memory_bytes / 1e9:.1f} GB. ZeRO-1
-        keeps 2 bytes of parameter, 2 of gradient and 12/8 of Adam's states, 5.5 bytes in all, so the GPUs hold
-        {largest:.2f} billion parameters. Baichuan2-13B's {_BAICHUAN.params / 1e9:.1f} billion are below it, by so
-        little that no room is left for a step."""  # fmt: skip
+        keeps 2 bytes of parameter, 2 of gradient and 12/8 of Adam's states, and the step adds 6/8 for the sum and its
+        fp32 copy: 6.25 bytes in all, so the GPUs hold {largest:.2f} billion parameters. Baichuan2-13B's
+        {_BAICHUAN.params / 1e9:.1f} billion are above it."""  # fmt: skip
 
 
 @problem("tokens")
 def _slower_gpu():
-    """An A800 reaches F = 271 TFLOP/s, and B = 160 GB/s inside a node. From how many tokens of a
+    """An A800 reaches F = 271.2 TFLOP/s, and B = 160 GB/s inside a node. From how many tokens of a
     micro-batch on do ZeRO-3's gathers hide inside the node?"""
     tokens = thresholds.gathered(_A800, 8)
     of_h100 = thresholds.gathered(_H100, 8)
-    return tokens, f"""T = F/B = {thresholds.rate(_A800) / 1e12:.0f} · 10¹²/({rates.inside(_A800) / 1e9:g} · 10⁹) =
+    return tokens, f"""T = F/B = {thresholds.rate(_A800) / 1e12:.1f} · 10¹²/({rates.inside(_A800) / 1e9:g} · 10⁹) =
         {tokens:,.0f} tokens. An H100 needs {of_h100:,.0f}: it computes
         {thresholds.rate(_H100) / thresholds.rate(_A800):.2f} times as fast, and its NVLink is
         {_H100.link_bytes_per_s / _A800.link_bytes_per_s:g} times as quick."""  # fmt: skip
@@ -35,10 +35,10 @@ def _slower_gpu():
 
 @problem("%")
 def _baichuan_cut():
-    """Baichuan2-13B has h = 5,120. You cut its layers over t = 8 A800s of a node (F = 271 TFLOP/s, B = 160 GB/s), and
+    """Baichuan2-13B has h = 5,120. You cut its layers over t = 8 A800s of a node (F = 271.2 TFLOP/s, B = 160 GB/s), and
     no all-reduce hides. By the table's formula, how much does that add to the time of the matrix multiplications?"""
     adds = 100 * thresholds.tensor(_A800, _BAICHUAN.hidden)
-    return adds, f"""(t − 1) · F/(4.5 · h · B) is 7 · {thresholds.rate(_A800) / 1e12:.0f} · 10¹²/(4.5 ·
+    return adds, f"""(t − 1) · F/(4.5 · h · B) is 7 · {thresholds.rate(_A800) / 1e12:.1f} · 10¹²/(4.5 ·
         {_BAICHUAN.hidden:,} · {rates.inside(_A800) / 1e9:g} · 10⁹), {adds:.1f} %. To add 10 % or less the model
         would need h = {thresholds.wide(_A800):,.0f}. So Baichuan2-13B is too narrow for t = 8: shards are cheaper while
         they fit."""  # fmt: skip
@@ -58,7 +58,7 @@ def _micro_batches():
 
 @problem("tokens")
 def _shards_or_cut():
-    """H100s (F = 636 TFLOP/s) on several nodes train a model with h = 8,192. Inside a node B is 360 GB/s, and tensor
+    """H100s (F = 635.6 TFLOP/s) on several nodes train a model with h = 8,192. Inside a node B is 360 GB/s, and tensor
     parallelism over its t = 8 GPUs hides nothing; between nodes B is 192 GB/s, and ZeRO-3 hides what it can. At how
     many tokens of a micro-batch on a GPU do both add the same time?"""
     adds = thresholds.tensor(_H100, 8192)

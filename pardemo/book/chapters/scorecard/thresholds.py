@@ -16,6 +16,7 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import adds
 from pardemo.planner.layouts.procedure import link as rate_of_ring
+from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
 
 _GPU_NAMES = ("H100", "B200")
@@ -76,17 +77,17 @@ def thresholds() -> Table:
     gpus = [hardware.gpu(name) for name in _GPU_NAMES]
     share = f"{100 * _SHARE:.0f} %"
 
-    def row(question: str, formula: str, value, unit: str, chapter: str) -> Threshold:
-        return Threshold(question, formula, {gpu.name: f"{_short(value(gpu))} {unit}".strip() for gpu in gpus}, chapter)
+    def row(question: str, formula: str, value, unit: str, chapter: str, short=_short) -> Threshold:
+        return Threshold(question, formula, {gpu.name: f"{short(value(gpu))} {unit}".strip() for gpu in gpus}, chapter)
 
     return Table(
         [
-            row("One GPU holds a model's states up to", "Ψ = 0.92 · memory / 16", lambda g: states(g, 1, 0) / 1e9,
-                "billion", "zero_memory"),
-            row("ZeRO-1 on one node holds them up to", "Ψ = 0.92 · memory / (4 + 12/8)",
-                lambda g: states(g, _NODE, 1) / 1e9, "billion", "zero_memory"),
-            row("ZeRO-3 on one node holds them up to", "Ψ = 0.92 · memory / (16/8)",
-                lambda g: states(g, _NODE, 3) / 1e9, "billion", "zero_memory"),
+            row("One GPU holds a model's states in Adam's step up to", "Ψ = 0.92 · memory / 20",
+                lambda g: states(g, 1, 0) / 1e9, "billion", "zero_memory", _tenths),
+            row("ZeRO-1 on one node holds them up to", "Ψ = 0.92 · memory / (4 + 18/8)",
+                lambda g: states(g, _NODE, 1) / 1e9, "billion", "zero_memory", _tenths),
+            row("ZeRO-3 on one node holds them up to", "Ψ = 0.92 · memory / (18/8)",
+                lambda g: states(g, _NODE, 3) / 1e9, "billion", "zero_memory", _tenths),
             row("LoRA on one GPU holds a frozen model up to", "Ψ = 0.92 · memory / 2",
                 lambda g: RESERVED * g.memory_bytes / 2e9, "billion", "baichuan2_finetune"),
             row("ZeRO-3's gathers hide inside a node from", "T = F / B", lambda g: gathered(g, _NODE), "tokens",
@@ -97,6 +98,13 @@ def thresholds() -> Table:
                 lambda g: 1.5 * gathered(g, 2 * _NODE), "tokens", "zero_communication"),
             row("… of a model whose tokens use 3.3 of 30.5 billion parameters, from", "T = 30.5/3.3 · F / B",
                 lambda g: 30.5 / 3.3 * gathered(g, 2 * _NODE), "tokens", "experts"),
+            row("An all-reduce of gradients hides inside a node from", "T = (N−1)/N · F / B",
+                lambda g: (_NODE - 1) / _NODE * gathered(g, _NODE), "tokens", "data_parallel"),
+            row("… between two nodes, which reach 0.8 of their cards' rate, from", "T = (H−1)/H · F / B",
+                lambda g: rate(g) / (2 * rates.LINK_SHARE * _NETWORK), "tokens", "cluster"),
+            row("HSDP of Llama 3 8B sends less between nodes than a stage on each from",
+                "tokens of a whole step = Ψ/h", lambda g: few_tokens(shape_of("llama3-8b")) / 1e6, "million",
+                "which_layout", _tenths),
             row("A ring hides keys and values (kv/a = 1/8) between nodes from", "tokens of a rank = 2 · kv/a · F/B",
                 lambda g: 2 / 8 * gathered(g, 2 * _NODE), "tokens", "long_sequences"),
             row("A matrix multiplication is not slowed by its weights from", "T = F / memory's bandwidth",
@@ -124,6 +132,8 @@ def thresholds() -> Table:
             row("… and costs no time from", "h + s/12 = 17/12 · F / B of PCIe", offloaded, "", "zero_r"),
             row("1,024 GPUs whose saves take a minute save every", "w = √(2 · δ · μ), by Llama 3's failures",
                 lambda g: failures.young_interval(60, _BETWEEN_S * 16_384 / 1024) / 60, "minutes", "host_fails"),
+            row("Restarts of ten minutes cost 1 % of the time from", "N = 0.01 · one GPU's μ / ρ; most of it if ρ > w",
+                lambda g: restarts(600), "GPUs", "host_fails"),
         ]
     )  # fmt: skip
 
@@ -134,8 +144,21 @@ def rate(gpu: Gpu) -> float:
 
 
 def states(gpu: Gpu, ranks: int, stage: int) -> float:
-    """Ψ: the largest model whose states a GPU holds beside nothing else, with what has to be free."""
-    return memory.largest_model(RESERVED * gpu.memory_bytes, ranks, stage)
+    """Ψ: the largest model whose states a GPU holds in Adam's step beside nothing else, with what has to be free."""
+    return RESERVED * gpu.memory_bytes / memory.most_in_step(ranks, stage)
+
+
+def few_tokens(shape: Shape) -> float:
+    """Tokens of a whole step below which a pipeline with a stage on each node sends less over a node's cards than HSDP.
+
+    A stage sends an activation and a gradient for each token, 4h bytes; HSDP an all-reduce of bf16 gradients, 4Ψ bytes.
+    """
+    return shape.params / shape.hidden
+
+
+def restarts(seconds: float, share: float = 0.01) -> float:
+    """GPUs from which on restarts that take so long cost this share of the time, by Llama 3's failures."""
+    return share * _BETWEEN_S * 16_384 / seconds
 
 
 def gathered(gpu: Gpu, ranks: int) -> float:
@@ -192,3 +215,8 @@ def _job(gpu: Gpu, gpus: int, tokens: int) -> Job:
 def _short(value: float) -> str:
     """Two digits and more: nobody plans by the third."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 10 else f"{value:.0f}"
+
+
+def _tenths(value: float) -> str:
+    """As the chapters print billions and millions."""
+    return f"{value:,.1f}"

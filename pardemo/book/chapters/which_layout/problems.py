@@ -23,11 +23,11 @@ def _multiplications() -> float:
 @problem("ms")
 def _layer():
     """A layer of Llama 3 70B has 0.8556 billion weights, cut over t = 8 ranks of an H100 node. How long do its matrix
-    multiplications take on a rank, forward and backward, for a micro-batch of 8,192 tokens at F = 636 TFLOP/s?"""
+    multiplications take on a rank, forward and backward, for a micro-batch of 8,192 tokens at F = 635.6 TFLOP/s?"""
     milliseconds = 1e3 * _multiplications()
     return milliseconds, f"""A weight takes 6 operations for each token, 2 forward and 4 backward. A rank has an eighth
         of the weights, so it does 6 · 8,192 · 0.8556/8 billion of them,
-        {_multiplications() * _NODE.matrix_flops / 1e12:.2f} · 10¹². At {_NODE.matrix_flops / 1e12:.0f} TFLOP/s they
+        {_multiplications() * _NODE.matrix_flops / 1e12:.2f} · 10¹². At {_NODE.matrix_flops / 1e12:.1f} TFLOP/s they
         take {milliseconds:.2f} ms."""  # fmt: skip
 
 
@@ -76,14 +76,14 @@ def _chunks():
 @problem("GPUs")
 def _most_gpus():
     """A step has 512 samples of 8,192 tokens, everything is recomputed, and a GPU takes all its samples in one
-    micro-batch. H100s reach F = 636 TFLOP/s, a node has 100 GB/s to the others, and gathers reach 0.48 of that. Over
+    micro-batch. H100s reach F = 635.6 TFLOP/s, a node has 100 GB/s to the others, and gathers reach 0.48 of that. Over
     how many GPUs can you spread the step at most so that the gathers of ZeRO-3 still take no longer than the
     multiplications?"""
     tokens = _NODE.matrix_flops / (_GATHERS * 100e9)
     samples = -(-tokens // _TOKENS)
     gpus = 512 / samples
     return gpus, f"""From B = F/(0.48 · T), gathers take as long as multiplications at T =
-        {_NODE.matrix_flops / 1e12:.0f} · 10¹²/(0.48 · 100 · 10⁹) = {tokens:,.0f} tokens. A GPU has whole samples of
+        {_NODE.matrix_flops / 1e12:.1f} · 10¹²/(0.48 · 100 · 10⁹) = {tokens:,.0f} tokens. A GPU has whole samples of
         8,192 tokens, so it needs {samples:.0f} of them at a time. 512 samples are enough for 512/{samples:.0f} =
-        {gpus:.0f} GPUs. On twice as many, gathers alone would take {100 * tokens / samples / _TOKENS:.0f} % of that
-        step's time, and a pipeline is the better choice."""  # fmt: skip
+        {gpus:.0f} GPUs. On {2 * gpus:.0f} GPUs T is {_TOKENS:,}, and the gathers take {tokens / _TOKENS:.1f} times as
+        long as the multiplications."""  # fmt: skip

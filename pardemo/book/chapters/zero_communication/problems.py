@@ -26,7 +26,7 @@ def _more_for_zero_3():
 
 @problem("tokens")
 def _tokens_that_hide():
-    """Each node has eight A100s, which reach 271 TFLOP/s in a step, and one network card, on which gathers reach
+    """Each node has eight A100s, which reach 271.2 TFLOP/s in a step, and one network card, on which gathers reach
     6 GB/s. How many tokens must a GPU have in each micro-batch, so that ZeRO-3's traffic hides, if gradients travel in
     fp32?"""
     tokens = 1.5 * _plain_network()
@@ -62,7 +62,7 @@ def _over_a_card():
 
 @problem("%")
 def _longer_with_zero_3():
-    """Four nodes of eight H100s (636 TFLOP/s each) train Llama 3 8B (8.03 billion parameters) in bf16, with 16
+    """Four nodes of eight H100s (635.6 TFLOP/s each) train Llama 3 8B (8.03 billion parameters) in bf16, with 16
     micro-batches of 16,384 tokens on each GPU. Gathers reach 24 GB/s on a node's only network card. By how many per
     cent is ZeRO-3's step longer than its computation, if traffic and computation overlap as far as they can?"""
     params, rate = shape_of("llama3-8b").params, rates.between(hardware.link("infiniband-400g"))
