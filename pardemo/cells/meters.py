@@ -17,7 +17,7 @@ ALIKE = 1.02  # headers and barriers differ from rank to rank
 
 
 class WireBytes(NamedTuple):
-    """What a rank put on the wire during a cell, and how that is known (``wire``: the kernel counted)."""
+    """Bytes that a rank sent and received during a cell; ``evidence`` is ``wire`` where the kernel counted them."""
 
     sent_bytes: int
     received_bytes: int

@@ -176,7 +176,7 @@ def hierarchical_all_reduce(
 
     Args:
         inside: the ranks of this rank's host. between: the ranks with this rank's place on each of the hosts. With
-            ``Groups(Layout(tp=G, dp=H))`` they are ``groups.tp`` and ``groups.dp``.
+            ``Groups(ParallelDims(tp=G, dp=H))`` they are ``groups.tp`` and ``groups.dp``.
 
     Raises:
         ValueError, ConnectionError: as :func:`ring_all_reduce`, for each of the three steps.
