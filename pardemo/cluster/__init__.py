@@ -17,6 +17,8 @@ from pardemo.cluster.bandwidth import bandwidth_text, bytes_per_second
 
 __all__ = ["Cluster"]
 
+MAX_RANKS = 64  # of a World
+
 
 @dataclass(frozen=True)
 class Cluster:

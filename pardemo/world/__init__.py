@@ -12,12 +12,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pardemo.cluster import Cluster, loopback
+from pardemo import options
+from pardemo.cluster import MAX_RANKS, Cluster, loopback
 from pardemo.cluster.bandwidth import bytes_per_second
 from pardemo.world.errors import RankDied, RankError
 from pardemo.world.rank_processes import Ranks
-
-MAX_RANKS = 64
 
 
 class World:
@@ -38,7 +37,7 @@ class World:
         cluster: hosts and links with limits on this machine, for ``size`` ranks: see :class:`pardemo.Cluster`.
 
     Raises:
-        ValueError, TypeError: ``size`` or ``threads`` out of range; nccl without a GPU for each rank; a cluster of
+        ValueError: ``size`` or ``threads`` out of range; nccl without a GPU for each rank; a cluster of
             another size, of links that loopback does not carry, or where the kernel cannot limit a connection.
         RankError: the ranks could not start.
 
@@ -59,8 +58,8 @@ class World:
         env: dict[str, str] | None = None,
         cluster: Cluster | None = None,
     ):
-        self.size = _whole("World size", size, MAX_RANKS)
-        self.threads = _whole("threads", threads, 1024)
+        self.size = options.whole(size, "World size", most=MAX_RANKS)
+        self.threads = options.whole(threads, "threads", most=1024)
         if backend not in (None, "gloo", "nccl"):
             raise ValueError(f"backend must be 'gloo', 'nccl' or None, not {backend!r}")
         if not timeout_s > 0:
@@ -213,14 +212,6 @@ class World:
         if self._ranks is not None:
             self._ranks = None
             self._finalizer()  # kills them
-
-
-def _whole(what: str, value: int, limit: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
-    if not 1 <= value <= limit:
-        raise ValueError(f"{what} must be from 1 to {limit}, not {value}")
-    return value
 
 
 def _gpus() -> int:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pardemo.cluster import Cluster
     from pardemo.cluster.hosts import Place
 
+BASE_SEED = 1000  # plus the rank: different on purpose, since what must agree has to be sent
+
 
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> None:
     """Runs a forked rank: reads its settings, joins the group, executes tasks until the World closes."""
@@ -90,10 +92,10 @@ def join_group(
         os.environ.pop(name, None)
     os.environ.update(env)
     torch.set_num_threads(threads)
-    torch.default_generator.manual_seed(1000 + rank)  # different on purpose: what must agree has to be sent
-    random.seed(1000 + rank)
+    torch.default_generator.manual_seed(BASE_SEED + rank)
+    random.seed(BASE_SEED + rank)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(1000 + rank)
+        sys.modules["numpy"].random.seed(BASE_SEED + rank)
     local = int(os.environ["LOCAL_RANK"])
     if backend is None:
         beside = next((int(os.environ[n]) for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if n in os.environ), local + 1)
@@ -101,7 +103,7 @@ def join_group(
         backend = "nccl" if gpus >= beside else "gloo"  # all ranks of a host choose alike
     if backend == "nccl":
         torch.cuda.set_device(local)
-        torch.cuda.manual_seed(1000 + rank)
+        torch.cuda.manual_seed(BASE_SEED + rank)
     else:
         bf16.through_fp32_where_slow()
     where: dict[str, Any] = {} if store is None else {"store": dist.FileStore(store, size)}

@@ -98,7 +98,7 @@ def most_processes() -> int:
     """How many processes this machine allows: one per GPU; without GPUs as many CPU ranks as a World may have."""
     import torch
 
-    from pardemo.world import MAX_RANKS
+    from pardemo.cluster import MAX_RANKS
 
     return torch.cuda.device_count() or MAX_RANKS
 
