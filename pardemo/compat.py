@@ -101,6 +101,16 @@ attention_of = attrgetter("_attn_implementation")
 exporter_metadata = attrgetter("_nb_metadata")
 
 
+def local_part(tensor: Any) -> Any:
+    """Returns a DTensor's part on this rank, without a graph; any other tensor itself."""
+    return local_tensor(tensor) if hasattr(tensor, "placements") else tensor
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns a dtype's name, as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def in_backward() -> bool:
     """Whether a backward pass runs on this thread."""
     return _named("graph_task")() != -1

@@ -24,7 +24,7 @@ def description(tensor: torch.Tensor, exchange: str = "", wrong: int = 0) -> np.
             would add what does not belong together.
         wrong: 0, or 1 + the size of a shard that does not fit on this rank.
     """
-    text = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    text = f"{compat.dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
     if not tensor.is_contiguous():
         text += f" strides {tensor.stride()}"
     if wrong:
