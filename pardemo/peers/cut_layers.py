@@ -55,7 +55,7 @@ def cut_layer(library: str, plain: Any, **options: bool) -> Iterator[CutLayer]:
 
 
 def to_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a DTensor's part on this rank, within autograd's graph (``compat.local_part``: without); else the tensor."""
+    """Returns a DTensor's part on this rank, in autograd's graph (``compat.local_part``: outside); else the tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
