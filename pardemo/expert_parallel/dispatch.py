@@ -21,7 +21,7 @@ from pardemo.groups import share
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoutingPlan:
     """How the rows of a rank travel.
 
     Attributes:
@@ -52,7 +52,7 @@ def plan(
     num_experts: int,
     group: dist.ProcessGroup,
     capacity: int | None = None,
-) -> Plan:
+) -> RoutingPlan:
     """Where the rows go; all ranks of ``group`` call it.
 
     Args:
@@ -78,11 +78,13 @@ def plan(
     coming = torch.empty_like(counts)
     dist.all_to_all_single(coming, counts, group=group)
     sends, arriving = (each.view(group.size(), -1) for each in (counts, coming))  # [N, E/N]
-    return Plan(order, tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist())), len(flat) - len(order))
+    return RoutingPlan(
+        order, tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist())), len(flat) - len(order)
+    )
 
 
 @not_compiled
-def dispatch(tokens: torch.Tensor, top_k: int, plan: Plan, group: dist.ProcessGroup) -> list[torch.Tensor]:
+def dispatch(tokens: torch.Tensor, top_k: int, plan: RoutingPlan, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """[T, h] to the rows of each of this rank's experts [its count, h]."""
     rows = tokens.index_select(0, plan.order // top_k)  # autograd adds the gradients of a token's k rows
     came = _Exchange.apply(rows, plan.sends, plan.receives, group)  # by rank, then expert
@@ -93,7 +95,7 @@ def dispatch(tokens: torch.Tensor, top_k: int, plan: Plan, group: dist.ProcessGr
 
 @not_compiled
 def combine(
-    outputs: Sequence[torch.Tensor], weights: torch.Tensor, plan: Plan, group: dist.ProcessGroup
+    outputs: Sequence[torch.Tensor], weights: torch.Tensor, plan: RoutingPlan, group: dist.ProcessGroup
 ) -> torch.Tensor:
     """The rows of each of this rank's experts to the tokens' weighted sums [T, h]; of weights [T, k]."""
     pieces = [made.split(of_ranks) for made, of_ranks in zip(outputs, zip(*plan.coming, strict=True), strict=True)]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.collectives import ring_all_reduce
-from pardemo.expert_parallel.dispatch import Plan, combine, dispatch, plan
+from pardemo.expert_parallel.dispatch import RoutingPlan, combine, dispatch, plan
 from pardemo.expert_parallel.router import Router, Routing
 from pardemo.groups import share
 from pardemo.tensor_parallel.full_layers import compare, values_of
@@ -60,7 +60,7 @@ class ExpertParallel(GroupModule):
         self.experts = nn.ModuleList(copy.deepcopy(expert) for expert in experts[rank * each : (rank + 1) * each])
         self.capacity = capacity
         self.routing: Routing | None = None
-        self.plan: Plan | None = None
+        self.plan: RoutingPlan | None = None
         self.mark_parts()
 
     def mark_parts(self) -> None:

@@ -152,7 +152,7 @@ class Predict:
 
 
 @section
-class Ranks:
+class WorldSettings:
     """The ranks that ``pardemo finetune`` launches, each with a GPU of its own where there are so many.
 
     ``device``: where there are none, ``any`` means the CPU; ``gpu`` is refused, so that nobody waits a year for a job
@@ -173,7 +173,7 @@ class Recipe:
     train: Train
     predict: Predict = Predict()
     deepspeed: dict[str, Any] | None = None
-    world: Ranks = Ranks()
+    world: WorldSettings = WorldSettings()
     output_dir: Text
 
     @property

@@ -18,7 +18,7 @@ from pardemo import groups
 from pardemo.cluster import Cluster, tiers
 from pardemo.collectives import ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.meters.pace import Paced
+from pardemo.meters.pace import PaddedModule
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.job import Job
@@ -156,7 +156,9 @@ class Layer(nn.Module):
 
     def __init__(self, weights: int, forward_s: float, backward_s: float, group: dist.ProcessGroup):
         super().__init__()
-        self.halves = nn.ModuleList(Paced(Weights(weights // 2), forward_s / 2, backward_s / 2) for _ in range(2))
+        self.halves = nn.ModuleList(
+            PaddedModule(Weights(weights // 2), forward_s / 2, backward_s / 2) for _ in range(2)
+        )
         self._group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from pardemo import MemoryMeter, WireMeter
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.groups import Groups, ParallelDims
-from pardemo.meters.pace import Paced
+from pardemo.meters.pace import PaddedModule
 from pardemo.meters.tensors import storage_bytes
 from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.peers.deepspeed import engine as deepspeed
@@ -126,7 +126,7 @@ def seconds_and_bytes_of_a_sample(side: int, samples: int, computing_s: float) -
     There is one weight [side, side], so nothing travels while it computes. Collective.
     """
     net = nn.Linear(side, side, bias=False)
-    model = BucketedDataParallel(Paced(net, backward_s=samples * computing_s))
+    model = BucketedDataParallel(PaddedModule(net, backward_s=samples * computing_s))
     taken = []
     for _ in range(2):
         dist.barrier()
