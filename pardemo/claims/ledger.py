@@ -45,8 +45,8 @@ class Ledger:
 
     Args:
         declared: the file of the chapter's declarations (:mod:`pardemo.claims.declarations`); without one it has none.
-        links: how links can be limited here (:func:`pardemo.cluster.tiers.found`): the evidence of claims that declare
-            ``links``. Where nothing can limit them, those claims are *not measured*, whatever their cells found.
+        links: how links can be limited here (:func:`pardemo.cluster.tiers.best_tier`): the evidence of claims that
+            declare ``links``. Where nothing can limit them, those claims are *not measured*, whatever cells found.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Ledger:
         evidence = evidence or claim.evidence
         if evidence == LINKS:
             if self._links is None:
-                raise ValueError(f"{id} is about links: Ledger({self.notebook!r}, links=tiers.found()) says which")
+                raise ValueError(f"{id} is about links: Ledger({self.notebook!r}, links=tiers.best_tier()) says which")
             if not self._links.evidence:
                 self.skip(id, reason=self._links.missing)
                 return

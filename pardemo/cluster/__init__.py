@@ -29,7 +29,7 @@ class Cluster:
         between: what a host's network card carries, each way, as ``"200 Mbit/s"`` or ``"25 MB/s"``; its ranks share it.
         inside: what a rank's own link to the others of its host carries, each way. None: what the machine carries.
         tier: ``"namespaces"``, ``"pacing"``, or None for the better one that works here. ``"none"``: no limit is kept,
-            for notebooks that go on where nothing can limit a link (:func:`pardemo.cluster.tiers.found`).
+            for notebooks that go on where nothing can limit a link (:func:`pardemo.cluster.tiers.best_tier`).
         latency: one way between hosts, as ``"2 ms"``, in the messages of pardemo's own links (rings, pipelines); the
             connections of other libraries have none.
 

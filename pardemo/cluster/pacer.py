@@ -200,7 +200,7 @@ def _queued(fd: int) -> int:
         return 0
 
 
-def say(table: str, host: int, rate: float) -> None:
+def set_rate(table: str, host: int, rate: float) -> None:
     """Tells the ranks of a World that a host's network card now carries ``rate`` bytes a second; 0: as it was made."""
     with open(table, "r+b") as file:
         file.seek(HOSTS + 8 * host)

@@ -16,7 +16,7 @@ tensor, all of it to one successor. On rank r of N, of a tensor of S elements (c
 
 CPU tensors travel over the group's own links (:mod:`pardemo.collectives.links`), CUDA tensors by the backend's own
 collectives. All functions are collective: every rank of ``group`` has to call them, in one order, and from one thread
-at a time. Before data moves the ranks compare the operation, the tensors and ``what``, a caller's words for whose turn
+at a time. Before data moves the ranks compare the operation, the tensors and ``label``, a caller's words for whose turn
 it is (``bucket 3``). ``link``: an engine's own links in place of the group's.
 """
 
@@ -47,7 +47,7 @@ def ring_all_reduce(
     group: dist.ProcessGroup | None = None,
     op: str = "sum",
     *,
-    what: str = "",
+    label: str = "",
     link: Link | None = None,
 ) -> torch.Tensor:
     """Sums ``tensor`` over the ranks of ``group``, in place, and returns it; ``op="max"`` takes the largest instead.
@@ -65,7 +65,7 @@ def ring_all_reduce(
         raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with agreed(group, tensor, _words(f"all_reduce ({op})", what), link=link) as links:
+        with agreed(group, tensor, _words(f"all_reduce ({op})", label), link=link) as links:
             _count("all_reduce", flat)
             if links is not None and flat.numel():
                 ring.all_reduce(links, cut(flat, links.size), op)
@@ -76,7 +76,7 @@ def ring_all_reduce(
 
 
 def ring_reduce_scatter(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, *, what: str = "", link: Link | None = None
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, *, label: str = "", link: Link | None = None
 ) -> torch.Tensor:
     """Sums ``tensor`` over the ranks and returns chunk ``rank`` of the flattened sum, as a new tensor.
 
@@ -89,7 +89,7 @@ def ring_reduce_scatter(
     group = group_of(group)
     with torch.no_grad():
         flat = materialized(tensor).view(-1)
-        with agreed(group, tensor, _words("reduce_scatter", what), link=link) as links:
+        with agreed(group, tensor, _words("reduce_scatter", label), link=link) as links:
             _count("reduce_scatter", flat)
             chunks = cut(flat, group.size())  # [S] to N × [chunk]
             mine = chunks[dist.get_rank(group)]
@@ -108,7 +108,7 @@ def ring_all_gather(
     group: dist.ProcessGroup | None = None,
     out: torch.Tensor | None = None,
     *,
-    what: str = "",
+    label: str = "",
     link: Link | None = None,
 ) -> torch.Tensor:
     """Gathers the ranks' shards, in the order of the ranks, into one flat tensor of N·numel elements.
@@ -119,7 +119,7 @@ def ring_all_gather(
     Raises:
         ValueError: shards of different sizes or dtypes, or not the chunk of ``out`` that this rank owns.
     """
-    group, exchange = group_of(group), _words("all_gather", what)
+    group, exchange = group_of(group), _words("all_gather", label)
     rank, size = dist.get_rank(group), group.size()
     with torch.no_grad():
         shard = materialized(tensor).view(-1)
@@ -128,11 +128,11 @@ def ring_all_gather(
                 return _gather_into(shard.new_empty(size * shard.numel()), shard, links, group)
         fits = out.is_contiguous() and not out.is_conj() and not out.is_neg() and out.dtype == tensor.dtype
         wanted = cut(out.view(-1), size)[rank].numel() if fits else -1
-        wrong = 0 if wanted == shard.numel() else 1 + shard.numel()  # told to all ranks, so that none waits in vain
-        with agreed(group, out, exchange, wrong=wrong, link=link) as links:
+        misfit = None if wanted == shard.numel() else shard.numel()  # told to all ranks, so that none waits in vain
+        with agreed(group, out, exchange, misfit=misfit, link=link) as links:
             if not fits:
                 raise ValueError("out must be contiguous, no lazy conjugate or negative, and of the shard's dtype")
-            if wrong:
+            if misfit is not None:
                 raise ValueError(f"rank {rank} owns {wanted} of out's {out.numel()} elements, not {shard.numel()}")
             return _gather_into(out, shard, links, group)
 
@@ -142,7 +142,7 @@ def ring_broadcast(
     group: dist.ProcessGroup | None = None,
     source: int = 0,
     *,
-    what: str = "",
+    label: str = "",
     link: Link | None = None,
 ) -> torch.Tensor:
     """Copies rank ``source``'s tensor to all others of ``group``, in place, and returns it.
@@ -155,7 +155,7 @@ def ring_broadcast(
         raise ValueError(f"the source must be a rank of the group, 0 to {group.size() - 1}, not {source}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with agreed(group, tensor, _words(f"broadcast from rank {source}", what), link=link) as links:
+        with agreed(group, tensor, _words(f"broadcast from rank {source}", label), link=link) as links:
             _count("broadcast", flat)
             if links is not None:
                 ring.broadcast(links, flat, source)
@@ -183,9 +183,9 @@ def hierarchical_all_reduce(
     """
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        chunk = ring_reduce_scatter(flat, inside, what="this host's part of a hierarchical all_reduce")
-        ring_all_reduce(chunk, between, what="a chunk between hosts")
-        ring_all_gather(chunk, inside, flat, what="a hierarchical all_reduce's chunks")
+        chunk = ring_reduce_scatter(flat, inside, label="this host's part of a hierarchical all_reduce")
+        ring_all_reduce(chunk, between, label="a chunk between hosts")
+        ring_all_gather(chunk, inside, flat, label="a hierarchical all_reduce's chunks")
         write_back()
     return tensor
 
@@ -252,8 +252,8 @@ def _count(name: str, tensor: torch.Tensor) -> None:
         calls[name] += 1
 
 
-def _words(operation: str, what: str) -> str:
-    return f"{operation} of {what}" if what else operation
+def _words(operation: str, label: str) -> str:
+    return f"{operation} of {label}" if label else operation
 
 
 def _flatten(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

@@ -72,7 +72,7 @@ def join(
     group = group_of(group)
     ranks = dist.get_world_size(group)
     moved = tensor.detach().movedim(dim, 0).contiguous()
-    gathered = ring_all_gather(moved, group, what="a sequence's pieces").view(-1, *moved.shape[1:])
+    gathered = ring_all_gather(moved, group, label="a sequence's pieces").view(-1, *moved.shape[1:])
     tokens = gathered.shape[0]
     here = torch.cat([positions(tokens, rank, ranks, order, tensor.device) for rank in range(ranks)])
     joined = torch.empty_like(gathered)

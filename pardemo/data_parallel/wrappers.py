@@ -106,11 +106,11 @@ class BucketHook:
             with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext(), span:
                 if self._stream is not None and packed is not None:
                     self._stream.wait_event(packed)
-                what = f"{name} of {pass_text}"
+                label = f"{name} of {pass_text}"
                 if self._all_reduce is ring_all_reduce:
-                    self.channel.all_reduce(buffer, what)
+                    self.channel.all_reduce(buffer, label)
                 else:
-                    self.channel.compare(buffer, what)
+                    self.channel.compare(buffer, label)
                     self._all_reduce(buffer, self.channel.group)
         finally:
             mean.set_result(buffer)

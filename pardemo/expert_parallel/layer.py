@@ -96,5 +96,5 @@ class ExpertParallel(GroupModule):
         for name, parameter in self.named_parameters():
             if parameter.grad is not None:
                 if not name.startswith("experts."):
-                    ring_all_reduce(parameter.grad, self.group, what=name)
+                    ring_all_reduce(parameter.grad, self.group, label=name)
                 parameter.grad /= self.group.size()

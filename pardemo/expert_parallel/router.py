@@ -117,7 +117,7 @@ class Router(nn.Module):
 
 def load_of_all(load: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The sum of the ranks' loads [E]: one small all-reduce."""
-    return ring_all_reduce(load.clone(), group_of(group), what="the experts' loads")
+    return ring_all_reduce(load.clone(), group_of(group), label="the experts' loads")
 
 
 def auxiliary_loss(routing: Routing, load: torch.Tensor | None = None) -> torch.Tensor:

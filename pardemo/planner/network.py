@@ -126,7 +126,7 @@ def measure_step(case: Case) -> float:
 
 def compare_steps(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
     """Yields each case with its predicted and measured seconds; nothing where links cannot be limited."""
-    if tiers.found().name == "none":
+    if tiers.best_tier().name == "none":
         return
     for case in cases:
         yield case, case.predicted_s, measure_step(case)

@@ -143,7 +143,7 @@ class Ranks:
         if self.hosts is not None:
             self.hosts.limit(host, rate if rate is not None else self.cluster.between_rate)
         elif self.cluster.tier != "none":
-            pacer.say(self.tables[0], host, rate or 0.0)
+            pacer.set_rate(self.tables[0], host, rate or 0.0)
 
     def await_start(self) -> None:
         if not self.started:

@@ -30,7 +30,7 @@ class SavedShard(NamedTuple):
     master: nn.Parameter
     #: a tensor that is cut as the master is, as the DTensor of all ranks' parts, in the same memory
     as_dtensor: Callable[[torch.Tensor], torch.Tensor]
-    of: list[Any]  # the parameters, their group's number, dtype and elements
+    contents: list[Any]  # the parameters, their group's number, dtype and elements
 
 
 class Engine(nn.Module):
@@ -118,7 +118,7 @@ class Engine(nn.Module):
             self.channel.close()
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[nn.Module]:
+    def full_parameters(self) -> Iterator[nn.Module]:
         """Within the block every parameter is there in full, to look at, or to change alike on all ranks."""
         yield self.module
 

@@ -94,7 +94,7 @@ class NormOfModel:
     def norm(self, squares: torch.Tensor) -> float:
         """Collective: the norm of the whole model, from the squares of this rank's part of it."""
         for group in self._groups:
-            ring_all_reduce(squares, group, what="squares of the gradients")
+            ring_all_reduce(squares, group, label="squares of the gradients")
         return squares.sqrt().item()
 
 

@@ -67,7 +67,7 @@ def by_package(start: torch.Tensor, width: int, samples: Callable[[int], torch.T
         engine(samples(step)).square().mean().backward()
         state_bytes = sum(engine.state_bytes().values())
         engine.step()
-    with engine.whole():
+    with engine.full_parameters():
         moved = nn.utils.parameters_to_vector(net.parameters()).detach() - start
     engine.close()
     return state_bytes / start.numel(), moved
