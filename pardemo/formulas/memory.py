@@ -125,6 +125,18 @@ def accelerate_estimate(params: int, element_bytes: int) -> int:
     return 4 * element_bytes * params
 
 
+def shard_of(rows: int, ranks: int, rank: int) -> tuple[int, int]:
+    """The first row of a rank's shard and the row behind its last, as ``torch.chunk`` cuts; the last ones may be empty.
+
+    Raises:
+        ValueError: no ranks, a rank that is none of them, or a negative number of rows.
+    """
+    if not (ranks >= 1 and 0 <= rank < ranks and rows >= 0):
+        raise ValueError(f"no shard of {rows} rows for rank {rank} of {ranks}")
+    each = -(-rows // ranks)
+    return min(rank * each, rows), min((rank + 1) * each, rows)
+
+
 # --- activations as the ZeRO paper counts them -----------------------------------------------------------------------
 
 

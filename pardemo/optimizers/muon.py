@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from pardemo.formulas.failures import shard_of
+from pardemo.formulas.memory import shard_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the odd polynomial that each round applies to the singular values
 ROUNDS = 5
