@@ -101,7 +101,7 @@ def undescribed(source):
 
     for name, node in classes.items():
         text = ast.get_docstring(node) or ""
-        section = re.search(r"^Args:\n((?: {4}.*\n?|\n)*)", text, re.MULTILINE)
+        section = re.search(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", text, re.MULTILINE)
         names = {*re.findall(r"``(\w+)``:", text), *re.findall(r"^ {4}(\w+):", section[1] if section else "", re.M)}
         if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
             yield name, names - attributes(name)
