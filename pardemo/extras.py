@@ -68,7 +68,7 @@ def require(what: str, module: str) -> None:
 
 
 def line(what: str, module: str) -> str:
-    """What is said of a missing module; ``module`` has to be in :data:`PACKAGES`."""
+    """Returns the text about a missing module; ``module`` has to be in :data:`PACKAGES`."""
     extra = _EXTRA_OF[module]
     package = PACKAGES[extra][module]
     return f"{what} needs {package}, which the extra [{extra}] brings: {install(module)}"

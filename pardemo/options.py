@@ -1,4 +1,4 @@
-"""Numbers that people give: what is impossible is refused in one line, before anything else is done with it."""
+"""Checks numbers of a command line or a call, and refuses in one line what is impossible."""
 
 import argparse
 from typing import Any

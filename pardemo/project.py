@@ -33,7 +33,7 @@ def root() -> Path:
 
 
 def error_line(error: Exception) -> str:
-    """What an error says; of a file that cannot be opened its path and the reason, without the system's number."""
+    """Returns an error's text; of a file that cannot be opened its path and the reason, without the system's number."""
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -42,7 +42,7 @@ def error_line(error: Exception) -> str:
 
 
 def not_in_the_package(error: Exception) -> str:
-    """What to add to an error about notebooks or data where only the package is installed; else nothing."""
+    """Returns an addition to errors about notebooks or data where only the package is installed; else nothing."""
     folders = (root() / "notebooks", root() / "data")
     if folders[0].is_dir() or not any(str(folder) in str(error) for folder in folders):
         return ""

@@ -171,6 +171,26 @@ def test_modules_are_short_and_documented():
             assert ast.get_docstring(ast.parse(text)), path
 
 
+#: Whose first sentences may still begin so; a chapter's exercises ask questions.
+NOT_YET = ("planner", "script", "book/chapters")
+
+
+def test_first_sentences_say_what_a_thing_does_or_is():
+    """No docstring of a module, a class or a public function begins with What, Which or How, or with a question."""
+    wrong = []
+    for path in modules():
+        name = path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse("" if name.startswith(NOT_YET) else path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+                first = re.split(r"(?<=[.?!])\s", text, maxsplit=1)[0]
+                if not getattr(node, "name", "").startswith("_") and re.match(
+                    r"(What|Which|How|Whose?|Why)\b|.*\?$", first, re.S
+                ):
+                    wrong.append(f"{name}: {first}")
+    assert wrong == []
+
+
 @pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_notebooks_are_stored_as_they_should_be(name):
     notebook = nbformat.read(project.notebooks()[name], as_version=4)

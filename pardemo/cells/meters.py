@@ -25,7 +25,7 @@ class WireBytes(NamedTuple):
 
 
 class LinkBytes(NamedTuple):
-    """What went over each link during a cell, the same on all ranks: :class:`pardemo.meters.links.LinkMeter`'s."""
+    """Bytes over each link during a cell, the same on all ranks: :class:`pardemo.meters.links.LinkMeter`'s."""
 
     matrix: list[list[int]]
     hosts: list[tuple[int, int]]

@@ -48,6 +48,6 @@ def frame(rows: Iterable[dict[str, Any]]):
 
 
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """How many cases have each verdict."""
+    """Counts the cases of each verdict."""
     verdicts = [row["verdict"] for row in rows]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}

@@ -1,4 +1,4 @@
-"""Which tokens lie on which rank: in the order of the sequence, or one piece from the front and one from the back.
+"""Orders a sequence's tokens over ranks: as they follow, or one piece from the front and one from the back to each.
 
 Causal attention gives the last token as many products as there are tokens, and the first one a single one. Cut in the
 plain order, rank 0 has 1/N² of the work and the last one (2N−1)/N². The zigzag cuts 2N pieces and gives rank r pieces r

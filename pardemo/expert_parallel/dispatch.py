@@ -22,7 +22,7 @@ from pardemo.groups import share
 
 @dataclass(frozen=True)
 class RoutingPlan:
-    """How the rows of a rank travel.
+    """The exchange of a rank's rows: their order, and how many go to and come from each rank.
 
     Attributes:
         order: [rows], by expert: which of the T·k assignments each row that leaves is. sends: rows to each rank.

@@ -1,4 +1,4 @@
-"""Which experts each token goes to: a linear layer, its largest k scores, and what keeps the experts' shares even.
+"""Routes tokens to experts: a linear layer, its largest k scores, and losses that keep the experts' loads even.
 
 A router that is trained for the loss alone sends more and more to the experts that happened to be good first. Three
 remedies are in use, and this room has all of them:
@@ -40,7 +40,7 @@ class Routing:
 
     @property
     def load(self) -> torch.Tensor:
-        """How many assignments each expert got [E]."""
+        """Counts each expert's assignments [E]."""
         return torch.bincount(self.experts.reshape(-1), minlength=self.logits.shape[-1])
 
 

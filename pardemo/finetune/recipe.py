@@ -338,7 +338,7 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None) -> Steps:
 
 
 def preflight(recipe: Recipe, on_cpu: bool) -> None:
-    """What can be known before any rank starts: raises ValueError, in one line, for what would fail on all of them."""
+    """Checks a recipe before any rank starts: raises ValueError, in one line, for what would fail on all of them."""
     if on_cpu and recipe.train.fp16:
         raise ValueError("train.fp16 is true, which DeepSpeed refuses on a CPU: set it to false, and bf16 to true or "
                          "false")  # fmt: skip

@@ -1,4 +1,4 @@
-"""How often a job fails, how often it should be saved, and what failures leave of its time. No torch, no processes.
+"""Computes how often a job fails, how often to save it, and what failures leave of its time.
 
 Failures come at random with one rate, whatever the machine did before, so that the time to the next one is exponential.
 A job trains ``interval`` seconds, is held up for ``save`` seconds by a save, and so on; after a failure it takes
@@ -100,7 +100,7 @@ class Read(NamedTuple):
 
 
 def resharded(rows: int, before: int, now: int, rank: int) -> list[Read]:
-    """What ``rank`` of ``now`` ranks reads of a tensor of ``rows`` rows that ``before`` ranks saved in shards.
+    """Lists what ``rank`` of ``now`` ranks reads of a tensor of ``rows`` rows that ``before`` ranks saved in shards.
 
     Raises:
         ValueError: as :func:`pardemo.formulas.memory.shard_of`.

@@ -1,4 +1,4 @@
-"""Bytes of training: model states, and what the backward pass waits for. Decimal: 1 GB is 10⁹ bytes.
+"""Computes the bytes of training: model states, and activations for the backward pass. Decimal: 1 GB is 10⁹ bytes.
 
 Model states, and activations by a rule of thumb: Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054). Activations of a
 block part by part, in 16 bits: Korthikanti et al. 2022 (arXiv 2205.05198, 4), who count one byte per element of a

@@ -1,4 +1,4 @@
-"""What a framework's ranks keep: bytes of model states by kind, and of everything else that is alive."""
+"""Counts what a framework's ranks keep: bytes of model states by kind, and of everything else that is alive."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""What the layers send: four collectives on tensors of a group, at once or while something else is computed.
+"""Sends what the layers exchange: four collectives in a group, at once or while something else is computed.
 
 CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl). Nothing here knows autograd, and
 only :func:`all_reduce_in_place` changes a tensor that it was given.

@@ -95,7 +95,7 @@ class World:
 
     @property
     def tier(self) -> str | None:
-        """How a cluster's links are limited: by ``"namespaces"`` or by ``"pacing"``; None without a cluster."""
+        """Returns how a cluster's links are limited: by ``"namespaces"`` or by ``"pacing"``; None without a cluster."""
         ranks = self._ranks
         if self.cluster is None or ranks is None:
             return None

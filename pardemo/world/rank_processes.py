@@ -139,7 +139,7 @@ class Ranks:
         return settings | {"place": self.hosts.place(rank)}
 
     def limit(self, host: int, rate: float | None) -> None:
-        """What a host's adapter carries from now on; None: what the cluster was made with."""
+        """Limits a host's adapter from now on; None: as the cluster was made."""
         assert self.cluster is not None, "World.limit refuses it where there is no cluster"
         if self.hosts is not None:
             self.hosts.limit(host, rate if rate is not None else self.cluster.between_rate)

@@ -25,7 +25,7 @@ _engines: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.
 
 
 class SavedShard(NamedTuple):
-    """What a checkpoint keeps as one tensor: what the optimizer updates on this rank, and what lies in it."""
+    """One tensor of a checkpoint: what the optimizer updates on this rank, and the parameters in it."""
 
     master: nn.Parameter
     #: a tensor that is cut as the master is, as the DTensor of all ranks' parts, in the same memory

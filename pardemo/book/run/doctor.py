@@ -1,4 +1,4 @@
-"""What this machine has, and what the collection can therefore show on it."""
+"""Reports what this machine has, and what the collection can therefore show on it."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""What a notebook's result depends on, as one number: ``pardemo run --resume`` runs again where it is another.
+"""Hashes what a notebook's result depends on: ``pardemo run --resume`` runs it again where the hash is another.
 
 That is the notebook, its chapter's room, the modules of the package that these import, with the tables beside them,
 ``data/``, the pinned versions, the parameters, and what the notebook reads of other notebooks. The last it says itself,
@@ -38,7 +38,7 @@ def reads(path: Path) -> list[str]:
 
 
 def named(path: Path) -> set[str]:
-    """What a notebook's code names of the package: modules, and what it imports from them."""
+    """Finds what a notebook's code names of the package: modules, and what it imports from them."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     text = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
     names = set(_NAMED.findall(text))

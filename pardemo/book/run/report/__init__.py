@@ -1,4 +1,4 @@
-"""A run to read: ``report.html``, and a page for each notebook beside it.
+"""Writes a run's report: ``report.html``, and a page for each notebook beside it.
 
 Every page stands alone: style, pictures and the filters' script are inside, so that it opens from the file system,
 without a server and without requests, on a phone as on a desk, light or dark.
