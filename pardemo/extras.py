@@ -50,7 +50,7 @@ def needed_by(what: str) -> Iterator[None]:
     try:
         yield
     except MissingExtra:
-        raise  # it names the room that needs the package, which this one is built on
+        raise  # it names the part of pardemo that needs the package, on which this one is built
     except ModuleNotFoundError as error:
         if (said := line_of(what, error)) is None:
             raise

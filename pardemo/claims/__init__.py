@@ -1,6 +1,6 @@
 """Claims: what was predicted, what was measured, and whether one is the other.
 
-A chapter declares its claims as data (:mod:`.declarations`), opens a :class:`Ledger`, books each in one line as it
+A chapter declares its claims as data (:mod:`.declarations`), opens a :class:`Ledger`, records each in one line as it
 goes, and closes it in its last cell, which fails the notebook when a claim fails. Ids: ``sNN.…`` for the article's
 statements, ``chapter.…`` for a chapter's own findings.
 """

@@ -27,7 +27,7 @@ class RoutingPlan:
     Attributes:
         order: [rows], by expert: which of the T·k assignments each row that leaves is. sends: rows to each rank.
         coming: rows from each rank to each of this rank's experts.
-        dropped: assignments that found no room.
+        dropped: assignments over an expert's capacity.
     """
 
     order: torch.Tensor

@@ -71,8 +71,8 @@ class ExpertParallel(GroupModule):
         """Collective: all ranks call it, also those that have no token."""
         tokens, k, count = x.reshape(-1, x.shape[-1]), self.router.top_k, self.router.num_experts  # [T, h]
         routing = self.router(tokens)
-        room = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * k / count)
-        way = plan(routing.experts, routing.weights, count, self.group, room)
+        most_rows = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * k / count)
+        way = plan(routing.experts, routing.weights, count, self.group, most_rows)
         parts = dispatch(tokens, k, way, self.group)
         # also experts that got nothing: their ranks answer in the backward pass
         made = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]

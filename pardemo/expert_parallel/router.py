@@ -1,7 +1,7 @@
 """Routes tokens to experts: a linear layer, its largest k scores, and losses that keep the experts' loads even.
 
 A router that is trained for the loss alone sends more and more to the experts that happened to be good first. Three
-remedies are in use, and this room has all of them:
+remedies are in use, and this package has all of them:
 
 - an **auxiliary loss**, E · Σᵢ fᵢ·pᵢ, of the share fᵢ of assignments that expert i got and its mean probability pᵢ: 1
   where all are alike, E where one has everything (Switch Transformer, Fedus et al. 2021, arXiv 2101.03961, 2.2);

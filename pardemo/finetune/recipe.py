@@ -395,11 +395,11 @@ def _suggestion(key: str) -> str:
     """The new name of a key, else the nearest one of the same section, else the same one of another section."""
     if key in RENAMED:
         return f"; it is {RENAMED[key]} now"
-    room, _, last = key.rpartition(".")
+    section, _, last = key.rpartition(".")
     hints = get_type_hints(Recipe)
     keys = {name: list(get_type_hints(kind)) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     elsewhere = [f"{name}.{last}" for name in keys if last in keys[name]]
-    return _nearest(last, keys.get(room, list(hints)), elsewhere)
+    return _nearest(last, keys.get(section, list(hints)), elsewhere)
 
 
 def _nearest(text: str, candidates: Sequence[str], otherwise: Sequence[str] = ()) -> str:

@@ -42,9 +42,9 @@ def capacity(tokens: int, chosen: int, experts: int, factor: float) -> int:
     return math.ceil(factor * tokens * chosen / experts)
 
 
-def dropped(load: Sequence[int], room: int) -> int:
-    """Rows that find no room: Σ max(0, load − room)."""
-    return sum(max(0, rows - room) for rows in load)
+def dropped(load: Sequence[int], capacity: int) -> int:
+    """Rows over the capacity: Σ max(0, load − capacity)."""
+    return sum(max(0, rows - capacity) for rows in load)
 
 
 def other_nodes(experts: int, chosen: int, nodes: int) -> float:

@@ -39,7 +39,7 @@ def save(engine: Engine, folder: str | Path) -> None:
     Raises:
         RuntimeError: the engine is closed, or within a backward pass that failed.
         ValueError: the optimizer keeps something that is neither cut as the parameters are nor a number, or numbers
-            that differ from rank to rank. OSError: no room, or such.
+            that differ from rank to rank. OSError: no space, or such.
     """
     from torch.distributed import checkpoint as dcp
 

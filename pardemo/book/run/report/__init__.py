@@ -152,7 +152,7 @@ def _json(path: Path) -> Any:
 
 
 def environment(*folders: Path):
-    """Jinja's, for the templates of these folders and of this room, and for the style that all pages have."""
+    """Jinja's, for the templates of these folders and of this package, and for the style that all pages have."""
     from jinja2 import Environment, FileSystemLoader
 
     loader = FileSystemLoader([*folders, TEMPLATES, page_style.FILE.parent])
