@@ -33,13 +33,9 @@ BLOCK_BYTES = 4 << 20  # of each chunk: the best of 1 to 16 MiB on a machine wit
 
 @contextmanager
 def agreed(
-    group: dist.ProcessGroup,
-    tensor: torch.Tensor,
-    exchange: str,
-    *,
-    misfit: int | None = None,
+    group: dist.ProcessGroup, tensor: torch.Tensor, exchange: str, *, misfit: int | None = None,
     link: Link | None = None,
-) -> Iterator[Link | None]:
+) -> Iterator[Link | None]:  # fmt: skip
     """Compares what the ranks are about to do, and holds the links within the block; None where the backend sends.
 
     Args:

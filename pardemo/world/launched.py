@@ -53,15 +53,9 @@ def join(threads: int | None = None) -> None:
     from pardemo.world.rank import join_group
 
     join_group(RankEnvironment(
-        rank=int(os.environ["RANK"]),
-        size=int(os.environ["WORLD_SIZE"]),
-        store=None,
-        backend=None,
+        rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), store=None, backend=None,
         threads=threads or int(os.environ.get("OMP_NUM_THREADS", "1")),
-        env=_interface(),
-        path=sys.path[:],
-        cwd=os.getcwd(),
-        timeout_s=600.0,
+        env=_interface(), path=sys.path[:], cwd=os.getcwd(), timeout_s=600.0,
     ))  # fmt: skip
 
 

@@ -14,11 +14,9 @@ class RankEnvironment:
     Attributes:
         store: path of a file store, or None to meet as the environment says (torchrun).
         backend: None for nccl where each of the host's ranks can have a GPU, gloo elsewhere.
-        threads: torch threads.
         timeout_s: time limit of the process group.
         gone: variables that the parent had when the fork server began, and has no more.
-        cluster: limits for the links, kept with the help of ``table``.
-        table: a file that the ranks share.
+        cluster: limits for the links, kept with the help of ``table``, a file that the ranks share.
         place: the host that the process goes to.
         latency: arguments of :func:`pardemo.cluster.latency.delay_messages`.
     """

@@ -99,14 +99,8 @@ class Ranks:
         if self.hosts:
             adapter, address = namespaces.ADAPTER, namespaces.address(0)
         return RankEnvironment(
-            rank=rank,
-            size=self.size,
-            store=self.store,
-            backend=self.backend,
-            threads=threads,
-            path=sys.path[:],
-            cwd=os.getcwd(),
-            gone=sorted(self.fork_server.inherited - os.environ.keys()),
+            rank=rank, size=self.size, store=self.store, backend=self.backend, threads=threads,
+            path=sys.path[:], cwd=os.getcwd(), gone=sorted(self.fork_server.inherited - os.environ.keys()),
             timeout_s=1800.0,  # of the process group; the World's own limit comes first
             **self._links_of(rank),
             env={
@@ -122,7 +116,7 @@ class Ranks:
                 "LOCAL_SIZE": str(beside),
                 **env,
             },
-        )
+        )  # fmt: skip
 
     def _links_of(self, rank: int) -> dict[str, Any]:
         """The rank's host, and the limits that the rank keeps itself: those that its host's adapter does not keep."""
