@@ -2,8 +2,7 @@
 
 DDP watches the backward pass, packs gradients into buckets and hands each full bucket to a communication hook (Li et
 al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 3.2). The hook here divides the
-bucket by N and sums it over the ranks in its channel's communication thread, while the backward pass computes the
-next bucket::
+bucket by N and sums it over the ranks in the communication thread, while the backward pass computes the next bucket::
 
     computes        backward: bucket 1 full | bucket 2 full | bucket 3 full | DDP waits ... | .grad is the mean
                                  hook               hook            hook          ^

@@ -78,9 +78,8 @@ def plan(
     coming = torch.empty_like(counts)
     dist.all_to_all_single(coming, counts, group=group)
     sends, arriving = (each.view(group.size(), -1) for each in (counts, coming))  # [N, E/N]
-    return RoutingPlan(
-        order, tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist())), len(flat) - len(order)
-    )
+    sent, received = tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist()))
+    return RoutingPlan(order, sent, received, len(flat) - len(order))
 
 
 @not_compiled

@@ -156,9 +156,8 @@ class Layer(nn.Module):
 
     def __init__(self, weights: int, forward_s: float, backward_s: float, group: dist.ProcessGroup):
         super().__init__()
-        self.halves = nn.ModuleList(
-            PaddedModule(Weights(weights // 2), forward_s / 2, backward_s / 2) for _ in range(2)
-        )
+        halves = (PaddedModule(Weights(weights // 2), forward_s / 2, backward_s / 2) for _ in range(2))
+        self.halves = nn.ModuleList(halves)
         self._group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,7 @@ class RankEnvironment:
         timeout_s: time limit of the process group.
         gone: variables that the parent had when the fork server began, and has no more.
         cluster: limits for the links, kept with the help of ``table``, a file that the ranks share.
-        place: the host that the process goes to.
-        latency: arguments of :func:`pardemo.cluster.latency.delay_messages`.
+        place: the host that the process goes to. latency: arguments of :func:`pardemo.cluster.latency.delay_messages`.
     """
 
     rank: int

@@ -129,9 +129,7 @@ class Zero3(Engine):
 
     def check_usable(self) -> None:
         if self._whole:
-            raise RuntimeError(
-                "within full_parameters() parameters are looked at or changed, and no pass or step is made"
-            )
+            raise RuntimeError("within full_parameters() parameters are read or changed, and no pass or step is made")
         if compat.fsdp_backward_failed(self.module):
             raise RuntimeError("the last backward pass failed: call zero_grad() to discard what it left")
         if any(p.grad is not None for p in compat.fsdp_gathered(self.module)):

@@ -41,9 +41,8 @@ def paced(
     Stages send each other tensors of [rows, features] in fp32, one for each micro-batch.
     """
     each, timeline, steps = pace_s / chunks, Timeline(), []
-    stages = [
-        PaddedModule(nn.Linear(features, features), each, each, weights_s=each).to(device()) for _ in range(chunks)
-    ]
+    layers = [nn.Linear(features, features) for _ in range(chunks)]
+    stages = [PaddedModule(layer, each, each, weights_s=each).to(device()) for layer in layers]
     schedule = pp.Schedule(order, dist.get_world_size(), micro_batches, chunks)
     pipeline = pp.Pipeline(stages, schedule, F.mse_loss, timeline=timeline)
     x, y = torch.ones(2, micro_batches * rows, features, device=device())
