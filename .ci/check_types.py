@@ -1,7 +1,7 @@
 """``python .ci/check_types.py``: mypy over the whole package, and a look at the list of what it does not check yet.
 
 One run without the list of ``ignore_errors`` in pyproject.toml says both: an error in a module that is not on the list,
-and a module (or a room, as ``pardemo.peers.*``) on the list that has none any more. Both are failures.
+and a module (or a package, as ``pardemo.peers.*``) on the list that has none any more. Both are failures.
 """
 
 import re
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def listed(settings: dict) -> list[str]:
-    """Modules and rooms that are not checked yet."""
+    """Modules and packages that are not checked yet."""
     return [name for part in settings["overrides"] if part.get("ignore_errors") for name in part["module"]]
 
 
@@ -56,7 +56,7 @@ def judge(lines: list[str], names: list[str]) -> tuple[list[str], list[str]]:
 
 
 def fits(module: str, name: str) -> bool:
-    """As mypy reads it: ``pardemo.peers.*`` is the room's door, too."""
+    """As mypy reads it: ``pardemo.peers.*`` is the package's ``__init__``, too."""
     return fnmatchcase(module, name) or (name.endswith(".*") and module == name[:-2])
 
 

@@ -54,7 +54,7 @@ def run(
         results |= {name: _result(ended[name]) for name in fit}
         for name, result in results.items():
             rows[name, size] = {"notebook": name, "world_size": str(size), "result": result}
-        runner.write_csv(table, COLUMNS, [rows[key] for key in sorted(rows)])
+        project.write_csv(table, COLUMNS, [[rows[key][name] for name in COLUMNS] for key in sorted(rows)])
     return [rows[key] for key in sorted(rows)]
 
 

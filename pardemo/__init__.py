@@ -12,7 +12,7 @@ The names of this package are loaded on first use, so that ``import pardemo`` co
 - :class:`WireMeter`, :class:`MemoryMeter`, :class:`CallMeter`, :class:`Timeline`: what really happened.
 - :class:`Ledger`: claims, each a prediction beside its measurement, with a verdict.
 
-The techniques, each a module or package with one door:
+The techniques, each a module, or a package with its public names in ``__init__.py``:
 
 - ``pardemo.collectives``: ring reduce-scatter, all-gather, all-reduce; the parameter server.
 - ``pardemo.data_parallel``: replicas with a naive and with an overlapped exchange of gradients.
@@ -26,7 +26,7 @@ The techniques, each a module or package with one door:
 
 What they stand on, and beside:
 
-- ``pardemo.world``, ``pardemo.cluster``, ``pardemo.meters``, ``pardemo.claims``: the rooms of the names above.
+- ``pardemo.world``, ``pardemo.cluster``, ``pardemo.meters``, ``pardemo.claims``: the packages of the names above.
 - ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks to compare with;
   ``pardemo.small_models``: models for a laptop's ranks.
 

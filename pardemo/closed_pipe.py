@@ -1,4 +1,4 @@
-"""Output that nobody reads any more (``pardemo finetune … | head``): a command that works goes on without it."""
+"""Lets a command go on when nobody reads its output any more (``pardemo finetune … | head``)."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ class _Lasting:
 
 
 def to_nothing(stream: TextIO) -> None:
-    """What the stream still holds, and all that comes, is thrown away."""
+    """Throws away what the stream still holds, and all that comes."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

@@ -35,7 +35,7 @@ class PrivateNameGone(ImportError):
 
 
 def resolve(private: Private) -> Any:
-    """What stands at the path of a private name.
+    """Finds a private name in its library.
 
     Raises:
         ModuleNotFoundError: the library is not installed.
@@ -99,6 +99,16 @@ end_library = methodcaller("_destroy")
 attention_of = attrgetter("_attn_implementation")
 #: What nbconvert's exporter keeps of each notebook for its filters.
 exporter_metadata = attrgetter("_nb_metadata")
+
+
+def local_part(tensor: Any) -> Any:
+    """Returns a DTensor's part on this rank, without a graph; any other tensor itself."""
+    return local_tensor(tensor) if hasattr(tensor, "placements") else tensor
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns a dtype's name, as ``float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def in_backward() -> bool:
@@ -181,7 +191,7 @@ def before_fsdp2_reduces(note: Callable[[Any], None]) -> Iterator[None]:
 
 
 def fsdp1_unit(module: Any) -> tuple[int, int, Any, Any] | None:
-    """What FSDP1 gathers for a module: elements of a rank's shard, of all, their dtype on the way, the gradients'."""
+    """Describes what FSDP1 gathers for a module: elements of a shard and of all, dtypes gathered and reduced in."""
     handle = module._handle
     if handle is None:
         return None
@@ -248,7 +258,7 @@ def default_options(parser: Any, title: str) -> set[str]:
 
 
 def exporter_resources(exporter: Any, resources: Any) -> Any:
-    """What nbconvert's exporter begins a page with."""
+    """Returns the resources that nbconvert's exporter begins a page with."""
     return exporter._init_resources(resources)
 
 
@@ -336,13 +346,13 @@ class Engine:
 
 
 def engine_replaced(around: Callable[..., Any]) -> tuple[Any, str, Engine]:
-    """What :func:`replaced` takes, so that backward passes are run by ``around``: see :class:`Engine`."""
+    """Returns the arguments of :func:`replaced` that have backward passes run by ``around``: see :class:`Engine`."""
     engine = NAMES["execution_engine"]
     owner, _, name = engine.path.rpartition(".")
     return resolve(Private(owner, engine.why)), name, Engine(resolve(engine), around)  # which may be another's already
 
 
 def cache_name() -> str:
-    """What Transformers calls a model's cache of keys and values: ``cache`` since 5.24, before ``past_key_values``."""
+    """Returns Transformers' name of the cache of keys and values: ``cache`` since 5.24, before ``past_key_values``."""
     newer = hasattr(import_module("transformers.modeling_outputs").BaseModelOutputWithPast, "cache")
     return "cache" if newer else "past_key_values"

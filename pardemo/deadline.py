@@ -1,4 +1,4 @@
-"""Time limits that stop work, and are put off while it waits for a core: beside other work it is slow, not stuck."""
+"""Sets time limits to work, and puts them off while it waits for a core: beside other work it is slow, not stuck."""
 
 import contextlib
 import os

@@ -50,7 +50,7 @@ def needed_by(what: str) -> Iterator[None]:
     try:
         yield
     except MissingExtra:
-        raise  # it names the room that needs the package, which this one is built on
+        raise  # it names the part of pardemo that needs the package, on which this one is built
     except ModuleNotFoundError as error:
         if (said := line_of(what, error)) is None:
             raise
@@ -68,7 +68,7 @@ def require(what: str, module: str) -> None:
 
 
 def line(what: str, module: str) -> str:
-    """What is said of a missing module; ``module`` has to be in :data:`PACKAGES`."""
+    """Returns the text about a missing module; ``module`` has to be in :data:`PACKAGES`."""
     extra = _EXTRA_OF[module]
     package = PACKAGES[extra][module]
     return f"{what} needs {package}, which the extra [{extra}] brings: {install(module)}"

@@ -1,4 +1,4 @@
-"""Which ranks form a group, and which parameters are cut over one.
+"""Makes the process groups of a layout, and marks parameters that are cut over one.
 
 Ranks are numbered so that the first axis of ``order`` runs fastest. With Megatron-core's order, tp-cp-ep-dp-pp, the
 ranks of a tensor-parallel group are neighbours, so that they sit in one host (Narayanan et al. 2021, arXiv 2104.04473,
@@ -63,7 +63,7 @@ class ParallelDims:
     def of_world(
         cls, ranks: int, *, tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, order: str = "-".join(AXES)
     ) -> "ParallelDims":
-        """What is left of ``ranks`` after the others is data parallel; ValueError when that does not divide."""
+        """Makes what the other axes leave of ``ranks`` data parallel; ValueError when that does not divide."""
         replica = tp * cp * ep * pp
         if min(ranks, tp, cp, ep, pp) < 1 or ranks % replica:
             raise ValueError(
@@ -167,7 +167,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter is cut: the ranks of ``group`` together have all of it, each a part along ``dim``.
+    """The cut of a parameter: the ranks of ``group`` together have all of it, each a part along ``dim``.
 
     Attributes:
         dim: None where each rank has whole parameters of its own, as of experts.
@@ -198,12 +198,12 @@ def mark_cut(
 
 
 def cut_of(parameter: "nn.Parameter") -> Cut | None:
-    """How a parameter is cut; None where every rank has a replica of it."""
+    """Returns how a parameter is cut; None where every rank has a replica of it."""
     return getattr(parameter, "_cut", None)
 
 
 def cut_within(module: "nn.Module", group: dist.ProcessGroup) -> str:
-    """Why a group cannot hold replicas of this module, in a sentence: its ranks have different parts. Empty if not."""
+    """Says why a group cannot hold replicas of this module: its ranks have different parts. Empty if it can."""
     ours = set(dist.get_process_group_ranks(group))
     for name, parameter in module.named_parameters():
         if cut := cut_of(parameter):

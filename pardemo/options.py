@@ -1,4 +1,4 @@
-"""Numbers that people give: what is impossible is refused in one line, before anything else is done with it."""
+"""Checks numbers of a command line or a call, and refuses in one line what is impossible."""
 
 import argparse
 from typing import Any
@@ -17,14 +17,15 @@ def at_least(arguments: argparse.Namespace, least: int, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be {limit}, not {value}")
 
 
-def whole(value: Any, name: str, least: int = 1) -> int:
-    """The value, a whole number of at least ``least``.
+def whole(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
+    """Returns the value, a whole number of at least ``least``, and of at most ``most`` where that is given.
 
     Raises:
         ValueError: it is something else; True and 2.0 are.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (value if most is None else most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be a whole number {limits}, not {value!r}")
     return value
 
 

@@ -1,6 +1,7 @@
 """Where things are: the collection's notebooks, and the folder that a run writes to."""
 
 import contextlib
+import csv
 import fcntl
 import functools
 import json
@@ -8,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pardemo.extras import REPOSITORY
@@ -32,7 +33,7 @@ def root() -> Path:
 
 
 def error_line(error: Exception) -> str:
-    """What an error says; of a file that cannot be opened its path and the reason, without the system's number."""
+    """Returns an error's text; of a file that cannot be opened its path and the reason, without the system's number."""
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -41,7 +42,7 @@ def error_line(error: Exception) -> str:
 
 
 def not_in_the_package(error: Exception) -> str:
-    """What to add to an error about notebooks or data where only the package is installed; else nothing."""
+    """Returns an addition to errors about notebooks or data where only the package is installed; else nothing."""
     folders = (root() / "notebooks", root() / "data")
     if folders[0].is_dir() or not any(str(folder) in str(error) for folder in folders):
         return ""
@@ -162,6 +163,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def write_json(path: Path, value: object) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Writes a table as CSV, in one piece: it is complete or not there."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
+
+    write_atomically(path, write)
 
 
 @contextlib.contextmanager

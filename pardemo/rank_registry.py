@@ -1,6 +1,6 @@
-"""Registers what rooms add to the ranks of a World: modules to load before the fork, and frames to hide.
+"""Registers what packages add to the ranks of a World: modules to load before the fork, and frames to hide.
 
-The rooms above :mod:`pardemo.world` are named in ``pardemo/__init__.py``, so that the world itself names none of them.
+Those above :mod:`pardemo.world` are named in ``pardemo/__init__.py``, so that the world itself names none of them.
 """
 
 #: Modules that every rank has loaded when it is forked.

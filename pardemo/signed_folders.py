@@ -28,7 +28,7 @@ def sign(folder: Path, **about: Any) -> None:
 
 
 def fault(folder: Path) -> str | None:
-    """Why the folder is not to be read; None when it is whole and ours."""
+    """Says why the folder is not to be read; None when it is whole and ours."""
     try:
         signed = json.loads((folder / SIGNATURE).read_text("utf-8"))
         body = {key: signed[key] for key in ("about", "files")}
@@ -47,7 +47,7 @@ def fault(folder: Path) -> str | None:
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """What was kept beside the signature."""
+    """Returns what was kept beside the signature."""
     return json.loads((folder / SIGNATURE).read_text("utf-8"))["about"]
 
 

@@ -22,7 +22,7 @@ def public_names(file: Path) -> set[str]:
 
 
 class _Pictures:
-    """Public names of the chapters' modules of one kind, and of what several rooms draw with."""
+    """Public names of the chapters' modules of one kind, and of what several packages draw with."""
 
     def __init__(self, kind: str, *shared: str):
         self._kind, self._shared = kind, shared

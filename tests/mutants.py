@@ -1,4 +1,4 @@
-"""Draws mutants of the core, runs the tests of their room on each, and writes a table of those that no test kills.
+"""Draws mutants of the core, runs the tests of their package on each, and writes a table of those that no test kills.
 
     PYTHONPATH=$PWD python tests/mutants.py --count 100 --seed 1 --gate     # the table: tests/mutants.json
     PYTHONPATH=$PWD python tests/mutants.py --check                         # the same tests on the tree as it is
@@ -43,7 +43,7 @@ TESTS: dict[str, str] = tomllib.loads((HERE / "tests" / "mutants.toml").read_tex
 
 
 def tests_of(file: str) -> list[str]:
-    """The files of tests for a module, from its own part of the package to its room."""
+    """The files of tests for a module, from its own part of the package to its package."""
     parts = sorted((part for part in TESTS if file.startswith(f"pardemo/{part}")), key=len, reverse=True)
     names = dict.fromkeys(name for part in parts for name in TESTS[part].split())
     return [f"tests/test_{name}.py" for name in names]

@@ -53,7 +53,7 @@ def test_ranks_at_different_exchanges_are_told_in_one_line(rank, links):
 def test_exchanges_that_differ_in_one_letter_are_told_apart(rank, at):
     """A layer deep in a model has a long name, and which pass it is comes behind it."""
     with pytest.raises(ValueError, match=r"different.*exchanges"):
-        ring_all_reduce(torch.ones(4), what="x" * at + str(rank) + "x" * (300 - at))
+        ring_all_reduce(torch.ones(4), label="x" * at + str(rank) + "x" * (300 - at))
 
 
 OPERATIONS = {

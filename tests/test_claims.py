@@ -318,7 +318,7 @@ def test_where_no_link_can_be_limited_claims_about_them_are_not_measured(declare
         ("not measured", "what would give it"),
         ("holds", ""),
     ]
-    with pytest.raises(ValueError, match=r"01\.seconds.*Ledger\('01_example'.*links=tiers\.found\(\)"):
+    with pytest.raises(ValueError, match=r"01\.seconds.*Ledger\('01_example'.*links=tiers\.best_tier\(\)"):
         declared(OVER_LINKS)("01.seconds", 1, 1)
 
 

@@ -367,7 +367,7 @@ def test_messages_in_a_row_wait_side_by_side(tier):
 def test_where_nothing_can_limit_a_link_a_notebook_goes_on(no_namespaces, monkeypatch):
     no_namespaces()
     monkeypatch.setattr(loopback, "paces", lambda: False)
-    found = tiers.look()
+    found = tiers.probe()
     assert (found.name, found.evidence) == ("none", "")
     assert "--cap-add NET_ADMIN" in found.missing
     with World(2, cluster=Cluster(hosts=2, between="1 kB/s", tier=found.name)) as world:
@@ -390,7 +390,7 @@ def test_what_a_connection_may_take_of_links_that_others_use(tmp_path):
     table = tmp_path / "table"
     table.write_bytes(bytes(pacer.TABLE_BYTES))
     one = pacer.Pacer(Cluster(hosts=2, ranks_per_host=3, between="90 B/s", inside="1 kB/s"), 1, table)
-    pacer.say(table, 0, 60.0)
+    pacer.set_rate(table, 0, 60.0)
     rate = lambda other: one._rate(other, one._table[pacer.PORTS :])  # noqa: E731
     assert [rate(other) for other in (None, 0, 4)] == [60, 1000, 60]
     with open(table, "r+b") as file:
@@ -415,7 +415,7 @@ def limits_of_one_number(table):
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
             found, fd = [limit(connection)], connection.fileno()
-            pacer.say(table, 0, 5e5)
+            pacer.set_rate(table, 0, 5e5)
             found.append(limit(connection))
             with socket.create_connection(server.getsockname()) as other, server.accept()[0]:
                 os.dup2(other.fileno(), connection.fileno())  # within a tick

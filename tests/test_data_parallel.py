@@ -19,7 +19,7 @@ from pardemo import RankFailed, Timeline, WireMeter
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
 from pardemo.formulas import communication
-from pardemo.meters.pace import Paced
+from pardemo.meters.pace import PaddedModule
 from pardemo.meters.timeline import covered_s, overlap_s
 from pardemo.small_models import gpt
 
@@ -190,7 +190,7 @@ def test_a_step_sends_each_gradient_once(world_size, accumulate, wire):
 @pytest.mark.parametrize("overlap", [True, False])
 def test_overlap_is_really_there(overlap):
     timeline = Timeline()
-    net = nn.Sequential(*[Paced(nn.Linear(512, 512), 0, 0.01, timeline) for _ in range(5)])
+    net = nn.Sequential(*[PaddedModule(nn.Linear(512, 512), 0, 0.01, timeline) for _ in range(5)])
     model = BucketedDataParallel(net, bucket_bytes=1 << 20, overlap=overlap, timeline=timeline)
     model(torch.ones(1, 512)).sum().backward()
     timeline.spans.clear()

@@ -117,7 +117,7 @@ def light(code, *arguments, cwd=None):
     )  # fmt: skip
 
 
-def test_every_room_imports_without_extras_or_names_the_one_it_needs():
+def test_every_package_imports_without_extras_or_names_the_one_it_needs():
     done = light(
         """
         import pkgutil, pardemo

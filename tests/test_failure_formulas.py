@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from pardemo.formulas import failures
+from pardemo.formulas import failures, memory
 
 
 def test_by_hand():
@@ -33,12 +33,12 @@ def test_goodput_is_what_a_simulated_job_gets(interval, save, restart):
 )
 def test_what_is_read_is_each_row_once_from_the_shard_that_has_it(rows, before, now):
     whole, taken = torch.arange(rows), []
-    saved = [whole[slice(*failures.shard_of(rows, before, rank))] for rank in range(before)]
+    saved = [whole[slice(*memory.shard_of(rows, before, rank))] for rank in range(before)]
     for rank in range(now):
-        begin, end = failures.shard_of(rows, now, rank)
+        begin, end = memory.shard_of(rows, now, rank)
         mine = []
         for read in failures.resharded(rows, before, now, rank):
-            first, _ = failures.shard_of(rows, before, read.shard)
+            first, _ = memory.shard_of(rows, before, read.shard)
             mine += saved[read.shard][read.begin - first : read.end - first].tolist()
         assert mine == list(range(begin, end))
         taken += mine
@@ -49,7 +49,7 @@ def test_what_is_read_is_each_row_once_from_the_shard_that_has_it(rows, before, 
 def test_shards_are_those_of_torch(rows, ranks):
     chunks = torch.arange(rows).chunk(ranks)
     for rank in range(ranks):
-        mine = range(*failures.shard_of(rows, ranks, rank))
+        mine = range(*memory.shard_of(rows, ranks, rank))
         assert list(mine) == (chunks[rank].tolist() if rank < len(chunks) else [])
 
 
@@ -71,7 +71,7 @@ def test_which_pairs_of_hosts_lose_a_state(hosts):
         (lambda: failures.goodput(0, 1, 1), "this time is above 0 s, not 0"),
         (lambda: failures.goodput(1, -1, 1), "a time is 0 s or more, not -1"),
         (lambda: failures.saved_bytes(1, -2), "0 or more, not -2"),
-        (lambda: failures.shard_of(4, 2, 2), "no shard of 4 rows for rank 2 of 2"),
+        (lambda: memory.shard_of(4, 2, 2), "no shard of 4 rows for rank 2 of 2"),
         (lambda: failures.pairs_that_lose(1), "2 hosts or more, not 1"),
         (lambda: failures.pairs_that_lose(3, "pairs"), "an even number of hosts, not 3"),
         (lambda: failures.pairs_that_lose(4, "star"), "a placement is ring or pairs, not 'star'"),

@@ -302,14 +302,14 @@ def test_a_step_of_several_nodes_ends_when_computing_and_all_reduce_have(out):
     assert says(told, "steps", "0.60", "0.60", "1.0", "0.30", "2.0")
 
 
-ROOMS = ("pipeline_parallel", "pipelines_without_bubbles", "megatron_mlp")
+CHAPTERS = ("pipeline_parallel", "pipelines_without_bubbles", "megatron_mlp")
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Of the pictures of pipelines and of Megatron's MLP: the figures themselves, by the pictures' names."""
     kept = {}
-    for name in (*(f"book.chapters.{room}.figures" for room in ROOMS), "draw.charts"):
+    for name in (*(f"book.chapters.{chapter}.figures" for chapter in CHAPTERS), "draw.charts"):
         module = importlib.import_module(f"pardemo.{name}")
         monkeypatch.setattr(module, "save", lambda fig, name, alt: kept.update({name: fig}) or alt)
     return kept

@@ -400,7 +400,7 @@ def test_parameters_of_notebooks():
 
 
 def test_the_command_says_it_in_one_line(tmp_path, capsys, monkeypatch):
-    """Status 2, and no traceback, of the doors that these files come through."""
+    """Status 2, and no traceback, of the commands that read these files."""
     bad = tmp_path / "bad"
     monkeypatch.chdir(tmp_path)
     commands = [

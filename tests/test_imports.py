@@ -28,8 +28,8 @@ def state():
 """
 OF_ALL = f"""{BEFORE}
 before = state()
-for room in sys.argv[1:]:
-    for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{{room}}."):
+for package in sys.argv[1:]:
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{{package}}."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 after = state()

@@ -14,9 +14,9 @@ from pardemo.book.run.parameters import parameters_of
 
 PACKAGE = project.PACKAGE
 ROOT = PACKAGE.parent
-#: The rooms from the ground up: each may use those of the floors below its own, and none of its own floor or above.
+#: The parts of the package from the base up: each may use those of lower layers, and none of its own layer or above.
 #: The core ends with zero; the frameworks, the jobs, the planner and the book stand on it.
-FLOORS = (
+LAYERS = (
     ("private_names", "rank_registry"),
     ("compat", "deadline", "extras"),
     ("options", "project", "tables", "closed_pipe", "termination"),
@@ -76,40 +76,40 @@ def imports_of(path: Path, inside_functions: bool = True):
 NAMES = {dotted(path) for path in modules()}
 
 
-def room_of(module: str) -> str:
+def part_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def test_every_room_uses_only_the_floors_below_it():
-    floor = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-    doors = {"__init__.py", "__main__.py"}
-    assert set(floor) == {p.stem for p in PACKAGE.iterdir() if p.name not in doors and p.suffix in ("", ".py")} - {
+def test_every_part_uses_only_the_layers_below_it():
+    layer = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+    entrances = {"__init__.py", "__main__.py"}
+    assert set(layer) == {p.stem for p in PACKAGE.iterdir() if p.name not in entrances and p.suffix in ("", ".py")} - {
         "__pycache__"
     }
     wrong = []
     for path in modules():
-        if path.parent == PACKAGE and path.name in doors:
+        if path.parent == PACKAGE and path.name in entrances:
             continue
-        own = room_of(dotted(path))
+        own = part_of(dotted(path))
         for name in imports_of(path):
-            if not name.startswith("pardemo.") or room_of(name) == own:
+            if not name.startswith("pardemo.") or part_of(name) == own:
                 continue
-            if floor[room_of(name)] >= floor[own]:
+            if layer[part_of(name)] >= layer[own]:
                 wrong.append(f"{path.relative_to(PACKAGE)} uses {name}")
     assert wrong == []
 
 
-def test_every_room_has_its_door():
+def test_every_folder_is_a_package():
     """A folder of modules without ``__init__.py`` works from a checkout, and is left out of what is installed."""
     assert [path for path in {module.parent for module in modules()} if not (path / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("rooms", [None, ("script", "measure", "prove")], ids=["at load", "in functions, too"])
-def test_no_module_waits_for_itself(rooms):
-    """What modules import of each other when they are loaded has no ring, also within a room; in some rooms, neither
+@pytest.mark.parametrize("parts", [None, ("script", "measure", "prove")], ids=["at load", "in functions, too"])
+def test_no_module_waits_for_itself(parts):
+    """What modules import of each other when they are loaded has no ring, also within a part; in some parts, neither
     has what functions and annotations import."""
-    some = [path for path in modules() if rooms is None or path.relative_to(PACKAGE).parts[0] in rooms]
-    uses = {dotted(p): {n for n in imports_of(p, inside_functions=rooms is not None) if n in NAMES} for p in some}
+    some = [path for path in modules() if parts is None or path.relative_to(PACKAGE).parts[0] in parts]
+    uses = {dotted(p): {n for n in imports_of(p, inside_functions=parts is not None) if n in NAMES} for p in some}
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
@@ -171,6 +171,26 @@ def test_modules_are_short_and_documented():
             assert ast.get_docstring(ast.parse(text)), path
 
 
+#: Whose first sentences may still begin so; a chapter's exercises ask questions.
+NOT_YET = ("planner", "script", "book/chapters")
+
+
+def test_first_sentences_say_what_a_thing_does_or_is():
+    """No docstring of a module, a class or a public function begins with What, Which or How, or with a question."""
+    wrong = []
+    for path in modules():
+        name = path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse("" if name.startswith(NOT_YET) else path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+                first = re.split(r"(?<=[.?!])\s", text, maxsplit=1)[0]
+                if not getattr(node, "name", "").startswith("_") and re.match(
+                    r"(What|Which|How|Whose?|Why)\b|.*\?$", first, re.S
+                ):
+                    wrong.append(f"{name}: {first}")
+    assert wrong == []
+
+
 @pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_notebooks_are_stored_as_they_should_be(name):
     notebook = nbformat.read(project.notebooks()[name], as_version=4)
@@ -221,7 +241,7 @@ def test_requirements_are_pinned_exactly():
     assert "torch==2.13.0" in lines
 
 
-def test_chapters_are_rooms_that_nothing_else_names_by_number():
+def test_chapters_are_packages_that_nothing_else_names_by_number():
     """A chapter is a folder, a notebook, and a line of the list; its number is in the last two alone."""
     from pardemo.book import contents
 

@@ -382,7 +382,7 @@ def test_a_script_has_its_own_versions_of_libraries(folder, tmp_path):
         (["--cluster", "2", "--", "ddp.py"], "--cluster is nodes × ranks on each, as 2x2, not '2'"),
         (["--between", "1Gbit/s", "--", "ddp.py"], "--between limits the links of a cluster"),
         (["--cluster", "2x2", "--ranks", "3", "--", "ddp.py"], "--ranks 3 is not the 4 of --cluster 2x2"),
-        (["--ranks", "65", "--", "ddp.py"], "World size must be from 1 to 64, not 65"),
+        (["--ranks", "65", "--", "ddp.py"], "World size must be a whole number from 1 to 64, not 65"),
         (["--ranks", "0", "--", "ddp.py"], "--ranks must be at least 1, not 0"),
     ],
 )

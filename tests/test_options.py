@@ -88,8 +88,8 @@ def test_every_option_that_takes_a_number_is_among_them():
     assert set(numbers_of(cli._parser())) - ANY == tried
 
 
-#: Doors beside ``pardemo``: modules that are commands of their own, a bad option, and what is said of it.
-DOORS = [
+#: Commands beside ``pardemo``: modules that are commands of their own, a bad option, and what is said of it.
+COMMANDS = [
     ("pardemo.finetune", "tiny-cpu --ranks 0", "--ranks must be at least 1, not 0"),
     ("pardemo.finetune", "tiny-cpu --ranks x", "argument --ranks: invalid int value: 'x'"),
     ("pardemo.planner.cuda_peak", "--outt x", "unrecognized arguments: --outt x"),
@@ -113,10 +113,10 @@ print(json.dumps(said))
 
 
 def test_the_other_doors_refuse_a_bad_option_before_torch_is_loaded():
-    asked = json.dumps([door[:2] for door in DOORS])
+    asked = json.dumps([command[:2] for command in COMMANDS])
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", DOOR_WITHOUT_TORCH], input=asked, capture_output=True,
                           text=True, timeout=120)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    for (module, options, told), (status, error) in zip(DOORS, json.loads(done.stdout), strict=True):
+    for (module, options, told), (status, error) in zip(COMMANDS, json.loads(done.stdout), strict=True):
         assert status == 2, (module, options, error)
         assert told in error.splitlines()[-1], (module, options, error)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pardemo.meters import Timeline
-from pardemo.meters.pace import Paced
+from pardemo.meters.pace import PaddedModule
 from pardemo.pipeline_parallel.split import SplitBackward
 from pardemo.small_models import gpt
 
@@ -131,7 +131,7 @@ def test_reentrant_checkpointing_is_refused_by_autograd():
 def test_a_paced_module_waits_for_its_weights_in_the_second_part():
     timeline, x = Timeline(), gpt.numbers(4, 8).requires_grad_()
     module = nn.Linear(8, 8)
-    slow = Paced(module, 0.01, 0.02, timeline, weights_s=0.03)
+    slow = PaddedModule(module, 0.01, 0.02, timeline, weights_s=0.03)
     y = slow(x)
     assert torch.equal(y, module(x))
     split = SplitBackward([get_gradient_edge(y)], [torch.ones(4, 8)], [x])
@@ -140,6 +140,6 @@ def test_a_paced_module_waits_for_its_weights_in_the_second_part():
     assert [span.name for span in timeline.spans] == ["forward", "backward", "weight gradients"]
     assert torch.equal(module.weight.grad, torch.ones(4, 8).t() @ x)
     with pytest.raises(ValueError, match=r"weights.*gradients"):
-        Paced(nn.ReLU(), weights_s=0.1)
+        PaddedModule(nn.ReLU(), weights_s=0.1)
     with pytest.raises(ValueError, match=r"pace.*0.*-1"):
-        Paced(nn.ReLU(), weights_s=-1)
+        PaddedModule(nn.ReLU(), weights_s=-1)

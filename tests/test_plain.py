@@ -22,7 +22,7 @@ from pardemo.zero import plain as plain_zero
 
 #: Most are compared in fp64; fp32 sums in another order differ by some 1e-7 of a tensor's norm.
 CLOSE = 1e-6
-ROOMS = (
+PACKAGES = (
     *("collectives", "context_parallel", "data_parallel", "expert_parallel", "pipeline_parallel", "tensor_parallel"),
     "zero",
 )
@@ -33,9 +33,9 @@ def worst(pairs):
     return max(gpt.relative_error(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_plain_version_can_be_read_in_one_go(room):
-    text = (project.PACKAGE / room / "plain.py").read_text()
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_plain_version_can_be_read_in_one_go(package):
+    text = (project.PACKAGE / package / "plain.py").read_text()
     assert text.count("\n") <= 200
     assert "import pardemo" not in text
     assert "from pardemo" not in text, "torch alone"
@@ -45,7 +45,7 @@ def test_a_plain_version_can_be_read_in_one_go(room):
 
 
 def test_there_is_one_beside_each_engine():
-    assert {path.parent.name for path in project.PACKAGE.rglob("plain.py")} == set(ROOMS)
+    assert {path.parent.name for path in project.PACKAGE.rglob("plain.py")} == set(PACKAGES)
 
 
 # --- collectives -----------------------------------------------------------------------------------------------------

@@ -435,7 +435,7 @@ def test_filters_of_warnings_hold_on_ranks(run, pytester):
     ("marker", "line"),
     [
         ("ranks", "ranks names no number of ranks: ranks(2), ranks(2, 4) or ranks(cluster='2x2')"),
-        ("ranks(0)", "numbers of ranks are whole numbers from 1 to 64, as in ranks(2, 4), not 0"),
+        ("ranks(0)", "a number of ranks, as in ranks(2, 4), must be a whole number from 1 to 64, not 0"),
         ("ranks('2')", "* not '2'"),
         ("ranks(2, 2)", "ranks names 2 twice"),
         ("ranks(2, size=3)", "ranks has no option 'size'; it has cluster, between, inside, timeout"),

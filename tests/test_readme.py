@@ -14,10 +14,11 @@ import pytest
 import yaml
 from conftest import fenced
 
-from pardemo import project, world
+from pardemo import project
 from pardemo.book.contents import CHAPTERS, notebook_of
 from pardemo.collectives.links import Link
 from pardemo.pipeline_parallel.exchange import USES
+from pardemo.world import world
 from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
 
 ROOT = project.PACKAGE.parent

@@ -30,8 +30,8 @@ def test_the_list_names_what_is_there_and_never_the_core_as_a_whole():
     for name in names:
         path = ROOT / name.removesuffix(".*").replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").is_file(), name
-    for room in ("world", "cluster", "meters", "collectives", "formulas", "claims", "planner"):
-        assert f"pardemo.{room}.*" not in names
+    for package in ("world", "cluster", "meters", "collectives", "formulas", "claims", "planner"):
+        assert f"pardemo.{package}.*" not in names
 
 
 def test_without_the_list_the_other_settings_stay():

@@ -245,7 +245,7 @@ class _ClosesWhenSent:
 
 def test_a_world_that_is_closed_as_a_run_begins_starts_no_ranks(monkeypatch):
     world, generations = World(2), []
-    monkeypatch.setattr("pardemo.world.Ranks", lambda *given: generations.append(given))
+    monkeypatch.setattr("pardemo.world.world.Ranks", lambda *given: generations.append(given))
     with pytest.raises(RankError, match="closed"):
         world.run(print, _ClosesWhenSent(world))
     assert not generations
@@ -264,7 +264,7 @@ def test_a_world_that_is_closed_while_its_ranks_start_ends_them(monkeypatch):
         made.append(Ranks(*given))
         return made[0]
 
-    monkeypatch.setattr("pardemo.world.Ranks", ranks)
+    monkeypatch.setattr("pardemo.world.world.Ranks", ranks)
     with pytest.raises(RankError, match="closed while it ran"):
         world.run(rank_sum)
     assert made

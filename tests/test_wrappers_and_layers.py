@@ -130,7 +130,7 @@ def trained_as_one_process(wrapper, layer, use):
         module, clip = Loss(net, checkpointed=use == "checkpointed"), None
         if "zero" in wrapper:
             engine = WRAPPERS[wrapper](module, SGD, groups.dp, max_norm=CLIP if use == "clipped" else None)
-            optimizer, whole, no_sync = engine, engine.whole, nullcontext
+            optimizer, whole, no_sync = engine, engine.full_parameters, nullcontext
         else:
             engine = WRAPPERS[wrapper](module, groups.dp)
             optimizer, whole, no_sync = SGD(engine.parameters()), nullcontext, engine.no_sync
@@ -198,7 +198,7 @@ def test_a_pipelines_stages_in_shards_train_as_one_process(layout, stage):
             found.append(engine.step())
         assert found == pytest.approx(norms, rel=CLOSE)
         ends = dict(gpt.parallel_block(full[place], groups.tp).named_parameters())
-        with engine.whole():
+        with engine.full_parameters():
             for name, p in net.named_parameters():
                 torch.testing.assert_close(p, ends[name], atol=1e-6, rtol=1e-5)
 

@@ -98,7 +98,7 @@ def train(stage, steps=20, micro_batches=1, max_norm=None, recompute=False, **op
         dist.all_reduce(total)
         losses.append(total.item() / size)
     assert stage < 3 or not in_full(net), "nothing is left in full"
-    with engine.whole():
+    with engine.full_parameters():
         return losses, {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
@@ -295,7 +295,7 @@ def one_process_over(orders, steps=3):
 
 
 def weights_of(engine):
-    with engine.whole() as module:
+    with engine.full_parameters() as module:
         return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 

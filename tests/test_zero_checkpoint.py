@@ -70,7 +70,7 @@ def everything(engine):
     states = [{k: local(v) for k, v in engine.optimizer.state.get(shard.master, {}).items()} for shard in shards]
     groups = [{k: v for k, v in group.items() if k != "params"} for group in engine.optimizer.param_groups]
     masters = [local(shard.master.detach()) for shard in shards]
-    with engine.whole() as net:
+    with engine.full_parameters() as net:
         values = {name: tensor.tolist() for name, tensor in (*net.named_parameters(), *net.named_buffers())}
     return states, str(groups), values, masters
 
@@ -94,7 +94,7 @@ def on_rank_0(call):
 
 
 def whole_values(engine):
-    with engine.whole() as net:
+    with engine.full_parameters() as net:
         return [p.detach().clone() for p in net.parameters()]
 
 

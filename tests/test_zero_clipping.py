@@ -109,11 +109,11 @@ def test_a_norm_that_is_no_number_spoils_what_torchs_spoils(rank, world_size, st
         gradients = [p.grad for p in net.parameters()]
     else:
         engine = STAGES[stage](net, partial(torch.optim.SGD, lr=1.0), max_norm=1.0)
-        with engine.whole():
+        with engine.full_parameters():
             before = [p.detach().clone() for p in net.parameters()]
         engine(x).sum().backward()
         found = engine.step()
-        with engine.whole():
+        with engine.full_parameters():
             gradients = [b - p.detach() for b, p in zip(before, net.parameters(), strict=True)]
     assert str(found) == str(norm.item()), "inf or nan, as torch's"
     for mine, theirs in zip(gradients, plain.parameters(), strict=True):

@@ -49,7 +49,7 @@ class Wrapped:
     def weights(self):
         if not self.sharded:
             return torch.cat([p.detach().flatten() for p in self.net.parameters()])
-        with self.engine.whole():
+        with self.engine.full_parameters():
             return torch.cat([p.detach().flatten() for p in self.net.parameters()])
 
 

@@ -140,7 +140,7 @@ def test_element_by_element_optimizers_equal_one_process(rank, world_size, stage
             plain(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        with engine.whole():
+        with engine.full_parameters():
             for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(
                     mine, theirs, atol=2e-5, rtol=0, msg=lambda text, make=make: f"{make}: {text}"
@@ -221,7 +221,7 @@ def test_groups_and_a_schedule_are_torchs(rank, world_size, stage, options, dtyp
         engine.step()
         scheduler.step()
     assert [group["lr"] for group in engine.optimizer.param_groups] == [2e-2 / 8, 2e-2 / 8, 5e-3 / 8]
-    with engine.whole():
+    with engine.full_parameters():
         for mine, theirs in zip(net.parameters(), groups_in_one_process(dtype), strict=True):
             torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=0)
 

@@ -43,7 +43,7 @@ def make(stage, model=stack, **options):
 
 
 def compare(engine, plain):
-    with engine.whole() as net:
+    with engine.full_parameters() as net:
         for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, **TOLERANCE)
 
@@ -337,7 +337,7 @@ def test_what_passes_the_engine_by_is_refused(stage):
         with pytest.raises(ValueError, match=r"0\.weight has a hook"):
             Zero3(net, SGD)
         engine = make(3)
-        with engine.whole(), pytest.raises(RuntimeError, match=r"within whole\(\)"):
+        with engine.full_parameters(), pytest.raises(RuntimeError, match=r"within full_parameters\(\)"):
             engine(data(0))
 
 
@@ -388,9 +388,9 @@ def test_what_is_loaded_or_written_is_what_training_goes_on_from(stage, dtype):
     engine = STAGES[stage](gpt.seeded(stack).to(dtype), SGD)
     engine(data(0).to(dtype)).square().mean().backward()
     engine.step()
-    with engine.whole() as net:
+    with engine.full_parameters() as net:
         before = {name: value.clone() for name, value in net.state_dict().items()}
-        with torch.no_grad(), engine.whole():  # may be nested
+        with torch.no_grad(), engine.full_parameters():  # may be nested
             net[0].weight.clamp_(-0.1, 0.1)  # as WGANs do
     loaded = {name: torch.full_like(value, 0.5) for name, value in before.items() if name.startswith("2")}
     if stage == 3:
@@ -400,7 +400,7 @@ def test_what_is_loaded_or_written_is_what_training_goes_on_from(stage, dtype):
     engine.optimizer.param_groups[0] |= {"lr": 0.0}
     engine(data(0).to(dtype)).square().mean().backward()
     engine.step()
-    with engine.whole():
+    with engine.full_parameters():
         assert torch.equal(net[0].weight, before["0.weight"].clamp(-0.1, 0.1))
         assert torch.equal(net[0].bias, before["0.bias"])
         assert bool((net[2].weight == 0.5).all() and (net[2].bias == 0.5).all())

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and how far each counts: causal, ALiBi, padding and packing as one pattern per batch."""
+"""Computes attention's bias, one pattern per batch: the keys that a query sees, causal, ALiBi, padding and packing."""
 
 import math
 from functools import cached_property, lru_cache

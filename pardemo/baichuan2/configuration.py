@@ -11,7 +11,7 @@ BAICHUAN2_VOCABULARY = 125_696
 
 
 class Baichuan2Config(PreTrainedConfig):
-    """What the official ``config.json`` of Baichuan2-7B and -13B says, and what it leaves to the code.
+    """The settings of the official ``config.json`` of Baichuan2-7B and -13B, and those that it leaves to the code.
 
     Args:
         position_embedding: ``"rope"`` (7B) or ``"alibi"`` (13B). The official files do not say; where it is left out,

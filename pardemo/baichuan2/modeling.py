@@ -191,7 +191,7 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """What is set computes the logits as it is; ``config.normalize_head`` then says whether it is a NormHead."""
+        """Sets the layer that computes the logits; ``config.normalize_head`` then says whether it is a NormHead."""
         self.lm_head = new_embeddings
         self.config.normalize_head = getattr(new_embeddings, "normalize", False)
 

@@ -1,4 +1,4 @@
-"""The book: chapters as rooms (:mod:`.chapters`), what their pages share (:mod:`.page`), and running it (:mod:`.run`).
+"""The book: a package for each chapter (:mod:`.chapters`), what pages share (:mod:`.page`), and its runs (:mod:`.run`).
 
 Nothing of it is needed to use the engines.
 """

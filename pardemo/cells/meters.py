@@ -17,7 +17,7 @@ ALIKE = 1.02  # headers and barriers differ from rank to rank
 
 
 class WireBytes(NamedTuple):
-    """What a rank put on the wire during a cell, and how that is known (``wire``: the kernel counted)."""
+    """Bytes that a rank sent and received during a cell; ``evidence`` is ``wire`` where the kernel counted them."""
 
     sent_bytes: int
     received_bytes: int
@@ -25,7 +25,7 @@ class WireBytes(NamedTuple):
 
 
 class LinkBytes(NamedTuple):
-    """What went over each link during a cell, the same on all ranks: :class:`pardemo.meters.links.LinkMeter`'s."""
+    """Bytes over each link during a cell, the same on all ranks: :class:`pardemo.meters.links.LinkMeter`'s."""
 
     matrix: list[list[int]]
     hosts: list[tuple[int, int]]

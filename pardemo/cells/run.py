@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CellResult:
-    """What a cell left on one rank.
+    """Result of a cell on one rank.
 
     Attributes:
         shown: the text of its last expression; None where there is none, or it is None, or a semicolon hides it.

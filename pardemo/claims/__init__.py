@@ -1,6 +1,6 @@
 """Claims: what was predicted, what was measured, and whether one is the other.
 
-A chapter declares its claims as data (:mod:`.declarations`), opens a :class:`Ledger`, books each in one line as it
+A chapter declares its claims as data (:mod:`.declarations`), opens a :class:`Ledger`, records each in one line as it
 goes, and closes it in its last cell, which fails the notebook when a claim fails. Ids: ``sNN.…`` for the article's
 statements, ``chapter.…`` for a chapter's own findings.
 """
@@ -48,6 +48,6 @@ def frame(rows: Iterable[dict[str, Any]]):
 
 
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """How many cases have each verdict."""
+    """Counts the cases of each verdict."""
     verdicts = [row["verdict"] for row in rows]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}

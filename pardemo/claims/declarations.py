@@ -1,4 +1,4 @@
-"""What a chapter claims, as data: the ``claims.toml`` of its folder, a table for each claim, named by its id.
+"""Reads the claims that a chapter declares: the ``claims.toml`` of its folder, a table for each claim, named by its id.
 
 A claim says once what holds for all its cases::
 

@@ -1,4 +1,4 @@
-"""The ledger of a chapter: claims booked as they are measured, and what has to be true when it is closed."""
+"""The ledger of a chapter: claims recorded as they are measured, and what has to be true when it is closed."""
 
 import difflib
 import json
@@ -41,12 +41,12 @@ class Ledger:
     >>> claim("s30.rows_first", 8, {2: 8.003, 4: 8.002})                              # doctest: +SKIP
     ✓ rows first: what a rank sends forward: predicted 8 ± 1 % φ, measured 8.003 φ (N = 2), 8.002 φ (N = 4)
 
-    An id without a dot is the chapter's own: ``02_my_topic`` books ``held`` as ``my_topic.held``.
+    An id without a dot is the chapter's own: ``02_my_topic`` records ``held`` as ``my_topic.held``.
 
     Args:
         declared: the file of the chapter's declarations (:mod:`pardemo.claims.declarations`); without one it has none.
-        links: how links can be limited here (:func:`pardemo.cluster.tiers.found`): the evidence of claims that declare
-            ``links``. Where nothing can limit them, those claims are *not measured*, whatever their cells found.
+        links: how links can be limited here (:func:`pardemo.cluster.tiers.best_tier`): the evidence of claims that
+            declare ``links``. Where nothing can limit them, those claims are *not measured*, whatever cells found.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Ledger:
         evidence = evidence or claim.evidence
         if evidence == LINKS:
             if self._links is None:
-                raise ValueError(f"{id} is about links: Ledger({self.notebook!r}, links=tiers.found()) says which")
+                raise ValueError(f"{id} is about links: Ledger({self.notebook!r}, links=tiers.best_tier()) says which")
             if not self._links.evidence:
                 self.skip(id, reason=self._links.missing)
                 return
@@ -140,9 +140,9 @@ class Ledger:
     ) -> str:
         """Books a claim that nobody declared, with all that is to be said about it; returns its verdict.
 
-        A cell that is run again in JupyterLab books its claims again: the same id with the same statement replaces the
+        A cell that is run again in JupyterLab records its claims again: the same id and statement replace the
         earlier row. With another statement it would be a second claim that hides the first, and is refused; so is any
-        second booking in a run without a reader (``PARDEMO_HEADLESS``), where no cell runs twice.
+        second record in a run without a reader (``PARDEMO_HEADLESS``), where no cell runs twice.
 
         Args:
             predicted, measured: in ``unit``. Equal means |measured − predicted| ≤ ``rel``·|predicted|.
@@ -177,7 +177,7 @@ class Ledger:
         else:
             reason = reason or off
             verdict = "off" if may_be_off(row["evidence"], reason) else "fails"
-        self._book(**row | {"verdict": verdict, "reason": reason})
+        self._record(**row | {"verdict": verdict, "reason": reason})
         return verdict
 
     def skip(self, id: str, statement: str = "", reason: str = "", source: str = "") -> str:
@@ -189,7 +189,7 @@ class Ledger:
         if claim is None and not statement:
             raise ValueError(self._undeclared(id))
         says, source = (claim.says, claim.source) if claim else (statement, source)
-        self._book(id=id, statement=says, source=source, verdict="not measured", reason=reason, claim=id)
+        self._record(id=id, statement=says, source=source, verdict="not measured", reason=reason, claim=id)
         if claim:
             self._show(id)
         return "not measured"
@@ -234,7 +234,7 @@ class Ledger:
         display(line, display_id=f"{self.notebook}/{claim}/{shell.execution_count}", update=again)
         self._shown[claim] = shell.execution_count
 
-    def _book(self, id: str, **values: Any) -> None:
+    def _record(self, id: str, **values: Any) -> None:
         """Adds a row, of :data:`COLUMNS`; what is not said is empty."""
         if not _ID.fullmatch(id):
             raise ValueError(f"a claim's id looks like s09.sent_per_rank or data_parallel.bucket_order, not {id!r}")

@@ -20,14 +20,13 @@ import struct
 import threading
 
 from pardemo import compat
-from pardemo.cluster import Cluster
+from pardemo.cluster import MAX_RANKS, Cluster
 from pardemo.cluster.loopback import PACING
 from pardemo.cluster.sockets import borrowed
 
 TICK_S = 0.005
 PORTS = 1 << 16
 UNSENT = 0x894B  # SIOCOUTQNSD
-MAX_RANKS = 64
 HOSTS = PORTS + MAX_RANKS * MAX_RANKS
 TABLE_BYTES = HOSTS + 8 * MAX_RANKS
 _UNLIMITED = (1 << 32) - 1  # the kernel's own default
@@ -201,7 +200,7 @@ def _queued(fd: int) -> int:
         return 0
 
 
-def say(table: str, host: int, rate: float) -> None:
+def set_rate(table: str, host: int, rate: float) -> None:
     """Tells the ranks of a World that a host's network card now carries ``rate`` bytes a second; 0: as it was made."""
     with open(table, "r+b") as file:
         file.seek(HOSTS + 8 * host)

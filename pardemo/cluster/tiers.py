@@ -26,13 +26,13 @@ class Tier(NamedTuple):
 
 
 @functools.cache
-def found() -> Tier:
+def best_tier() -> Tier:
     """The better way that works here: namespaces, pacing, or none."""
-    return look()
+    return probe()
 
 
-def look() -> Tier:
-    """:func:`found`, tried anew."""
+def probe() -> Tier:
+    """:func:`best_tier`, tried anew."""
     try:
         Hosts(Cluster(hosts=1, between="1 Mbit/s")).close()
         return Tier("namespaces", "host links", "")

@@ -16,19 +16,19 @@ from pardemo.world.errors import ranks_by_value
 TENSOR_BYTES, EXCHANGE_BYTES = 160, 128
 
 
-def description(tensor: torch.Tensor, exchange: str = "", wrong: int = 0) -> np.ndarray:
+def description(tensor: torch.Tensor, exchange: str = "", misfit: int | None = None) -> np.ndarray:
     """A tensor and what is done with it, as bytes that the ranks can compare before any data moves.
 
     Args:
         exchange: the collective and whose turn it is, such as ``all_gather of unit 3``: ranks at different exchanges
             would add what does not belong together.
-        wrong: 0, or 1 + the size of a shard that does not fit on this rank.
+        misfit: size of this rank's shard where it does not fit.
     """
-    text = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    text = f"{compat.dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
     if not tensor.is_contiguous():
         text += f" strides {tensor.stride()}"
-    if wrong:
-        text += f" with a shard of {wrong - 1} elements, which does not fit"
+    if misfit is not None:
+        text += f" with a shard of {misfit} elements, which does not fit"
     return np.frombuffer(_padded(text, TENSOR_BYTES) + _padded(exchange, EXCHANGE_BYTES), np.uint8)
 
 

@@ -50,21 +50,21 @@ class Channel:
         """
         return self._thread.submit(function, *args)
 
-    def all_reduce(self, tensor: torch.Tensor, what: str, op: str = "sum") -> torch.Tensor:
-        """:func:`~pardemo.collectives.ring_all_reduce`, in place. ``what``: the same words on every rank."""
-        return ring_all_reduce(tensor, self.group, op, what=self._ours(what), link=self._link)
+    def all_reduce(self, tensor: torch.Tensor, label: str, op: str = "sum") -> torch.Tensor:
+        """:func:`~pardemo.collectives.ring_all_reduce`, in place. ``label``: the same words on every rank."""
+        return ring_all_reduce(tensor, self.group, op, label=self._ours(label), link=self._link)
 
-    def reduce_scatter(self, flat: torch.Tensor, what: str) -> torch.Tensor:
+    def reduce_scatter(self, flat: torch.Tensor, label: str) -> torch.Tensor:
         """:func:`~pardemo.collectives.ring_reduce_scatter`: this rank's chunk of the sum."""
-        return ring_reduce_scatter(flat, self.group, what=self._ours(what), link=self._link)
+        return ring_reduce_scatter(flat, self.group, label=self._ours(label), link=self._link)
 
-    def all_gather(self, shard: torch.Tensor, out: torch.Tensor, what: str) -> torch.Tensor:
+    def all_gather(self, shard: torch.Tensor, out: torch.Tensor, label: str) -> torch.Tensor:
         """:func:`~pardemo.collectives.ring_all_gather` of the ranks' shards into ``out``."""
-        return ring_all_gather(shard, self.group, out, what=self._ours(what), link=self._link)
+        return ring_all_gather(shard, self.group, out, label=self._ours(label), link=self._link)
 
-    def compare(self, tensor: torch.Tensor, what: str) -> None:
+    def compare(self, tensor: torch.Tensor, label: str) -> None:
         """ValueError where the ranks are not at the same exchange of the same tensor: for one by another's function."""
-        agree(tensor, f"exchange of {self._ours(what)}", self.group)
+        agree(tensor, f"exchange of {self._ours(label)}", self.group)
 
     def close(self) -> None:
         """Waits for what was submitted, then closes the links of its own and ends their thread."""
@@ -72,5 +72,5 @@ class Channel:
             self._thread.shutdown()
             self._link.close()
 
-    def _ours(self, what: str) -> str:
-        return f"{what} of {self.name}"
+    def _ours(self, label: str) -> str:
+        return f"{label} of {self.name}"

@@ -33,19 +33,20 @@ BLOCK_BYTES = 4 << 20  # of each chunk: the best of 1 to 16 MiB on a machine wit
 
 @contextmanager
 def agreed(
-    group: dist.ProcessGroup, tensor: torch.Tensor, exchange: str, *, wrong: int = 0, link: Link | None = None
-) -> Iterator[Link | None]:
+    group: dist.ProcessGroup, tensor: torch.Tensor, exchange: str, *, misfit: int | None = None,
+    link: Link | None = None,
+) -> Iterator[Link | None]:  # fmt: skip
     """Compares what the ranks are about to do, and holds the links within the block; None where the backend sends.
 
     Args:
         exchange: the collective in words, compared with the other ranks'.
-        wrong: see :func:`pardemo.collectives.agreement.description`.
+        misfit: see :func:`pardemo.collectives.agreement.description`.
         link: an engine's own links; the group's when None.
 
     Raises:
         ValueError: the ranks' tensors or exchanges differ. ConnectionError: the links are closed.
     """
-    mine = description(tensor, exchange, wrong)
+    mine = description(tensor, exchange, misfit)
     if tensor.device.type != "cpu" or group.size() == 1:
         compare_in_group(mine, group, tensor.device)
         yield None

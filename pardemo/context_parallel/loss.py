@@ -31,7 +31,7 @@ def mean_over_tokens(
     group, kind = group_of(group), torch.promote_types(losses.dtype, torch.float32)
     total = losses.to(kind).masked_fill(~counted.bool(), 0).sum()  # this rank's
     both = torch.stack([total.detach().double(), counted.sum().double()])  # counts above 2²⁴ are no fp32 numbers
-    ring_all_reduce(both, group, what="a sequence's losses and how many")
+    ring_all_reduce(both, group, label="a sequence's losses and how many")
     if not both[1]:
         raise ValueError("no rank counts a token: there is no loss to take the mean of")
     mine = total / both[1].to(kind)

@@ -1,4 +1,4 @@
-"""Which tokens lie on which rank: in the order of the sequence, or one piece from the front and one from the back.
+"""Orders a sequence's tokens over ranks: as they follow, or one piece from the front and one from the back to each.
 
 Causal attention gives the last token as many products as there are tokens, and the first one a single one. Cut in the
 plain order, rank 0 has 1/N² of the work and the last one (2N−1)/N². The zigzag cuts 2N pieces and gives rank r pieces r
@@ -72,7 +72,7 @@ def join(
     group = group_of(group)
     ranks = dist.get_world_size(group)
     moved = tensor.detach().movedim(dim, 0).contiguous()
-    gathered = ring_all_gather(moved, group, what="a sequence's pieces").view(-1, *moved.shape[1:])
+    gathered = ring_all_gather(moved, group, label="a sequence's pieces").view(-1, *moved.shape[1:])
     tokens = gathered.shape[0]
     here = torch.cat([positions(tokens, rank, ranks, order, tensor.device) for rank in range(ranks)])
     joined = torch.empty_like(gathered)

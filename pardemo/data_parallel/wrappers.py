@@ -2,11 +2,11 @@
 
 DDP watches the backward pass, packs gradients into buckets and hands each full bucket to a communication hook (Li et
 al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 3.2). The hook here divides the
-bucket by N and sums it over the ranks in a sender thread, while the backward pass computes the next bucket::
+bucket by N and sums it over the ranks in the communication thread, while the backward pass computes the next bucket::
 
-    computes   backward: bucket 1 full | bucket 2 full | bucket 3 full | DDP waits ... | .grad is the mean
-                            hook               hook            hook          ^
-    sender                  | all-reduce 1     | all-reduce 2  | all-reduce 3 |
+    computes        backward: bucket 1 full | bucket 2 full | bucket 3 full | DDP waits ... | .grad is the mean
+                                 hook               hook            hook          ^
+    communication                | all-reduce 1     | all-reduce 2  | all-reduce 3 |
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class BucketHook:
         self._all_reduce, self._overlap, self._timeline = all_reduce, overlap, timeline
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         links = all_reduce is ring_all_reduce and device.type == "cpu"
-        if not links:  # DDP's own messages in the group would meet those of the sender thread
+        if not links:  # DDP's own messages in the group would meet those of the communication thread
             group = copy_of(group)
         self.channel = Channel(group, "data parallel", links=links)
         self.forwards = 0  # of the model for training; -1 where ranks may have different numbers of them
@@ -98,18 +98,18 @@ class BucketHook:
         self, buffer: torch.Tensor, index: int, mean: torch.futures.Future, pass_text: str,
         packed: "torch.cuda.Event | None",
     ) -> None:  # fmt: skip
-        """In the sender thread: the sum over the ranks. DDP has no way to be told of an error: :meth:`_end` has."""
+        """In the communication thread: sums over the ranks. DDP cannot be told of an error: :meth:`_end` raises it."""
         name = f"bucket {index}"
         span = self._timeline.span("communication", name) if self._timeline else contextlib.nullcontext()
         try:
             with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext(), span:
                 if self._stream is not None and packed is not None:
                     self._stream.wait_event(packed)
-                what = f"{name} of {pass_text}"
+                label = f"{name} of {pass_text}"
                 if self._all_reduce is ring_all_reduce:
-                    self.channel.all_reduce(buffer, what)
+                    self.channel.all_reduce(buffer, label)
                 else:
-                    self.channel.compare(buffer, what)
+                    self.channel.compare(buffer, label)
                     self._all_reduce(buffer, self.channel.group)
         finally:
             mean.set_result(buffer)

@@ -381,7 +381,7 @@ def gantt(ax: Axes, spans: Sequence) -> None:
 
 
 def traffic_matrix(ax: Axes, values: np.ndarray, cluster: Cluster, most: float, size: float = 10) -> None:
-    """Who sends how much to whom: a number for each pair of ranks on a shade up to ``most``; frames are nodes."""
+    """Draws the traffic between ranks: a number for each pair of them on a shade up to ``most``; frames are nodes."""
     ax.imshow(values, cmap="Oranges", vmin=0, vmax=max(most, 1e-12))
     for sender, row in enumerate(values):
         for receiver, value in enumerate(row):

@@ -1,4 +1,4 @@
-"""What the colours of all drawings and charts mean: each has one meaning, in every chapter.
+"""The colours of all drawings and charts: each has one meaning, in every chapter.
 
 The first eight are Okabe & Ito's, but for the purple: colour-blind readers tell them apart. What belongs to one of them
 is a darker or lighter shade of it.

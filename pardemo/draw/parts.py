@@ -1,4 +1,4 @@
-"""What several drawings have in common: a legend, and a tensor of which a rank has some of the parts."""
+"""Parts that several drawings share: a legend, and a tensor of which a rank has some of the parts."""
 
 from collections.abc import Collection, Mapping
 

@@ -1,4 +1,4 @@
-"""Which pictures of a run are whose: their names begin with their chapter's, and each says which notebook drew it."""
+"""Assigns a run's pictures to its chapters, by the file's name and the notebook that drew it."""
 
 import os
 import re
@@ -14,7 +14,7 @@ NOTEBOOK = "PARDEMO_NOTEBOOK"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a picture's file says of itself.
+    """The description in a picture's file.
 
     Args:
         alt: in words. width, height: pixels of a page. least: pixels of width that its smallest words need.
@@ -40,7 +40,7 @@ def of_notebook(folder: Path, name: str) -> list[Path]:
 
 
 def read_picture(svg: str) -> Saved:
-    """What a picture of :func:`pardemo.draw.style.save` says of itself.
+    """Reads the description in a picture of :func:`pardemo.draw.style.save`.
 
     Raises:
         ValueError: this is no such picture, or half of one.

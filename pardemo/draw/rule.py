@@ -69,7 +69,7 @@ def _step(canvas: Canvas, y: float, high: float, text: str) -> None:
 
 
 def what_each_adds(shares: Mapping[str, Mapping[str, float]], name: str, chosen: str = "", job: str = "") -> Picture:
-    """What each layout adds to the time of its matrix multiplications, in per cent, by what adds it.
+    """Draws what each layout adds to the time of its matrix multiplications, in per cent, by what adds it.
 
     Args:
         shares: layout -> part -> share. name: of the picture's file. chosen: the layout that the rule takes.

@@ -15,15 +15,15 @@ Sources: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668); Fedus et al. 2021, "
 DeepSeek-V3 (arXiv 2412.19437, 2.1.2).
 """
 
-from pardemo.expert_parallel.dispatch import Plan, combine, dispatch, plan
+from pardemo.expert_parallel.dispatch import RoutingPlan, combine, dispatch, plan
 from pardemo.expert_parallel.layer import ExpertParallel
 from pardemo.expert_parallel.router import Router, Routing, auxiliary_loss, imbalance, load_of_all, z_loss
 
 __all__ = [
     "ExpertParallel",
-    "Plan",
     "Router",
     "Routing",
+    "RoutingPlan",
     "auxiliary_loss",
     "combine",
     "dispatch",

@@ -21,13 +21,13 @@ from pardemo.groups import share
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How the rows of a rank travel.
+class RoutingPlan:
+    """The exchange of a rank's rows: their order, and how many go to and come from each rank.
 
     Attributes:
         order: [rows], by expert: which of the T·k assignments each row that leaves is. sends: rows to each rank.
         coming: rows from each rank to each of this rank's experts.
-        dropped: assignments that found no room.
+        dropped: assignments over an expert's capacity.
     """
 
     order: torch.Tensor
@@ -52,7 +52,7 @@ def plan(
     num_experts: int,
     group: dist.ProcessGroup,
     capacity: int | None = None,
-) -> Plan:
+) -> RoutingPlan:
     """Where the rows go; all ranks of ``group`` call it.
 
     Args:
@@ -78,11 +78,12 @@ def plan(
     coming = torch.empty_like(counts)
     dist.all_to_all_single(coming, counts, group=group)
     sends, arriving = (each.view(group.size(), -1) for each in (counts, coming))  # [N, E/N]
-    return Plan(order, tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist())), len(flat) - len(order))
+    sent, received = tuple(sends.sum(1).tolist()), tuple(map(tuple, arriving.tolist()))
+    return RoutingPlan(order, sent, received, len(flat) - len(order))
 
 
 @not_compiled
-def dispatch(tokens: torch.Tensor, top_k: int, plan: Plan, group: dist.ProcessGroup) -> list[torch.Tensor]:
+def dispatch(tokens: torch.Tensor, top_k: int, plan: RoutingPlan, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """[T, h] to the rows of each of this rank's experts [its count, h]."""
     rows = tokens.index_select(0, plan.order // top_k)  # autograd adds the gradients of a token's k rows
     came = _Exchange.apply(rows, plan.sends, plan.receives, group)  # by rank, then expert
@@ -93,7 +94,7 @@ def dispatch(tokens: torch.Tensor, top_k: int, plan: Plan, group: dist.ProcessGr
 
 @not_compiled
 def combine(
-    outputs: Sequence[torch.Tensor], weights: torch.Tensor, plan: Plan, group: dist.ProcessGroup
+    outputs: Sequence[torch.Tensor], weights: torch.Tensor, plan: RoutingPlan, group: dist.ProcessGroup
 ) -> torch.Tensor:
     """The rows of each of this rank's experts to the tokens' weighted sums [T, h]; of weights [T, k]."""
     pieces = [made.split(of_ranks) for made, of_ranks in zip(outputs, zip(*plan.coming, strict=True), strict=True)]

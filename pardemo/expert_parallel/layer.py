@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.collectives import ring_all_reduce
-from pardemo.expert_parallel.dispatch import Plan, combine, dispatch, plan
+from pardemo.expert_parallel.dispatch import RoutingPlan, combine, dispatch, plan
 from pardemo.expert_parallel.router import Router, Routing
 from pardemo.groups import share
 from pardemo.tensor_parallel.full_layers import compare, values_of
@@ -60,7 +60,7 @@ class ExpertParallel(GroupModule):
         self.experts = nn.ModuleList(copy.deepcopy(expert) for expert in experts[rank * each : (rank + 1) * each])
         self.capacity = capacity
         self.routing: Routing | None = None
-        self.plan: Plan | None = None
+        self.plan: RoutingPlan | None = None
         self.mark_parts()
 
     def mark_parts(self) -> None:
@@ -71,8 +71,8 @@ class ExpertParallel(GroupModule):
         """Collective: all ranks call it, also those that have no token."""
         tokens, k, count = x.reshape(-1, x.shape[-1]), self.router.top_k, self.router.num_experts  # [T, h]
         routing = self.router(tokens)
-        room = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * k / count)
-        way = plan(routing.experts, routing.weights, count, self.group, room)
+        most_rows = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * k / count)
+        way = plan(routing.experts, routing.weights, count, self.group, most_rows)
         parts = dispatch(tokens, k, way, self.group)
         # also experts that got nothing: their ranks answer in the backward pass
         made = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
@@ -96,5 +96,5 @@ class ExpertParallel(GroupModule):
         for name, parameter in self.named_parameters():
             if parameter.grad is not None:
                 if not name.startswith("experts."):
-                    ring_all_reduce(parameter.grad, self.group, what=name)
+                    ring_all_reduce(parameter.grad, self.group, label=name)
                 parameter.grad /= self.group.size()

@@ -1,7 +1,7 @@
-"""Which experts each token goes to: a linear layer, its largest k scores, and what keeps the experts' shares even.
+"""Routes tokens to experts: a linear layer, its largest k scores, and losses that keep the experts' loads even.
 
 A router that is trained for the loss alone sends more and more to the experts that happened to be good first. Three
-remedies are in use, and this room has all of them:
+remedies are in use, and this package has all of them:
 
 - an **auxiliary loss**, E · Σᵢ fᵢ·pᵢ, of the share fᵢ of assignments that expert i got and its mean probability pᵢ: 1
   where all are alike, E where one has everything (Switch Transformer, Fedus et al. 2021, arXiv 2101.03961, 2.2);
@@ -40,7 +40,7 @@ class Routing:
 
     @property
     def load(self) -> torch.Tensor:
-        """How many assignments each expert got [E]."""
+        """Counts each expert's assignments [E]."""
         return torch.bincount(self.experts.reshape(-1), minlength=self.logits.shape[-1])
 
 
@@ -117,7 +117,7 @@ class Router(nn.Module):
 
 def load_of_all(load: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The sum of the ranks' loads [E]: one small all-reduce."""
-    return ring_all_reduce(load.clone(), group_of(group), what="the experts' loads")
+    return ring_all_reduce(load.clone(), group_of(group), label="the experts' loads")
 
 
 def auxiliary_loss(routing: Routing, load: torch.Tensor | None = None) -> torch.Tensor:

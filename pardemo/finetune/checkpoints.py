@@ -73,7 +73,7 @@ def remove_oldest(run: Path, limit: int | None) -> None:
 
 
 def fingerprint(job: Recipe) -> dict[str, Any]:
-    """What decides which samples a step sees and what it makes of them: it has to be the same before and after."""
+    """Returns the settings that decide over a step's samples and results: a resumed run has to have the same."""
     data, train, engine = job.data, to_dict(job.train), job.deepspeed
     if job.train.max_steps:
         train["num_train_epochs"] = None  # max_steps ends the run and its schedule
@@ -92,7 +92,7 @@ def fingerprint(job: Recipe) -> dict[str, Any]:
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
-    """What rank 0 returns from ``make``, on all ranks; an error that it raises is raised on all. Collective."""
+    """Runs ``make`` on rank 0; returns its result, or raises its error, on all ranks. Collective."""
     shared: list[Any] = [None, None]
     if not dist.is_initialized() or dist.get_rank() == 0:
         try:

@@ -42,8 +42,9 @@ def _rank(job: Recipe, resume: bool, overwrite: bool, allow: Sequence[str]) -> "
 
 
 def check(job: Recipe, resume: bool = False, overwrite: bool = False, allow: Sequence[str] = ()) -> bool:
-    """What can be known without a rank: settings, folders, data, checkpoints, GPUs. Returns whether ranks will run on
-    the CPU.
+    """Checks what can be known without a rank: settings, folders, data, checkpoints, GPUs.
+
+    Returns whether ranks will run on the CPU.
 
     They do where there is no GPU; in fp32 also where there are fewer GPUs than ranks.
     """

@@ -1,4 +1,4 @@
-"""What a training run shows: a line with a bar, a JSON-lines log, a picture of the loss."""
+"""Shows the progress of a training run: a line with a bar, a JSON-lines log, a picture of the loss."""
 
 import json
 import math

@@ -45,7 +45,7 @@ def score_rows(predictions: Sequence[str], references: Sequence[str]) -> list[di
 
 
 def intervals(values: np.ndarray, seed: int = 0) -> np.ndarray:
-    """How far a mean would move had other samples been drawn: the bootstrap's 95 % percentile interval (Efron 1979).
+    """Computes a mean's 95 % percentile interval by the bootstrap, over other draws of the samples (Efron 1979).
 
     Args:
         values: per-sample values, [samples, columns].

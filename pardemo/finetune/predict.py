@@ -41,7 +41,7 @@ _NAMED = 3  # bad lines named in one error
 
 @dataclass(frozen=True)
 class Predictions:
-    """What was generated, in the order of the rows.
+    """Generated answers, in the order of the rows.
 
     Attributes:
         tokens: of each row, without EOS. texts: the same, decoded.

@@ -152,7 +152,7 @@ class Predict:
 
 
 @section
-class Ranks:
+class WorldSettings:
     """The ranks that ``pardemo finetune`` launches, each with a GPU of its own where there are so many.
 
     ``device``: where there are none, ``any`` means the CPU; ``gpu`` is refused, so that nobody waits a year for a job
@@ -173,7 +173,7 @@ class Recipe:
     train: Train
     predict: Predict = Predict()
     deepspeed: dict[str, Any] | None = None
-    world: Ranks = Ranks()
+    world: WorldSettings = WorldSettings()
     output_dir: Text
 
     @property
@@ -338,7 +338,7 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None) -> Steps:
 
 
 def preflight(recipe: Recipe, on_cpu: bool) -> None:
-    """What can be known before any rank starts: raises ValueError, in one line, for what would fail on all of them."""
+    """Checks a recipe before any rank starts: raises ValueError, in one line, for what would fail on all of them."""
     if on_cpu and recipe.train.fp16:
         raise ValueError("train.fp16 is true, which DeepSpeed refuses on a CPU: set it to false, and bf16 to true or "
                          "false")  # fmt: skip
@@ -395,11 +395,11 @@ def _suggestion(key: str) -> str:
     """The new name of a key, else the nearest one of the same section, else the same one of another section."""
     if key in RENAMED:
         return f"; it is {RENAMED[key]} now"
-    room, _, last = key.rpartition(".")
+    section, _, last = key.rpartition(".")
     hints = get_type_hints(Recipe)
     keys = {name: list(get_type_hints(kind)) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     elsewhere = [f"{name}.{last}" for name in keys if last in keys[name]]
-    return _nearest(last, keys.get(room, list(hints)), elsewhere)
+    return _nearest(last, keys.get(section, list(hints)), elsewhere)
 
 
 def _nearest(text: str, candidates: Sequence[str], otherwise: Sequence[str] = ()) -> str:

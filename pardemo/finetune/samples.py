@@ -16,7 +16,7 @@ IGNORED = -100  # cross-entropy's own mark of a position without a label
 
 
 def prompt_of(row: Mapping[str, Any]) -> str:
-    """What the user says: the instruction, which ends its own line, and the input.
+    """Returns the user's turn: the instruction, which ends its own line, and the input.
 
     (The article's tool put one more line end between the two.)
     """
@@ -129,7 +129,7 @@ class Samples(Dataset):
 
     @property
     def report(self) -> str:
-        """What there is, in a line."""
+        """Summarizes the samples in a line."""
         unlabelled = sum(len(ids) == first for ids, first in zip(self._ids, self._first_labels, strict=True))
         text = f"{len(self._ids):,} samples, {self.tokens:,} tokens, {self.labelled_tokens:,} of them labels"
         if self.cut:

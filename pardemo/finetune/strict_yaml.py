@@ -36,7 +36,7 @@ for _kind in (_Loader, _Dumper):
 
 
 def parse(text: str) -> Any:
-    """What ``text`` says.
+    """Parses ``text``.
 
     Raises:
         ValueError: it is not YAML; one line, with the line number where one is known.

@@ -35,7 +35,7 @@ from pardemo.world.rank import device
 
 @dataclass
 class TrainingResult:
-    """What a run came to: optimizer steps, the mean training loss, where things are, and what actually ran."""
+    """Result of a run: optimizer steps, the mean training loss, where things are, and what actually ran."""
 
     steps: int
     loss: float

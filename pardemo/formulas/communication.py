@@ -1,4 +1,4 @@
-"""Bytes and seconds of collectives. ``nbytes`` is the whole tensor's size S, ``ranks`` is N.
+"""Computes bytes and seconds of collectives. ``nbytes`` is the whole tensor's size S, ``ranks`` is N.
 
 Sources: Patarasuk & Yuan 2009 (ring all-reduce, its lower bound 2(N−1)/N·S); Li et al. 2014 (parameter
 server); nccl-tests' PERFORMANCE.md (algbw and busbw).

@@ -1,4 +1,4 @@
-"""What ranks that share one sequence send, compute and wait for; bytes are one rank's, and of one layer.
+"""Computes what ranks that share one sequence send, compute and wait for; bytes are one rank's, and of one layer.
 
 ``tokens`` is the whole sequence, ``width`` a token's numbers in all heads of queries, ``kv_width`` those in all heads
 of keys (values have as many). Each of N ranks has tokens/N of them.

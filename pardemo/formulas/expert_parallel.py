@@ -1,4 +1,4 @@
-"""A layer with experts: its parameters, its operations, what ranks send each other, and what finds no room.
+"""Computes parameters, operations, traffic and dropped assignments of a layer with experts.
 
 T tokens of h numbers go to k of E experts each; an expert is a gated MLP with three matrices [h, width]. Sources:
 Lepikhin et al. 2020, "GShard" (arXiv 2006.16668, 2.2); Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961,
@@ -22,7 +22,7 @@ def token_flops(hidden: int, width: int, experts: int, chosen: int, shared: int 
 
 
 def one_way_bytes(tokens: float, hidden: int, chosen: int, ranks: int, element_bytes: int = 4) -> float:
-    """What a rank with ``tokens`` sends where its rows go evenly: (N−1)/N·T·k·h numbers, there or back.
+    """Bytes that a rank with ``tokens`` sends where its rows go evenly: (N−1)/N·T·k·h numbers, there or back.
 
     Raises:
         ValueError: no rank.
@@ -42,9 +42,9 @@ def capacity(tokens: int, chosen: int, experts: int, factor: float) -> int:
     return math.ceil(factor * tokens * chosen / experts)
 
 
-def dropped(load: Sequence[int], room: int) -> int:
-    """Rows that find no room: Σ max(0, load − room)."""
-    return sum(max(0, rows - room) for rows in load)
+def dropped(load: Sequence[int], capacity: int) -> int:
+    """Rows over the capacity: Σ max(0, load − capacity)."""
+    return sum(max(0, rows - capacity) for rows in load)
 
 
 def other_nodes(experts: int, chosen: int, nodes: int) -> float:

@@ -1,4 +1,4 @@
-"""How often a job fails, how often it should be saved, and what failures leave of its time. No torch, no processes.
+"""Computes how often a job fails, how often to save it, and what failures leave of its time.
 
 Failures come at random with one rate, whatever the machine did before, so that the time to the next one is exponential.
 A job trains ``interval`` seconds, is held up for ``save`` seconds by a save, and so on; after a failure it takes
@@ -13,6 +13,7 @@ import math
 from typing import NamedTuple
 
 from pardemo.formulas import check_seconds
+from pardemo.formulas.memory import shard_of
 
 
 def between_failures(of_one: float, parts: int) -> float:
@@ -98,23 +99,11 @@ class Read(NamedTuple):
     end: int
 
 
-def shard_of(rows: int, ranks: int, rank: int) -> tuple[int, int]:
-    """The first row of a rank's shard and the row behind its last, as ``torch.chunk`` cuts; the last ones may be empty.
-
-    Raises:
-        ValueError: no ranks, a rank that is none of them, or a negative number of rows.
-    """
-    if not (ranks >= 1 and 0 <= rank < ranks and rows >= 0):
-        raise ValueError(f"no shard of {rows} rows for rank {rank} of {ranks}")
-    each = -(-rows // ranks)
-    return min(rank * each, rows), min((rank + 1) * each, rows)
-
-
 def resharded(rows: int, before: int, now: int, rank: int) -> list[Read]:
-    """What ``rank`` of ``now`` ranks reads of a tensor of ``rows`` rows that ``before`` ranks saved in shards.
+    """Lists what ``rank`` of ``now`` ranks reads of a tensor of ``rows`` rows that ``before`` ranks saved in shards.
 
     Raises:
-        ValueError: as :func:`shard_of`.
+        ValueError: as :func:`pardemo.formulas.memory.shard_of`.
     """
     begin, end = shard_of(rows, now, rank)
     reads = []

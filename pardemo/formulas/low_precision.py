@@ -1,4 +1,4 @@
-"""What a number in few bits can say, and what it takes with its scale.
+"""Computes range, rounding error and size of numbers in few bits with their scales.
 
 A floating-point format has bits for the exponent and bits for the fraction after the leading 1 (IEEE 754-2019, 3.3).
 Sources of the formats: Micikevicius et al. 2022 (arXiv 2209.05433, table 1) for E4M3 and E5M2; OCP Microscaling Formats
@@ -32,7 +32,7 @@ def smallest(exponent: int, fraction: int) -> float:
 
 
 def worst_error(fraction: int) -> float:
-    """How far off the nearest number is at most, relative to the number itself, while exponents last.
+    """Largest rounding error, relative to the number itself, while exponents last.
 
     Half a step above a power of two: 2^−(fraction+1) of 1 + 2^−(fraction+1).
     """

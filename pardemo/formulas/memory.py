@@ -1,4 +1,4 @@
-"""Bytes of training: model states, and what the backward pass waits for. Decimal: 1 GB is 10⁹ bytes.
+"""Computes the bytes of training: model states, and activations for the backward pass. Decimal: 1 GB is 10⁹ bytes.
 
 Model states, and activations by a rule of thumb: Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054). Activations of a
 block part by part, in 16 bits: Korthikanti et al. 2022 (arXiv 2205.05198, 4), who count one byte per element of a
@@ -136,6 +136,18 @@ def deepspeed_zero3_estimate(params: int, world_size: int, largest_layer: int) -
 def accelerate_estimate(params: int, element_bytes: int) -> int:
     """Bytes by the rule of ``accelerate estimate-memory`` for training with Adam: four times the parameters."""
     return 4 * element_bytes * params
+
+
+def shard_of(rows: int, ranks: int, rank: int) -> tuple[int, int]:
+    """The first row of a rank's shard and the row behind its last, as ``torch.chunk`` cuts; the last ones may be empty.
+
+    Raises:
+        ValueError: no ranks, a rank that is none of them, or a negative number of rows.
+    """
+    if not (ranks >= 1 and 0 <= rank < ranks and rows >= 0):
+        raise ValueError(f"no shard of {rows} rows for rank {rank} of {ranks}")
+    each = -(-rows // ranks)
+    return min(rank * each, rows), min((rank + 1) * each, rows)
 
 
 # --- activations as the ZeRO paper counts them -----------------------------------------------------------------------

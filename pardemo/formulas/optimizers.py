@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each matrix, and what Muon computes and sends for it.
+"""Computes what an optimizer keeps for each matrix, and what Muon computes and sends for it.
 
 A shape is that of one parameter, in fp32 as the optimizers of ``torch.optim`` keep their states; the fp32 copy of the
 parameters of mixed precision (4 bytes) comes on top. Sources: Adam, Kingma and Ba 2015 (arXiv 1412.6980); 8-bit Adam,
@@ -59,7 +59,7 @@ def kept_bytes(optimizer: str, shapes: Iterable[Shape]) -> int:
 
 
 def newton_schulz(singular_value: float, rounds: int = ROUNDS) -> float:
-    """What Muon's iteration makes of one singular value of a matrix whose norm is 1: an odd polynomial, applied again
+    """Applies Muon's iteration to one singular value of a matrix whose norm is 1: an odd polynomial, applied again
     and again (Jordan 2024)."""
     linear, cubic, quintic = 3.4445, -4.7750, 2.0315
     for _ in range(rounds):

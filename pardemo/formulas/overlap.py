@@ -1,4 +1,4 @@
-"""Seconds of work that computes and communicates at the same time, and what sticks out. No torch, no processes.
+"""Computes the seconds of computation and communication that overlap, and the exposed communication.
 
 One rule is behind all of it: a message hides behind computation that does not need it. Computations follow one upon the
 other, and so do the messages of one link. Seconds everywhere.

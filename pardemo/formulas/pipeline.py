@@ -1,4 +1,4 @@
-"""Pipelines in figures: p stages, m micro-batches, v chunks of layers per rank.
+"""Computes idle time, memory and messages of pipelines: p stages, m micro-batches, v chunks of layers per rank.
 
 Sources: Huang et al. 2019, "GPipe" (arXiv 1811.06965, 2.3); Narayanan et al. 2019, "PipeDream" (SOSP '19, 3.2);
 Narayanan et al. 2021 (arXiv 2104.04473, 2.2). GPipe states the bubble over all time, Megatron over ideal time.

@@ -1,4 +1,4 @@
-"""What the papers print, cell by cell, as texts: a figure's digits are part of it. The formulas stand elsewhere.
+"""Tables of the papers, cell by cell, as texts: a figure's digits are part of it. The formulas stand elsewhere.
 
 Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), Tables 1 and 2; Shoeybi et al. 2019, Megatron-LM (arXiv 1909.08053),
 Table 1. Figures read off a plot (Megatron-LM's Figure 5) are in :mod:`pardemo.formulas.scaling`.

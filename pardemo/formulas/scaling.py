@@ -1,4 +1,4 @@
-"""What Megatron's weak-scaling study printed, and the size of its models.
+"""Figures of Megatron's weak-scaling study, and the size of its models.
 
 The study: Shoeybi et al. 2019 (arXiv 1909.08053), 5.1, Table 1 and Figure 5: GPT-2 models that grow with the number of
 GPUs, alone (MP) and in 64 replicas (MP + DP). How long their steps should take, the planner says

@@ -1,4 +1,4 @@
-"""What tensor parallelism sends, in units of φ = (t−1)/t·b·s·h·bytes: half a ring all-reduce of one activation.
+"""Computes what tensor parallelism sends, in units of φ = (t−1)/t·b·s·h·bytes: half an activation's ring all-reduce.
 
 Sources: Shoeybi et al. 2019 (arXiv 1909.08053, 3); Korthikanti et al. 2022 (arXiv 2205.05198, 4.2).
 """

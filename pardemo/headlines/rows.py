@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """What :func:`check` found: how many rows there are, good and bad, every bad one, and rows by their form."""
+    """Result of :func:`check`: how many rows there are, good and bad, every bad one, and rows by their form."""
 
     rows: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -102,7 +102,7 @@ def is_unicode(text: str) -> bool:
 
 
 def key_of(text: str) -> bytes:
-    """What two inputs have in common when they are the same but for case, width and white space: 16 bytes."""
+    """Hashes an input to 16 bytes, without regard to case, width and white space."""
     plain = "".join(unicodedata.normalize("NFKC", text).casefold().split())
     return hashlib.blake2b(plain.encode(), digest_size=16).digest()
 
@@ -113,7 +113,7 @@ def as_line(row: Mapping[str, str]) -> bytes:
 
 
 def form_of(value: Mapping[str, Any]) -> str:
-    """Which of :data:`FORMS` an object has, by its keys; the article's where it has none of them."""
+    """Returns the one of :data:`FORMS` that an object has, by its keys; the article's where it has none of them."""
     if "conversations" in value:
         return "sharegpt"
     if "messages" in value:

@@ -109,7 +109,7 @@ class HubInput:
 
 
 def find_sources(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileInput | HubInput]:
-    """What there is to read in folders and data sets named, of the sources wanted, in a fixed order.
+    """Finds the sources wanted in the folders and data sets named, in a fixed order.
 
     Raises:
         ValueError: neither a folder nor a data set known; a folder without data; a file of no known source.

@@ -1,4 +1,4 @@
-"""What really happened: bytes on the wire, bytes in memory, and when.
+"""Measures a run: bytes on the wire, bytes in memory, collectives called, and when.
 
 :class:`WireMeter` reads the kernel's TCP counters, :class:`MemoryMeter` follows every tensor's storage,
 :class:`CallMeter` counts collectives, :class:`Timeline` notes when computation and communication began and ended.

@@ -72,7 +72,7 @@ class CallMeter(Figures, compat.TorchDispatchMode):
 
 
 def bytes_of_call(func, args: tuple, kwargs: dict) -> formulas.Traffic:
-    """What one of torch's collectives moves in theory; ``func`` is the operator as a dispatch mode sees it.
+    """Computes the bytes that a collective of torch moves in theory; ``func``: the operator as a dispatch mode sees it.
 
     Raises:
         RuntimeError: there is no rule for it.

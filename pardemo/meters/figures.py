@@ -11,7 +11,7 @@ class Figures:
     kept: ClassVar[tuple[str, ...]] = ()  # what comes home, where that is not what is shown
 
     def figures(self) -> dict[str, Any]:
-        """What was counted, as plain numbers."""
+        """Returns a meter's counts as plain numbers."""
         return {name: getattr(self, name) for name in self.shown}
 
     def __repr__(self) -> str:

@@ -185,7 +185,7 @@ class MemoryMeter(Figures, compat.TorchDispatchMode):
                     self._records.pop(storage, None)
                 elif storage not in self._records:
                     self._records[storage] = None
-                self._book(storage, None)
+                self._record(storage, None)
 
         def copy_(copy: Callable, storage: torch.UntypedStorage, source: Any, *rest: Any) -> torch.UntypedStorage:
             if isinstance(source, torch.UntypedStorage):
@@ -253,12 +253,12 @@ class MemoryMeter(Figures, compat.TorchDispatchMode):
                     self._records[storage] = None
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
-        """Takes a tensor's storage into the books; with ``kind``, moves it to that kind."""
+        """Records a tensor's storage; with ``kind``, moves it to that kind."""
         for part in local_tensors(tensor) if tensor is not None else ():
             with self._lock:
-                self._book(part.untyped_storage(), kind)
+                self._record(part.untyped_storage(), kind)
 
-    def _book(self, storage: torch.UntypedStorage, kind: str | None) -> None:
+    def _record(self, storage: torch.UntypedStorage, kind: str | None) -> None:
         record = self._records.get(storage)
         if record is None and storage in self._records and kind is None:
             return
@@ -288,7 +288,7 @@ class MemoryMeter(Figures, compat.TorchDispatchMode):
 
 
 class _Record:
-    """One storage in the books."""
+    """One recorded storage."""
 
     __slots__ = ("finalizer", "kind", "nbytes", "since")
     finalizer: weakref.finalize

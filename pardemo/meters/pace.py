@@ -14,7 +14,7 @@ from torch.func import functional_call
 from pardemo.meters.timeline import Timeline
 
 
-class Paced(nn.Module):
+class PaddedModule(nn.Module):
     """``module``, with a wait of ``forward_s`` before its forward and ``backward_s`` before its backward.
 
     Another one of ``weights_s`` stands before the gradient of one of its weights: part of any backward, and of a

@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 
 def snapshot(blocks: Sequence[Block]) -> dict[str, Any]:
-    """What ``torch.cuda.memory._dump_snapshot`` would have written of these blocks, each at an address of its own.
+    """Describes these blocks as ``torch.cuda.memory._dump_snapshot`` does, each at an address of its own.
 
     A block's only frame is the script's line; its function's name says the module and the kind. The kind is its
     category, too, by which the viewer colours it. The viewer stops where no event has the category ``unknown``; so the

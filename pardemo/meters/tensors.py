@@ -1,5 +1,6 @@
-"""Finds tensors in arguments, the local tensors of sharded ones, and the optimizer within a wrapper."""
+"""Finds tensors in arguments, the local tensors of sharded ones and their bytes, and the optimizer within a wrapper."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,3 +43,13 @@ def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     # a fake tensor's own attribute: asking for its device is an operation, and would be dispatched
     device = getattr(tensor, "fake_device", None) or tensor.device
     return [] if device.type == "meta" else [tensor]
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Returns the bytes of the tensors' storages on this rank, each counted once; a meta tensor has none."""
+    parts = (compat.local_part(tensor) for tensor in tensors if tensor is not None)
+    with compat.without_functions():
+        storages = (part.untyped_storage() for part in parts if not part.is_meta)  # DeepSpeed keeps parameters' shapes
+        # torch.compile keeps shapes of tensors whose sizes are symbols
+        sizes = {compat.storage_address(each): each.nbytes() for each in storages if isinstance(each.nbytes(), int)}
+    return sum(sizes.values())

@@ -67,7 +67,7 @@ def overlap_s(spans: list[Span], kind: str, other: str) -> float:
 
 
 def begun_before_end(spans: list[Span], kind: str, other: str) -> int:
-    """How many spans of ``kind`` began before the last of ``other`` ended on the same rank: an order, not a time."""
+    """Counts spans of ``kind`` that began before the last of ``other`` ended on the same rank: an order, not a time."""
     ends: dict[int, float] = {}
     for span in spans:
         if span.kind == other:

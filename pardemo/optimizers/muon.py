@@ -1,4 +1,4 @@
-"""Muon on FSDP2's shards, which sends what it must.
+"""Muon on FSDP2's shards: the ranks gather each matrix on one of them, which orthogonalises it.
 
 Muon replaces the momentum of a matrix by a matrix with the same directions and all singular values near 1 (Jordan 2024,
 kellerjordan.github.io/posts/muon), which takes products of the *whole* matrix. ``torch.optim.Muon`` on sharded tensors
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from pardemo.formulas.failures import shard_of
+from pardemo.formulas.memory import shard_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the odd polynomial that each round applies to the singular values
 ROUNDS = 5
@@ -128,7 +128,7 @@ def _group_of(parameter: torch.Tensor) -> dist.ProcessGroup:
 
 
 def owners(shapes: Sequence[tuple[int, int]], ranks: int) -> list[int]:
-    """Whose each matrix is: the most work first, each to the rank that has least so far."""
+    """Assigns each matrix to a rank: the most work first, each to the rank that has least so far."""
     work = [rows * columns * min(rows, columns) for rows, columns in shapes]
     busy, whose = [0] * ranks, [0] * len(shapes)
     for place in sorted(range(len(shapes)), key=lambda place: -work[place]):

@@ -1,1 +1,1 @@
-"""The frameworks to compare with, a room each, and what starts their processes (:mod:`.launchers`)."""
+"""The frameworks to compare with, a package or module each, and what starts their processes (:mod:`.launchers`)."""

@@ -54,8 +54,8 @@ def cut_layer(library: str, plain: Any, **options: bool) -> Iterator[CutLayer]:
         yield CutLayer(layer, _turned, lambda: gpt.largest_error(megatron.gradients(layer), truth))
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a DTensor's part on this rank, in autograd's graph (``compat.local_part``: outside); else the tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

@@ -1,4 +1,4 @@
-"""Megatron-core's own layers on the plain GPT's weights, on GPU or CPU ranks.
+"""Builds Megatron-core's own layers on the plain GPT's weights, on GPU or CPU ranks.
 
 Megatron-core keeps its groups in module globals and lays activations out as [sequence, batch, hidden]; both stay in
 here. What CPU ranks need is in :func:`megatron`: the real code then runs unchanged.

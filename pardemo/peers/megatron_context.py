@@ -48,7 +48,7 @@ def attention(
 
 
 def refusal(hidden: int, heads: int) -> str:
-    """What its own attention layer says when two ranks are to share a sequence. Collective."""
+    """Returns the error of Megatron-core's own attention layer when two ranks are to share a sequence. Collective."""
     with megatron.megatron():
         settings = megatron.config(hidden, heads)
         settings.context_parallel_size = 2

@@ -1,4 +1,4 @@
-"""What travels between stages: activations one way, their gradients the other. Nothing here knows autograd.
+"""Sends activations to the next stage, and their gradients back. Nothing here knows autograd.
 
 Three ranks; with several chunks on each the ring closes, from the last rank to the first::
 
@@ -41,7 +41,7 @@ COLUMNS = 3 + MAX_DIMENSIONS  # dtype, whether it has a gradient, dimensions, si
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a stage hands on: one tensor's shape and dtype, and whether its gradient comes back."""
+    """One tensor that a stage hands on: its shape and dtype, and whether its gradient comes back."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

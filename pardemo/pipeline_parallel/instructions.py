@@ -1,4 +1,4 @@
-"""What a pipeline's rank is told to do: small instructions, each about one stage and one micro-batch."""
+"""Instructions for a pipeline's rank, each about one stage and one micro-batch."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -27,7 +27,7 @@ Placement = Callable[[int, int], int]  # (stage, ranks) -> its rank
 
 
 class ScheduleError(ValueError):
-    """What is wrong with a schedule."""
+    """Raised for a schedule that cannot be run; the text says what is wrong."""
 
 
 def around(stage: int, ranks: int) -> int:
@@ -138,12 +138,12 @@ class Schedule:
         return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
 
     def computes(self, rank: int) -> list[Compute]:
-        """What this rank computes, in its order."""
+        """Returns what this rank computes, in its order."""
         more = () if self.chunks == 1 else (self.chunks,)
         return list(self.order(rank, self.ranks, self.micro_batches, *more))
 
     def before(self, compute: Compute) -> Compute | None:
-        """What has to be computed first, elsewhere or here; None at the model's entrance."""
+        """Returns what has to be computed first, elsewhere or here; None at the model's entrance."""
         stage, k = compute.stage, compute.micro_batch
         if isinstance(compute, Forward):
             return Forward(stage - 1, k) if stage else None
@@ -152,7 +152,7 @@ class Schedule:
         return self.backward(stage + 1, k) if stage < self.stages - 1 else Forward(stage, k)
 
     def backward(self, stage: int, micro_batch: int) -> Compute:
-        """What computes the gradient of this stage's input: the whole backward, or its first part."""
+        """Returns the instruction that computes this stage's input gradient: the whole backward, or its first part."""
         part = BackwardInput(stage, micro_batch)
         return part if part in self._parts else Backward(stage, micro_batch)
 

@@ -20,7 +20,7 @@ def cut_by_layers(layers: Sequence[nn.Module], stages: int) -> list[nn.Sequentia
 
 
 def balance(sizes: Sequence[float], parts: int) -> list[int]:
-    """How many of ``sizes`` go into each part, in their order, none empty, so that the largest sum is smallest."""
+    """Cuts ``sizes``, in order, into parts with the smallest largest sum, none empty; returns the parts' lengths."""
     until = [0, *accumulate(sizes)]
     # best[n] = (largest sum, the parts' lengths) of the first n sizes cut into as many parts as the rounds so far
     best = {n: (until[n], [n]) for n in range(1, len(sizes) + 1)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pardemo.peers.states import local
+from pardemo import compat
 from pardemo.planner.engines import Running
 from pardemo.planner.job import RankJob
 from pardemo.planner.storage_recorder import Life, StorageRecorder
@@ -148,7 +148,7 @@ def classify(recorder: StorageRecorder, running: Running, job: RankJob) -> None:
     listed["frozen parameters"] += list(running.module.buffers())
     for kind, tensors in listed.items():
         for tensor in tensors:
-            life = None if tensor is None else recorder.life_of(local(tensor))
+            life = None if tensor is None else recorder.life_of(compat.local_part(tensor))
             if life is not None:
                 life.kind = kind
     for life in recorder.lives:

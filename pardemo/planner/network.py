@@ -18,7 +18,7 @@ from pardemo import groups
 from pardemo.cluster import Cluster, tiers
 from pardemo.collectives import ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.meters.pace import Paced
+from pardemo.meters.pace import PaddedModule
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.layouts.job import Job
@@ -126,7 +126,7 @@ def measure_step(case: Case) -> float:
 
 def compare_steps(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:
     """Yields each case with its predicted and measured seconds; nothing where links cannot be limited."""
-    if tiers.found().name == "none":
+    if tiers.best_tier().name == "none":
         return
     for case in cases:
         yield case, case.predicted_s, measure_step(case)
@@ -156,7 +156,8 @@ class Layer(nn.Module):
 
     def __init__(self, weights: int, forward_s: float, backward_s: float, group: dist.ProcessGroup):
         super().__init__()
-        self.halves = nn.ModuleList(Paced(Weights(weights // 2), forward_s / 2, backward_s / 2) for _ in range(2))
+        halves = (PaddedModule(Weights(weights // 2), forward_s / 2, backward_s / 2) for _ in range(2))
+        self.halves = nn.ModuleList(halves)
         self._group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

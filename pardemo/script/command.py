@@ -51,11 +51,11 @@ def run_measure(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
+    from pardemo.cluster import MAX_RANKS
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
     from pardemo.script.step import full_size, measurement
     from pardemo.script.step import pace as paces
-    from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     pace, cluster = _pace_and_cluster(arguments)

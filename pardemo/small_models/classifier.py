@@ -68,7 +68,7 @@ def digest(parameters: torch.Tensor) -> str:
 
 
 def train_bucketed() -> dict:
-    """What two launcher agents run (``python -m pardemo.world pardemo.small_models.classifier:train_bucketed``)."""
+    """Trains by the ring in a job (``python -m pardemo.world pardemo.small_models.classifier:train_bucketed``)."""
     from pardemo.data_parallel import BucketedDataParallel
 
     losses, parameters = train(BucketedDataParallel)

@@ -93,7 +93,7 @@ class GPT(nn.Module):
         return self.head(self.last_norm(x))
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """What happens to the embedded tokens before the first block: here nothing."""
+        """Changes the embedded tokens before the first block: here not at all."""
         return x
 
     def last_norm(self, x: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ class MixtureGPT(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def before_experts(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the layer with experts reads, through ``norm_2``, and adds its output to [batch, sequence, hidden]."""
+        """Returns the input of ``norm_2``, to which the experts' output is added [batch, sequence, hidden]."""
         x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         return x + self.attention(self.norm_1(x))
 

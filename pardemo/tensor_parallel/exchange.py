@@ -1,4 +1,4 @@
-"""What the layers send: four collectives on tensors of a group, at once or while something else is computed.
+"""Sends what the layers exchange: four collectives in a group, at once or while something else is computed.
 
 CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl). Nothing here knows autograd, and
 only :func:`all_reduce_in_place` changes a tensor that it was given.
@@ -44,14 +44,14 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum") 
 
 @not_compiled
 def all_reduce_in_place(
-    tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum", what: str = ""
+    tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum", label: str = ""
 ) -> torch.Tensor:
     """The same in the tensor itself: for one that the caller has just made and nobody else knows."""
     if tensor.is_cuda:
         values = materialized(tensor)
         dist.all_reduce(values, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
         return tensor if values.data_ptr() == tensor.data_ptr() else tensor.copy_(values)
-    return ring_all_reduce(tensor, group, op, what=what)
+    return ring_all_reduce(tensor, group, op, label=label)
 
 
 @not_compiled

@@ -96,11 +96,11 @@ def _norm(gradient: PartGradient, ord: float = 2.0, dtype: torch.dtype | None = 
     flat, kept = gradient.reshape(-1), dtype or torch.promote_types(gradient.dtype, torch.float32)
     norms = [_NORM(flat[a:b], order, dtype=kept).double() for a, b in gradient.cut.counted]
     local = torch.stack(norms) if norms else flat.new_zeros(1, dtype=torch.float64)
-    what = f"a norm of order {order:g} of a gradient"
+    label = f"a norm of order {order:g} of a gradient"
     if math.isinf(order):
-        total = exchange.all_reduce_in_place(local.amax(0, keepdim=True), group, "max", what=what)
+        total = exchange.all_reduce_in_place(local.amax(0, keepdim=True), group, "max", label=label)
     else:
-        total = exchange.all_reduce_in_place(local.pow(order).sum(0, keepdim=True), group, what=what).pow(1 / order)
+        total = exchange.all_reduce_in_place(local.pow(order).sum(0, keepdim=True), group, label=label).pow(1 / order)
     return total[0].to(dtype or gradient.dtype)
 
 

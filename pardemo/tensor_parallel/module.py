@@ -1,4 +1,4 @@
-"""What parallel modules share: a process group that survives copying, and modules that all ranks hold whole."""
+"""The base of parallel modules: a process group that survives copying, and modules that all ranks hold whole."""
 
 import copy
 from collections.abc import Callable, Sequence

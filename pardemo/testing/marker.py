@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo import options as numbers
-from pardemo.cluster import Cluster
-from pardemo.world import MAX_RANKS
+from pardemo.cluster import MAX_RANKS, Cluster
 
 OPTIONS = ("cluster", "between", "inside", "timeout")
 
@@ -39,10 +38,7 @@ def rank_setups(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s:
         raise ValueError(f"ranks has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
     limit = numbers.seconds(options.get("timeout", timeout_s), "timeout")
     for size in arguments:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
-            raise ValueError(
-                f"numbers of ranks are whole numbers from 1 to {MAX_RANKS}, as in ranks(2, 4), not {size!r}"
-            )
+        numbers.whole(size, "a number of ranks, as in ranks(2, 4),", most=MAX_RANKS)
         if list(arguments).count(size) > 1:
             raise ValueError(f"ranks names {size} twice")
     cluster = _cluster(options)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """How pytest is to show a failure: by ``--tb``, ``-l``, ``-v``, ``--full-trace`` and the ini file's limits."""
+    """Pytest's options for showing failures: ``--tb``, ``-l``, ``-v``, ``--full-trace`` and the ini file's limits."""
 
     style: str
     variables: bool

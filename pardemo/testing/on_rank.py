@@ -19,11 +19,11 @@ from pardemo.extras import needed_by
 from pardemo.testing.fixtures import Fixtures
 from pardemo.testing.messages import NotPassed, RankContext, Record, ReportOptions
 from pardemo.world.fork_server import SINGLE_THREADED
+from pardemo.world.rank import BASE_SEED
 
 with needed_by("pardemo.testing"):
     import pytest
 
-SEED = 1000  # and the rank: as a World seeds its ranks
 #: Variables by which a rank is the one that it is: the main process's own values are not for it.
 OWN = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -65,10 +65,10 @@ def run_test(context: RankContext, packed: bytes) -> str | None:
 
 def seed(number: int) -> None:
     """Seeds random numbers for a test on that rank: torch's on all devices, Python's, numpy's."""
-    torch.manual_seed(SEED + number)
-    random.seed(SEED + number)
+    torch.manual_seed(BASE_SEED + number)
+    random.seed(BASE_SEED + number)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED + number)
+        sys.modules["numpy"].random.seed(BASE_SEED + number)
 
 
 def _set(context: RankContext) -> None:

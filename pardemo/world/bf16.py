@@ -56,7 +56,7 @@ def through_fp32_where_slow() -> None:
 
 
 def multiplied() -> int:
-    """How many matrix multiplications of bf16 this process has made by way of fp32."""
+    """Counts the matrix multiplications of bf16 that this process has made by way of fp32."""
     return _multiplied
 
 

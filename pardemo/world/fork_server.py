@@ -122,7 +122,7 @@ class ForkServer:
             self._socket.sendall(json.dumps({"do": "kill", "pids": list(pids)}).encode() + b"\n")
 
     def wait_exit(self, pid: int, timeout_s: float) -> int | None:
-        """How a rank ended: its exit code, negative for a signal; None if it has not ended in that time."""
+        """Waits for a rank's end; returns its exit code, negative for a signal, or None if it has not ended in time."""
         with self._lock:
             try:
                 self._read(lambda _: pid in self._exits, timeout_s)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pardemo import compat
 from pardemo.world.imports import without_garbage_collection
+from pardemo.world.rank_environment import RankEnvironment
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -51,17 +52,11 @@ def join(threads: int | None = None) -> None:
     """Makes this process the rank that the environment says it is; ``threads`` of torch, else OMP_NUM_THREADS."""
     from pardemo.world.rank import join_group
 
-    join_group(
-        rank=int(os.environ["RANK"]),
-        size=int(os.environ["WORLD_SIZE"]),
-        store=None,
-        backend=None,
+    join_group(RankEnvironment(
+        rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]), store=None, backend=None,
         threads=threads or int(os.environ.get("OMP_NUM_THREADS", "1")),
-        env=_interface(),
-        path=sys.path[:],
-        cwd=os.getcwd(),
-        timeout_s=600.0,
-    )
+        env=_interface(), path=sys.path[:], cwd=os.getcwd(), timeout_s=600.0,
+    ))  # fmt: skip
 
 
 def first_to_say(text: str) -> bool:

@@ -10,10 +10,9 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 import torch
@@ -22,10 +21,9 @@ import torch.distributed as dist
 from pardemo import compat, rank_registry
 from pardemo.world import bf16, pickling, waiting
 from pardemo.world.errors import Failure
+from pardemo.world.rank_environment import RankEnvironment
 
-if TYPE_CHECKING:
-    from pardemo.cluster import Cluster
-    from pardemo.cluster.hosts import Place
+BASE_SEED = 1000  # plus the rank: different on purpose, since what must agree has to be sent
 
 
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> None:
@@ -38,7 +36,7 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> Non
     control = Connection(control_fd)
     os.register_at_fork(after_in_child=control.close)  # a data loader's worker must not hold the line open
     settings = pickle.loads(control.recv_bytes())
-    control.send_bytes(_attempt(lambda: join_group(**settings)))
+    control.send_bytes(_attempt(lambda: join_group(settings)))
     while True:
         try:
             task = control.recv_bytes()
@@ -52,48 +50,31 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> Non
         gc.collect()  # the next task's memory figures start clean
 
 
-def join_group(
-    rank: int,
-    size: int,
-    store: str | None,
-    backend: str | None,
-    threads: int,
-    env: dict[str, str],
-    path: list[str],
-    cwd: str,
-    timeout_s: float,
-    gone: Sequence[str] = (),
-    cluster: "Cluster | None" = None,
-    table: str = "",
-    place: "Place | None" = None,
-    latency: tuple[float, int] | None = None,
-) -> str:
-    """Makes this process rank ``rank`` of ``size``: environment, threads, seeds, default process group.
+def join_group(settings: RankEnvironment) -> str:
+    """Makes this process a rank: enters its host, sets environment, threads and seeds, joins the process group.
 
-    ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``gone``: variables that
-    the parent had when the fork server began, and has no more. ``cluster``: limits for the links, kept with the help of
-    ``table``, a file that the ranks share; ``place``: the host it goes to; ``latency``: what
-    :func:`pardemo.cluster.latency.delay_messages` takes. Returns the backend.
+    Returns the backend.
     """
-    if place is not None:
+    rank, backend = settings.rank, settings.backend
+    if settings.place is not None:
         from pardemo.cluster import namespaces
 
-        namespaces.enter(*place)  # while this process has one thread
-    if latency is not None:
-        from pardemo.cluster import latency as latencies
+        namespaces.enter(*settings.place)  # while this process has one thread
+    if settings.latency is not None:
+        from pardemo.cluster import latency
 
-        latencies.delay_messages(*latency)
+        latency.delay_messages(*settings.latency)
     with contextlib.suppress(OSError):
-        os.chdir(cwd)
-    sys.path[:] = path
-    for name in set(gone) - env.keys():
+        os.chdir(settings.cwd)
+    sys.path[:] = settings.path
+    for name in set(settings.gone) - settings.env.keys():
         os.environ.pop(name, None)
-    os.environ.update(env)
-    torch.set_num_threads(threads)
-    torch.default_generator.manual_seed(1000 + rank)  # different on purpose: what must agree has to be sent
-    random.seed(1000 + rank)
+    os.environ.update(settings.env)
+    torch.set_num_threads(settings.threads)
+    torch.default_generator.manual_seed(BASE_SEED + rank)
+    random.seed(BASE_SEED + rank)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(1000 + rank)
+        sys.modules["numpy"].random.seed(BASE_SEED + rank)
     local = int(os.environ["LOCAL_RANK"])
     if backend is None:
         beside = next((int(os.environ[n]) for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if n in os.environ), local + 1)
@@ -101,15 +82,16 @@ def join_group(
         backend = "nccl" if gpus >= beside else "gloo"  # all ranks of a host choose alike
     if backend == "nccl":
         torch.cuda.set_device(local)
-        torch.cuda.manual_seed(1000 + rank)
+        torch.cuda.manual_seed(BASE_SEED + rank)
     else:
         bf16.through_fp32_where_slow()
-    where: dict[str, Any] = {} if store is None else {"store": dist.FileStore(store, size)}
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s), **where)
-    if cluster is not None:
+    where: dict[str, Any] = {} if settings.store is None else {"store": dist.FileStore(settings.store, settings.size)}
+    timeout = timedelta(seconds=settings.timeout_s)
+    dist.init_process_group(backend, rank=rank, world_size=settings.size, timeout=timeout, **where)
+    if settings.cluster is not None:
         from pardemo.cluster import pacer
 
-        pace = pacer.start_pacer(cluster, rank, table)
+        pace = pacer.start_pacer(settings.cluster, rank, settings.table)
         dist.barrier()  # now every rank has said which connections are its own
         pace.scan()
     return backend

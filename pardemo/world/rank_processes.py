@@ -25,6 +25,7 @@ from pardemo.world import waiting
 from pardemo.world.errors import STOPPED, Failure, RankDied, RankError, RankFailed, RankTimeout, exit_text
 from pardemo.world.fork_server import SINGLE_THREADED, ForkServer, shared
 from pardemo.world.output_streams import LinePrinter
+from pardemo.world.rank_environment import RankEnvironment
 
 START_TIMEOUT_S = 60.0
 GRACE_S = 1.0  # after the first failure, how long the other ranks may take to report theirs
@@ -71,7 +72,7 @@ class Ranks:
                 os.close(fd)
         for rank, control in enumerate(self.controls):
             with contextlib.suppress(BrokenPipeError):  # it died at birth: collect() says so
-                control.send_bytes(pickle.dumps(self._join_settings(rank, threads, env)))
+                control.send_bytes(pickle.dumps(self._rank_environment(rank, threads, env)))
 
     def _open_rank(self, rank: int) -> list[int]:
         """Makes this side's ends of a rank's channels and returns the rank's: control, stdout, stderr, stacks."""
@@ -92,23 +93,17 @@ class Ranks:
         self.printers += [LinePrinter(out_r, rank, "stdout"), LinePrinter(err_r, rank, "stderr")]
         return [theirs, out_w, err_w, stacks_fd]
 
-    def _join_settings(self, rank: int, threads: int, env: dict[str, str]) -> dict[str, Any]:
+    def _rank_environment(self, rank: int, threads: int, env: dict[str, str]) -> RankEnvironment:
         beside = self.cluster.ranks_per_host if self.cluster else self.size
         adapter, address = "lo" if sys.platform == "linux" else "lo0", "127.0.0.1"
         if self.hosts:
             adapter, address = namespaces.ADAPTER, namespaces.address(0)
-        return {
-            "rank": rank,
-            "size": self.size,
-            "store": self.store,
-            "backend": self.backend,
-            "threads": threads,
-            "path": sys.path[:],
-            "cwd": os.getcwd(),
-            "gone": sorted(self.fork_server.inherited - os.environ.keys()),
-            "timeout_s": 1800.0,  # of the process group; the World's own limit comes first
+        return RankEnvironment(
+            rank=rank, size=self.size, store=self.store, backend=self.backend, threads=threads,
+            path=sys.path[:], cwd=os.getcwd(), gone=sorted(self.fork_server.inherited - os.environ.keys()),
+            timeout_s=1800.0,  # of the process group; the World's own limit comes first
             **self._links_of(rank),
-            "env": {
+            env={
                 **{name: value for name, value in os.environ.items() if name not in SINGLE_THREADED},
                 "GLOO_SOCKET_IFNAME": adapter,
                 "MASTER_ADDR": address,
@@ -121,7 +116,7 @@ class Ranks:
                 "LOCAL_SIZE": str(beside),
                 **env,
             },
-        }
+        )  # fmt: skip
 
     def _links_of(self, rank: int) -> dict[str, Any]:
         """The rank's host, and the limits that the rank keeps itself: those that its host's adapter does not keep."""
@@ -138,12 +133,12 @@ class Ranks:
         return settings | {"place": self.hosts.place(rank)}
 
     def limit(self, host: int, rate: float | None) -> None:
-        """What a host's adapter carries from now on; None: what the cluster was made with."""
+        """Limits a host's adapter from now on; None: as the cluster was made."""
         assert self.cluster is not None, "World.limit refuses it where there is no cluster"
         if self.hosts is not None:
             self.hosts.limit(host, rate if rate is not None else self.cluster.between_rate)
         elif self.cluster.tier != "none":
-            pacer.say(self.tables[0], host, rate or 0.0)
+            pacer.set_rate(self.tables[0], host, rate or 0.0)
 
     def await_start(self) -> None:
         if not self.started:

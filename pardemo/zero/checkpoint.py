@@ -39,7 +39,7 @@ def save(engine: Engine, folder: str | Path) -> None:
     Raises:
         RuntimeError: the engine is closed, or within a backward pass that failed.
         ValueError: the optimizer keeps something that is neither cut as the parameters are nor a number, or numbers
-            that differ from rank to rank. OSError: no room, or such.
+            that differ from rank to rank. OSError: no space, or such.
     """
     from torch.distributed import checkpoint as dcp
 
@@ -149,7 +149,7 @@ def _saved(engine: Engine) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 numbers[key] = value
             else:
                 raise ValueError(f"the optimizer keeps {key}, a {type(value).__name__} that is no number and no shard")
-        described[name] = {"of": shard.of, "states": states, "numbers": numbers}
+        described[name] = {"of": shard.contents, "states": states, "numbers": numbers}
     return tensors, described
 
 
@@ -196,7 +196,7 @@ def _description(engine: Engine) -> dict[str, Any]:
         "optimizer": type(engine.optimizer).__name__,
         "parameter groups": len(engine.optimizer.param_groups),
         "alike": {name: [str(t.dtype), list(t.shape)] for name, t in engine.replicated().items()},
-        "shards": {name: {"of": shard.of} for name, shard in engine.shards().items()},
+        "shards": {name: {"of": shard.contents} for name, shard in engine.shards().items()},
     }
 
 

@@ -15,6 +15,7 @@ from pardemo import compat
 from pardemo.collectives.channel import Channel
 from pardemo.collectives.decorators import not_compiled
 from pardemo.groups import Tied, group_of
+from pardemo.meters.tensors import storage_bytes
 from pardemo.zero import checks
 from pardemo.zero.checks import same_outcome
 from pardemo.zero.gradient_norm import NormOfModel, check_max_norm, clip_factor
@@ -24,12 +25,12 @@ _engines: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.
 
 
 class SavedShard(NamedTuple):
-    """What a checkpoint keeps as one tensor: what the optimizer updates on this rank, and what lies in it."""
+    """One tensor of a checkpoint: what the optimizer updates on this rank, and the parameters in it."""
 
     master: nn.Parameter
     #: a tensor that is cut as the master is, as the DTensor of all ranks' parts, in the same memory
     as_dtensor: Callable[[torch.Tensor], torch.Tensor]
-    of: list[Any]  # the parameters, their group's number, dtype and elements
+    contents: list[Any]  # the parameters, their group's number, dtype and elements
 
 
 class Engine(nn.Module):
@@ -117,7 +118,7 @@ class Engine(nn.Module):
             self.channel.close()
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[nn.Module]:
+    def full_parameters(self) -> Iterator[nn.Module]:
         """Within the block every parameter is there in full, to look at, or to change alike on all ranks."""
         yield self.module
 
@@ -129,7 +130,7 @@ class Engine(nn.Module):
             "gradients": [p.grad for p in self.module.parameters() if p.grad is not None],
             "optimizer states": states,
         }
-        return {kind: _nbytes(tensors) for kind, tensors in kinds.items()}
+        return {kind: storage_bytes(tensors) for kind, tensors in kinds.items()}
 
     def check_usable(self) -> None:
         """Raises RuntimeError where the engine is closed, or parameters were changed behind its back."""
@@ -233,10 +234,3 @@ def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None
         dist.broadcast(contiguous.reshape(-1).view(torch.uint8), dist.get_global_rank(group, 0), group=group)
         if contiguous.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(contiguous)
-
-
-def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Returns the bytes of the tensors' storages on this rank, each counted once."""
-    local = [compat.local_tensor(t) if hasattr(t, "device_mesh") else t for t in tensors]
-    with compat.without_functions():
-        return sum({compat.storage_address(s): s.nbytes() for s in map(torch.Tensor.untyped_storage, local)}.values())

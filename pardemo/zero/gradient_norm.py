@@ -76,7 +76,7 @@ class NormOfModel:
         self.is_of_a_part = any(group.size() > 1 for group in self._groups)
 
     def counted(self, parameter: nn.Parameter, piece: torch.Tensor, begin: int = 0) -> Iterator[torch.Tensor]:
-        """What this rank counts of ``piece``, the gradient of the parameter's elements from number ``begin`` on."""
+        """Yields what this rank counts of ``piece``, the gradient of a parameter's elements from ``begin`` on."""
         if parameter not in self._spans:
             yield piece
             return
@@ -94,7 +94,7 @@ class NormOfModel:
     def norm(self, squares: torch.Tensor) -> float:
         """Collective: the norm of the whole model, from the squares of this rank's part of it."""
         for group in self._groups:
-            ring_all_reduce(squares, group, what="squares of the gradients")
+            ring_all_reduce(squares, group, label="squares of the gradients")
         return squares.sqrt().item()
 
 
@@ -120,7 +120,7 @@ def cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], d
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """What gradients of that norm are multiplied with: at most 1."""
+    """Returns the factor that clips gradients of that norm: at most 1."""
     factor = max_norm / (norm + 1e-6)
     return 1.0 if factor >= 1 else factor  # not min(): a norm that is no number spoils all gradients, as in torch
 

@@ -37,7 +37,7 @@ class OwnGradient(torch.Tensor):
 
 
 def no_gradient(parameter: torch.Tensor) -> OwnGradient:
-    """What stands for a parameter's gradient that is elsewhere; without memory."""
+    """Returns a placeholder, without memory, for a parameter's gradient that is elsewhere."""
     return parameter.detach().new_zeros(1).expand(parameter.shape).as_subclass(OwnGradient)
 
 

@@ -12,7 +12,7 @@ MakeOptimizer = Callable[[Shards], torch.optim.Optimizer]
 
 
 class ParamGroups:
-    """Which trained parameter belongs to which of ``param_groups``; one group without settings where that is None.
+    """Assigns trained parameters to ``param_groups``; one group without settings where that is None.
 
     Raises:
         ValueError: a trained parameter in no group or in two, one that is not the module's, a group without "params".
@@ -44,7 +44,7 @@ class ParamGroups:
         return self._number.get(parameter, 0)
 
     def shards(self, numbered: Iterable[tuple[int, nn.Parameter]]) -> Shards:
-        """What the optimizer is made from: groups where there were groups, else a list."""
+        """Returns what the optimizer is made from: groups where there were groups, else a list."""
         numbered = list(numbered)
         if not self._given:
             return [shard for _, shard in numbered]

@@ -93,7 +93,7 @@ class Zero3(Engine):
             parameter.grad = None
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[nn.Module]:
+    def full_parameters(self) -> Iterator[nn.Module]:
         """As :meth:`Engine.whole`; here it gathers, so that all ranks have to take part.
 
         ``state_dict()`` is there in full, too; to load one use ``torch.distributed.checkpoint.state_dict``.
@@ -129,7 +129,7 @@ class Zero3(Engine):
 
     def check_usable(self) -> None:
         if self._whole:
-            raise RuntimeError("within whole() parameters are looked at or changed, and no pass or step is made")
+            raise RuntimeError("within full_parameters() parameters are read or changed, and no pass or step is made")
         if compat.fsdp_backward_failed(self.module):
             raise RuntimeError("the last backward pass failed: call zero_grad() to discard what it left")
         if any(p.grad is not None for p in compat.fsdp_gathered(self.module)):

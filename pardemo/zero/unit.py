@@ -57,7 +57,7 @@ class Unit:
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def pieces(self, chunk: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
-        """What of each parameter lies in this rank's chunk (a part of one, several whole ones, or nothing), and the
+        """Returns what of each parameter lies in this rank's chunk (part of one, several whole ones, nothing), and the
         number of its first element within the parameter."""
         begin = -self.rank * self.chunk
         for parameter in self.parameters:

@@ -61,7 +61,7 @@ def _step(engine: Engine, job: Job, number: int) -> None:
 
 def _digest(engine: Engine) -> str:
     digest = hashlib.sha256()
-    with engine.whole() as net:
+    with engine.full_parameters() as net:
         for parameter in net.parameters():
             digest.update(parameter.detach().clone().numpy().tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What every page of the book has: guesses, presets, exercises that check themselves, a ledger of claims, problems."""
+"""The parts of every page of the book: guesses, presets, exercises that check themselves, claims, problems."""
 
 from collections.abc import Callable
 from importlib import resources

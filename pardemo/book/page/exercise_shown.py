@@ -15,7 +15,7 @@ _NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"}
 
 @dataclass(frozen=True)
 class ExerciseShown:
-    """How an exercise went; shown as ``message``, in notebooks and pages with what is folded below it.
+    """Result of an exercise; shown as ``message``, in notebooks and pages with what is folded below it.
 
     ``attempted`` is False for a stub, and ``solved`` True for a right answer only.
     """

@@ -1,4 +1,4 @@
-"""Exercises that check themselves on real ranks: ``check(name, my_function)``.
+"""Checks answers to exercises on real ranks: ``check(name, my_function)``.
 
 A check never raises because of an answer: it shows what is right or what is missing, so that a notebook with open
 exercises still runs from top to bottom. A stub that nobody has touched gets one quiet line, and starts no rank. Below
@@ -34,7 +34,7 @@ TIMEOUT_S = 30
 
 
 class Exercise(NamedTuple):
-    """What the notebook's stub is called, and what leads on who is stuck.
+    """An exercise: the name of the notebook's stub, and a hint for a reader who is stuck.
 
     A hint is what a teacher says over the shoulder: one or two sentences that say where to look, and leave the code to
     the reader.
@@ -77,7 +77,7 @@ def exercise_of(id: str) -> Exercise:
 
 
 class Mistake(Exception):
-    """What is wrong with a solution, in words that teach."""
+    """Raised for a wrong solution; the text explains the mistake."""
 
 
 def call(function: Callable, *args: object) -> object:
@@ -208,7 +208,7 @@ def _shown(value: Any) -> str:
 
 
 def on_ranks(count: int, attempt: Callable, *arguments: object) -> list:
-    """What ``attempt(*arguments)`` returns on each of so many ranks; a text is what is wrong with the answer there.
+    """Runs ``attempt(*arguments)`` on so many ranks and returns its results; a text says what is wrong with the answer.
 
     Raises:
         Mistake: on a rank something is wrong.
@@ -224,7 +224,7 @@ def on_ranks(count: int, attempt: Callable, *arguments: object) -> list:
 def compare_tensors(
     result: Any, right: Any, mistakes: Sequence[tuple[Any, str]] = (), otherwise: str = "", atol: float = 1e-5
 ) -> str:
-    """What is wrong with the tensor that an answer returned; "" where it is the right one.
+    """Says what is wrong with the tensor that an answer returned; "" where it is the right one.
 
     Args:
         mistakes: typical wrong tensors, and what is wrong with each. otherwise: what is told of any other one.
@@ -248,7 +248,7 @@ def check(chapter: str, name: str, function: Callable) -> None:
 
 
 def judge(id: str, function: Callable) -> ExerciseShown:
-    """What :func:`check` shows of the exercise ``chapter.name``, as a value.
+    """Judges an answer to the exercise ``chapter.name`` and returns what :func:`check` shows.
 
     Raises:
         ValueError: no exercise of that name.

@@ -1,4 +1,4 @@
-"""Guess before you look: a question with a number or a choice as its answer, and later the answer beside the guess.
+"""Asks for a guess, a number or a choice, and shows it later beside the measured answer.
 
 >>> server = guess("How many times its own share does the server send, with N = 8?", ..., unit="shares")
 >>> server.reveal(7.0, {8: "It keeps its own share: only seven are sent."})        # doctest: +SKIP
@@ -76,7 +76,7 @@ class Guess:
 
 
 class Answer:
-    """What came out, and what a guess overlooked."""
+    """The measured answer of a guess, and what the guess overlooked."""
 
     def __init__(
         self,

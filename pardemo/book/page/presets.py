@@ -1,4 +1,4 @@
-"""One notebook, several sizes: ``preset="laptop"`` by default, others for larger machines, and any number of ranks."""
+"""Sets a notebook's size: ``preset="laptop"`` by default, others for larger machines, and any number of ranks."""
 
 from typing import TypeVar
 

@@ -1,4 +1,4 @@
-"""Problems: five for each chapter, each with a number as its answer, and the way to it folded below.
+"""Shows problems: five for each chapter, each with a number as its answer, and the way to it folded below.
 
 A problem of a chapter's ``problems.py`` is a function: its docstring asks, with all that is needed to compute the
 answer, and it returns the answer and the way there. No answer is typed in: the package's own formulas, its planner or
@@ -75,7 +75,7 @@ def problems_of(chapter: str) -> tuple[Problem, ...]:
 
 
 def problems(chapter: str) -> ProblemSet:
-    """What a chapter's page shows below its exercises."""
+    """Shows a chapter's problems, below its exercises."""
     return ProblemSet(problems_of(chapter))
 
 

@@ -1,4 +1,4 @@
-"""What this machine has, and what the collection can therefore show on it."""
+"""Reports what this machine has, and what the collection can therefore show on it."""
 
 import json
 import platform
@@ -100,7 +100,7 @@ def _links() -> tuple[str, bool]:
     """How links of an emulated cluster can be limited here, tried; and what would give the better way."""
     from pardemo.cluster import tiers
 
-    tier = tiers.look()
+    tier = tiers.probe()
     texts = {
         "namespaces": "each node a network namespace, its network card limited by the kernel",
         "pacing": f"each connection paced by the kernel; {tier.missing}",

@@ -1,4 +1,4 @@
-"""How the notebooks of a run ended: ``run.json`` in its folder."""
+"""Reads and writes how the notebooks of a run ended: ``run.json`` in its folder."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ MANIFEST = "run.json"
 
 @dataclass
 class NotebookEnding:
-    """How one notebook ended: status ``ok``, ``failed`` or ``skipped`` (finished earlier, with --resume).
+    """The end of one notebook: status ``ok``, ``failed`` or ``skipped`` (finished earlier, with --resume).
 
     ``sources``: the digest of what it was made of; ``fingerprint``: with what it reads of other notebooks.
     """
@@ -27,7 +27,7 @@ class NotebookEnding:
 
 
 def finished(folder: Path) -> list[NotebookEnding]:
-    """How the notebooks of a run ended, in the collection's order; none where no run has been."""
+    """Returns how the notebooks of a run ended, in the collection's order; none where no run has been."""
     endings = read_endings(folder)
     return [endings[name] for name in sorted(endings)]
 

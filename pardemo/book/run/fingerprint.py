@@ -1,6 +1,6 @@
-"""What a notebook's result depends on, as one number: ``pardemo run --resume`` runs again where it is another.
+"""Hashes what a notebook's result depends on: ``pardemo run --resume`` runs it again where the hash is another.
 
-That is the notebook, its chapter's room, the modules of the package that these import, with the tables beside them,
+That is the notebook, its chapter's package, the modules of the package that these import, with the tables beside them,
 ``data/``, the pinned versions, the parameters, and what the notebook reads of other notebooks. The last it says itself,
 in its metadata, as patterns of files in the run's folder or in the project: ``"pardemo": {"reads": ["machine.json"]}``.
 """
@@ -38,7 +38,7 @@ def reads(path: Path) -> list[str]:
 
 
 def named(path: Path) -> set[str]:
-    """What a notebook's code names of the package: modules, and what it imports from them."""
+    """Finds what a notebook's code names of the package: modules, and what it imports from them."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     text = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
     names = set(_NAMED.findall(text))
@@ -51,13 +51,13 @@ def modules_of(path: Path) -> set[str]:
     """The modules of the package that a notebook imports, and those that these import, wherever they do.
 
     A name in a text counts, too: ranks and processes are started with modules that are told by their name. A chapter's
-    room is whole, since its page looks for names in all of its modules.
+    package is whole, since its page looks for names in all of its modules.
     """
     names = named(path)
     files = _files(project.PACKAGE)
-    room = f"pardemo.book.chapters.{project.chapter_name(path.stem)}"
+    package = f"pardemo.book.chapters.{project.chapter_name(path.stem)}"
     reached: set[str] = set()
-    left = [*names, *(name for name in files if name == room or name.startswith(f"{room}."))]
+    left = [*names, *(name for name in files if name == package or name.startswith(f"{package}."))]
     while left:
         if (name := left.pop()) in files and name not in reached:
             reached.add(name)

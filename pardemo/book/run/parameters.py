@@ -23,7 +23,7 @@ def parameters_of(path: Path) -> dict[str, Any]:
 
 
 def ranks_of(path: Path) -> dict[str, int]:
-    """What the notebook says that it needs of ``world_size``: the keywords of its ``need_ranks(world_size, …)``."""
+    """Returns the notebook's limits to ``world_size``: the keywords of its ``need_ranks(world_size, …)``."""
     for code, _ in _code_cells(path):
         for node in ast.walk(code):
             if isinstance(node, ast.Call) and _name_of(node.func) == need_ranks.__name__:

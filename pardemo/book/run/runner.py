@@ -104,7 +104,7 @@ def _run(
             continue
         except ValueError as error:  # of an earlier run, damaged since: no reason to lose this one
             say(name, str(error), end=True)
-    write_csv(folder / "claims.csv", claims.COLUMNS, rows)
+    project.write_csv(folder / "claims.csv", claims.COLUMNS, [[row[name] for name in claims.COLUMNS] for row in rows])
     report.write_pages(folder, in_order, rows)
     return [ended[name] for name in selected]
 
@@ -240,19 +240,6 @@ def progress_printer() -> Callable[..., None]:
             print(f"{name:24} {text}", file=sys.stderr, flush=True)
 
     return say
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
-    """Replaces a table, whole."""
-    import csv
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-
-    project.write_atomically(path, write)
 
 
 def _writable(folder: Path) -> Path:

@@ -95,10 +95,10 @@ def check_deepspeed(settings: Mapping[str, Any], processes: int) -> None:
 
 
 def most_processes() -> int:
-    """How many processes this machine allows: one per GPU; without GPUs as many CPU ranks as a World may have."""
+    """Returns the most processes of this machine: one per GPU; without GPUs as many CPU ranks as a World may have."""
     import torch
 
-    from pardemo.world import MAX_RANKS
+    from pardemo.cluster import MAX_RANKS
 
     return torch.cuda.device_count() or MAX_RANKS
 
@@ -116,7 +116,7 @@ def environment(path: Path) -> dict[str, str]:
 
 
 def launched(args: argparse.Namespace) -> tuple[argparse.Namespace, dict[str, str], bool]:
-    """What ``accelerate launch`` makes of its parsed options, by its own code, without starting anything.
+    """Lets ``accelerate launch`` evaluate its parsed options, by its own code, without starting anything.
 
     Returns the options together with its configuration file's, all variables that each process would have, and whether
     it would start a single process that knows of no others.

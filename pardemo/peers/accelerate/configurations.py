@@ -103,7 +103,7 @@ class Configuration:
         }
 
     def expected(self) -> dict[str, Any]:
-        """What has to be running, for :func:`pardemo.peers.accelerate.training.assert_runs`."""
+        """Returns what has to be running, for :func:`pardemo.peers.accelerate.training.assert_runs`."""
         kind, wrapped = KINDS[self.kind]
         if kind == "MULTI_GPU" and not torch.cuda.is_available():
             kind = "MULTI_CPU"

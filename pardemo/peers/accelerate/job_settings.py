@@ -10,7 +10,7 @@ PORT = 29500
 
 
 def settings(kind: str, processes: int, machines: int = 1, address: str = "HOST0") -> dict[str, Any]:
-    """What every job has; :func:`deepspeed` and :func:`fsdp` add their sections.
+    """Returns the settings of every job; :func:`deepspeed` and :func:`fsdp` add their sections.
 
     Args:
         kind: Accelerate's distributed_type. processes: over all machines. address: of the first of several machines,

@@ -1,4 +1,4 @@
-"""What ranks under Accelerate import sooner or later: named in ``--preload``, it is there before they are forked."""
+"""Imports what ranks under Accelerate need sooner or later: with ``--preload`` it is loaded before they are forked."""
 
 from pardemo import extras
 

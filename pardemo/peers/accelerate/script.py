@@ -33,9 +33,10 @@ def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *argume
     rings, as nccl has them. States are counted between the backward pass and the update, when all of them are there.
     """
     from pardemo.meters import WireMeter
+    from pardemo.meters.tensors import storage_bytes
     from pardemo.peers import states
 
-    before, kept = states.nbytes(states.alive()), {}
+    before, kept = storage_bytes(states.alive()), {}
     with accelerate.as_launched(environment):
         options = train_accelerate.parse(list(arguments))
         steps, losses = train_accelerate.train(options), []

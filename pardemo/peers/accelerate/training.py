@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate on CPU ranks: the shim they need, what is really running, and what it sends and keeps.
+"""Runs Hugging Face Accelerate on CPU ranks: the shim they need, what really runs, and what it sends and keeps.
 
 Accelerate takes its configuration (DDP, FSDP2, DeepSpeed) from environment variables that ``accelerate launch`` sets
 from a file. On CPU ranks several configurations fall back to something else without a word and with exit status 0, so
@@ -68,7 +68,7 @@ def _wait_at_exit() -> None:
 
 
 def what_runs(model: nn.Module) -> dict[str, Any]:
-    """What this process is part of, as Accelerate and the prepared model tell it: ``Configuration.expected``'s keys."""
+    """Reads from Accelerate and the prepared model what really runs: a dict with ``Configuration.expected``'s keys."""
     state = PartialState()
     stage = getattr(model, "zero_optimization_stage", None)
     return {

@@ -1,4 +1,4 @@
-"""Is a DeepSpeed configuration one that DeepSpeed would honour? Asked before any rank starts.
+"""Checks, before any rank starts, that DeepSpeed would honour a configuration of its own.
 
 DeepSpeed ignores a misspelt key of its older sections without a word; what it does refuse, it refuses on every rank,
 with a traceback. So its own classes are asked for the sections that have one, and for the others which keys it reads.

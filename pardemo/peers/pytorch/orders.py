@@ -1,4 +1,4 @@
-"""torch's own pipeline schedules in our language: their tables, read into orders that we draw, prove and run.
+"""Reads the tables of torch's own pipeline schedules as orders that :mod:`pardemo.pipeline_parallel` checks and runs.
 
 torch.distributed.pipelining computes each schedule's table for all ranks in its constructor (``pipeline_order``), which
 needs no process group as long as nothing runs. What DualPipeV calls an overlapped forward and backward comes out as the
@@ -62,7 +62,7 @@ def _order(name: str, *sizes: int) -> Order:
 
 @functools.cache
 def table(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> tuple[tuple[Compute, ...], ...]:
-    """What each rank computes in torch's table, in its order.
+    """Returns what each rank computes in torch's table, in its order.
 
     Raises:
         ScheduleError: torch refuses the numbers.

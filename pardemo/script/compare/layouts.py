@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pardemo.world import MAX_RANKS
+from pardemo.cluster import MAX_RANKS
 
 #: What a layout may say of how its ranks are used, beside ``ranks``, and what it is in words.
 SIZES = {

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from pardemo.compat import dtype_name
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.parameter_map import Holders, Part, Strip, assembled, part_of_piece
 from pardemo.script.record import rank_record
@@ -20,7 +21,6 @@ from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.parameters import Multiplied, Wanted
 from pardemo.script.record.rank_record import OF_PARAMETERS, STATE, RankRecord, Step, Tensors
 from pardemo.script.record.recorder import Recording, record_script
-from pardemo.script.runtime.call_sites import dtype_name
 from pardemo.script.runtime.launch_lines import Launch, read_launch
 from pardemo.script.runtime.runner import ScriptError, run_on_ranks, script_text
 

@@ -4,11 +4,10 @@ A rank appends lines to a file of its own; whoever wants to know what the ranks 
 while they run, and also after one has died. A line is written with one call, so that threads need no lock.
 """
 
-import csv
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -156,7 +155,7 @@ def write_csv(logs: Mapping[int, Log], path: Path) -> None:
     rows.sort(key=lambda row: (row[0].begin_s, row[1:]))
     if rows:
         zero_s = rows[0][0].begin_s
-        write_table(path, COLUMNS, [
+        project.write_csv(path, COLUMNS, [
             (
                 rank, number, call.kind, call.group, " ".join(map(str, call.ranks)), call.number,
                 " ".join(map(str, call.shape)), call.dtype, call.nbytes, call.line, call.module, call.phase,
@@ -165,16 +164,6 @@ def write_csv(logs: Mapping[int, Log], path: Path) -> None:
             )
             for call, rank, number in rows
         ])  # fmt: skip
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file in one piece: it is complete or not there."""
-
-    def table(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
-
-    project.write_atomically(path, table)
 
 
 def _read_log(file: Path) -> Log:

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 
 from pardemo import compat
+from pardemo.compat import dtype_name
 from pardemo.script.record.rank_record import (
     FORWARD,
     CurrentStep,
@@ -21,7 +22,7 @@ from pardemo.script.record.rank_record import (
     token_hashes,
     unseen_inputs,
 )
-from pardemo.script.runtime.call_sites import CallSites, Hooks, dtype_name
+from pardemo.script.runtime.call_sites import CallSites, Hooks
 
 #: Calls of one module in a micro-batch that are written down: a part that runs for each token says nothing new.
 MOST_CALLS = 64

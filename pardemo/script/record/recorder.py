@@ -14,6 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from pardemo import compat
+from pardemo.compat import dtype_name
 from pardemo.script.record.numbers import (
     Rounding,
     as_in_a_new_process,
@@ -28,7 +29,7 @@ from pardemo.script.record.parameters import Parameters, Wanted, noting_optimize
 from pardemo.script.record.pieces import is_engine, parameter_names
 from pardemo.script.record.rank_record import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
-from pardemo.script.runtime.call_sites import CallSites, Enough, Hooks, dtype_name, is_deepspeed, without_wrappers
+from pardemo.script.runtime.call_sites import CallSites, Enough, Hooks, is_deepspeed, without_wrappers
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step.collectives import Calls
 from pardemo.zero import gradient_norm

@@ -9,7 +9,6 @@ from typing import Any
 
 from pardemo import project
 from pardemo.meters import snapshot
-from pardemo.script.hangs import journal
 from pardemo.script.report import sections
 from pardemo.script.step.summary import WARM, RankTrace, Summary
 
@@ -54,7 +53,7 @@ def write_report(folder: Path, measured: Summary, seen: Sequence[RankTrace], scr
     for trace in seen:
         snapshot.write_snapshot(folder / f"memory_rank{trace.rank}.pickle", trace.memory.blocks)
     rows = [row | {"ranks": " ".join(map(str, row["ranks"]))} for row in measured.as_json()["collectives"]]
-    journal.write_table(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+    project.write_csv(folder / "collectives.csv", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 
 
 def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:

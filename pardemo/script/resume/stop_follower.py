@@ -17,13 +17,13 @@ from typing import Any, Self
 import torch
 
 from pardemo import compat
+from pardemo.compat import local_part
 from pardemo.script.record.parameters import living_optimizers
 from pardemo.script.record.pieces import parameter_names
 from pardemo.script.record.rank_record import STATE
 from pardemo.script.record.recorder import Recorder
 from pardemo.script.resume import GRACE_S
 from pardemo.script.runtime import stand_ins
-from pardemo.script.runtime.call_sites import local_part
 from pardemo.script.runtime.libraries import is_script
 from pardemo.world.errors import ranks_text
 

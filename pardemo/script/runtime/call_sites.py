@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
+from pardemo.compat import dtype_name
 from pardemo.meters.tensors import tensors_in
 from pardemo.script.runtime.libraries import is_script
 
@@ -446,13 +447,3 @@ def is_deepspeed(module: torch.nn.Module) -> bool:
     """Whether a module is an engine of DeepSpeed's, and not one of its layers."""
     deepspeed = sys.modules.get("deepspeed")
     return deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine)
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a DTensor's part on this rank; any other tensor itself."""
-    return compat.local_tensor(tensor) if hasattr(tensor, "placements") else tensor
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns a dtype's name, as ``float32``."""
-    return str(dtype).removeprefix("torch.")

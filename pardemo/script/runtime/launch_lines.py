@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pardemo import project
-from pardemo.world import MAX_RANKS
+from pardemo.cluster import MAX_RANKS
 
 #: Ranks where neither the options nor the line say how many.
 RANKS = 4

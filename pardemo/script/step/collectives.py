@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 
 from pardemo import compat
+from pardemo.compat import dtype_name
 from pardemo.formulas import communication as formulas
 from pardemo.meters.tensors import tensors_in
 from pardemo.script.hangs.journal import BEGINS, Journal, LoggedCall, headline
-from pardemo.script.runtime.call_sites import CallSite, CallSites, dtype_name
+from pardemo.script.runtime.call_sites import CallSite, CallSites
 from pardemo.script.runtime.libraries import script_line
 
 #: torch's operators -> the collective that they are. All but the monitored barrier return a Work, alone or as the last

@@ -14,15 +14,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from pardemo import compat
-from pardemo.script.runtime.call_sites import (
-    ROOT,
-    CallSites,
-    dtype_name,
-    is_deepspeed,
-    local_part,
-    outermost,
-    without_wrappers,
-)
+from pardemo.compat import dtype_name, local_part
+from pardemo.script.runtime.call_sites import ROOT, CallSites, is_deepspeed, outermost, without_wrappers
 from pardemo.script.step.shapes import Ranks, Shapes, ranks_of, sent_by, traffic
 from pardemo.script.words import count_text
 

@@ -11,10 +11,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pardemo import compat
+from pardemo.compat import dtype_name
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.snapshot import Block
 from pardemo.meters.tensors import local_tensors, unwrap_optimizer
-from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks, dtype_name, is_deepspeed
+from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks, is_deepspeed
 from pardemo.script.step.operations import equal_layers
 
 #: Kinds by which a peak is reported. What the meter calls activations is split by its use.

@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from pardemo import compat
+from pardemo.compat import local_part
 from pardemo.formulas import communication as formulas
-from pardemo.script.runtime.call_sites import CallSites, Hooks, local_part
+from pardemo.script.runtime.call_sites import CallSites, Hooks
 
 Ranks = tuple[int, ...]
 KEYS = "keys and values of the other parts of the sequence"

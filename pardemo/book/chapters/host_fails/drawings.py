@@ -3,7 +3,7 @@
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import COMPUTED, DONE, OTHER, RECEIVED, VERDICTS, WHOLE, rank_colour
 from pardemo.draw.parts import legend
-from pardemo.formulas import failures
+from pardemo.formulas import failures, memory
 
 LOST = VERDICTS["fails"]
 SAVE = DONE["communication"]  # bytes travel to where they are kept
@@ -47,7 +47,7 @@ def shards_of_fewer(canvas: Canvas, rows: int = 12, before: int = 4, now: int = 
     canvas.text(left, 18, f"saved by {before} ranks", "start", bold=True, size=20)
     canvas.text(left, 234, f"read by {now} ranks", "start", bold=True, size=20)
     for shard in range(before):
-        begin, end = failures.shard_of(rows, before, shard)
+        begin, end = memory.shard_of(rows, before, shard)
         if begin < end:
             x, width = left + each * begin, each * (end - begin)
             canvas.box(x, 36, width, 46, rank_colour(shard), f"rank {shard}")
@@ -57,7 +57,7 @@ def shards_of_fewer(canvas: Canvas, rows: int = 12, before: int = 4, now: int = 
             x, width = left + each * read.begin, each * (read.end - read.begin)
             canvas.arrow([(x + width / 2, 84), (x + width / 2, 142)], DONE["communication"], 3)
             canvas.box(x, 146, width, 34, rank_colour(read.shard), thick=1)
-        begin, end = failures.shard_of(rows, now, rank)
+        begin, end = memory.shard_of(rows, now, rank)
         if begin < end:
             x, width = left + each * begin, each * (end - begin)
             canvas.box(x, 146, width, 34, thick=4)

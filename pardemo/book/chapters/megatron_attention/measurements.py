@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pardemo.meters import CallMeter, MemoryMeter, WireMeter
-from pardemo.peers.cut_layers import cut_layer, local
+from pardemo.peers.cut_layers import cut_layer, to_local
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -41,7 +41,7 @@ def compare(library: str, batch: int, sequence: int, hidden: int, heads: int) ->
 
 
 def _comparison(layer: nn.Module, x: torch.Tensor, error: float) -> Comparison:
-    held = sum(local(p).nbytes for p in layer.parameters())
+    held = sum(to_local(p).nbytes for p in layer.parameters())
     return Comparison(error, *_sent(layer, x), held, _kept_bytes(layer, x))
 
 

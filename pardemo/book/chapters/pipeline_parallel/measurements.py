@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import pipeline_parallel as pp
 from pardemo.meters import MemoryMeter, Timeline, WireMeter
-from pardemo.meters.pace import Paced
+from pardemo.meters.pace import PaddedModule
 from pardemo.meters.timeline import Span
 from pardemo.pipeline_parallel.schedules import Order
 from pardemo.pipeline_parallel.stages import balance
@@ -41,7 +41,8 @@ def paced(
     Stages send each other tensors of [rows, features] in fp32, one for each micro-batch.
     """
     each, timeline, steps = pace_s / chunks, Timeline(), []
-    stages = [Paced(nn.Linear(features, features), each, each, weights_s=each).to(device()) for _ in range(chunks)]
+    layers = [nn.Linear(features, features) for _ in range(chunks)]
+    stages = [PaddedModule(layer, each, each, weights_s=each).to(device()) for layer in layers]
     schedule = pp.Schedule(order, dist.get_world_size(), micro_batches, chunks)
     pipeline = pp.Pipeline(stages, schedule, F.mse_loss, timeline=timeline)
     x, y = torch.ones(2, micro_batches * rows, features, device=device())

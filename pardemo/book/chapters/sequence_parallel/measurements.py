@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo.meters import MemoryMeter, WireMeter
-from pardemo.peers.cut_layers import cut_layer, local
+from pardemo.peers.cut_layers import cut_layer, to_local
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
@@ -52,7 +52,7 @@ def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int
             if getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(parameter.grad)
         pairs = (out, _own(expected)), (mine.grad, _own(x.grad))
-        error = max(weights_error(), *(gpt.relative_error(turn(local(result)), right) for result, right in pairs))
+        error = max(weights_error(), *(gpt.relative_error(turn(to_local(result)), right) for result, right in pairs))
     return LayerComparison(error, wire.sent_bytes, memory.live["activations"])
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo.meters import MemoryMeter, WireMeter
-from pardemo.peers.cut_layers import local
+from pardemo.peers.cut_layers import to_local
 from pardemo.small_models import gpt
 from pardemo.tensor_parallel import (
     ColumnParallelLinear,
@@ -53,14 +53,14 @@ def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> LossCompari
 
     with _parts(library, layers) as (embedding, head, loss_of):
         logits = head(embedding(inputs))
-        before = local(logits).detach().clone()
+        before = to_local(logits).detach().clone()
         with WireMeter() as wire, MemoryMeter() as memory:
             mean_loss = loss_of(logits, labels)
-        changed = float((local(logits).detach() != before).float().mean())
+        changed = float((to_local(logits).detach() != before).float().mean())
         mean_loss.backward()
         gradients = [_rows_here(layer.weight.grad) for layer in (embedding, head)]
     errors = [gpt.relative_error(*pair) for pair in zip(gradients, truth, strict=True)]
-    error = max(gpt.relative_error(local(mean_loss), expected), *errors)
+    error = max(gpt.relative_error(to_local(mean_loss), expected), *errors)
     return LossComparison(error, wire.sent_bytes, memory.live["activations"], changed)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters.memory_timeline import MemoryTimeline
+from pardemo.meters.tensors import storage_bytes
 from pardemo.peers import states
 from pardemo.peers.deepspeed import engine as deepspeed
 from pardemo.peers.pytorch import fsdp
@@ -25,7 +26,7 @@ def stack(width: int, depth: int) -> nn.Sequential:
 def by_deepspeed(width: int, depth: int, stage: int, **zero: Any) -> dict:
     """Bytes for each parameter by kind, and ``others``; ``zero`` are keys of ``zero_optimization``."""
     x = gpt.numbers(8, width, dtype=torch.bfloat16).to(device())
-    before = states.nbytes(states.alive())
+    before = storage_bytes(states.alive())
     engine = deepspeed.engine(stack(width, depth), deepspeed.zero_settings(stage, **zero))
     for step in range(3):
         engine.backward(engine(x).square().mean())
@@ -39,7 +40,7 @@ def by_deepspeed(width: int, depth: int, stage: int, **zero: Any) -> dict:
 def by_fsdp(width: int, depth: int) -> dict[str, float]:
     """The same under FSDP2, each layer a unit."""
     x = gpt.numbers(8, width).to(device())
-    before = states.nbytes(states.alive())
+    before = storage_bytes(states.alive())
     net = fsdp.shard(stack(width, depth))
     optimizer = torch.optim.AdamW(net.parameters())
     for step in range(3):
@@ -66,7 +67,7 @@ def by_package(start: torch.Tensor, width: int, samples: Callable[[int], torch.T
         engine(samples(step)).square().mean().backward()
         state_bytes = sum(engine.state_bytes().values())
         engine.step()
-    with engine.whole():
+    with engine.full_parameters():
         moved = nn.utils.parameters_to_vector(net.parameters()).detach() - start
     engine.close()
     return state_bytes / start.numel(), moved

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from pardemo import MemoryMeter, WireMeter
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.groups import Groups, ParallelDims
-from pardemo.meters.pace import Paced
-from pardemo.peers import states
+from pardemo.meters.pace import PaddedModule
+from pardemo.meters.tensors import storage_bytes
 from pardemo.peers.deepspeed import disk as deepspeed_disk
 from pardemo.peers.deepspeed import engine as deepspeed
 from pardemo.peers.deepspeed import engine as peer
@@ -51,7 +51,7 @@ def train(width: int, layers: int, where: str | None = None) -> OffloadedTrainin
         loss = (engine(gpt.numbers(BATCH, width, seed=step).to(device())) - 1).square().mean()
         engine.backward(loss)
         if where == "cpu" or where is None:  # on disk they are files
-            beside = states.nbytes(master.grad for master in engine.optimizer.fp32_partitioned_groups_flat)
+            beside = storage_bytes(master.grad for master in engine.optimizer.fp32_partitioned_groups_flat)
         engine.step()
         losses.append(loss.item())
     peer.close(engine)
@@ -126,7 +126,7 @@ def seconds_and_bytes_of_a_sample(side: int, samples: int, computing_s: float) -
     There is one weight [side, side], so nothing travels while it computes. Collective.
     """
     net = nn.Linear(side, side, bias=False)
-    model = BucketedDataParallel(Paced(net, backward_s=samples * computing_s))
+    model = BucketedDataParallel(PaddedModule(net, backward_s=samples * computing_s))
     taken = []
     for _ in range(2):
         dist.barrier()

@@ -1,4 +1,4 @@
-"""A run to read: ``report.html``, and a page for each notebook beside it.
+"""Writes a run's report: ``report.html``, and a page for each notebook beside it.
 
 Every page stands alone: style, pictures and the filters' script are inside, so that it opens from the file system,
 without a server and without requests, on a phone as on a desk, light or dark.
@@ -152,7 +152,7 @@ def _json(path: Path) -> Any:
 
 
 def environment(*folders: Path):
-    """Jinja's, for the templates of these folders and of this room, and for the style that all pages have."""
+    """Jinja's, for the templates of these folders and of this package, and for the style that all pages have."""
     from jinja2 import Environment, FileSystemLoader
 
     loader = FileSystemLoader([*folders, TEMPLATES, page_style.FILE.parent])

@@ -39,7 +39,7 @@ def notebook_title(folder: Path, name: str) -> str:
 
 
 def notebook_question(folder: Path, name: str) -> str:
-    """What a notebook answers, as its metadata says; empty where it does not say."""
+    """Returns the question that a notebook answers, from its metadata; empty where it has none."""
     notebook = _notebook(folder, name)
     return str(notebook.metadata.get("pardemo", {}).get("question", "")) if notebook else ""
 

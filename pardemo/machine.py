@@ -24,7 +24,7 @@ SMALL_BYTES, LARGE_BYTES = 4 << 10, 32 << 20
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """What predictions are made of. Rates of methods are measured with ``ranks`` ranks on this one host."""
+    """Speeds of a machine, to predict times from; rates of methods are those of ``ranks`` ranks on this one host."""
 
     cores: int
     memory_bytes: int
