@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 
+from pardemo.script.blocks import Block, Line, Lines, Marked, Table
 from pardemo.script.compare.compare import COLUMNS, DIFFERENT, EQUAL, NOT_COMPARED, Cell, ModelMap, ModuleRow
-from pardemo.script.report.blocks import Block, Line, Lines, Marked, Table
 
 STYLE = """
 .cell { display: block; text-align: center; padding: .15rem .3rem; border-radius: .15rem; min-height: 1.5em;

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from pardemo.draw import palette
-from pardemo.script.report import blocks, drawings
-from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, Table
+from pardemo.script import blocks
+from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, Table
+from pardemo.script.report import drawings
 from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
 from pardemo.script.step.parallelisms import GroupKind, Parallelism

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import save_file
 
+from pardemo.script import blocks
+from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
 from pardemo.script.compare.compare import COLUMNS, ModelMap
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import MOST_BYTES, Finding, Kept
-from pardemo.script.report import blocks, model_map
-from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
+from pardemo.script.report import model_map
 from pardemo.script.report.files import report_folder as made_folder
 from pardemo.script.resume.stop_follower import Stop
 from pardemo.script.words import cause_text, count_text, finding_text, first_of
