@@ -179,33 +179,35 @@ def proof_screen(proof: Proof) -> str:
     """Lists all layouts, and what is wrong in each."""
     parts = []
     for layout in proof.layouts[1:]:
-        lead = _lead(proof, layout)
-        parts.append((f"{_sign(proof, layout)[0]}  {layout.name}{f': {lead}' * bool(lead)}", _of(proof, layout)))
-    return _screen(f"reference  {reference_text(proof)}", parts, proof.notes, proof_verdict(proof))
+        (sign, _), lead = layout_sign(proof, layout), layout_lead(proof, layout)
+        parts.append((f"{sign}  {layout.name}{f': {lead}' * bool(lead)}", findings_of(proof, layout)))
+    return runs_screen(f"reference  {reference_text(proof)}", parts, proof.notes, proof_verdict(proof))
 
 
-def _screen(head: str, parts: Sequence[tuple[str, list[Finding]]], notes: Sequence[str], verdict: str) -> str:
+def runs_screen(head: str, parts: Sequence[tuple[str, list[Finding]]], notes: Sequence[str], verdict: str) -> str:
     """Lists each run with its findings, between the reference and the verdict."""
     lines = [head]
     for text, findings in parts:
         lines += blocks.wrapped(text, WIDTH, 0, 3)
-        lines += [line for finding in findings for block in _entry(finding) for line in block.screen(WIDTH)]
+        lines += [line for finding in findings for block in finding_blocks(finding) for line in block.screen(WIDTH)]
     return "\n".join([*lines, *Lines([f"note: {note}" for note in notes], indent=(0, 0)).screen(WIDTH), verdict])
 
 
-def _of(proof: Proof, layout: Layout) -> list[Finding]:
+def findings_of(proof: Proof, layout: Layout) -> list[Finding]:
+    """Returns the findings of one layout."""
     return [finding for finding in proof.findings if finding.layout == layout.name]
 
 
-def _sign(proof: Proof, layout: Layout) -> tuple[str, str]:
-    return _FAILED if layout.name in proof.failed else _DIFFERENT if _of(proof, layout) else _EQUAL
+def layout_sign(proof: Proof, layout: Layout) -> tuple[str, str]:
+    """Returns the sign before a layout, and the class of its colour on a page."""
+    return _FAILED if layout.name in proof.failed else _DIFFERENT if findings_of(proof, layout) else _EQUAL
 
 
-def _lead(proof: Proof, layout: Layout) -> str:
+def layout_lead(proof: Proof, layout: Layout) -> str:
     """Says of a layout without findings why it could not be compared, or that it is right."""
     compared = proof.ran_of(layout).compared
     few = f" in {compared} of {count_text(proof.steps, 'step')}" if 0 < compared < proof.steps else ""
-    return proof.failed.get(layout.name, "" if _of(proof, layout) else f"{ALIKE}{few}")
+    return proof.failed.get(layout.name, "" if findings_of(proof, layout) else f"{ALIKE}{few}")
 
 
 def hints(proof: Proof) -> list[str]:
@@ -238,7 +240,7 @@ def proof_verdict(proof: Proof) -> str:
     return f"equal, to {proof.tolerance:.0e} of what is compared"
 
 
-def _entry(finding: Finding, tensors: Line = "") -> list[Block]:
+def finding_blocks(finding: Finding, tensors: Line = "") -> list[Block]:
     """Describes a finding; ``tensors``: where they are, for a page."""
     below = [finding_why(finding)]
     if finding.parameters:  # how many, and the first of them
@@ -265,7 +267,7 @@ def stops_screen(verdict: StopVerdict) -> str:
     saves = f"saved after step{'s' * (len(steps) != 1)} {', '.join(steps)}"
     head = f"undisturbed  {verdict.layout.name}: {verdict.steps} steps, {saves}"
     parts = [(_trial(trial), [] if trial.error else trial.findings) for trial in verdict.trials]
-    return _screen(head, parts, verdict.notes, stops_verdict(verdict))
+    return runs_screen(head, parts, verdict.notes, stops_verdict(verdict))
 
 
 def stops_verdict(verdict: StopVerdict) -> str:
@@ -320,8 +322,8 @@ def proof_page(proof: Proof, script: str) -> str:
     lines: list[Line] = []
     sections: list[Section] = []
     for number, layout in enumerate(proof.layouts[1:], 1):
-        sign, colour = _sign(proof, layout)
-        findings = _of(proof, layout)
+        sign, colour = layout_sign(proof, layout)
+        findings = findings_of(proof, layout)
         said = finding_head(findings[0]) if findings else ALIKE
         said = "could not be compared" if layout.name in proof.failed else said
         link = Marked("a", layout.name, f' href="#layout-{number}"')
@@ -345,12 +347,12 @@ def proof_page(proof: Proof, script: str) -> str:
 
 
 def _layout_blocks(proof: Proof, layout: Layout) -> list[Block]:
-    findings, model = _of(proof, layout), proof.maps.get(layout.name)
+    findings, model = findings_of(proof, layout), proof.maps.get(layout.name)
     below: list[Block] = [paragraphs([Marked("code", " ".join(layout.line))])]
-    if lead := _lead(proof, layout):
+    if lead := layout_lead(proof, layout):
         below.append(paragraphs(blocks.sentence(lead)))
     for finding in findings if not lead else ():
-        below += _entry(finding, _kept(proof, finding) if finding in proof.files else "")
+        below += finding_blocks(finding, _kept(proof, finding) if finding in proof.files else "")
     if layout.name in proof.failed or model is None:
         return below
     title = Chart("", title=f"The model in step {model.step}")
