@@ -24,10 +24,10 @@ from pardemo import cli, project
 from pardemo.script.compare import compare, runs
 from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.results import Proof
 from pardemo.script.compare.runs import ComparedOutput, Finding
 from pardemo.script.record.rank_record import ModuleCall, Piece, RankRecord, Step
-from pardemo.script.report import annotations, model_map, verdict
-from pardemo.script.report.verdict import Proof
+from pardemo.script.report import annotations, model_map, proof_page
 
 G = drawn(6, 4)
 EVIL = "<img src=x onerror=alert(1)>\"'&"
@@ -163,7 +163,7 @@ def test_what_comes_from_a_script_is_never_markup():
     made.layouts[1] = replace(made.layouts[1], line=(EVIL,))
     made.failed["ranks=2 batch=4"] = EVIL
     made.layouts.append(layout("ranks=2 batch=4"))
-    html = verdict.proof_page(made, EVIL)
+    html = proof_page.proof_page(made, EVIL)
     read = Tags(html)
     assert not {"img", "script"} & set(read.tags)
     assert not [name for name, _ in read.attributes if name.startswith("on")]
@@ -171,7 +171,7 @@ def test_what_comes_from_a_script_is_never_markup():
 
 
 def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
-    html = verdict.proof_page(proof(finding("sum-for-mean")), "train.py")
+    html = proof_page.proof_page(proof(finding("sum-for-mean")), "train.py")
     read = Tags(html)
     ids, links = ({value for name, value in read.attributes if name == wanted} for wanted in ("id", "href"))
     assert links
@@ -183,7 +183,7 @@ def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
 def test_the_verdict_has_a_line_and_a_link_for_each_layout():
     made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
     made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
-    shown = verdict.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
+    shown = proof_page.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
     assert re.findall(r'">(.)</strong> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
         ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
         ("?", "layout-2", "ranks=2 batch=4", "could not"),
@@ -193,13 +193,13 @@ def test_the_verdict_has_a_line_and_a_link_for_each_layout():
 
 def test_what_was_not_looked_at_is_said():
     wrong = replace(finding(), what="data")
-    assert says(verdict.proof_page(proof(wrong), "a.py"), "samples", "parameters")
-    assert says(verdict.proof_page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
-    text = Tags(verdict.proof_page(proof(), "train.py")).text
+    assert says(proof_page.proof_page(proof(wrong), "a.py"), "samples", "parameters")
+    assert says(proof_page.proof_page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
+    text = Tags(proof_page.proof_page(proof(), "train.py")).text
     assert says(text, "3", "4", "gradients", "2", "2")
     assert says(text, "Trains", "reference")
     assert "wrong" not in text
-    html = verdict.proof_page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
+    html = proof_page.proof_page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
     assert "Rank 1 raised." in html
     assert "trains as" not in html
 
@@ -244,7 +244,7 @@ def written(tmp_path, **more):
     unknown = finding()
     tensors = {"gradient/head.weight/reference": G, "gradient/head.weight/layout": G.t()}
     made = proof(finding("sum-for-mean"), unknown, kept={unknown: runs.Kept(tensors, **more)})
-    verdict.write_proof(tmp_path, made, "train.py")
+    proof_page.write_proof(tmp_path, made, "train.py")
     return made, tensors
 
 
@@ -264,18 +264,18 @@ def test_files_are_named_and_read_back_equal(tmp_path):
 
 def test_an_earlier_proof_makes_room(tmp_path):
     written(tmp_path)
-    assert verdict.proof_folder(str(tmp_path)) == tmp_path
-    verdict.write_proof(tmp_path, proof(), "other.py")
+    assert proof_page.proof_folder(str(tmp_path)) == tmp_path
+    proof_page.write_proof(tmp_path, proof(), "other.py")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json"], "no tensors of before"
     assert "other.py" in (tmp_path / "prove.html").read_text()
 
 
 def test_what_a_killed_proof_has_left_goes(tmp_path):
     (left := tmp_path / ".prove-half").mkdir()
-    (left / verdict.PAGE).write_text("half of a page")
-    verdict.write_proof(verdict.proof_folder(str(tmp_path)), proof(), "train.py")
+    (left / proof_page.PAGE).write_text("half of a page")
+    proof_page.write_proof(proof_page.proof_folder(str(tmp_path)), proof(), "train.py")
     assert not left.exists()
-    assert (tmp_path / verdict.PAGE).exists()
+    assert (tmp_path / proof_page.PAGE).exists()
 
 
 def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -285,9 +285,9 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(verdict, "proof_page", full)
+    monkeypatch.setattr(proof_page, "proof_page", full)
     with pytest.raises(OSError, match="No space"):
-        verdict.write_proof(tmp_path, proof(), "other.py")
+        proof_page.write_proof(tmp_path, proof(), "other.py")
     assert ((tmp_path / "prove.html").read_text(), (tmp_path / "prove.json").read_text()) == before
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json", "tensors"]
 

@@ -13,9 +13,9 @@ from zoo.right import run
 from pardemo import prove
 from pardemo.script.compare import checks
 from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.results import Proof
 from pardemo.script.compare.runs import ProveError
 from pardemo.script.record.rank_record import Step
-from pardemo.script.report.verdict import Proof
 
 RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
 

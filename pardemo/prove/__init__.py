@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pardemo.script.compare.proof import prove as prove
     from pardemo.script.compare.proof import script as script
     from pardemo.script.compare.proof import scripts as scripts
+    from pardemo.script.compare.results import Proof as Proof
     from pardemo.script.compare.runs import ProveError as ProveError
-    from pardemo.script.report.verdict import Proof as Proof
     from pardemo.script.resume.trials import stopped as stopped
 
 #: Names of this door, and their homes in :mod:`pardemo.script`: torch is loaded by those who ask.
@@ -22,7 +22,7 @@ _HOME = {
     "prove": "compare.proof",
     "script": "compare.proof",
     "scripts": "compare.proof",
-    "Proof": "report.verdict",
+    "Proof": "compare.results",
     "ProveError": "compare.runs",
     "stopped": "resume.trials",
 }

@@ -215,22 +215,22 @@ def run_prove(arguments: argparse.Namespace) -> int:
         if not launch.module and not os.path.isfile(launch.script):
             raise ValueError(f"there is no script {launch.script}")
     from pardemo.script.compare import proof, runs
-    from pardemo.script.report import verdict
+    from pardemo.script.report import proof_page
 
     asked = runs.Options(
         steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
         timeout_s=arguments.timeout,
     )  # fmt: skip
-    out = verdict.proof_folder(arguments.out) if arguments.out is not None else None
+    out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
         made = proof.scripts(wanted, asked)
         for details in filter(None, made.details.values()):
             print(details)  # with what the ranks print
     if out is not None:
         script = launch_lines.read_launch(list(wanted[0].line), wanted[0].ranks).script
-        verdict.write_proof(out, made, os.path.basename(script))
-    print(json.dumps(made.as_json(), indent=1) if arguments.json else verdict.proof_screen(made))
-    for hint in verdict.hints(made):
+        proof_page.write_proof(out, made, os.path.basename(script))
+    print(json.dumps(made.as_json(), indent=1) if arguments.json else made)
+    for hint in proof_page.hints(made):
         print(hint, file=sys.stderr)
     return 2 if made.failed and not made.findings else 1 if made.findings else 0
 
@@ -249,15 +249,14 @@ def run_stop(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "steps")
     steps = arguments.steps or said.get("steps", STEPS)
     options.at_least(argparse.Namespace(steps=steps), 3, "steps")
-    from pardemo.script.report import verdict
-    from pardemo.script.resume import trials
+    from pardemo.script.resume import results, trials
 
     with ends_in_order("prove"), _beside_stdout():
         made = trials.stopped(
             line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
             double=arguments.double or said.get("double", False), timeout_s=arguments.timeout,
         )  # fmt: skip
-    print(json.dumps(verdict.stops_json(made), indent=1) if arguments.json else verdict.stops_screen(made))
+    print(json.dumps(results.stops_json(made), indent=1) if arguments.json else made)
     return 1 if made.findings else 2 if any(trial.error for trial in made.trials) else 0
 
 

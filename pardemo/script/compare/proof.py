@@ -20,12 +20,11 @@ from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
+from pardemo.script.compare.results import LayoutSteps, Proof
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run, noise_between
 from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.rank_record import Step
-from pardemo.script.report import verdict
-from pardemo.script.report.verdict import LayoutSteps, Proof
 from pardemo.script.words import count_text
 
 #: Elements of the parameters that are recorded in full where a layout parts.
@@ -342,7 +341,7 @@ def prove(
     steps: int | None = None,
     seed: int = 0,
     timeout_s: float = 600.0,
-) -> verdict.Proof:
+) -> Proof:
     """Trains a model in each layout on the same global batches, and compares all with the first layout.
 
     >>> def parallelize(model, layout):                                             # doctest: +SKIP
@@ -400,7 +399,7 @@ def script(
     double: bool = False,
     steps: int = 3,
     timeout_s: float = 600.0,
-) -> verdict.Proof:
+) -> Proof:
     """Runs a training script in each layout, and compares all with the first: ``pardemo prove`` in Python.
 
     >>> script("train.py --batch {batch}", ["ranks=1 batch=8", "ranks=4 batch=2"]).equal    # doctest: +SKIP

@@ -22,8 +22,8 @@ from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare import proof, runs
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
-from pardemo.script.report.verdict import StopVerdict, Trial
 from pardemo.script.resume import GRACE_S, STEPS, judge, stop_follower
+from pardemo.script.resume.results import StopVerdict, Trial
 from pardemo.script.resume.stop_follower import KINDS, NEVER, Stop, StopFollower, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
