@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pardemo.script.compare import causes, checks, gradients
 from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
+from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison
 from pardemo.script.compare.layouts import Layout, distinct_digits
+from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
-from pardemo.script.compare.runs import ComparedOutput, Finding, StepComparison, compare_pair
 from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, Piece, Step
 
 TOLERANCE = 1e-9

@@ -21,11 +21,11 @@ from test_measure_page import Tags
 from test_prove_causes import drawn, facts, of
 
 from pardemo import cli, project
-from pardemo.script.compare import compare, runs
-from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
+from pardemo.script.compare import differences, module_map, runs
+from pardemo.script.compare.differences import ComparedOutput, Finding
 from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.module_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.results import Proof
-from pardemo.script.compare.runs import ComparedOutput, Finding
 from pardemo.script.record.rank_record import ModuleCall, Piece, RankRecord, Step
 from pardemo.script.report import annotations, model_map, proof_page
 
@@ -73,7 +73,7 @@ def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", 
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
     made.parted = [ComparedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None) for name in parted]
     made.optimizer, made.steps, made.reference_step = "SGD", [Step()], truth.run.records[0].steps[0]
-    drawn_map = compare.step_map(truth, 0, made, alike)
+    drawn_map = module_map.step_map(truth, 0, made, alike)
     return {row.module: row.cells for row in drawn_map.rows}, drawn_map
 
 
@@ -111,7 +111,7 @@ def test_behind_a_wrong_output_nothing_is_looked_at():
 
 
 def test_of_a_step_with_other_samples_nothing_is_compared():
-    rows = compare.step_map(reference_of(["head.weight"], ["head"]), 0).rows
+    rows = module_map.step_map(reference_of(["head.weight"], ["head"]), 0).rows
     assert [states(row.cells) for row in rows] == [[NOT_COMPARED] * 3]
 
 
@@ -212,15 +212,15 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
     made = facts(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[Piece("head.weight", (6, 4))])])])
     known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
-    kept = runs.kept_tensors([known, unknown], made, run)
+    kept = differences.kept_tensors([known, unknown], made, run)
     assert list(kept) == [unknown]
     assert set(kept[unknown].tensors) == {
         *(f"gradient/head.weight/{one}" for one in ("reference", "layout", "rank 0", "rank 1")),
         *(f"gradient/head.bias/{one}" for one in ("reference", "layout")),
     }
     assert kept[unknown].sketches == ("head.bias",), "the whole has another shape"
-    monkeypatch.setattr(runs, "MOST_BYTES", 2 * G.nbytes)
-    kept = runs.kept_tensors([unknown], made, run)
+    monkeypatch.setattr(differences, "MOST_BYTES", 2 * G.nbytes)
+    kept = differences.kept_tensors([unknown], made, run)
     assert kept[unknown].left_out == ("head.weight",)
     assert len(kept[unknown].tensors) == 2
 
@@ -233,7 +233,7 @@ def test_outputs_of_what_nobody_explains_are_kept():
     ]
     unknown = replace(finding("", (), "up"), what="forward")
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
-    tensors = runs.kept_tensors([unknown], made, run)[unknown].tensors
+    tensors = differences.kept_tensors([unknown], made, run)[unknown].tensors
     assert {key.rpartition("/")[0] for key in tensors} == {
         "output/up/rank 0/0", "output/up/rank 0/1", "output/up/rank 1/0",
     }  # fmt: skip
@@ -243,7 +243,7 @@ def test_outputs_of_what_nobody_explains_are_kept():
 def written(tmp_path, **more):
     unknown = finding()
     tensors = {"gradient/head.weight/reference": G, "gradient/head.weight/layout": G.t()}
-    made = proof(finding("sum-for-mean"), unknown, kept={unknown: runs.Kept(tensors, **more)})
+    made = proof(finding("sum-for-mean"), unknown, kept={unknown: differences.Kept(tensors, **more)})
     proof_page.write_proof(tmp_path, made, "train.py")
     return made, tensors
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import fenced
 
 from pardemo import project
-from pardemo.script.compare import compare, proof, runs
+from pardemo.script.compare import proof, reference, runs
 from pardemo.script.compare.layouts import SIZES
 from pardemo.script.record import parameters, rank_record
 
@@ -127,8 +127,8 @@ def test_messages_are_the_commands_own():
 
 
 def test_numbers_are_the_codes():
-    assert all(name in PAGE and f"{value:.0e}" in PAGE for name, value in compare.TOLERANCES.items())
-    assert {6: "six"}[runs.TIMES] + " times what that has moved" in PAGE
+    assert all(name in PAGE and f"{value:.0e}" in PAGE for name, value in reference.TOLERANCES.items())
+    assert {6: "six"}[reference.TIMES] + " times what that has moved" in PAGE
     assert f"Above {runs.SKETCHED // 1_000_000} million parameters" in PAGE
     assert f"up to {proof.IN_FULL // 1_000_000} million numbers" in PAGE
     assert f"each block of {rank_record.BLOCK} × {rank_record.BLOCK}" in PAGE

@@ -216,8 +216,8 @@ def right(monkeypatch):
 @pytest.mark.parametrize("way", ["", "sequence", "sequence,vocabulary"])
 def test_a_right_layout_is_compared_in_all_of_its_parameters(right, monkeypatch, way):
     seen = []
-    compare = proof.compare.compare_layout
-    monkeypatch.setattr(proof.compare, "compare_layout", lambda *both: seen.append(compare(*both)) or seen[-1])
+    compare = proof.compare_layout
+    monkeypatch.setattr(proof, "compare_layout", lambda *both: seen.append(compare(*both)) or seen[-1])
     made = run.proven({**MODEL, "outputs": 16}, [{**LAYOUT, "way": way}], True)
     assert made.equal, str(made)
     assert not [note for note in made.notes if "compared" in note]

@@ -9,10 +9,13 @@ from itertools import combinations
 
 import torch
 
+from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
+from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.parameter_map import Assembled, ParameterMap
-from pardemo.script.compare.runs import ComparedOutput, Finding, Pair, Reference, Run, StepComparison
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import Run
 from pardemo.world.errors import ranks_text
 
 

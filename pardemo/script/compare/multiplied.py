@@ -10,9 +10,12 @@ import torch
 
 from pardemo.script.compare import runs
 from pardemo.script.compare.causes import UnexplainedGradients
-from pardemo.script.compare.compare import Comparison
+from pardemo.script.compare.comparison import Comparison
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.layouts import size_text
-from pardemo.script.compare.runs import Finding, Options, Reference, Run, compare_pair, layer_scales
+from pardemo.script.compare.pairs import compare_pair, layer_scales
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import Options, Run
 from pardemo.script.record.parameters import Multiplied
 
 #: Runs of the reference that are spent on it: of some parameters alone, and of all that have one axis together.

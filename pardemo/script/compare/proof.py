@@ -15,13 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.script.compare import causes, compare, runs
+from pardemo.script.compare import causes, runs
 from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare.comparison import Comparison, compare_layout
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
+from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
 from pardemo.script.compare.results import LayoutSteps, Proof
-from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run, noise_between
+from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.rank_record import Step
@@ -31,9 +34,7 @@ from pardemo.script.words import count_text
 IN_FULL = 50_000_000
 
 
-def compare_in_full(
-    truth: Reference, other: Run, compared: compare.Comparison, options: Options, folder: Path
-) -> compare.Comparison:
+def compare_in_full(truth: Reference, other: Run, compared: Comparison, options: Options, folder: Path) -> Comparison:
     """Compares a layout again that was compared by sketches, with the differing parameters recorded in full.
 
     Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
@@ -58,7 +59,7 @@ def compare_in_full(
     try:
         if any(run.error or not run.steps for run in again):
             return compared
-        made = compare.compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
+        made = compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not made.findings and not chosen.issuperset(parted):  # what parts is past the budget
@@ -167,7 +168,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:
+def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> Comparison:
     """Compares one layout with the reference.
 
     Raises:
@@ -178,7 +179,7 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
     if not other.steps:
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     require_hashed_samples(other)
-    compared = compare.compare_layout(truth, other)
+    compared = compare_layout(truth, other)
     _require_same_draws(truth.run, other, compared)
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
@@ -194,7 +195,7 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
 _NO_OTHER_CAUSE = ("", "data", "loss", "follows")
 
 
-def _require_same_draws(reference: Run, other: Run, compared: compare.Comparison) -> None:
+def _require_same_draws(reference: Run, other: Run, compared: Comparison) -> None:
     """Where ranks draw other numbers than the reference, what differs without another cause says nothing.
 
     The second step tells it: in the first, models and data are made.
@@ -275,7 +276,7 @@ def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run
     first = run(options, "first")
     runs.require_steps(first)
     require_hashed_samples(first)
-    tolerance = compare.tolerance_of(first, options.double)
+    tolerance = tolerance_of(first, options.double)
     if difference := difference_between(first, again, tolerance, options.sketched):
         lines = [line for record in first.records for line in record.unseeded]
         seed = f": {lines[0]} draws without a seed" if lines else ""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Line, Lines, Marked
-from pardemo.script.compare.compare import ModelMap
+from pardemo.script.compare.differences import Finding, Kept
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.runs import Finding, Kept
+from pardemo.script.compare.module_map import ModelMap
 from pardemo.script.words import cause_text, count_text, finding_text, first_of
 
 

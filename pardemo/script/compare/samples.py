@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardemo.script.compare.runs import Finding, ProveError, Run
+from pardemo.script.compare.differences import Finding
+from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record.rank_record import RankRecord
 from pardemo.world.errors import ranks_text
 

@@ -6,7 +6,7 @@ from html import escape
 from itertools import groupby
 
 from pardemo.script.blocks import Block, Line, Lines, Marked, Table
-from pardemo.script.compare.compare import COLUMNS, DIFFERENT, EQUAL, NOT_COMPARED, Cell, ModelMap, ModuleRow
+from pardemo.script.compare.module_map import COLUMNS, DIFFERENT, EQUAL, NOT_COMPARED, Cell, ModelMap, ModuleRow
 
 STYLE = """
 .cell { display: block; text-align: center; padding: .15rem .3rem; border-radius: .15rem; min-height: 1.5em;

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
-from pardemo.script.compare.compare import COLUMNS, ModelMap
+from pardemo.script.compare.differences import MOST_BYTES, Finding, Kept
 from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.module_map import COLUMNS, ModelMap
 from pardemo.script.compare.results import (
     ALIKE,
     Proof,
@@ -24,7 +25,6 @@ from pardemo.script.compare.results import (
     proof_verdict,
     reference_text,
 )
-from pardemo.script.compare.runs import MOST_BYTES, Finding, Kept
 from pardemo.script.report import model_map
 from pardemo.script.report.files import report_folder as made_folder
 from pardemo.tables import amount

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.results import json_row, runs_screen
-from pardemo.script.compare.runs import Finding
 from pardemo.script.resume.stop_follower import Stop
 
 

@@ -20,8 +20,10 @@ import psutil
 from pardemo.deadline import Deadline
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare import proof, runs
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.resume import GRACE_S, STEPS, judge, stop_follower
 from pardemo.script.resume.results import StopVerdict, Trial
 from pardemo.script.resume.stop_follower import KINDS, NEVER, Stop, StopFollower, whole_saves
