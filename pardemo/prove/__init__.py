@@ -8,18 +8,18 @@ stopped at random steps, resumed, and told what was lost. How it is done: :mod:`
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.script.compare.proof import Parallel as Parallel
-    from pardemo.script.compare.proof import prove as prove
     from pardemo.script.compare.proof import script as script
     from pardemo.script.compare.proof import scripts as scripts
+    from pardemo.script.compare.prove_function import Parallel as Parallel
+    from pardemo.script.compare.prove_function import prove as prove
     from pardemo.script.compare.results import Proof as Proof
     from pardemo.script.compare.runs import ProveError as ProveError
     from pardemo.script.resume.trials import stopped as stopped
 
 #: Names of this door, and their homes in :mod:`pardemo.script`: torch is loaded by those who ask.
 _HOME = {
-    "Parallel": "compare.proof",
-    "prove": "compare.proof",
+    "Parallel": "compare.prove_function",
+    "prove": "compare.prove_function",
     "script": "compare.proof",
     "scripts": "compare.proof",
     "Proof": "compare.results",
