@@ -11,7 +11,7 @@ from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.published import load, program
+from pardemo.planner.layouts.published.loaders import load, program
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.stacks import Stack, fitted_releases
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
