@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pardemo.script.compare import causes, checks, gradients
 from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
-from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison
+from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
 from pardemo.script.compare.layouts import Layout, distinct_digits
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
@@ -364,7 +364,7 @@ def test_the_loss_itself():
 
 def left_open(name, part, share, reference=G, loss=(1.0, 1.0, 2.0)):
     wrong = of(reference, reference + share * part)
-    found = Finding(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
+    found = Difference(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
     return UnexplainedGradients(found, (wrong,), TOLERANCE, loss)
 
 

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import torch
 
-from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison
+from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
 from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
 from pardemo.script.compare.pairs import Pair
@@ -21,7 +21,7 @@ from pardemo.world.errors import ranks_text
 
 def initial_findings(
     reference: Reference, other: Run, maps: ParameterMap, before: Mapping[str, Assembled]
-) -> list[Finding]:
+) -> list[Difference]:
     """Finds what is wrong with a layout's initial parameters: not the reference's, or different on ranks.
 
     ``before``: the layout's parameters before the first step.
@@ -69,7 +69,7 @@ def initial_findings(
         and not torch.equal(part.cut_from(truth[part.name], tuple(by_rank[rank][piece].shape)), by_rank[rank][piece])
     } or {name.rpartition(".")[0] for name in names}  # fmt: skip
     module = min(modules, key=lambda module: order.get(module, len(order)))  # which runs first
-    return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
+    return [Difference(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
 
 
 def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
@@ -93,7 +93,7 @@ def _same_on_ranks(name: str, by_rank: list[dict[str, torch.Tensor]]) -> bool:
 _BATCH = ("BatchNorm", "SyncBatchNorm")
 
 
-def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Finding:
+def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Difference:
     """Describes outputs that differ from the reference's; the first module is where the difference begins."""
     first = parted[0]
     rest = float(first.difference.norm()) / (float(first.reference.norm()) or 1.0)
@@ -109,7 +109,7 @@ def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Findi
         cause, why = _output_cause(facts, first, wrong)
         ranks = ranks_text(sorted({output.rank for output in wrong}))
         why = f"the output of {module} ({first.kind}) is not the reference's on {ranks}{': ' * bool(why)}{why}"
-    return Finding(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
+    return Difference(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
 
 
 def _output_cause(facts: StepComparison, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
@@ -205,7 +205,7 @@ class UnexplainedGradients:
     ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
     """
 
-    finding: Finding
+    finding: Difference
     pairs: tuple[Pair, ...]
     tolerance: float
     losses: tuple[float, float, float]
@@ -215,7 +215,7 @@ class UnexplainedGradients:
         return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
 
 
-def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) -> UnexplainedGradients | None:
+def unexplained_gradients(findings: Sequence[Difference], facts: StepComparison) -> UnexplainedGradients | None:
     """Returns the finding that other layouts may explain; None where there is none, or more than one."""
     some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
     pairs = tuple(facts.gradients[name] for finding in some for name in finding.parameters if name in facts.gradients)
@@ -227,8 +227,8 @@ def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) ->
 
 
 def explain_across(
-    findings: Sequence[Finding], left: Mapping[str, UnexplainedGradients], layouts: Sequence[Layout]
-) -> list[Finding]:
+    findings: Sequence[Difference], left: Mapping[str, UnexplainedGradients], layouts: Sequence[Layout]
+) -> list[Difference]:
     """Returns the findings, with reasons for those that two layouts of different sizes explain together.
 
     With a part a of the gradient counted n times, the wrong gradient is g + (n - 1) a: the differences from the
@@ -317,12 +317,12 @@ WHOLE_MATRIX = ("muon", "shampoo", "soap", "adafactor")
 SCALE_FREE = ("adam", "adagrad", "adan", "lion", "lamb", "lars", "rmsprop", "sophia", "sign", "prodigy", *WHOLE_MATRIX)
 
 
-def gradient_findings(facts: StepComparison) -> list[Finding]:
+def gradient_findings(facts: StepComparison) -> list[Difference]:
     """Finds outputs that differ, or gradients that are wrong, with their causes."""
     if facts.parted:
         return [output_finding(facts, facts.parted)]
     wrong, missing = _wrong_pairs(facts), _pairs_without_gradient(facts)
-    findings: list[Finding] = []
+    findings: list[Difference] = []
     if missing:
         findings.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     for cause in BY_PARAMETER:
@@ -340,7 +340,7 @@ def gradient_findings(facts: StepComparison) -> list[Finding]:
     return [_as_consequence(facts, finding, findings) for finding in findings]
 
 
-def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Finding]) -> Finding:
+def _as_consequence(facts: StepComparison, finding: Difference, others: Sequence[Difference]) -> Difference:
     """Marks an unexplained finding as a possible consequence of one that the backward pass reaches before it."""
     if finding.cause or not finding.parameters:
         return finding
@@ -353,7 +353,7 @@ def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Fi
     return finding
 
 
-def _ranks_apart(facts: StepComparison, finding: Finding) -> set[int]:
+def _ranks_apart(facts: StepComparison, finding: Difference) -> set[int]:
     """Returns the ranks that have different gradients of these parameters."""
     return ranks_of(facts.gradients[name] for name in finding.parameters if name in facts.gradients)
 
@@ -389,7 +389,7 @@ def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
     ]
 
 
-def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Finding]:
+def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Difference]:
     """Groups the remaining gradients by factor: plain multiples first, then those that are off otherwise."""
     made = []
     groups: dict[float | None, list[Pair]] = {}
@@ -408,20 +408,20 @@ def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Findin
     return made
 
 
-def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:
     factors = [pair.factor for pair in pairs]
     alike = all(math.isclose(value, factors[0], rel_tol=1e-3) for value in factors)
     rest = max(pair.rest for pair in pairs)
     single = all(pair.reference.numel() == 1 for pair in pairs)
     names = tuple(sorted(pair.name for pair in pairs))
-    return Finding(
+    return Difference(
         facts.layout.name, facts.step + 1, "gradients", cause, why,
         factors[0] if alike and math.isfinite(factors[0]) and (cause or not single) else None, rest, names,
         facts.first(names),
     )  # fmt: skip
 
 
-def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
+def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Difference]:
     """Finds parameters that are wrong after the step though their gradients are right.
 
     ``behind``: whether parameters are after the next step what they should be after this one.
@@ -464,11 +464,11 @@ def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool])
     return made
 
 
-def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:
     return replace(_finding(facts, pairs, cause, why), what="parameters after the step")
 
 
-def printed_findings(facts: StepComparison) -> list[Finding]:
+def printed_findings(facts: StepComparison) -> list[Difference]:
     """Finds a printed loss that is a multiple of the right one while the differentiated loss is right."""
     truth = facts.reference_step
     wanted = sum(truth.losses)
@@ -489,5 +489,5 @@ def printed_findings(facts: StepComparison) -> list[Finding]:
             factor = printed / (shown * value) if value else 0.0
             if named := layout_factor(facts.layout, factor, tolerance):
                 why = f"rank {rank} prints a loss of {printed:.6g} where it is {shown * value:.6g}: {named.text}"
-                return [Finding(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
+                return [Difference(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
     return []

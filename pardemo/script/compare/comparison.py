@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pardemo.script.compare import causes, checks
-from pardemo.script.compare.differences import Finding, Kept, StepComparison, kept_tensors
+from pardemo.script.compare.differences import Difference, Kept, StepComparison, kept_tensors
 from pardemo.script.compare.module_map import ModelMap, step_map
 from pardemo.script.compare.pairs import Pair, compare_pair, layer_scales
 from pardemo.script.compare.parameter_map import (
@@ -35,7 +35,7 @@ class Comparison:
     """
 
     maps: ParameterMap
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched: str = ""
     strange: bool = False
@@ -44,7 +44,7 @@ class Comparison:
     in_part: str = ""
     left_open: causes.UnexplainedGradients | None = None
     model: ModelMap | None = None
-    kept: dict[Finding, Kept] = field(default_factory=dict)
+    kept: dict[Difference, Kept] = field(default_factory=dict)
 
 
 def compare_layout(reference: Reference, other: Run) -> Comparison:
@@ -70,7 +70,7 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
 
 def _step_findings(
     reference: Reference, other: Run, step: int, before: Mapping[str, Assembled], comparison: Comparison
-) -> list[Finding]:
+) -> list[Difference]:
     if scaled := checks.scale_findings(reference.run, other, step):
         return scaled  # its samples are of another step
     samples = match_samples(reference.run, other, step)
@@ -85,9 +85,9 @@ def _step_findings(
     return findings + _number_findings(reference, other, step, samples, comparison) if begun_alike else findings
 
 
-def _merged_findings(findings: list[Finding]) -> list[Finding]:
+def _merged_findings(findings: list[Difference]) -> list[Difference]:
     """Merges findings that say the same of different parameters."""
-    seen: dict[tuple[str, str, str], Finding] = {}
+    seen: dict[tuple[str, str, str], Difference] = {}
     for finding in findings:
         known = seen.setdefault((finding.what, finding.cause, finding.why), finding)
         if set(finding.parameters) - set(known.parameters):
@@ -194,7 +194,7 @@ def _epsilon(tolerance: float) -> float:
 
 def _number_findings(
     reference: Reference, other: Run, step: int, samples: StepSamples, comparison: Comparison
-) -> list[Finding]:
+) -> list[Difference]:
     """Compares outputs, gradients, clipping, learning rates, and parameters after the step."""
     maps = comparison.maps
     facts, alike = _facts(reference, other, step, maps, samples)

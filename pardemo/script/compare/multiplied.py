@@ -11,7 +11,7 @@ import torch
 from pardemo.script.compare import runs
 from pardemo.script.compare.causes import UnexplainedGradients
 from pardemo.script.compare.comparison import Comparison
-from pardemo.script.compare.differences import Finding
+from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import size_text
 from pardemo.script.compare.pairs import compare_pair, layer_scales
 from pardemo.script.compare.reference import Reference
@@ -29,7 +29,7 @@ def counted_by_each_rank(
     left: UnexplainedGradients,
     options: Options,
     folder: Path,
-) -> Finding | None:
+) -> Difference | None:
     """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
 
     No module's output shows what such a parameter is used for, and gradients and the loss are wrong by no number: the

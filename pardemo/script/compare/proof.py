@@ -12,7 +12,7 @@ import torch
 from pardemo.script.compare import causes, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.comparison import Comparison, compare_layout
-from pardemo.script.compare.differences import Finding
+from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
@@ -149,7 +149,7 @@ _DONE_BY = {
 }  # fmt: skip
 
 
-def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
+def _line_of(finding: Difference, ranks: Sequence[Sequence[Step]]) -> str:
     """Returns the script's line of the call that a finding is about, as seen from the working folder.
 
     It calls the module, goes backward, clips, steps, prints the loss. Where it clips within its engine's step, that.

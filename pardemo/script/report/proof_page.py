@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
-from pardemo.script.compare.differences import MOST_BYTES, Finding, Kept
+from pardemo.script.compare.differences import MOST_BYTES, Difference, Kept
 from pardemo.script.compare.layouts import Layout
 from pardemo.script.compare.module_map import COLUMNS, ModelMap
 from pardemo.script.compare.results import (
@@ -92,7 +92,7 @@ def _layout_blocks(proof: Proof, layout: Layout) -> list[Block]:
     return [*below, title, paragraphs(_compared(model, findings)), *drawn]
 
 
-def _kept(proof: Proof, finding: Finding) -> Line:
+def _kept(proof: Proof, finding: Difference) -> Line:
     """Says where a finding's tensors are, and which of them."""
     kept, name = proof.kept[finding], proof.files[finding]
     said = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
@@ -103,7 +103,7 @@ def _kept(proof: Proof, finding: Finding) -> Line:
     return ["tensors: ", Marked("a", name, f' href="{name}"'), said]
 
 
-def _compared(model: ModelMap, findings: list[Finding]) -> str:
+def _compared(model: ModelMap, findings: list[Difference]) -> str:
     """Says what was compared of the step that the map shows, and what was not."""
     numbers = "; ".join(f"{label}: {model.counts[key][0]} of {model.counts[key][1]}" for key, label in COLUMNS.items())
     said = f"Compared are {numbers}."
