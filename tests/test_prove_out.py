@@ -23,7 +23,7 @@ from test_prove_causes import drawn, facts, of
 from pardemo import cli, project
 from pardemo.script.compare import differences, module_map, runs
 from pardemo.script.compare.differences import ComparedOutput, Difference
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.results import Proof
 from pardemo.script.record.rank_record import ModuleCall, Piece, RankRecord, Step
@@ -36,7 +36,7 @@ EVIL = "<img src=x onerror=alert(1)>\"'&"
 def layout(name, *line):
     ranks, _, rest = name.partition(" ")
     values = {"ranks": int(ranks.removeprefix("ranks="))} | dict(one.split("=") for one in rest.split())
-    return Layout(values["ranks"], values, line)
+    return RunLayout(values["ranks"], values, line)
 
 
 def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 batch=2"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zoo.right import run
 
 from pardemo.script.compare import parameter_map, proof, runs
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.parameter_map import assembled
 from pardemo.script.record import rank_record
 from pardemo.script.record.rank_record import Piece
@@ -230,7 +230,7 @@ def wrong(folder, **options):
     layouts = []
     for script, values in ((RIGHT / "data_parallel.py", {"ranks": 1}), (folder / "wrong.py", LAYOUT)):
         line = [f"--{key}={value}" for key, value in (MODEL | values).items() if key != "ranks"]
-        layouts.append(Layout(values["ranks"], values, (str(script), *line)))
+        layouts.append(RunLayout(values["ranks"], values, (str(script), *line)))
     return proof.scripts(layouts, runs.Options(steps=2, double=True, timeout_s=90, **options))
 
 

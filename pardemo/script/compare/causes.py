@@ -11,7 +11,7 @@ import torch
 
 from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
-from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
+from pardemo.script.compare.layouts import SIZES, RunLayout, layout_factor, size_text
 from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.parameter_map import Assembled, ParameterMap
 from pardemo.script.compare.reference import Reference
@@ -227,7 +227,7 @@ def unexplained_gradients(findings: Sequence[Difference], facts: StepComparison)
 
 
 def explain_across(
-    findings: Sequence[Difference], left: Mapping[str, UnexplainedGradients], layouts: Sequence[Layout]
+    findings: Sequence[Difference], left: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
 ) -> list[Difference]:
     """Returns the findings, with reasons for those that two layouts of different sizes explain together.
 
@@ -253,8 +253,8 @@ def explain_across(
 def _grows_with(
     key: str,
     times: bool,
-    some: Sequence[tuple[Layout, UnexplainedGradients]],
-    compared: Sequence[Layout],
+    some: Sequence[tuple[RunLayout, UnexplainedGradients]],
+    compared: Sequence[RunLayout],
     wrong: set[str],
 ) -> bool:
     """Whether differences grow with this number of the layouts; and layouts in which it is 1 are right."""
@@ -297,7 +297,7 @@ def _losses_agree(lefts: Sequence[UnexplainedGradients], ratios: Sequence[float]
 
 
 def _cause_across(
-    keys: Sequence[str], times: bool, some: Sequence[tuple[Layout, UnexplainedGradients]]
+    keys: Sequence[str], times: bool, some: Sequence[tuple[RunLayout, UnexplainedGradients]]
 ) -> tuple[str, str]:
     named = " or ".join(f"the {size_text(key)}" for key in keys)
     numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in some)

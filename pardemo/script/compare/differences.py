@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.runs import Run
 from pardemo.script.record.rank_record import Step, Tensors
@@ -67,7 +67,7 @@ class StepComparison:
     recorded; ``reference_step``: the reference.
     """
 
-    layout: Layout
+    layout: RunLayout
     step: int
     tolerance: float
     order: dict[str, int]

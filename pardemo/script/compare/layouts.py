@@ -25,7 +25,7 @@ _MORE = {"steps": (int, "a whole number"), "double": (bool, "true or false"), "r
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunLayout:
     """One way to run the script.
 
     ``ranks``: how many. ``values``: all that it says, for the fields of the script's line. ``line``: that line, filled.
@@ -57,7 +57,7 @@ class Layout:
         return int(self.values.get(key, 1))
 
 
-def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
+def from_file(path: str) -> tuple[list[RunLayout], dict[str, Any]]:
     """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``, ``resume``.
 
     Raises:
@@ -112,7 +112,7 @@ def words_of(line: str, where: str = "") -> list[str]:
         raise ValueError(f"{where}the script's line cannot be read, {str(error).lower()}: {line}") from None
 
 
-def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], alone: bool = False) -> list[Layout]:
+def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
     """Layouts as ``"ranks=4 batch=8"``, or as tables, for a script's line with ``{batch}`` in it.
 
     ``alone``: one layout is enough, where no two are compared.
@@ -124,7 +124,7 @@ def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], al
     return fill_line(read, line, alone)
 
 
-def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
+def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[RunLayout]:
     """Layouts as texts, ``"ranks=4 tp=2"``, or as tables, for a function that reads what they say.
 
     Raises:
@@ -153,7 +153,7 @@ def _parse_values(text: str, takes: str) -> dict[str, Any]:
     return values
 
 
-def _layout(values: Mapping[str, Any], where: str) -> Layout:
+def _layout(values: Mapping[str, Any], where: str) -> RunLayout:
     ranks = values.get("ranks")
     if ranks is None:
         raise ValueError(f"{where}: say how many ranks, as ranks=4")
@@ -164,10 +164,10 @@ def _layout(values: Mapping[str, Any], where: str) -> Layout:
             raise ValueError(f"{where}: {key} must be a number or a text, not {value!r}")
         if key in SIZES and (type(value) is not int or value < 1):
             raise ValueError(f"{where}: {key} must be a number from 1 on, not {value!r}")
-    return Layout(ranks, dict(values))
+    return RunLayout(ranks, dict(values))
 
 
-def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = False) -> list[Layout]:
+def fill_line(layouts: Sequence[RunLayout], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
     """The layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
     fields = {name for part in line for name in _FIELD.findall(part)}
     made = []
@@ -182,7 +182,7 @@ def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = Fals
     return _require_distinct(made, alone)
 
 
-def _require_distinct(layouts: list[Layout], alone: bool = False) -> list[Layout]:
+def _require_distinct(layouts: list[RunLayout], alone: bool = False) -> list[RunLayout]:
     """The layouts, if they are two or more, and no two of them the same."""
     if len(layouts) < 2 and not alone:
         raise ValueError(
@@ -232,7 +232,7 @@ def distinct_digits(*values: float) -> list[str]:
     return texts
 
 
-def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | None:
+def layout_factor(layout: RunLayout, value: float, tolerance: float) -> Factor | None:
     """The layout's number, or the product of two of them, that a factor or its inverse is."""
     if not math.isfinite(value) or value <= 0:
         return None
@@ -248,6 +248,6 @@ def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | No
     return None
 
 
-def _filled(part: str, layout: Layout) -> str:
+def _filled(part: str, layout: RunLayout) -> str:
     """A word of the script's line with the layout's values in place of their names."""
     return _FIELD.sub(lambda field: str(layout.values[field[1]]), part)

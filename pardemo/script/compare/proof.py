@@ -13,7 +13,7 @@ from pardemo.script.compare import causes, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.comparison import Comparison, compare_layout
 from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
@@ -75,7 +75,7 @@ def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
     return chosen
 
 
-def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
+def scripts(layouts: Sequence[RunLayout], options: Options) -> Proof:
     """Runs a script in each layout, and compares all with the first.
 
     Raises:
@@ -85,7 +85,7 @@ def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
         return _proof(layouts, options, folder)
 
 
-def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
+def _proof(layouts: Sequence[RunLayout], options: Options, folder: str) -> Proof:
     reference, _, tolerance, options = run_twice(
         lambda options, name: runs.run_layout(layouts[0], options, Path(folder, name)), options
     )

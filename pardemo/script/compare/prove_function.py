@@ -13,7 +13,7 @@ from torch import nn
 
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare import runs
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.proof import scripts
 from pardemo.script.compare.results import Proof
 
@@ -48,11 +48,11 @@ def prove(
     build: Callable[[], nn.Module],
     loss: Callable[[nn.Module, Any], torch.Tensor],
     batches: Sequence[Any],
-    parallelize: Callable[[nn.Module, Layout], Any] | None = None,
+    parallelize: Callable[[nn.Module, RunLayout], Any] | None = None,
     layouts: Sequence[Mapping[str, Any] | str] = ("ranks=1", "ranks=2"),
     *,
     optimizer: MakeOptimizer = SGD,
-    shard: Callable[[Any, Layout, int], Any] | None = None,
+    shard: Callable[[Any, RunLayout, int], Any] | None = None,
     double: bool = True,
     steps: int | None = None,
     seed: int = 0,
@@ -108,13 +108,13 @@ def prove(
     return scripts(wanted, options)
 
 
-def part(batch: Any, layout: Layout, rank: int) -> Any:
+def part(batch: Any, layout: RunLayout, rank: int) -> Any:
     """Returns a rank's samples of a global batch: those of its place among the data-parallel ranks."""
     groups = layout.size("dp")
     return _equal_part(batch, rank // (layout.ranks // groups), groups)
 
 
-def _check_batch(batch: Any, number: int, layout: Layout) -> None:
+def _check_batch(batch: Any, number: int, layout: RunLayout) -> None:
     sizes: set[int] = set()
 
     def note_size(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,15 +134,15 @@ def _check_batch(batch: Any, number: int, layout: Layout) -> None:
 
 
 def _train(
-    layout: Layout,
+    layout: RunLayout,
     *,
     build: Callable[[], nn.Module],
     loss: Callable[[nn.Module, Any], torch.Tensor],
     batches: Sequence[Any],
-    parallelize: Callable[[nn.Module, Layout], Any] | None,
-    plain: Layout | None,
+    parallelize: Callable[[nn.Module, RunLayout], Any] | None,
+    plain: RunLayout | None,
     optimizer: MakeOptimizer,
-    shard: Callable[[Any, Layout, int], Any],
+    shard: Callable[[Any, RunLayout, int], Any],
     double: bool,
     seed: int,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Line, Lines, Marked
 from pardemo.script.compare.differences import Difference, Kept
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import ModelMap
 from pardemo.script.words import cause_text, count_text, finding_text, first_of
 
@@ -40,7 +40,7 @@ class Proof:
     ``ran``: of each layout that could be compared, its steps.
     """
 
-    layouts: list[Layout]
+    layouts: list[RunLayout]
     findings: list[Difference] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Proof:
         """Whether all layouts were run, and train as the reference does."""
         return not self.findings and not self.failed
 
-    def ran_of(self, layout: Layout) -> LayoutSteps:
+    def ran_of(self, layout: RunLayout) -> LayoutSteps:
         """The steps of a layout: of the reference all that it has, none of one that could not be compared."""
         return LayoutSteps(self.steps, self.steps) if layout is self.layouts[0] else self.ran.get(layout.name, NONE_RAN)
 
@@ -115,17 +115,17 @@ def runs_screen(head: str, parts: Sequence[tuple[str, list[Difference]]], notes:
     return "\n".join([*lines, *Lines([f"note: {note}" for note in notes], indent=(0, 0)).screen(WIDTH), verdict])
 
 
-def findings_of(proof: Proof, layout: Layout) -> list[Difference]:
+def findings_of(proof: Proof, layout: RunLayout) -> list[Difference]:
     """Returns the findings of one layout."""
     return [finding for finding in proof.findings if finding.layout == layout.name]
 
 
-def layout_sign(proof: Proof, layout: Layout) -> tuple[str, str]:
+def layout_sign(proof: Proof, layout: RunLayout) -> tuple[str, str]:
     """Returns the sign before a layout, and the class of its colour on a page."""
     return _FAILED if layout.name in proof.failed else _DIFFERENT if findings_of(proof, layout) else _EQUAL
 
 
-def layout_lead(proof: Proof, layout: Layout) -> str:
+def layout_lead(proof: Proof, layout: RunLayout) -> str:
     """Says of a layout without findings why it could not be compared, or that it is right."""
     compared = proof.ran_of(layout).compared
     few = f" in {compared} of {count_text(proof.steps, 'step')}" if 0 < compared < proof.steps else ""

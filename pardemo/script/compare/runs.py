@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.parameter_map import Strip
 from pardemo.script.record.parameters import Multiplied, Wanted
 from pardemo.script.record.rank_record import OF_PARAMETERS, STATE, RankRecord, Tensors
@@ -39,7 +39,7 @@ class Run:
     parameters and are read in strips. ``wanted``: steps to be compared; one more may have been recorded.
     """
 
-    layout: Layout
+    layout: RunLayout
     records: list[RankRecord] = field(default_factory=list)
     error: str = ""
     details: str = ""
@@ -116,13 +116,13 @@ class Options:
     timeout_s: float = 600.0
     sketched: bool = False
     in_full: tuple[str, ...] = ()
-    function: Callable[[Layout], Callable[[], Any]] | None = None
+    function: Callable[[RunLayout], Callable[[], Any]] | None = None
     follow: Callable[..., Any] | None = None
     rounded: bool = False
     multiplied: Multiplied | None = None
 
 
-def run_layout(layout: Layout, options: Options, folder: Path) -> Run:
+def run_layout(layout: RunLayout, options: Options, folder: Path) -> Run:
     """Runs one layout and writes its tensors to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first
@@ -146,7 +146,7 @@ def run_layout(layout: Layout, options: Options, folder: Path) -> Run:
     return run
 
 
-def launch_of(layout: Layout) -> tuple[Launch, str]:
+def launch_of(layout: RunLayout) -> tuple[Launch, str]:
     """Reads a layout's command line: what it starts, and the script's text.
 
     Raises:

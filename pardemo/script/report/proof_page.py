@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
 from pardemo.script.compare.differences import MOST_BYTES, Difference, Kept
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import COLUMNS, ModelMap
 from pardemo.script.compare.results import (
     ALIKE,
@@ -78,7 +78,7 @@ def proof_page(proof: Proof, script: str) -> str:
     )
 
 
-def _layout_blocks(proof: Proof, layout: Layout) -> list[Block]:
+def _layout_blocks(proof: Proof, layout: RunLayout) -> list[Block]:
     findings, model = findings_of(proof, layout), proof.maps.get(layout.name)
     below: list[Block] = [paragraphs([Marked("code", " ".join(layout.line))])]
     if lead := layout_lead(proof, layout):

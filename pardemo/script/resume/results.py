@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.results import json_row, runs_screen
 from pardemo.script.resume.stop_follower import Stop
 
@@ -23,7 +23,7 @@ class Trial:
     """
 
     stop: Stop
-    layout: Layout
+    layout: RunLayout
     expected: int
     asynchronous: bool
     in_save: bool = False
@@ -51,7 +51,7 @@ class Trial:
 class StopVerdict:
     """The outcome of all trials. ``masks``: whether dropout draws any in the undisturbed run."""
 
-    layout: Layout
+    layout: RunLayout
     masks: bool = False
     steps: int = 0
     saved: list[int] = field(default_factory=list)

@@ -21,7 +21,7 @@ from pardemo.deadline import Deadline
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare import proof, runs
 from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.resume import GRACE_S, STEPS, judge, stop_follower
@@ -32,7 +32,7 @@ from pardemo.script.resume.stop_follower import KINDS, NEVER, Stop, StopFollower
 FOLDER = "\x02folder\x02"
 
 
-def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+def run_and_kill(layout: RunLayout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a process of its own and kills that at a given moment; returns an error's text, or none."""
     place.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request"
@@ -82,8 +82,8 @@ ROUNDED = 1e-3
 
 
 def run_trials(
-    layouts: Sequence[Layout],
-    resumed: Sequence[Layout],
+    layouts: Sequence[RunLayout],
+    resumed: Sequence[RunLayout],
     options: Options,
     kinds: Sequence[str],
     seed: int,
@@ -102,7 +102,7 @@ def run_trials(
 
 
 def _verdict(
-    layouts: Sequence[Layout], resumed: Sequence[Layout], options: Options, kinds: Sequence[str], seed: int,
+    layouts: Sequence[RunLayout], resumed: Sequence[RunLayout], options: Options, kinds: Sequence[str], seed: int,
     grace_s: float, scratch: Path,
 ) -> StopVerdict:  # fmt: skip
     first, again, tolerance, options = proof.run_twice(
@@ -162,7 +162,7 @@ def _saved(first: Run) -> tuple[list[int], bool]:
 
 
 def _recorded(
-    layout: Layout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
+    layout: RunLayout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
 ) -> Run:
     """A run whose saves lie in ``saves``; of itself where it is None."""
     saves = saves or place / "saves"
@@ -173,7 +173,7 @@ def _recorded(
 
 
 def _stop_and_resume(
-    trial: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]
+    trial: Trial, begun: RunLayout, first: Run, options: Options, place: Path, saved: Sequence[int]
 ) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
     stop, saves, marker = trial.stop, place / "saves", place / "stopped" / "stop"
@@ -231,7 +231,7 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
     return NEVER if not stopped.error and stop.kind != "term" else ""
 
 
-def _undisturbed_there(layout: Layout, options: Options, place: Path) -> Run:
+def _undisturbed_there(layout: RunLayout, options: Options, place: Path) -> Run:
     """Runs the script undisturbed in the layout in which a stopped run goes on."""
     undisturbed = _recorded(layout, options, place / "own")
     runs.require_steps(undisturbed)
