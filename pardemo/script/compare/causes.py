@@ -85,8 +85,8 @@ def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, A
 
 
 def _same_on_ranks(name: str, by_rank: list[dict[str, torch.Tensor]]) -> bool:
-    some = [tensors[name] for tensors in by_rank if name in tensors]
-    return any(torch.equal(a, b) for a, b in combinations(some, 2))
+    held = [tensors[name] for tensors in by_rank if name in tensors]
+    return any(torch.equal(a, b) for a, b in combinations(held, 2))
 
 
 #: Modules that normalise over the samples that they see.
@@ -217,17 +217,17 @@ class UnexplainedGradients:
 
 def unexplained_gradients(findings: Sequence[Difference], facts: StepComparison) -> UnexplainedGradients | None:
     """Returns the finding that other layouts may explain; None where there is none, or more than one."""
-    some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
-    pairs = tuple(facts.gradients[name] for finding in some for name in finding.parameters if name in facts.gradients)
-    if len(some) != 1 or any(pair.apart for pair in pairs):
+    wrong = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
+    pairs = tuple(facts.gradients[name] for finding in wrong for name in finding.parameters if name in facts.gradients)
+    if len(wrong) != 1 or any(pair.apart for pair in pairs):
         return None
     losses = facts.losses or [math.nan]
     wanted = sum(facts.reference_step.losses)
-    return UnexplainedGradients(some[0], pairs, facts.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
+    return UnexplainedGradients(wrong[0], pairs, facts.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
 
 
 def explain_across(
-    findings: Sequence[Difference], left: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
+    findings: Sequence[Difference], unexplained: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
 ) -> list[Difference]:
     """Returns the findings, with reasons for those that two layouts of different sizes explain together.
 
@@ -235,17 +235,17 @@ def explain_across(
     reference of two layouts are parallel, and their ratio is that of their n - 1; of 1/n - 1 where a part is divided.
 
     Args:
-        left: by a layout's name what it leaves open. layouts: all that were compared.
+        unexplained: by a layout's name what it leaves open. layouts: all that were compared.
     """
-    some = [(layout, left[layout.name]) for layout in layouts if layout.name in left]
-    if len(some) < 2 or len({(case.finding.step, case.finding.parameters) for _, case in some}) != 1:
+    by_layout = [(layout, unexplained[layout.name]) for layout in layouts if layout.name in unexplained]
+    if len(by_layout) < 2 or len({(case.finding.step, case.finding.parameters) for _, case in by_layout}) != 1:
         return list(findings)
     wrong = {finding.layout for finding in findings}
     for times in (True, False):
-        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, some, layouts, wrong)]
+        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, by_layout, layouts, wrong)]
         if keys:
-            explained = [case.finding for _, case in some]
-            cause, why = _cause_across(keys, times, some)
+            explained = [case.finding for _, case in by_layout]
+            cause, why = _cause_across(keys, times, by_layout)
             return [replace(finding, cause=cause, why=why) if finding in explained else finding for finding in findings]
     return list(findings)
 
@@ -253,20 +253,20 @@ def explain_across(
 def _grows_with(
     key: str,
     times: bool,
-    some: Sequence[tuple[RunLayout, UnexplainedGradients]],
+    by_layout: Sequence[tuple[RunLayout, UnexplainedGradients]],
     compared: Sequence[RunLayout],
     wrong: set[str],
 ) -> bool:
     """Whether differences grow with this number of the layouts; and layouts in which it is 1 are right."""
-    numbers = [layout.sizes.get(key, 1) for layout, _ in some]
+    numbers = [layout.sizes.get(key, 1) for layout, _ in by_layout]
     alone = any(layout.name in wrong for layout in compared if layout.sizes.get(key, 1) == 1)
     if min(numbers) < 2 or len(set(numbers)) < 2 or alone:
         return False
     shares = [number - 1 if times else 1 / number - 1 for number in numbers]
-    ratios, lefts = [share / shares[0] for share in shares], [case for _, case in some]
+    ratios, cases = [share / shares[0] for share in shares], [case for _, case in by_layout]
     return all(
-        _are_parallel(lefts[0], other, ratio) for other, ratio in zip(lefts[1:], ratios[1:], strict=True)
-    ) and _losses_agree(lefts, ratios)  # fmt: skip
+        _are_parallel(cases[0], other, ratio) for other, ratio in zip(cases[1:], ratios[1:], strict=True)
+    ) and _losses_agree(cases, ratios)  # fmt: skip
 
 
 def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, ratio: float) -> bool:
@@ -274,7 +274,7 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
     elements = 0
     for a, b in zip(first.pairs, second.pairs, strict=True):
         both = a.covered & b.covered
-        one, two = ((pair.ours - pair.reference)[both].double() for pair in (a, b))
+        one, two = ((pair.candidate - pair.reference)[both].double() for pair in (a, b))
         size = float(two.norm())
         rounding = 100 * first.tolerance * float(a.reference.double().norm()) * (1 + abs(ratio))
         off = float((two - ratio * one).norm())
@@ -284,24 +284,24 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
     return elements >= _LEAST
 
 
-def _losses_agree(lefts: Sequence[UnexplainedGradients], ratios: Sequence[float]) -> bool:
+def _losses_agree(cases: Sequence[UnexplainedGradients], ratios: Sequence[float]) -> bool:
     """Whether the losses are right in all layouts, or off as the gradients are."""
-    off = [case.losses[1] - case.losses[0] for case in lefts]
+    off = [case.losses[1] - case.losses[0] for case in cases]
     allowed = [
-        case.tolerance * 100 * abs(case.losses[0]) * (1 + abs(ratio)) for case, ratio in zip(lefts, ratios, strict=True)
+        case.tolerance * 100 * abs(case.losses[0]) * (1 + abs(ratio)) for case, ratio in zip(cases, ratios, strict=True)
     ]
-    return all(case.loss_is_right for case in lefts) or all(
+    return all(case.loss_is_right for case in cases) or all(
         abs(value - off[0] * ratio) <= limit < 0.1 * abs(value)
         for value, ratio, limit in zip(off, ratios, allowed, strict=True)
     )
 
 
 def _cause_across(
-    keys: Sequence[str], times: bool, some: Sequence[tuple[RunLayout, UnexplainedGradients]]
+    keys: Sequence[str], times: bool, by_layout: Sequence[tuple[RunLayout, UnexplainedGradients]]
 ) -> tuple[str, str]:
     named = " or ".join(f"the {size_text(key)}" for key in keys)
-    numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in some)
-    loss = all(case.loss_is_right for _, case in some)
+    numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in by_layout)
+    loss = all(case.loss_is_right for _, case in by_layout)
     same = "the reference's" if loss else "off in the same way"
     how = f"is {'multiplied' if times else 'divided'} by {named}"
     cause = ("counted-per-rank" if loss else "sum-for-mean") if times else "mean-for-sum"
@@ -327,13 +327,13 @@ def gradient_findings(facts: StepComparison) -> list[Difference]:
         findings.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     for cause in BY_PARAMETER:
         alone = {pair.name: cause.explains([pair], facts) for pair in wrong}
-        some = [pair for pair in wrong if alone[pair.name]]
-        if some and (why := cause.explains(some, facts)):
-            findings.append(_finding(facts, some, cause.name, why))
-        elif some:  # each for itself, and not all alike
+        explained = [pair for pair in wrong if alone[pair.name]]
+        if explained and (why := cause.explains(explained, facts)):
+            findings.append(_finding(facts, explained, cause.name, why))
+        elif explained:  # each for itself, and not all alike
             findings += [
-                _finding(facts, [pair for pair in some if alone[pair.name] == why], cause.name, why)
-                for why in dict.fromkeys(alone[pair.name] or "" for pair in some)
+                _finding(facts, [pair for pair in explained if alone[pair.name] == why], cause.name, why)
+                for why in dict.fromkeys(alone[pair.name] or "" for pair in explained)
             ]
         wrong = [pair for pair in wrong if not alone[pair.name]]
     findings += _findings_by_factor(facts, wrong)
@@ -384,14 +384,14 @@ def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
         for name, update in facts.updates.items()
         if name not in facts.gradients
         and not update.equal
-        and not update.ours[update.covered].any()
+        and not update.candidate[update.covered].any()
         and update.reference.any()
     ]
 
 
 def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Difference]:
     """Groups the remaining gradients by factor: plain multiples first, then those that are off otherwise."""
-    made = []
+    findings = []
     groups: dict[float | None, list[Pair]] = {}
     for pair in wrong:
         plain = pair.rest <= plain_limit(facts) and math.isfinite(pair.factor)
@@ -399,13 +399,13 @@ def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Differ
             plain = plain and multiple_cause([pair], facts) is not None
         key = next((k for k in groups if k is not None and plain and math.isclose(k, pair.factor, rel_tol=1e-3)), None)
         groups.setdefault(key if key is not None else pair.factor if plain else None, []).append(pair)
-    for key, some in sorted(groups.items(), key=lambda item: item[0] is None):
-        if key is not None and (named := multiple_cause(some, facts)):
-            made.append(_finding(facts, some, *named))
+    for key, group in sorted(groups.items(), key=lambda item: item[0] is None):
+        if key is not None and (named := multiple_cause(group, facts)):
+            findings.append(_finding(facts, group, *named))
         else:
-            explanations = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(some, facts)))
-            made.append(_finding(facts, some, *next(explanations, ("", "nobody here knows why"))))
-    return made
+            explanations = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(group, facts)))
+            findings.append(_finding(facts, group, *next(explanations, ("", "nobody here knows why"))))
+    return findings
 
 
 def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:
@@ -429,29 +429,29 @@ def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool])
     apart = [pair for pair in facts.updates.values() if pair.apart]
     wrong = [pair for pair in facts.updates.values() if not pair.equal and not pair.apart]
     frozen = [pair for pair in wrong if pair.name not in facts.gradients and not pair.reference.any()]
-    still = [pair for pair in wrong if pair not in frozen and not pair.ours[pair.covered].any()]
+    still = [pair for pair in wrong if pair not in frozen and not pair.candidate[pair.covered].any()]
     rest = [pair for pair in wrong if pair not in frozen and pair not in still]
-    made = []
+    findings = []
     if apart:
         kept = any(
-            not part.cut_from(pair.ours, tuple(next(iter(versions.values())).shape)).any()  # nothing has changed
+            not part.cut_from(pair.candidate, tuple(next(iter(versions.values())).shape)).any()  # nothing has changed
             for pair in apart for part, versions in pair.apart
         )  # fmt: skip
         cause = "stale" if facts.step or kept else "optimizer-state"
         ranks = ranks_text(sorted(ranks_of(apart)))
         why = f"{ranks} hold different values after the step, of gradients that are the same"
-        made.append(_update_finding(facts, apart, cause, why))
+        findings.append(_update_finding(facts, apart, cause, why))
     if frozen:
         why = "the reference leaves them as they are, and here they are trained"
-        made.append(_update_finding(facts, frozen, "frozen", why))
+        findings.append(_update_finding(facts, frozen, "frozen", why))
     if still and behind(still):
         why = f"after step {facts.step + 2} they are what they should be after step {facts.step + 1}: one step behind"
-        made.append(_update_finding(facts, still, "stale", why))
+        findings.append(_update_finding(facts, still, "stale", why))
     elif still:
         why = "they have the right gradient, and the step leaves them"
-        made.append(_update_finding(facts, still, "no-gradient", why))
+        findings.append(_update_finding(facts, still, "no-gradient", why))
     if why := clipping_sentence(facts, rest):
-        made.append(_update_finding(facts, rest, "clipped", why))
+        findings.append(_update_finding(facts, rest, "clipped", why))
     elif rest:
         why = "their gradient is right, and what the optimizer makes of it is not"
         names = (name for name in facts.optimizer.split() if any(kind in name.lower() for kind in WHOLE_MATRIX))
@@ -460,8 +460,8 @@ def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool])
             why += f": {optimizer} needs the whole matrix of a gradient, and ranks step with their parts"
         else:
             why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
-        made.append(_update_finding(facts, rest, "optimizer-state", why))
-    return made
+        findings.append(_update_finding(facts, rest, "optimizer-state", why))
+    return findings
 
 
 def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:

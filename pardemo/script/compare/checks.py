@@ -69,9 +69,9 @@ class StepOutputs:
 
     def all_of(self, module: str, width: int) -> torch.Tensor:
         """All rows that a module has given in this step, in no order. [rows, 3]"""
-        some = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
+        outputs = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
                 if call.module == module and call.shape[-1:] == (width,)]  # fmt: skip
-        return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in some])
+        return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in outputs])
 
 
 def parted_outputs(
@@ -85,22 +85,22 @@ def parted_outputs(
     parted: list[ComparedOutput] = []
     equal: dict[str, bool] = {}
     for rank, parts in maps.parts.items():
-        ours = StepOutputs(other, step, rank)
+        candidate = StepOutputs(other, step, rank)
         renamed = renamed_modules(parts)
         # of a module with a parameter of which the rank has a part, the output may be a part, too
         cut = {name.rpartition(".")[0] for name, part in parts.items() if part.is_cut}
         missing = reference.whole[step].before.keys() - {part.name for part in parts.values()}
         compared = []
-        for call in ours.record.calls:
+        for call in candidate.record.calls:
             name = reference_name(call.module, renamed)
             if not _is_whole(name, call.kind, missing):
                 continue
-            rows = range(len(ours.record.micro_batches[call.micro_batch].samples))
+            rows = range(len(candidate.record.micro_batches[call.micro_batch].samples))
             places = [samples.places.get((rank, call.micro_batch, row)) for row in rows]
             known = [place for place in places if place is not None]
             output = None
             if len(known) == len(places):
-                output = _compare_call(ours, truth, call, known, name, reference.tolerance)
+                output = _compare_call(candidate, truth, call, known, name, reference.tolerance)
             if output is not None:
                 inside = "" if call.module == ROOT else f"{call.module}."
                 strict = not any(part == call.module or part.startswith(inside) for part in cut)
@@ -118,28 +118,28 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
 
 
 def _compare_call(
-    ours: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
+    candidate: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
 ) -> ComparedOutput | None:
     """Compares a call with those of the reference's module ``name``; None where there is none to compare with.
 
     ``places``: where the call's rows are in the reference.
     """
     best: ComparedOutput | None = None
-    for way, ours_here in ours.rows(call).items() if places else ():
-        wanted = _reference_rows(truth, name, call, places, way, ours_here.shape[1:], False)
+    for way, rows_here in candidate.rows(call).items() if places else ():
+        wanted = _reference_rows(truth, name, call, places, way, rows_here.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
-        difference = ours_here - wanted
+        difference = rows_here - wanted
         scale = wanted.abs().max().item() or 1.0
         off = difference.abs().amax(dim=tuple(range(1, difference.dim()))) > tolerance * scale * 10
         equal = not bool(off.any())
         dispatched = way in (FLAT, FLAT_BY_TOKENS) and not equal
-        if dispatched and _all_rows_present(ours_here, truth.all_of(name, call.shape[-1]), scale, tolerance):
+        if dispatched and _all_rows_present(rows_here, truth.all_of(name, call.shape[-1]), scale, tolerance):
             continue
         inputs = None
-        if (integers := ours.rows(call, True).get(way)) is not None:
-            theirs = _reference_rows(truth, name, call, places, way, integers.shape[1:], True)
-            inputs = None if theirs is None else bool(torch.equal(integers, theirs))
+        if (integers := candidate.rows(call, True).get(way)) is not None:
+            expected = _reference_rows(truth, name, call, places, way, integers.shape[1:], True)
+            inputs = None if expected is None else bool(torch.equal(integers, expected))
         if best is None or equal:
             apart, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted))
             order = truth.order[name, call.number]
@@ -147,29 +147,29 @@ def _compare_call(
     return best
 
 
-def _all_rows_present(rows: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance: float) -> bool:
-    """Whether each of our rows is one of the reference's, wherever: the same tokens in another order."""
+def _all_rows_present(rows: torch.Tensor, wanted: torch.Tensor, scale: float, tolerance: float) -> bool:
+    """Whether each of the rows is one of the reference's, wherever: the same tokens in another order."""
     parts = rows.reshape(-1, rows.shape[-1]).split(256)
     return all(
-        bool(((part[:, None] - theirs[None]).abs().amax(-1).amin(1) <= tolerance * scale * 10).all()) for part in parts
+        bool(((part[:, None] - wanted[None]).abs().amax(-1).amin(1) <= tolerance * scale * 10).all()) for part in parts
     )
 
 
 def _reference_rows(
     truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
 ) -> torch.Tensor | None:
-    """Returns the reference's rows for these places in our shape; None where it has no such output."""
+    """Returns the reference's rows for these places in a call's shape; None where it has no such output."""
     expected = []
     by_micro: dict[int, torch.Tensor | None] = {}
     for place in places:
         if place.micro_batch not in by_micro:
-            its = truth.by_name.get((name, place.micro_batch, call.number))
-            fits = its is not None and (whole or its.shape[-1:] == call.shape[-1:])
-            by_micro[place.micro_batch] = truth.rows(its, whole).get(way) if its is not None and fits else None
-        theirs = by_micro[place.micro_batch]
-        if theirs is None:
+            output = truth.by_name.get((name, place.micro_batch, call.number))
+            fits = output is not None and (whole or output.shape[-1:] == call.shape[-1:])
+            by_micro[place.micro_batch] = truth.rows(output, whole).get(way) if output is not None and fits else None
+        rows = by_micro[place.micro_batch]
+        if rows is None:
             return None
-        row = theirs[place.row]
+        row = rows[place.row]
         if place.tokens is not None and row.dim() == len(shape):
             for axis, (size, our_size) in enumerate(zip(row.shape, shape, strict=True)):
                 if size == place.length and our_size == len(place.tokens) != size:
@@ -267,23 +267,23 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Differe
     """
     norms = {name for record in other.records for name in record.batch_norms}
     by_rank = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
-    made: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for name, value in reference.run.tensors(step, 0, "buffer").items():
         if name.rpartition(".")[0] in norms or not value.is_floating_point():
             continue
         for rank, tensors in enumerate(by_rank):
-            its = tensors.get(name, value)
+            candidate = tensors.get(name, value)
             limit = reference.tolerance * 10 * value.abs().max() if value.numel() else 0.0
-            if its.shape == value.shape and bool(((its - value).abs() > limit).any()):
-                made.setdefault(name, []).append(rank)
-    if not made:
+            if candidate.shape == value.shape and bool(((candidate - value).abs() > limit).any()):
+                ranks.setdefault(name, []).append(rank)
+    if not ranks:
         return []
-    name = next(iter(made))
+    name = next(iter(ranks))
     return [
         Difference(
             other.layout.name, step + 1, "buffers", "buffers",
-            f"the buffer{'s' if len(made) > 1 else ''} {', '.join(made)} on {ranks_text(made[name])} "
-            f"{'are' if len(made) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
+            f"the buffer{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} on {ranks_text(ranks[name])} "
+            f"{'are' if len(ranks) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
             "same on all ranks, too",
             module=name.rpartition(".")[0],
         )
@@ -295,13 +295,13 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Diffe
     truth = reference.run.records[0].steps[step]
     findings: list[Difference] = []
     for rank, record in enumerate(other.records):
-        ours = record.steps[step]
-        if truth.clips and ours.clips and not findings:
-            wanted, norm = truth.clips[-1], ours.clips[-1]
+        candidate = record.steps[step]
+        if truth.clips and candidate.clips and not findings:
+            wanted, norm = truth.clips[-1], candidate.clips[-1]
             if not math.isclose(wanted, norm, rel_tol=reference.tolerance * 10):
                 why = _explain_norm(reference, other, step, rank, wanted, norm)
                 findings.append(Difference(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
-        rates = set(truth.learning_rates), set(ours.learning_rates)
+        rates = set(truth.learning_rates), set(candidate.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):

@@ -112,10 +112,10 @@ def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
         pieces[rank] = [(rank_record.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
     maps = map_parameters(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(maps.parts.values()):
-        some = sorted({piece.name for of_rank in pieces.values() for piece, _ in of_rank})
+        piece_names = sorted({piece.name for of_rank in pieces.values() for piece, _ in of_rank})
         raise ProveError(
             f"the model of {other.layout.name} has other parameters than the reference's: it has "
-            f"{', '.join(some[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
+            f"{', '.join(piece_names[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
         )
     other.cut(maps.strips)
     for rank in maps.parts:
@@ -162,7 +162,7 @@ def holders_of(other: Run, step: int, kind: str, maps: ParameterMap) -> dict[str
 
 def _assemble(reference: Reference, holders: Mapping[str, Holders]) -> dict[str, Assembled]:
     before = reference.whole[0].before
-    return {name: assembled(tuple(before[name].shape), some) for name, some in holders.items()}
+    return {name: assembled(tuple(before[name].shape), parts) for name, parts in holders.items()}
 
 
 def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Assembled]) -> dict[str, Pair]:
@@ -175,16 +175,16 @@ def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Ass
     pairs = {}
     for name in (name for name in tensors if name in wanted):
         assembled, floor, tolerance = tensors[name], scale[name], reference.tolerance_of(name)
-        ours, covered = assembled.value, assembled.covered
+        candidate, covered = assembled.value, assembled.covered
         if is_update:
             if name in truth.gradients:
                 covered = covered & reference.more_than_rounding(name, step)
             # what is left of a small change to a large value is rounded by the value
             rounding = _epsilon(tolerance) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
             floor, tolerance = max(floor, rounding / tolerance), tolerance * 10
-            ours = ours - truth.before[name]
+            candidate = candidate - truth.before[name]
         noise = reference.allowed(kind, name, step)
-        pairs[name] = compare_pair(name, wanted[name], ours, covered, floor, tolerance, assembled.apart, noise)
+        pairs[name] = compare_pair(name, wanted[name], candidate, covered, floor, tolerance, assembled.apart, noise)
     return pairs
 
 
@@ -224,8 +224,8 @@ def _facts(
     def holders(kind: str) -> dict[str, Holders]:
         return holders_of(other, step, kind, maps)
 
-    def shapes(some: Holders) -> dict[int, tuple[int, ...]]:
-        return {rank: tuple(tensor.shape) for rank, _, tensor in some}
+    def shapes(parts: Holders) -> dict[int, tuple[int, ...]]:
+        return {rank: tuple(tensor.shape) for rank, _, tensor in parts}
 
     truth, before = reference.whole[step], holders("before")
     parted, alike = checks.parted_outputs(reference, other, step, samples, maps)
@@ -236,7 +236,7 @@ def _facts(
             if (part := maps.parts[rank].get(piece.name)) is not None:
                 of_rank.setdefault(part.name, set()).update((piece.name, *piece.tied))
     accumulated = {
-        name: some for name, some in holders("accumulated").items() if shapes(some) == shapes(before[name])
+        name: parts for name, parts in holders("accumulated").items() if shapes(parts) == shapes(before[name])
     }  # FSDP2's are whole until they are reduced
     facts = StepComparison(
         other.layout, step, reference.tolerance, reference.order[step],
@@ -244,7 +244,7 @@ def _facts(
         updates=_pairs(reference, step, "update", _assemble(reference, holders("after"))),
         earlier=[reference.whole[at].gradients for at in range(step)], parted=parted, tied=truth.tied,
         cut={part.name for parts in maps.parts.values() for part in parts.values() if part.is_cut},
-        holders={name: len(some) for name, some in before.items()},
+        holders={name: len(parts) for name, parts in before.items()},
         together={name for name, parameter in _assemble(reference, holders("applied")).items() if not parameter.apart},
         names=names, norms=reference.norms, moved=maps.moved,
         accumulated={

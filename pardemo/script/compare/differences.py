@@ -123,7 +123,7 @@ def kept_tensors(findings: Sequence[Difference], facts: StepComparison, referenc
     """Collects the tensors of findings without a cause, up to :data:`MOST_BYTES` of each."""
     pieces = [piece for record in reference.records for piece in record.steps[facts.step].pieces]
     shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
-    made = {}
+    kept = {}
     for finding in findings:
         tensors: Tensors = {}
         left_out, sketches = [], []
@@ -136,15 +136,15 @@ def kept_tensors(findings: Sequence[Difference], facts: StepComparison, referenc
             if groups is _gradient_tensors and tuple(facts.gradients[name].reference.shape) != shapes.get(name):
                 sketches.append(name)
         if tensors or left_out:
-            made[finding] = Kept(tensors, tuple(left_out), tuple(sketches))
-    return made
+            kept[finding] = Kept(tensors, tuple(left_out), tuple(sketches))
+    return kept
 
 
 def _gradient_tensors(finding: Difference, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
     """Yields the gradients of each parameter of the finding."""
     for name in finding.parameters:
         if (pair := facts.gradients.get(name)) is not None:
-            group = {"reference": pair.reference, "layout": pair.ours}
+            group = {"reference": pair.reference, "layout": pair.candidate}
             for _, versions in pair.apart:
                 group |= {f"rank {rank}": tensor for rank, tensor in versions.items()}
             yield name, {f"gradient/{name}/{key}": tensor for key, tensor in group.items()}

@@ -134,11 +134,11 @@ def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[RunLayout]:
     for given in read:
         if not isinstance(given, Mapping):
             raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {given!r}')
-    made = [_layout(values, f"layout {number}") for number, values in enumerate(read, 1)]
-    for layout in made:
+    parsed = [_layout(values, f"layout {number}") for number, values in enumerate(read, 1)]
+    for layout in parsed:
         if layout.ranks % prod(layout.size(cut) for cut in ("tp", "pp", "cp")) or layout.ranks % layout.size("dp"):
             raise ValueError(f"{layout.name}: {layout.ranks} ranks do not divide into groups of these sizes")
-    return _require_distinct(made)
+    return _require_distinct(parsed)
 
 
 def _parse_values(text: str, takes: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _layout(values: Mapping[str, Any], where: str) -> RunLayout:
 def fill_line(layouts: Sequence[RunLayout], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
     """The layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
     fields = {name for part in line for name in _FIELD.findall(part)}
-    made = []
+    filled = []
     for layout in layouts:
         if missing := sorted(fields - layout.values.keys()):
             raise ValueError(f"the script's line has {{{missing[0]}}}, which the layout {layout.name!r} does not say")
@@ -178,8 +178,8 @@ def fill_line(layouts: Sequence[RunLayout], line: Sequence[str], alone: bool = F
             raise ValueError(
                 f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
             )
-        made.append(replace(layout, line=tuple(_filled(part, layout) for part in line)))
-    return _require_distinct(made, alone)
+        filled.append(replace(layout, line=tuple(_filled(part, layout) for part in line)))
+    return _require_distinct(filled, alone)
 
 
 def _require_distinct(layouts: list[RunLayout], alone: bool = False) -> list[RunLayout]:

@@ -12,13 +12,14 @@ from pardemo.script.compare.parameter_map import Part
 class Pair:
     """A parameter's gradient or update in the reference and in the layout.
 
-    ``factor``: c of the best c · reference. ``rest``: ‖ours − c · reference‖ / ‖ours‖. ``off``: ‖ours − reference‖ by
-    the tolerated: above 1 they differ. ``apart``: versions of ranks that hold the same part and are not equal.
+    ``factor``: c of the best c · reference. ``rest``: ‖candidate − c · reference‖ / ‖candidate‖. ``off``: ‖candidate −
+    reference‖ by the tolerated: above 1 they differ. ``apart``: versions of ranks that hold the same part and are
+    not equal.
     """
 
     name: str
     reference: torch.Tensor
-    ours: torch.Tensor
+    candidate: torch.Tensor
     covered: torch.Tensor
     factor: float
     rest: float
@@ -34,7 +35,7 @@ class Pair:
 def compare_pair(
     name: str,
     reference: torch.Tensor,
-    ours: torch.Tensor,
+    candidate: torch.Tensor,
     covered: torch.Tensor,
     floor: float,
     tolerance: float,
@@ -47,7 +48,7 @@ def compare_pair(
         floor: the root mean square of the layer's: a gradient that is zero but for rounding is judged by it.
         tolerance: of rounding, relative. noise: a norm up to which any difference is rounding.
     """
-    a, b = reference[covered].double(), ours[covered].double()
+    a, b = reference[covered].double(), candidate[covered].double()
     square, size = float(a @ a), a.numel()
     factor = float(a @ b) / square if square > 0 else float("nan")
     norm = float(b.norm())
@@ -57,7 +58,7 @@ def compare_pair(
     off = difference / allowed if allowed > 0 else (0.0 if difference == 0 else float("inf"))
     if not torch.isfinite(b).all():
         factor, rest, off = float("nan"), float("nan"), float("inf")
-    return Pair(name, reference, ours, covered, factor, rest, off, apart)
+    return Pair(name, reference, candidate, covered, factor, rest, off, apart)
 
 
 def layer_of(name: str) -> str:

@@ -53,15 +53,15 @@ def compare_in_full(truth: Reference, other: Run, compared: Comparison, options:
     try:
         if any(run.error or not run.steps for run in again):
             return compared
-        made = compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
+        in_full = compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if not made.findings and not chosen.issuperset(parted):  # what parts is past the budget
+    if not in_full.findings and not chosen.issuperset(parted):  # what parts is past the budget
         return compared
     elements = sum(sizes.get(name, 0) for name in chosen)
     many = f"{len(chosen)} parameter{'s' if len(chosen) > 1 else ''} of {elements:,} elements"
-    made.notes.append(f"{other.layout.name}: {many}, compared in full")
-    return made
+    in_full.notes.append(f"{other.layout.name}: {many}, compared in full")
+    return in_full
 
 
 def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
@@ -178,9 +178,9 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = compare_in_full(truth, other, compared, options, place / "full")
-    left = compared.left_open
-    if left and (explained := counted_by_each_rank(truth, other, compared, left, options, place / "multiplied")):
-        compared.findings = [explained if finding == left.finding else finding for finding in compared.findings]
+    case = compared.left_open
+    if case and (explained := counted_by_each_rank(truth, other, compared, case, options, place / "multiplied")):
+        compared.findings = [explained if finding == case.finding else finding for finding in compared.findings]
         compared.left_open = None
     return compared
 

@@ -154,37 +154,38 @@ def _train(
     model = model.double() if double else model
     _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
     given = None if parallelize is None or layout == plain else parallelize(model, layout)
-    ours = _as_parallel(model if given is None else given)
-    built = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
-    step: Any = ours.step if built is None else built.step
+    engine = _as_parallel(model if given is None else given)
+    built = None if engine.step else optimizer([p for p in engine.module.parameters() if p.requires_grad])
+    step: Any = engine.step if built is None else built.step
     for batch in batches:
-        mine = shard(_to_double(batch) if double else batch, layout, rank)
-        if ours.train is not None:
-            ours.train(mine)
+        samples = shard(_to_double(batch) if double else batch, layout, rank)
+        if engine.train is not None:
+            engine.train(samples)
         else:
             for number in range(count):
-                value = loss(ours.module, _equal_part(mine, number, count))
-                if ours.backward is not None:
-                    ours.backward(value)
+                value = loss(engine.module, _equal_part(samples, number, count))
+                if engine.backward is not None:
+                    engine.backward(value)
                     step()
                 else:
                     (value / count).backward()
-        if ours.backward is None:
-            if ours.synchronize is not None:
-                ours.synchronize()
+        if engine.backward is None:
+            if engine.synchronize is not None:
+                engine.synchronize()
             step()
-            (built or ours.module).zero_grad()
+            (built or engine.module).zero_grad()
 
 
-def _as_parallel(made: Any) -> Parallel:
+def _as_parallel(returned: Any) -> Parallel:
     """Reads what ``parallelize`` returned: a module, or an engine."""
-    if isinstance(made, Parallel):
-        return made
-    if not isinstance(made, nn.Module):
+    if isinstance(returned, Parallel):
+        return returned
+    if not isinstance(returned, nn.Module):
         raise TypeError(
-            f"parallelize returned {type(made).__name__}: it has to return a module, an engine that is one, or Parallel"
+            f"parallelize returned {type(returned).__name__}: it has to return a module, an engine that is one, or "
+            "Parallel"
         )
-    return Parallel(made, step=_late_method(made, "step"), backward=_late_method(made, "backward"))
+    return Parallel(returned, step=_late_method(returned, "step"), backward=_late_method(returned, "backward"))
 
 
 def _late_method(owner: Any, name: str) -> Callable | None:

@@ -110,23 +110,23 @@ class Reference:
                     every = not part.is_cut and part.flat is None
                     shapes.setdefault(piece.name, shape if every else piece.whole or piece.shape)
                     holders.setdefault(piece.name, []).append((rank, part, tensors[piece.name]))
-        made = {name: assembled(shapes[name], some) for name, some in holders.items()}
-        if kind == "before" and (apart := [name for name, parameter in made.items() if parameter.apart]):
+        parameters = {name: assembled(shapes[name], parts) for name, parts in holders.items()}
+        if kind == "before" and (apart := [name for name, parameter in parameters.items() if parameter.apart]):
             raise ProveError(
                 f"the ranks of the reference, {self.run.layout.name}, hold different values of {apart[0]} in step "
                 f"{step + 1}: nobody can say which are right; choose one process for the reference"
             )
-        return {name: parameter.value for name, parameter in made.items()}
+        return {name: parameter.value for name, parameter in parameters.items()}
 
 
 def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, str], float]]:
     """Returns for each step the norms by which another rounding changed each parameter's gradient and update."""
     noise = []
-    for ours, its in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
-        pairs = {("gradient", name): (its.gradients[name], ours.gradients[name])
-                 for name in ours.gradients.keys() & its.gradients.keys()}  # fmt: skip
-        pairs |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
-                  for name in ours.after.keys() & its.after.keys()}  # fmt: skip
+    for usual, changed in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
+        pairs = {("gradient", name): (changed.gradients[name], usual.gradients[name])
+                 for name in usual.gradients.keys() & changed.gradients.keys()}  # fmt: skip
+        pairs |= {("update", name): (changed.after[name] - changed.before[name], usual.after[name] - usual.before[name])
+                  for name in usual.after.keys() & changed.after.keys()}  # fmt: skip
         noise.append({key: float((a - b).norm()) for key, (a, b) in pairs.items()})
     return noise
 
