@@ -1,4 +1,4 @@
-"""Anybody's training script, proven: run in layouts that must train alike, and told where they do not, and why.
+"""Compares layouts of anybody's training script, which must train alike, and says where they do not, and why.
 
 On the command line: ``pardemo prove --layout "ranks=1 batch=8" --layout "ranks=4 batch=2" -- train.py --batch
 {batch}``. In Python: :func:`script`, and for an engine :func:`prove`. ``pardemo prove --stop``, here :func:`stopped`:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pardemo.script.compare.runs import ProveError as ProveError
     from pardemo.script.resume.trials import stopped as stopped
 
-#: Names of this door, and their homes in :mod:`pardemo.script`: torch is loaded by those who ask.
+#: Public names, and their modules in :mod:`pardemo.script`, which load torch and are imported when asked for.
 _HOME = {
     "Parallel": "compare.prove_function",
     "prove": "compare.prove_function",

@@ -47,7 +47,7 @@ def add_measure(commands: Any) -> None:
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 where the script was measured, 2 where it could not be."""
+    """Runs ``pardemo measure``; returns 0 where the script was measured, 2 where it could not be."""
     options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
@@ -131,7 +131,7 @@ def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
 
 
 def _hosts(hosts: int, ranks: int) -> Any:
-    """A line's machines, on this one, with links that nothing limits: a rank knows its node, and who is beside it."""
+    """Makes a cluster of the line's machines, on this one, without limits; ranks know their node, and who is on it."""
     from pardemo.cluster import Cluster
 
     if ranks % hosts:
@@ -140,7 +140,7 @@ def _hosts(hosts: int, ranks: int) -> Any:
 
 
 def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """What ``--pace`` asks for, and the cluster of the run; None where there is none."""
+    """Reads what ``--pace`` asks for, and the cluster of the run; None where there is none."""
     from pardemo.script.step.measurement import cluster_of, read_pace
 
     pace = cluster = None
@@ -189,7 +189,7 @@ def add_prove(commands: Any) -> None:
 
 
 def run_prove(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 equal, 1 different, 2 where a layout could not be run."""
+    """Runs ``pardemo prove``; returns 0 for equal, 1 for different, 2 where a layout could not be run."""
     options.at_least(arguments, 1, "steps")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
@@ -236,7 +236,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
 
 
 def run_stop(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 nothing is lost, 1 something is, 2 where a run could not be compared."""
+    """Runs ``pardemo prove --stop``; returns 0 where nothing is lost, 1 where something is, 2 without an answer."""
     if arguments.out is not None:
         raise ValueError("--out writes the page of layouts that are compared; with --stop print the verdict, or --json")
     from pardemo.script.resume import GRACE_S, STEPS
@@ -261,7 +261,7 @@ def run_stop(arguments: argparse.Namespace) -> int:
 
 
 def _asked_stop(arguments: argparse.Namespace) -> tuple[Any, Any, str | None, dict[str, Any]]:
-    """The script's line, the layouts, the line that resumes, and what a file says beside them."""
+    """Reads the script's line, the layouts, the line that resumes, and what a file says beside them."""
     from pardemo.script.compare import layouts
 
     if arguments.layout:

@@ -60,7 +60,7 @@ class StepOutputs:
         self.order = {(c.module, c.number): at for at, c in reversed([*enumerate(self.record.calls)])}
 
     def rows(self, call: ModuleCall, whole: bool = False) -> dict[str, torch.Tensor]:
-        """The output as rows, in each way in which it can be seen; or numbers without a fraction that went in."""
+        """Returns the output as rows, in each way to see it; or numbers without a fraction that went in."""
         tensor = (self._whole if whole else self._tensors).get(call.key.removeprefix("output/"))
         if tensor is None:
             return {}

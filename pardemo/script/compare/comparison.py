@@ -25,7 +25,7 @@ from pardemo.script.words import count_text
 
 @dataclass
 class Comparison:
-    """A layout's findings, none where it trains as the reference does.
+    """The result of comparing a layout with the reference: its findings, none where both train alike.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
     parameter of this name; ``not_compared``: their names. ``steps``: how many were compared, to the first that differs.

@@ -431,7 +431,7 @@ def _clearing_line(name: str, facts: StepComparison) -> str:
 
 
 def _repeat_count(times: float) -> float:
-    """The n by which earlier micro-batches are summed or divided again, of gradient = right + times · accumulated.
+    """Returns the n by which earlier micro-batches are summed or divided again: gradient = right + times · accumulated.
 
     s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it is
     divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others. Where

@@ -1,4 +1,4 @@
-"""The layouts of a proof: read from prove.toml or from the command line, and put into the script's arguments."""
+"""Reads the layouts of a proof from prove.toml or the command line, and puts them into the script's arguments."""
 
 import math
 import re
@@ -51,14 +51,14 @@ class RunLayout:
         return {key: value for key, value in named.items() if value > 1}
 
     def size(self, key: str) -> int:
-        """A number of :data:`SIZES`; where the layout does not say it 1, or for ``dp`` what is left of the ranks."""
+        """Returns a number of :data:`SIZES`; by default 1, or for ``dp`` what is left of the ranks."""
         if key == "dp" and key not in self.values:
             return self.ranks // prod(self.size(cut) for cut in ("tp", "pp", "cp"))
         return int(self.values.get(key, 1))
 
 
 def from_file(path: str) -> tuple[list[RunLayout], dict[str, Any]]:
-    """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``, ``resume``.
+    """Reads the layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``, ``resume``.
 
     Raises:
         ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
@@ -68,7 +68,7 @@ def from_file(path: str) -> tuple[list[RunLayout], dict[str, Any]]:
 
 
 def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
-    """The words of the script's line in a ``prove.toml``, its layouts as tables, and what else it says.
+    """Reads the words of the script's line in a ``prove.toml``, its layouts as tables, and what else it says.
 
     Raises:
         ValueError: as :func:`from_file`.
@@ -101,7 +101,7 @@ def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any
 
 
 def words_of(line: str, where: str = "") -> list[str]:
-    """The words of a script's line, as a shell takes them.
+    """Splits a script's line into words, as a shell does.
 
     Raises:
         ValueError: a quotation has no end; ``where`` stands before it.
@@ -168,7 +168,7 @@ def _layout(values: Mapping[str, Any], where: str) -> RunLayout:
 
 
 def fill_line(layouts: Sequence[RunLayout], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
-    """The layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
+    """Returns the layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
     fields = {name for part in line for name in _FIELD.findall(part)}
     filled = []
     for layout in layouts:
@@ -183,7 +183,7 @@ def fill_line(layouts: Sequence[RunLayout], line: Sequence[str], alone: bool = F
 
 
 def _require_distinct(layouts: list[RunLayout], alone: bool = False) -> list[RunLayout]:
-    """The layouts, if they are two or more, and no two of them the same."""
+    """Returns the layouts, if they are two or more, and no two of them the same."""
     if len(layouts) < 2 and not alone:
         raise ValueError(
             "a proof needs two layouts or more: the first is the reference, the others are held against it"
@@ -215,7 +215,7 @@ class Factor:
 
 
 def size_text(key: str) -> str:
-    """What a layout's key is, in words."""
+    """Returns the words for a layout's key."""
     return "number of ranks" if key == "ranks" else SIZES.get(key, key)
 
 
@@ -233,7 +233,7 @@ def distinct_digits(*values: float) -> list[str]:
 
 
 def layout_factor(layout: RunLayout, value: float, tolerance: float) -> Factor | None:
-    """The layout's number, or the product of two of them, that a factor or its inverse is."""
+    """Returns the layout's number, or the product of two of them, that a factor or its inverse is."""
     if not math.isfinite(value) or value <= 0:
         return None
     sizes = {key: layout.sizes[key] for key in _ORDER if key in layout.sizes}
@@ -249,5 +249,5 @@ def layout_factor(layout: RunLayout, value: float, tolerance: float) -> Factor |
 
 
 def _filled(part: str, layout: RunLayout) -> str:
-    """A word of the script's line with the layout's values in place of their names."""
+    """Fills a word of the script's line with the layout's values in place of their names."""
     return _FIELD.sub(lambda field: str(layout.values[field[1]]), part)

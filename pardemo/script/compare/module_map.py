@@ -100,7 +100,7 @@ def _cell(pair: Pair | None, wrong: bool) -> Cell:
 
 
 def _merge_cells(cells: list[Cell]) -> Cell:
-    """Of a module's parameters: different where one is, equal only where all are."""
+    """Merges the cells of a module's parameters: different where one is, equal only where all are."""
     for state in (DIFFERENT, NOT_COMPARED, EQUAL):
         these = [cell for cell in cells if cell.state == state]
         if these:

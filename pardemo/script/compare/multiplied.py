@@ -55,7 +55,7 @@ def counted_by_each_rank(
 
 
 def _attempts(truth: Reference, other: Run, compared: Comparison) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Which parameters to multiply, and by what: those in no module that every rank has whole."""
+    """Yields which parameters to multiply, and by what: those in no module that every rank has whole."""
     parts = [{part.name: part for part in of_rank.values()} for of_rank in compared.maps.parts.values()]
     bare = [
         name for name in truth.whole[0].before

@@ -30,17 +30,17 @@ class Strip:
         return tensor.index_select(self.axis, self.rows)
 
     def name_in(self, piece: str) -> str:
-        """The strip's name among pieces."""
+        """Returns the strip's name among pieces."""
         return f"{piece}[{self.number}]"
 
     def as_piece(self, piece: Piece) -> Piece:
-        """The strip as a piece of its own."""
+        """Returns the strip as a piece of its own."""
         shape = (*piece.shape[: self.axis], len(self.rows), *piece.shape[self.axis + 1 :])
         tied = tuple(map(self.name_in, piece.tied))
         return replace(piece, name=self.name_in(piece.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
 
     def as_part(self, dims: int) -> "Part":
-        """Where it lies in the parameter; of a piece's only strip in the order in which the piece has its rows."""
+        """Returns its place in the parameter; of a piece's only strip in the order in which the piece has its rows."""
         return Part(self.name, tuple(self.places if axis == self.axis else None for axis in range(dims)))
 
 
@@ -149,7 +149,7 @@ class _RowTable:
         return torch.searchsorted(self._begins, place, right=True) - 1
 
     def _one_of(self, places: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Where rows are at several places, as numbers of a bias may be: the one that goes on from a neighbour's."""
+        """Chooses between several places of a row, as of a bias's numbers: the one that goes on from a neighbour's."""
         begins = set(self._begins.tolist())
         known = [int(row[0]) if len(row) == 1 else None for row in places]
         ways = []
@@ -166,7 +166,7 @@ class _RowTable:
         return torch.tensor([next(iter(row)) for row in both]) if all(len(row) == 1 for row in both) else None
 
     def strips(self, places: torch.Tensor) -> list[Strip]:
-        """Of each parameter the rows that are its own, in the order in which the piece has the parameters."""
+        """Returns the rows of each parameter, in the order in which the piece has the parameters."""
         parameter = self._parameter(places)
         strips = []
         for number, which in enumerate(dict.fromkeys(parameter.tolist())):
@@ -240,7 +240,7 @@ class ParameterMap:
     strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
 
     def parameters_of_pieces(self) -> dict[str, set[str]]:
-        """Of each piece by its name the reference's parameters of which it has a part: of a fused one several."""
+        """Returns by each piece's name the reference's parameters of which it has a part: of a fused one several."""
         parameters: dict[str, set[str]] = {}
         for rank, parts in self.parts.items():
             pieces = {strip.name_in(name): name for name, strips in self.strips[rank].items() for strip in strips}
@@ -249,7 +249,7 @@ class ParameterMap:
         return parameters
 
     def leave_out_unused(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Of pieces of one rank that are the same part: those without a gradient, where another of them has one.
+        """Leaves out pieces without a gradient, where another piece of the rank is the same part and has one.
 
         A stage of Megatron-core's with a head and a table that are tied has a head's weight beside, which nothing uses.
         """
@@ -326,7 +326,7 @@ def _is_box(piece: Piece, parameter: torch.Tensor | None) -> bool:
 def _stated_part(
     parameter: torch.Tensor | None, piece: Piece, name: str, value: torch.Tensor, tolerance: float, maps: ParameterMap
 ) -> Part | None:
-    """The part by the framework's own word, or all of the parameter of this name, where the values are the same."""
+    """Returns the part that the framework states, or all of the parameter of this name, where the values agree."""
     if parameter is None:
         return None
     if (is_flat := piece.flat is not None and piece.whole == tuple(parameter.shape)) or _is_box(piece, parameter):
@@ -342,7 +342,7 @@ def _stated_part(
 def _strips(
     index: ParameterIndex, cut: Mapping[str, list[Strip]], piece: str, value: torch.Tensor, name: str
 ) -> list[Strip]:
-    """What a piece has of the parameter of its name, or as a bias by the weight beside it, or of any parameters."""
+    """Finds the strips of a piece: of the parameter of its name, as a bias by its weight's, or of any parameters."""
     if name and not _is_constant(value) and (strips := index.find(value, name)):
         return strips
     module, _, attribute = piece.rpartition(".")
@@ -388,7 +388,7 @@ def renamed_modules(parts: Mapping[str, Part]) -> dict[str, str]:
 
 
 def reference_name(module: str, renamed: Mapping[str, str]) -> str:
-    """A module's name in the reference: its own, or as a module around it is called there."""
+    """Returns a module's name in the reference: its own, or as a module around it is called there."""
     around, inside = module, ""
     while around:
         if around in renamed:
@@ -401,7 +401,7 @@ def reference_name(module: str, renamed: Mapping[str, str]) -> str:
 def _part_by_name(
     reference: Mapping[str, torch.Tensor], parts: Mapping[str, Part], piece: str, value: torch.Tensor
 ) -> Part | None:
-    """Of a constant, a bias of zeros or a norm's ones: the part that another parameter of its module is.
+    """Finds the part of a constant, a bias of zeros or a norm's ones: the one that another parameter of its module is.
 
     Else the parameter of its name; or of that of a layer that has another number here, as on a pipeline's later stage.
     """

@@ -190,7 +190,7 @@ _NO_OTHER_CAUSE = ("", "data", "loss", "follows")
 
 
 def _require_same_draws(reference: Run, other: Run, compared: Comparison) -> None:
-    """Where ranks draw other numbers than the reference, what differs without another cause says nothing.
+    """Raises an error where something differs without a cause, and ranks draw other numbers than the reference.
 
     The second step tells it: in the first, models and data are made.
     """
@@ -210,7 +210,7 @@ def _require_same_draws(reference: Run, other: Run, compared: Comparison) -> Non
 
 
 def _require_training(truth: Reference) -> None:
-    """Where nothing has a gradient, or nothing changes, no layout could part from it."""
+    """Raises an error where nothing has a gradient, or nothing changes: no layout could differ from it."""
     gradients = [tensor for parameters in truth.whole for tensor in parameters.gradients.values()]
     changed = any(
         not torch.equal(tensor, parameters.before[name])

@@ -189,7 +189,7 @@ def _as_parallel(returned: Any) -> Parallel:
 
 
 def _late_method(owner: Any, name: str) -> Callable | None:
-    """A method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
+    """Looks a method up when it is called: an engine's is followed from the model's first forward pass on."""
     return (lambda *args: getattr(owner, name)(*args)) if callable(getattr(owner, name, None)) else None
 
 

@@ -1,4 +1,4 @@
-"""The result of comparing layouts: a proof, with its screen and its JSON."""
+"""Holds the result of comparing layouts, a proof, and writes its screen and its JSON."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pardemo.script.words import cause_text, count_text, finding_text, first_of
 
 
 class LayoutSteps(NamedTuple):
-    """Of a layout: steps that it ran, of those that were asked for; steps compared; names of what was not compared."""
+    """The steps that a layout ran and those that were compared, and the names of what was not compared."""
 
     run: int
     compared: int
@@ -30,7 +30,7 @@ _EQUAL, _DIFFERENT, _FAILED = ("✓", "ok"), ("✗", "failed"), ("?", "not")
 
 @dataclass
 class Proof:
-    """The outcome of a proof.
+    """The result of comparing layouts of a script with the first of them.
 
     ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
     ``maps``: of each layout its modules in the last step compared. ``kept``: tensors of findings that nobody explains;
@@ -62,7 +62,7 @@ class Proof:
         return not self.findings and not self.failed
 
     def ran_of(self, layout: RunLayout) -> LayoutSteps:
-        """The steps of a layout: of the reference all that it has, none of one that could not be compared."""
+        """Returns the steps of a layout: of the reference all that it has, none of one that could not be compared."""
         return LayoutSteps(self.steps, self.steps) if layout is self.layouts[0] else self.ran.get(layout.name, NONE_RAN)
 
     def __str__(self) -> str:

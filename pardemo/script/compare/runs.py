@@ -1,4 +1,4 @@
-"""Runs layouts on warm ranks, and keeps the reference run and each step's comparison with it."""
+"""Runs a layout of a script on warm ranks, and reads the tensors that its ranks recorded."""
 
 import os
 import sys

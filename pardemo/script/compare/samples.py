@@ -252,7 +252,7 @@ def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
 def _place_rows(
     rows: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
 ) -> list[tuple[int, torch.Tensor]] | None:
-    """Of each of a rank's rows the whole row and the places in it, the same places for all; None where there are none.
+    """Finds for each of a rank's rows the whole row and the places in it, the same for all; None where there are none.
 
     Where several places would do, those that other ranks have least.
     """

@@ -52,7 +52,7 @@ class MapLine:
 
 
 def map_blocks(model: ModelMap, first: Iterable[str]) -> list[Block]:
-    """The map, and what its signs mean.
+    """Draws the map, and says what its signs mean.
 
     Args:
         first: modules at which a finding begins.
@@ -81,9 +81,11 @@ def _cell(cell: Cell, title: str = "") -> Marked:
 
 
 def map_lines(model: ModelMap, first: Iterable[str] = ()) -> list[MapLine]:
-    """The rows of the drawing. One that only holds others is left out, and its name stands before theirs; of numbered
-    siblings in a row that are alike, with all that is inside them, the first stands for all.
-    """  # fmt: skip
+    """Makes the rows of the drawing.
+
+    One that only holds others is left out, and its name stands before theirs; of numbered siblings in a row that are
+    alike, with all that is inside them, the first stands for all.
+    """
     marked = frozenset(first)
     roots: list[_Module] = []
     by_name: dict[str, _Module] = {}

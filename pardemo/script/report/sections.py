@@ -152,7 +152,7 @@ def _by_hand(measured: Summary) -> str:
 
 
 def _bytes(measured: Summary) -> Section:
-    """What rank 0 sends by algorithms that send least; beside it the kernel's count, where there is one."""
+    """Lists what rank 0 sends by algorithms that send least; beside it the kernel's count, where there is one."""
     lead = f"rank 0 sends {amount(measured.sent_bytes[0])} by algorithms that send the least"
     if measured.wire_bytes is not None:
         lead += f"; the kernel counted {amount(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "

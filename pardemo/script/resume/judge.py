@@ -330,7 +330,7 @@ def judge_resumed(beside: ResumedRun) -> None:
 
 
 def _parameters(beside: ResumedRun) -> None:
-    """Which parameters are not those of the checkpoint."""
+    """Says which parameters are not those of the checkpoint."""
     apart = beside.differing("before")
     if not apart:
         return

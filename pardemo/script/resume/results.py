@@ -1,4 +1,4 @@
-"""The result of stopping and resuming a script: trials and their verdict, with its screen and its JSON."""
+"""Holds the result of stopping and resuming a script, trials and their verdict, and writes its screen and its JSON."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -164,7 +164,7 @@ def _saved(first: Run) -> tuple[list[int], bool]:
 def _recorded(
     layout: RunLayout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
 ) -> Run:
-    """A run whose saves lie in ``saves``; of itself where it is None."""
+    """Runs the script with its saves in ``saves``; in a folder of its own where that is None."""
     saves = saves or place / "saves"
     saves.mkdir(parents=True, exist_ok=True)
     layout = replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
