@@ -23,12 +23,7 @@ MOST_RUNS = 6
 
 
 def counted_by_each_rank(
-    truth: Reference,
-    other: Run,
-    compared: Comparison,
-    case: UnexplainedGradients,
-    options: Options,
-    folder: Path,
+    truth: Reference, other: Run, compared: Comparison, case: UnexplainedGradients, options: Options, folder: Path
 ) -> Difference | None:
     """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
 

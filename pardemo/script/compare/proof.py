@@ -297,12 +297,7 @@ def difference_between(first: Run, second: Run, tolerance: float, sketched: bool
 
 
 def script(
-    line: str | Sequence[str],
-    layouts: Sequence[str],
-    *,
-    double: bool = False,
-    steps: int = 3,
-    timeout_s: float = 600.0,
+    line: str | Sequence[str], layouts: Sequence[str], *, double: bool = False, steps: int = 3, timeout_s: float = 600.0
 ) -> Proof:
     """Runs a training script in each layout, and compares all with the first: ``pardemo prove`` in Python.
 

@@ -11,20 +11,11 @@ from safetensors.torch import save_file
 
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
+from pardemo.script.compare import results
 from pardemo.script.compare.differences import MOST_BYTES, Difference, Kept
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import COLUMNS, ModelMap
-from pardemo.script.compare.results import (
-    ALIKE,
-    Proof,
-    finding_blocks,
-    finding_head,
-    findings_of,
-    layout_lead,
-    layout_sign,
-    proof_verdict,
-    reference_text,
-)
+from pardemo.script.compare.results import Proof
 from pardemo.script.report import model_map
 from pardemo.script.report.files import report_folder as made_folder
 from pardemo.tables import amount
@@ -54,9 +45,9 @@ def proof_page(proof: Proof, script: str) -> str:
     lines: list[Line] = []
     sections: list[Section] = []
     for number, layout in enumerate(proof.layouts[1:], 1):
-        sign, colour = layout_sign(proof, layout)
-        findings = findings_of(proof, layout)
-        said = finding_head(findings[0]) if findings else ALIKE
+        sign, colour = results.layout_sign(proof, layout)
+        findings = results.findings_of(proof, layout)
+        said = results.finding_head(findings[0]) if findings else results.ALIKE
         said = "could not be compared" if layout.name in proof.failed else said
         link = Marked("a", layout.name, f' href="#layout-{number}"')
         lines.append([Marked("strong", sign, f' class="{colour}"'), " ", link, f": {said}"])
@@ -67,7 +58,7 @@ def proof_page(proof: Proof, script: str) -> str:
         files.append([Marked("code", "tensors"), f" {said}, up to {amount(MOST_BYTES)} of each"])
     return blocks.report_page(
         f"{script} in {len(proof.layouts)} layouts",
-        f"{blocks.sentence(proof_verdict(proof))} The reference is {reference_text(proof)}.",
+        f"{blocks.sentence(results.proof_verdict(proof))} The reference is {results.reference_text(proof)}.",
         [
             Section("verdict", "Verdict", "", [Lines(lines)]),
             *sections,
@@ -79,12 +70,12 @@ def proof_page(proof: Proof, script: str) -> str:
 
 
 def _layout_blocks(proof: Proof, layout: RunLayout) -> list[Block]:
-    findings, model = findings_of(proof, layout), proof.maps.get(layout.name)
+    findings, model = results.findings_of(proof, layout), proof.maps.get(layout.name)
     below: list[Block] = [paragraphs([Marked("code", " ".join(layout.line))])]
-    if lead := layout_lead(proof, layout):
+    if lead := results.layout_lead(proof, layout):
         below.append(paragraphs(blocks.sentence(lead)))
     for finding in findings if not lead else ():
-        below += finding_blocks(finding, _kept(proof, finding) if finding in proof.files else "")
+        below += results.finding_blocks(finding, _kept(proof, finding) if finding in proof.files else "")
     if layout.name in proof.failed or model is None:
         return below
     title = Chart("", title=f"The model in step {model.step}")
