@@ -20,7 +20,7 @@ ROOT = project.PACKAGE.parent
 PROVE = project.PACKAGE / "script"
 PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
 #: Modules that make findings.
-MAKERS = [PROVE / "compare" / f"{name}.py" for name in ("causes", "gradients", "checks", "samples", "compare")]
+MAKERS = [PROVE / "compare" / f"{name}.py" for name in ("causes", "gradients", "checks", "samples", "comparison")]
 
 
 def rows(mark: str) -> list[list[str]]:
