@@ -29,7 +29,7 @@ from pardemo.book.run import doctor, parameters
 from pardemo.finetune import predict, recipe
 from pardemo.meters import trace
 from pardemo.peers.accelerate import config_files
-from pardemo.planner.layouts.published import published
+from pardemo.planner.layouts.published import loaders
 from pardemo.script.compare import layouts
 from pardemo.script.step import measurement
 
@@ -198,7 +198,7 @@ def test_runs_files(tmp_path):
         rows = value.get("rows") if isinstance(value, dict) else None
         return as_csv(rows if isinstance(rows, list) else [])
 
-    fuzz(tmp_path / "runs.csv", as_csv(RUNS), lambda path: published.load(path, None), plain, dump)
+    fuzz(tmp_path / "runs.csv", as_csv(RUNS), lambda path: loaders.load(path, None), plain, dump)
 
 
 def test_runs_of_the_speed_table(tmp_path):

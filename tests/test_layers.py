@@ -48,6 +48,9 @@ PLANNER = (
     "fine_tune_step", "step", "memory", "published", "intervals", "search", "procedure",
 )  # fmt: skip
 
+#: A script followed: each of these packages and modules imports only those before it.
+SCRIPT = ("words", "blocks", "hangs", "runtime", "step", "record", "compare", "resume", "report", "command")
+
 
 def modules():
     return sorted(PACKAGE.rglob("*.py"))
@@ -260,20 +263,25 @@ def test_chapters_are_packages_that_nothing_else_names_by_number():
     assert wrong == []
 
 
-def test_a_question_goes_through_the_planner_once():
-    """Model, job, a rank's share, its price, what is known of such runs, the choice: nothing goes back."""
-    place = {name: number for number, name in enumerate(PLANNER)}
-    folder = PACKAGE / "planner" / "layouts"
-    above = {"answers", "charts", "command", "launch", "url_query", "__init__"}
-    there = {path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
-    assert there == {*PLANNER} | above
-    for path in sorted(folder.rglob("*.py")):
-        here = path.relative_to(folder).parts[0].removesuffix(".py")
-        if here not in place:
-            continue
-        for name in imports_of(path):
-            parts = name.split(".")
-            if parts[:3] == ["pardemo", "planner", "layouts"] and len(parts) > 3:
-                there = parts[3]
+@pytest.mark.parametrize(
+    ("folder", "order", "above"),
+    [
+        ("planner/layouts", PLANNER, {"answers", "charts", "command", "launch", "url_query", "__init__"}),
+        ("script", SCRIPT, {"__init__"}),
+    ],
+    ids=["planner", "script"],
+)
+def test_nothing_goes_back_within(folder, order, above):
+    """The planner: model, job, a rank's share, its price, what is known of such runs, the choice. A script: how it is
+    run, followed, recorded, compared, resumed, reported."""
+    place = {name: number for number, name in enumerate(order)}
+    paths = sorted((PACKAGE / folder).rglob("*.py"))
+    parts = [path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py") for path in paths]
+    assert {*parts} == {*order} | above
+    package = f"pardemo.{folder.replace('/', '.')}."
+    for here, path in zip(parts, paths, strict=True):
+        for name in imports_of(path) if here in place else ():
+            if name.startswith(package):
+                there = name.removeprefix(package).split(".")[0]
                 assert there in place, f"{here}/{path.name} uses {name}, which stands above it"
                 assert place[there] <= place[here], f"{here}/{path.name} goes back to {name}"

@@ -19,7 +19,7 @@ from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import experts
-from pardemo.planner.layouts.published import against, published
+from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.runs import read
 from pardemo.planner.layouts.search import correct_pace, search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
@@ -32,7 +32,7 @@ ROUTED = replace(SMALL, experts=Experts(64, 4, 512))
 
 @pytest.fixture(scope="module")
 def bridge():
-    return against.compare(published.load(FOLDER / "megatron_bridge.csv"))
+    return against.compare(loaders.load(FOLDER / "megatron_bridge.csv"))
 
 
 def job(what=ROUTED, gpus=64, gpu="B200", each=8, **more):
@@ -74,7 +74,7 @@ def test_the_models_operations_are_nvidias(bridge):
 
 
 def _named(outcome, model):
-    from pardemo.planner.layouts.published.published import MODELS
+    from pardemo.planner.layouts.published.loaders import MODELS
 
     return outcome.run.job.shape.name == MODELS[model].name
 
@@ -364,7 +364,7 @@ def test_the_planner_of_layouts_loads_no_library():
     code = (
         "import sys\n"
         "from pardemo.planner.layouts import answers\n"
-        "from pardemo.planner.layouts.published import against, published\n"
+        "from pardemo.planner.layouts.published import against, loaders\n"
         "from pardemo.planner.layouts import search\n"
         "from pardemo.planner.layouts import configurations\n"
         "from pardemo.planner.layouts.launch import facts\n"

@@ -17,7 +17,7 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.published import against, published, runs
+from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, STACKS
@@ -29,7 +29,7 @@ FOLDER = project.root() / "data" / "published_runs"
 @pytest.fixture(scope="module")
 def known():
     """Every published run beside its prediction, by the file's name."""
-    found = {path.stem: published.read(path) for path in FOLDER.glob("*.csv") if published.knows(path)}
+    found = {path.stem: loaders.read(path) for path in FOLDER.glob("*.csv") if loaders.knows(path)}
     return {
         name: against.compare(rows) for name, rows in (found | {"tables": runs.read(FOLDER / "tables.csv")}).items()
     }
@@ -304,8 +304,8 @@ def test_a_published_table_that_was_changed_is_one_line(tmp_path, name, change, 
 
 
 def test_a_published_table_needs_only_the_columns_that_are_read(tmp_path):
-    whole = published.load(published_with(tmp_path, "nanotron_h100.csv", {}))
-    assert published.load(published_with(tmp_path, "nanotron_h100.csv", {}, ("mfu_percent",))) == whole
+    whole = loaders.load(published_with(tmp_path, "nanotron_h100.csv", {}))
+    assert loaders.load(published_with(tmp_path, "nanotron_h100.csv", {}, ("mfu_percent",))) == whole
 
 
 def test_equal_seconds_share_a_rank(known):

@@ -15,7 +15,7 @@ from pardemo.planner.layouts import answers, intervals, stacks
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.published import against, published, runs
+from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.search import PlannedLayout, correct_pace, search
 from pardemo.planner.layouts.shape import Experts, Shape
 from pardemo.planner.layouts.stacks import stack
@@ -73,13 +73,13 @@ def test_later_constants_say_the_same_of_dense_models_in_16_bits():
 
 def test_published_runs_are_judged_by_the_constants_of_their_release():
     left_out = []
-    found = published.load(FOLDER / "newer/megatron_bridge_26.csv", left_out=left_out)
+    found = loaders.load(FOLDER / "newer/megatron_bridge_26.csv", left_out=left_out)
     assert len(found) + len(left_out) == 85
     assert all("Nemotron_3_Super" in line for line in left_out)
     assert all(run.source == f"Megatron-Bridge, {run.job.stack.release}" for run in found)
     assert {run.job.stack.fitted for run in found} == {"26.04", "26.06"}
     assert sum(run.job.frozen for run in found) == 5, "LoRA's table"
-    older = published.load(FOLDER / "megatron_bridge.csv")
+    older = loaders.load(FOLDER / "megatron_bridge.csv")
     assert {run.job.stack.fitted for run in older} == {"26.02"}
     kept_back = against.halves("newer/megatron_bridge_26.csv")[1]
     assert len(kept_back) >= 34
@@ -177,7 +177,7 @@ def test_a_table_with_rows_on_smaller_a100s_is_read(tmp_path):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerow(rows[0] | {"GPU": "a100_40gb"})
-    (run,) = published.load(path)
+    (run,) = loaders.load(path)
     assert run.job.machine.gpu.name == "A100-40GB"
 
 

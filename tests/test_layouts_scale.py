@@ -21,7 +21,7 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.per_rank import kept, kept_bytes, owned_params
-from pardemo.planner.layouts.published import against, published, runs
+from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, stack
 from pardemo.planner.layouts.step import stages, step
@@ -289,7 +289,7 @@ def test_megatron_core_takes_the_modules_that_are_written():
 
 def test_nineteen_of_twenty_of_nvidias_runs_fit():
     """The others are layouts that no recipe has: micro-batches of 2 and 4 for 1, a model neither cut nor sharded."""
-    good = [one for one in against.compare(published.load(against.FOLDER / "megatron_bridge.csv")) if not one.run.wrong]
+    good = [one for one in against.compare(loaders.load(against.FOLDER / "megatron_bridge.csv")) if not one.run.wrong]
     amiss = [one for one in good if not one.fits]
     assert (len(good), len(amiss)) == (127, 4)
     assert {(one.run.job.shape.name, one.run.job.machine.gpu.name, one.run.layout.micro_batch) for one in amiss} == {

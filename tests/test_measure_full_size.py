@@ -13,7 +13,8 @@ from pardemo import cli, project
 from pardemo.meters.snapshot import Block
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.shape import Layer
-from pardemo.script.report import blocks, sections
+from pardemo.script import blocks
+from pardemo.script.report import sections
 from pardemo.script.runtime import launch_lines
 from pardemo.script.step import full_size, measurement
 from pardemo.script.step.parallelisms import Parallelism

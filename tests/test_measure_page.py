@@ -12,7 +12,8 @@ from conftest import says
 from pardemo import cli, project
 from pardemo.draw import palette
 from pardemo.meters.snapshot import Block
-from pardemo.script.report import blocks, drawings, sections
+from pardemo.script import blocks
+from pardemo.script.report import drawings, sections
 from pardemo.script.runtime.call_sites import CallSite, StepEnd
 from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.collectives import Call

@@ -15,7 +15,7 @@ from pardemo.planner import hardware, measured, profile, table
 from pardemo.planner.layouts import machines
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.micro_batch import product
-from pardemo.planner.layouts.published import published, runs
+from pardemo.planner.layouts.published import loaders, runs
 from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
 from pardemo.planner.layouts.stacks import MEGATRON
 
@@ -187,7 +187,7 @@ def test_runs_on_the_own_machine(tmp_path, capsys):
 def test_a_profile_takes_the_place_of_a_published_tables_gpu(tmp_path):
     own = profile.load_profile(saved(tmp_path, name="H100", drop=("between",)))
     table = project.root() / "data" / "published_runs" / "llm_foundry_fsdp.csv"
-    usual, changed = published.load(table), published.load(table, own)
+    usual, changed = loaders.load(table), loaders.load(table, own)
     for before, after in zip(usual, changed, strict=True):
         ours = before.job.machine.gpu.name == "H100"
         assert (after.job.machine.gpu is own.gpu) == ours

@@ -315,13 +315,13 @@ def test_ranges_of_flat_parameters_are_compared_in_full(recorded_runs):
 
 
 def test_a_rank_gets_its_samples_in_order():
-    from pardemo.script.compare import proof
+    from pardemo.script.compare.prove_function import part
 
     _, cut, plain = layouts.for_function(["ranks=1", "ranks=4 tp=2", {"ranks": 4}])
     batch = {"x": torch.arange(8), "pair": (torch.arange(8), torch.tensor(3)), "name": "n"}
-    assert [proof.part(batch, cut, rank)["x"].tolist() for rank in range(4)] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
-    assert [proof.part(batch, plain, rank)["x"].tolist() for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    mine = proof.part(batch, plain, 3)
+    assert [part(batch, cut, rank)["x"].tolist() for rank in range(4)] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
+    assert [part(batch, plain, rank)["x"].tolist() for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    mine = part(batch, plain, 3)
     assert (mine["pair"][0].tolist(), int(mine["pair"][1]), mine["name"]) == ([6, 7], 3, "n")
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pardemo.script.compare import causes, checks, gradients
 from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
-from pardemo.script.compare.layouts import Layout, distinct_digits
+from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
+from pardemo.script.compare.layouts import RunLayout, distinct_digits
+from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
-from pardemo.script.compare.runs import ComparedOutput, Finding, StepComparison, compare_pair
 from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, Piece, Step
 
 TOLERANCE = 1e-9
@@ -33,7 +34,7 @@ def of(reference, ours, name="layers.0.weight", versions=None):
 
 def facts(*pairs, ranks=4, step=0, **more):
     values = {"ranks": ranks, **{key: more.pop(key) for key in list(more) if key in ("tp", "pp", "cp", "accumulate")}}
-    made = StepComparison(Layout(ranks, values), step, TOLERANCE, order={"layers.0": 0, "head": 1}, **more)
+    made = StepComparison(RunLayout(ranks, values), step, TOLERANCE, order={"layers.0": 0, "head": 1}, **more)
     made.gradients = {one.name: one for one in pairs}
     return made
 
@@ -363,11 +364,11 @@ def test_the_loss_itself():
 
 def left_open(name, part, share, reference=G, loss=(1.0, 1.0, 2.0)):
     wrong = of(reference, reference + share * part)
-    found = Finding(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
+    found = Difference(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
     return UnexplainedGradients(found, (wrong,), TOLERANCE, loss)
 
 
-TWO = [Layout(2, {"ranks": 2, "tp": 2}), Layout(4, {"ranks": 4, "tp": 4})]
+TWO = [RunLayout(2, {"ranks": 2, "tp": 2}), RunLayout(4, {"ranks": 4, "tp": 4})]
 PART = drawn(6, 4, seed=14)
 
 
@@ -390,8 +391,8 @@ def test_differences_that_are_not_the_same_tensor_are_not_explained_together():
 
 
 def test_a_layout_in_which_that_number_is_1_has_to_be_right():
-    alone = Layout(2, {"ranks": 2, "accumulate": 2})
-    layouts = [Layout(4, {"ranks": 4, "tp": 2, "dp": 2}), Layout(4, {"ranks": 4, "tp": 4, "dp": 1}), alone]
+    alone = RunLayout(2, {"ranks": 2, "accumulate": 2})
+    layouts = [RunLayout(4, {"ranks": 4, "tp": 2, "dp": 2}), RunLayout(4, {"ranks": 4, "tp": 4, "dp": 1}), alone]
     left = {one.name: left_open(one.name, PART, share) for one, share in zip(layouts, (1, 3, 1), strict=True)}
     assert all(one.cause == "" for one in causes.explain_across([one.finding for one in left.values()], left, layouts))
 

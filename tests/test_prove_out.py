@@ -21,13 +21,13 @@ from test_measure_page import Tags
 from test_prove_causes import drawn, facts, of
 
 from pardemo import cli, project
-from pardemo.script.compare import compare, runs
-from pardemo.script.compare.compare import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
-from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.runs import ComparedOutput, Finding
+from pardemo.script.compare import differences, module_map, runs
+from pardemo.script.compare.differences import ComparedOutput, Difference
+from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare.module_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
+from pardemo.script.compare.results import Proof
 from pardemo.script.record.rank_record import ModuleCall, Piece, RankRecord, Step
-from pardemo.script.report import annotations, model_map, verdict
-from pardemo.script.report.verdict import Proof
+from pardemo.script.report import annotations, model_map, proof_page
 
 G = drawn(6, 4)
 EVIL = "<img src=x onerror=alert(1)>\"'&"
@@ -36,7 +36,7 @@ EVIL = "<img src=x onerror=alert(1)>\"'&"
 def layout(name, *line):
     ranks, _, rest = name.partition(" ")
     values = {"ranks": int(ranks.removeprefix("ranks="))} | dict(one.split("=") for one in rest.split())
-    return Layout(values["ranks"], values, line)
+    return RunLayout(values["ranks"], values, line)
 
 
 def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 batch=2"):
@@ -48,7 +48,7 @@ def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 ba
 
 
 def finding(cause="", parameters=("head.weight",), module="head", why="nobody here knows why", **more):
-    return Finding("ranks=4 batch=2", 1, "gradients", cause, why, 2.0, 0.0, parameters, module, **more)
+    return Difference("ranks=4 batch=2", 1, "gradients", cause, why, 2.0, 0.0, parameters, module, **more)
 
 
 # --- the map
@@ -73,7 +73,7 @@ def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", 
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
     made.parted = [ComparedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None) for name in parted]
     made.optimizer, made.steps, made.reference_step = "SGD", [Step()], truth.run.records[0].steps[0]
-    drawn_map = compare.step_map(truth, 0, made, alike)
+    drawn_map = module_map.step_map(truth, 0, made, alike)
     return {row.module: row.cells for row in drawn_map.rows}, drawn_map
 
 
@@ -111,7 +111,7 @@ def test_behind_a_wrong_output_nothing_is_looked_at():
 
 
 def test_of_a_step_with_other_samples_nothing_is_compared():
-    rows = compare.step_map(reference_of(["head.weight"], ["head"]), 0).rows
+    rows = module_map.step_map(reference_of(["head.weight"], ["head"]), 0).rows
     assert [states(row.cells) for row in rows] == [[NOT_COMPARED] * 3]
 
 
@@ -163,7 +163,7 @@ def test_what_comes_from_a_script_is_never_markup():
     made.layouts[1] = replace(made.layouts[1], line=(EVIL,))
     made.failed["ranks=2 batch=4"] = EVIL
     made.layouts.append(layout("ranks=2 batch=4"))
-    html = verdict.proof_page(made, EVIL)
+    html = proof_page.proof_page(made, EVIL)
     read = Tags(html)
     assert not {"img", "script"} & set(read.tags)
     assert not [name for name, _ in read.attributes if name.startswith("on")]
@@ -171,7 +171,7 @@ def test_what_comes_from_a_script_is_never_markup():
 
 
 def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
-    html = verdict.proof_page(proof(finding("sum-for-mean")), "train.py")
+    html = proof_page.proof_page(proof(finding("sum-for-mean")), "train.py")
     read = Tags(html)
     ids, links = ({value for name, value in read.attributes if name == wanted} for wanted in ("id", "href"))
     assert links
@@ -183,7 +183,7 @@ def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
 def test_the_verdict_has_a_line_and_a_link_for_each_layout():
     made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
     made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
-    shown = verdict.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
+    shown = proof_page.proof_page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
     assert re.findall(r'">(.)</strong> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', shown) == [
         ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
         ("?", "layout-2", "ranks=2 batch=4", "could not"),
@@ -193,13 +193,13 @@ def test_the_verdict_has_a_line_and_a_link_for_each_layout():
 
 def test_what_was_not_looked_at_is_said():
     wrong = replace(finding(), what="data")
-    assert says(verdict.proof_page(proof(wrong), "a.py"), "samples", "parameters")
-    assert says(verdict.proof_page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
-    text = Tags(verdict.proof_page(proof(), "train.py")).text
+    assert says(proof_page.proof_page(proof(wrong), "a.py"), "samples", "parameters")
+    assert says(proof_page.proof_page(proof(replace(wrong, what="forward")), "a.py"), "outputs", "gradients")
+    text = Tags(proof_page.proof_page(proof(), "train.py")).text
     assert says(text, "3", "4", "gradients", "2", "2")
     assert says(text, "Trains", "reference")
     assert "wrong" not in text
-    html = verdict.proof_page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
+    html = proof_page.proof_page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
     assert "Rank 1 raised." in html
     assert "trains as" not in html
 
@@ -212,15 +212,15 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
     made = facts(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[Piece("head.weight", (6, 4))])])])
     known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
-    kept = runs.kept_tensors([known, unknown], made, run)
+    kept = differences.kept_tensors([known, unknown], made, run)
     assert list(kept) == [unknown]
     assert set(kept[unknown].tensors) == {
         *(f"gradient/head.weight/{one}" for one in ("reference", "layout", "rank 0", "rank 1")),
         *(f"gradient/head.bias/{one}" for one in ("reference", "layout")),
     }
     assert kept[unknown].sketches == ("head.bias",), "the whole has another shape"
-    monkeypatch.setattr(runs, "MOST_BYTES", 2 * G.nbytes)
-    kept = runs.kept_tensors([unknown], made, run)
+    monkeypatch.setattr(differences, "MOST_BYTES", 2 * G.nbytes)
+    kept = differences.kept_tensors([unknown], made, run)
     assert kept[unknown].left_out == ("head.weight",)
     assert len(kept[unknown].tensors) == 2
 
@@ -233,7 +233,7 @@ def test_outputs_of_what_nobody_explains_are_kept():
     ]
     unknown = replace(finding("", (), "up"), what="forward")
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
-    tensors = runs.kept_tensors([unknown], made, run)[unknown].tensors
+    tensors = differences.kept_tensors([unknown], made, run)[unknown].tensors
     assert {key.rpartition("/")[0] for key in tensors} == {
         "output/up/rank 0/0", "output/up/rank 0/1", "output/up/rank 1/0",
     }  # fmt: skip
@@ -243,8 +243,8 @@ def test_outputs_of_what_nobody_explains_are_kept():
 def written(tmp_path, **more):
     unknown = finding()
     tensors = {"gradient/head.weight/reference": G, "gradient/head.weight/layout": G.t()}
-    made = proof(finding("sum-for-mean"), unknown, kept={unknown: runs.Kept(tensors, **more)})
-    verdict.write_proof(tmp_path, made, "train.py")
+    made = proof(finding("sum-for-mean"), unknown, kept={unknown: differences.Kept(tensors, **more)})
+    proof_page.write_proof(tmp_path, made, "train.py")
     return made, tensors
 
 
@@ -264,18 +264,18 @@ def test_files_are_named_and_read_back_equal(tmp_path):
 
 def test_an_earlier_proof_makes_room(tmp_path):
     written(tmp_path)
-    assert verdict.proof_folder(str(tmp_path)) == tmp_path
-    verdict.write_proof(tmp_path, proof(), "other.py")
+    assert proof_page.proof_folder(str(tmp_path)) == tmp_path
+    proof_page.write_proof(tmp_path, proof(), "other.py")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json"], "no tensors of before"
     assert "other.py" in (tmp_path / "prove.html").read_text()
 
 
 def test_what_a_killed_proof_has_left_goes(tmp_path):
     (left := tmp_path / ".prove-half").mkdir()
-    (left / verdict.PAGE).write_text("half of a page")
-    verdict.write_proof(verdict.proof_folder(str(tmp_path)), proof(), "train.py")
+    (left / proof_page.PAGE).write_text("half of a page")
+    proof_page.write_proof(proof_page.proof_folder(str(tmp_path)), proof(), "train.py")
     assert not left.exists()
-    assert (tmp_path / verdict.PAGE).exists()
+    assert (tmp_path / proof_page.PAGE).exists()
 
 
 def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -285,9 +285,9 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(verdict, "proof_page", full)
+    monkeypatch.setattr(proof_page, "proof_page", full)
     with pytest.raises(OSError, match="No space"):
-        verdict.write_proof(tmp_path, proof(), "other.py")
+        proof_page.write_proof(tmp_path, proof(), "other.py")
     assert ((tmp_path / "prove.html").read_text(), (tmp_path / "prove.json").read_text()) == before
     assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json", "tensors"]
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import fenced
 
 from pardemo import project
-from pardemo.script.compare import compare, proof, runs
+from pardemo.script.compare import proof, reference, runs
 from pardemo.script.compare.layouts import SIZES
 from pardemo.script.record import parameters, rank_record
 
@@ -20,7 +20,7 @@ ROOT = project.PACKAGE.parent
 PROVE = project.PACKAGE / "script"
 PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
 #: Modules that make findings.
-MAKERS = [PROVE / "compare" / f"{name}.py" for name in ("causes", "gradients", "checks", "samples", "compare")]
+MAKERS = [PROVE / "compare" / f"{name}.py" for name in ("causes", "gradients", "checks", "samples", "comparison")]
 
 
 def rows(mark: str) -> list[list[str]]:
@@ -50,7 +50,7 @@ def texts(node: ast.expr | None) -> Iterator[str]:
 def named_by(node: ast.AST) -> Iterator[str]:
     """Texts that stand where a cause's name does: an argument of a finding's or a cause's, what is returned."""
     if isinstance(node, ast.Call):
-        place = {"Finding": 3, "_finding": 2, "_update_finding": 2, "_cause": 0}.get(ast.unparse(node.func))
+        place = {"Difference": 3, "_finding": 2, "_update_finding": 2, "_cause": 0}.get(ast.unparse(node.func))
         yield from texts(node.args[place]) if place is not None and len(node.args) > place else ()
         for keyword in node.keywords:
             yield from texts(keyword.value) if keyword.arg == "cause" else ()
@@ -94,7 +94,7 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
         node.args[place].value
         for path in (PROVE / "resume").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and (place := {"Finding": 3, "beside.add": 1}.get(ast.unparse(node.func)))
+        if isinstance(node, ast.Call) and (place := {"Difference": 3, "beside.add": 1}.get(ast.unparse(node.func)))
         for argument in [node.args[place]]
         if isinstance(argument, ast.Constant) and argument.value
     }
@@ -127,8 +127,8 @@ def test_messages_are_the_commands_own():
 
 
 def test_numbers_are_the_codes():
-    assert all(name in PAGE and f"{value:.0e}" in PAGE for name, value in compare.TOLERANCES.items())
-    assert {6: "six"}[runs.TIMES] + " times what that has moved" in PAGE
+    assert all(name in PAGE and f"{value:.0e}" in PAGE for name, value in reference.TOLERANCES.items())
+    assert {6: "six"}[reference.TIMES] + " times what that has moved" in PAGE
     assert f"Above {runs.SKETCHED // 1_000_000} million parameters" in PAGE
     assert f"up to {proof.IN_FULL // 1_000_000} million numbers" in PAGE
     assert f"each block of {rank_record.BLOCK} × {rank_record.BLOCK}" in PAGE

@@ -12,10 +12,10 @@ from zoo.right import run
 
 from pardemo import prove
 from pardemo.script.compare import checks
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare.results import Proof
 from pardemo.script.compare.runs import ProveError
 from pardemo.script.record.rank_record import Step
-from pardemo.script.report.verdict import Proof
 
 RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
 
@@ -80,7 +80,7 @@ def test_a_layout_that_brings_prove_down_is_counted_and_the_others_of_its_proof_
     def proven(model, chosen, double):
         if layouts[2] in chosen:
             raise ProveError("no")
-        return Proof([Layout(1, {}, ()), *(Layout(one["ranks"], one, ()) for one in chosen)])
+        return Proof([RunLayout(1, {}, ()), *(RunLayout(one["ranks"], one, ()) for one in chosen)])
 
     monkeypatch.setattr(run, "proven", proven)
     counts = run.Counts(31)

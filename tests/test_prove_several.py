@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zoo.right import run
 
 from pardemo.script.compare import parameter_map, proof, runs
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.parameter_map import assembled
 from pardemo.script.record import rank_record
 from pardemo.script.record.rank_record import Piece
@@ -216,8 +216,8 @@ def right(monkeypatch):
 @pytest.mark.parametrize("way", ["", "sequence", "sequence,vocabulary"])
 def test_a_right_layout_is_compared_in_all_of_its_parameters(right, monkeypatch, way):
     seen = []
-    compare = proof.compare.compare_layout
-    monkeypatch.setattr(proof.compare, "compare_layout", lambda *both: seen.append(compare(*both)) or seen[-1])
+    compare = proof.compare_layout
+    monkeypatch.setattr(proof, "compare_layout", lambda *both: seen.append(compare(*both)) or seen[-1])
     made = run.proven({**MODEL, "outputs": 16}, [{**LAYOUT, "way": way}], True)
     assert made.equal, str(made)
     assert not [note for note in made.notes if "compared" in note]
@@ -230,7 +230,7 @@ def wrong(folder, **options):
     layouts = []
     for script, values in ((RIGHT / "data_parallel.py", {"ranks": 1}), (folder / "wrong.py", LAYOUT)):
         line = [f"--{key}={value}" for key, value in (MODEL | values).items() if key != "ranks"]
-        layouts.append(Layout(values["ranks"], values, (str(script), *line)))
+        layouts.append(RunLayout(values["ranks"], values, (str(script), *line)))
     return proof.scripts(layouts, runs.Options(steps=2, double=True, timeout_s=90, **options))
 
 

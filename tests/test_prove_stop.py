@@ -22,8 +22,7 @@ from pardemo.script.compare import layouts, runs
 from pardemo.script.compare.runs import ProveError
 from pardemo.script.record.parameters import living_optimizers, noting_optimizers
 from pardemo.script.record.rank_record import MicroBatch, RankRecord, Step
-from pardemo.script.report import verdict
-from pardemo.script.resume import judge, stop_follower, trials
+from pardemo.script.resume import judge, results, stop_follower, trials
 
 LAYOUT = ["--layout", "ranks=2 batch=4", "--"]
 DDP = "tests/resumed/ddp.py --out {folder} --batch {batch}"
@@ -68,7 +67,7 @@ def said(made):
 
 def test_a_script_that_saves_all_loses_nothing_to_the_last_bit_however_it_is_stopped():
     made = stopped("--on-term --average", seed=3)
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
     assert [trial.stop.kind for trial in made.trials] == ["rank", "all", "launcher", "save", "term"]
     assert all(trial.exact for trial in made.trials)
     assert made.saved == [2, 4, 6]
@@ -79,14 +78,14 @@ def test_a_script_that_saves_all_loses_nothing_to_the_last_bit_however_it_is_sto
     term = made.trials[-1]
     assert term.begins > term.stop.done, "it saves when it is told to end"
     assert term.lost == 0
-    assert says(verdict.stops_screen(made), "nothing", "lost")
+    assert says(results.stops_screen(made), "nothing", "lost")
 
 
 def test_it_goes_on_with_another_number_of_ranks():
     made = stopped(layouts=("ranks=2 batch=6", "ranks=1 batch=12", "ranks=4 batch=3"), stops=["all"])
     assert [trial.layout.ranks for trial in made.trials] == [2, 1, 4]
     assert made.trials[0].exact
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
     assert all(trial.begins == trial.expected for trial in made.trials)
 
 
@@ -126,7 +125,7 @@ def test_it_goes_on_with_another_number_of_ranks():
 )
 def test_what_is_not_restored_is_named(flags, cause, words):
     made = stopped(flags, stops=["all"], seed=1)
-    assert cause in causes(made), verdict.stops_screen(made)
+    assert cause in causes(made), results.stops_screen(made)
     assert words in said(made)
     if cause in ("random-state", "learning-rate") or "optimizer" not in flags:
         assert causes(made) == {cause}, "and nothing else is"
@@ -134,7 +133,7 @@ def test_what_is_not_restored_is_named(flags, cause, words):
 
 def test_random_numbers_that_are_no_dropouts_and_a_loss_scale_are_restored_to_the_last_bit():
     made = stopped("--noise loss --noise input --scaler", stops=["all"], seed=1)
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
     assert made.trials[0].exact
 
 
@@ -146,7 +145,7 @@ def seed_of(kind, wanted, saved=(2, 4, 6)):
 def test_a_run_that_goes_on_from_an_older_save_is_told():
     seed = seed_of("all", lambda stop: stop.done in (4, 5))
     made = stopped("--forget newest", stops=["all"], seed=seed)
-    assert causes(made) == {"older-save"}, verdict.stops_screen(made)
+    assert causes(made) == {"older-save"}, results.stops_screen(made)
     assert said(made) == "it continues after step 2, and the last whole save is the one after step 4"
 
 
@@ -156,7 +155,7 @@ def test_a_run_that_is_over_too_early_is_told_though_the_undisturbed_one_goes_on
     seed = seed_of("all", lambda stop: stop.done in (2, 3) and stop.moment != "step")
     own = [f"ranks={ranks} batch={8 // ranks}"] if ranks != 2 else []
     made = stopped(layouts=("ranks=2 batch=4", *own), resume=f"{DDP} --epochs 1", stops=["all"], seed=seed)
-    assert causes(made) == {"ends-elsewhere"}, verdict.stops_screen(made)
+    assert causes(made) == {"ends-elsewhere"}, results.stops_screen(made)
     assert {finding.why for finding in made.trials[-1].findings} == {
         "the run is over at least 2 steps before the undisturbed one"
     }
@@ -168,8 +167,8 @@ def test_a_script_that_does_not_end_in_its_time_of_grace_is_killed_and_that_is_t
     seed = seed_of("term", lambda stop: (stop.done, stop.moment) == (4, "step"))
     made = stopped("--on-term --alone", stops=["term"], seed=seed, grace_s=1)
     (trial,) = made.trials
-    assert trial.overdue, verdict.stops_screen(made)
-    assert says(" ".join(verdict.stops_screen(made).split()), "SIGTERM", "5", "1")
+    assert trial.overdue, results.stops_screen(made)
+    assert says(" ".join(results.stops_screen(made).split()), "SIGTERM", "5", "1")
     assert (trial.begins, trial.lost) == (4, 1)
     assert made.equal
 
@@ -178,7 +177,7 @@ def test_a_script_that_does_not_end_in_its_time_of_grace_is_killed_and_that_is_t
 def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("raise OSError('address in use')\n")
-    layout = layouts.Layout(2, {}, (str(script),))
+    layout = layouts.RunLayout(2, {}, (str(script),))
     stop = stop_follower.Stop("launcher", 3, "step", (0, 1))
     place = tmp_path / "place"
     place.mkdir()
@@ -189,16 +188,16 @@ def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
 
 def test_a_file_that_changes_behind_each_step_is_no_save():
     made = stopped("--log", stops=["all"], seed=1)
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
     assert made.saved == [2, 4, 6]
 
 
 @pytest.mark.nightly
 def test_of_saves_that_another_thread_makes_nobody_knows_which_is_whole():
     made = stopped("--thread 0 --epochs 6", stops=["all"], seed=1, steps=16)
-    assert not made.findings, verdict.stops_screen(made)
+    assert not made.findings, results.stops_screen(made)
     assert made.trials[0].asynchronous
-    late = verdict.Trial(made.trials[0].stop, made.layout, 4, True, begins=0)
+    late = results.Trial(made.trials[0].stop, made.layout, 4, True, begins=0)
     assert trials._resumes_elsewhere(late)
     assert says(late.error, "perhaps", "whole")
     assert not late.findings
@@ -211,7 +210,7 @@ def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_kil
 
     seed = next(seed for seed in range(999) if is_drawn(stop_follower.draw_stops(("rank",), 8, [3, 6], {}, 2, seed)[0]))
     made = stopped("--slow 2 --every 3", stops=["rank"], seed=seed)
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
     (trial,) = made.trials
     assert (trial.in_save, trial.expected, trial.begins) == (True, 3, 3)
     assert says(trial.name, "SIGKILL", "1", "7")
@@ -231,14 +230,14 @@ def test_a_save_that_was_cut_off_and_is_the_only_one_says_nothing():
 def test_parameters_that_training_hardly_moves_are_compared_bit_by_bit():
     """Of what is not restored nothing is seen within the tolerance."""
     made = stopped("--forget head --lr 1e-6", stops=["all"], seed=1)
-    assert "not-restored" in causes(made), verdict.stops_screen(made)
+    assert "not-restored" in causes(made), results.stops_screen(made)
     assert says(said(made), "begins")
 
 
 def test_states_of_another_form_than_their_parameters():
     """Adafactor keeps sums of rows and of columns."""
     made = stopped("--optimizer Adafactor", ("ranks=2 batch=6", "ranks=1 batch=12"), stops=["all"])
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
 
 
 def test_optimizers_that_are_read_from_a_file_are_known_once():
@@ -258,7 +257,7 @@ def test_optimizers_that_are_read_from_a_file_are_known_once():
 
 def test_a_run_that_ends_otherwise_than_by_its_stop_is_not_judged():
     stop, other = (stop_follower.Stop(kind, 3, "step", (0, 1)) for kind in ("all", "term"))
-    layout = layouts.Layout(2, {}, ("train.py",))
+    layout = layouts.RunLayout(2, {}, ("train.py",))
     steps = [Step() for _ in range(8)]
     whole = runs.Run(layout, [RankRecord(rank, "end", steps, [], [], []) for rank in range(2)])
     ended = runs.Run(layout, [], "train.py: rank 0 raised OSError: address in use")
@@ -276,7 +275,7 @@ def test_kinds_of_which_no_stop_can_be_drawn():
 def test_a_save_that_is_not_whole_is_lost_and_one_that_is_replaced_at_once_is_not():
     """Somewhere in the first half of a save by torch.save itself: its file is there, and is not whole."""
     found = [stopped("--forget whole", stops=["save"], seed=seed) for seed in range(4)]
-    assert any("cannot-resume" in causes(made) for made in found), [verdict.stops_screen(made) for made in found]
+    assert any("cannot-resume" in causes(made) for made in found), [results.stops_screen(made) for made in found]
     for made in found:
         assert causes(made) <= {"cannot-resume"}
 
@@ -305,7 +304,7 @@ def test_samples_that_other_ranks_have_or_that_come_in_another_order():
             RankRecord(rank, "end", [Step([MicroBatch(list(samples), [])]) for samples in steps], [], [], [])
             for rank, steps in enumerate(ranks)
         ]
-        return runs.Run(layouts.Layout(2, {}, ("train.py",)), records)
+        return runs.Run(layouts.RunLayout(2, {}, ("train.py",)), records)
 
     first = run(("ab", "cd", "ef"), ("gh", "ij", "kl"))
     assert judge.ranks_difference(first, run(("cd", "ef"), ("ij", "kl")), 1) == ("", 0)
@@ -317,7 +316,7 @@ def test_samples_that_other_ranks_have_or_that_come_in_another_order():
 
 def test_activations_are_no_samples():
     first, later = Step([MicroBatch(["a", "b"], "", [])]), Step([MicroBatch(["c", "d"], "", [], activations=True)])
-    layout = layouts.Layout(2, {}, ("train.py",))
+    layout = layouts.RunLayout(2, {}, ("train.py",))
     records = [RankRecord(rank, "end", [step], [], [], []) for rank, step in enumerate((first, later))]
     assert judge.samples_by_step(runs.Run(layout, records)) == [Counter("ab")]
     wanted = [RankRecord(rank, "end", [later], [], [], []) for rank in range(2)]
@@ -459,7 +458,7 @@ def test_a_file_says_the_script_and_the_line_that_resumes(tmp_path, monkeypatch,
 @pytest.mark.nightly
 def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
     made = trials.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
     assert [trial.exact for trial in made.trials] == [True, False]
     assert [trial.states for trial in made.trials] == [True, True], "those of DTensors say whose they are"
 
@@ -479,7 +478,7 @@ def test_what_is_lost_shows_on_other_ranks_too_by_the_states_or_by_their_step():
 def test_fsdp2_goes_on_with_other_ranks_by_distributed_checkpoints():
     line = "tests/resumed/fsdp2.py --out {folder} --generators"
     made = trials.stopped(line, ["ranks=4", "ranks=2"], stops=["save"])
-    assert made.equal, verdict.stops_screen(made)
+    assert made.equal, results.stops_screen(made)
     assert all(trial.begins in (trial.expected, trial.stop.done) for trial in made.trials)
 
 
@@ -493,5 +492,5 @@ def test_accelerate_in_one_process_repeats_samples_and_a_seedable_sampler_does_n
     assert causes(trials.stopped(f"{line} --seedable", ["ranks=1"], stops=["all"])) == {"random-state"}
     # a loader that begins draws from the generator that load_state has just put back
     back = trials.stopped(f"{line} --seedable --generator-back", ["ranks=1"], stops=["all"])
-    assert back.equal, verdict.stops_screen(back)
+    assert back.equal, results.stops_screen(back)
     assert back.trials[0].exact

@@ -11,7 +11,7 @@ from pardemo.planner.layouts import Job, Layout, Machine, charts
 from pardemo.planner.layouts.layout import check_layout
 from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.procedure import choose
-from pardemo.planner.layouts.published import against, papers, published
+from pardemo.planner.layouts.published import against, loaders, papers
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
 
@@ -32,7 +32,7 @@ def test_the_papers_rows_can_be_run_and_say_what_they_print():
 
 
 def test_the_rule_answers_the_chapter_s_first_question_with_the_best_of_the_122_layouts():
-    rows = against.compare(published.read(project.root() / "data" / "published_runs" / "nanotron_h100.csv"))
+    rows = against.compare(loaders.read(project.root() / "data" / "published_runs" / "nanotron_h100.csv"))
     tried = [one for one in rows if one.run.layout.gpus == 32 and one.run.job.shape.name == "8.86B"]
     best = min(against.usable(tried), key=lambda one: one.run.seconds)
     assert (str(best.run.layout), round(best.run.seconds, 2)) == ("PP2 DP16 zero1 1×16", 4.56)
@@ -56,7 +56,7 @@ def test_fewer_adapters_make_zero_3_slower_alone():
 
 
 def test_jobs_are_runs_of_one_job():
-    runs = published.read(project.root() / "data" / "published_runs" / "nanotron_h100.csv")
+    runs = loaders.read(project.root() / "data" / "published_runs" / "nanotron_h100.csv")
     outcomes = against.compare(run for run in runs if run.layout.gpus == 32)
     groups = against.jobs(outcomes)
     assert groups

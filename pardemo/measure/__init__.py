@@ -1,4 +1,4 @@
-"""Anybody's training script, measured: what its median step sends, holds and waits for, on real ranks.
+"""Measures anybody's training script on real ranks: what its median step sends, holds and waits for.
 
 >>> from pardemo import measure
 >>> measure.script("train.py", ["--batch", "8"], ranks=4).findings        # doctest: +SKIP
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pardemo.script.step.summary import Finding as Finding
     from pardemo.script.step.summary import Summary as Summary
 
-#: Names of this door, and their homes in :mod:`pardemo.script`: torch is loaded by those who ask.
+#: Public names, and their modules in :mod:`pardemo.script`, which load torch and are imported when asked for.
 _HOME = {
     "ScriptError": "runtime.runner",
     "script": "step.measurement",

@@ -1,4 +1,4 @@
-"""Anybody's training script, proven: run in layouts that must train alike, and told where they do not, and why.
+"""Compares layouts of anybody's training script, which must train alike, and says where they do not, and why.
 
 On the command line: ``pardemo prove --layout "ranks=1 batch=8" --layout "ranks=4 batch=2" -- train.py --batch
 {batch}``. In Python: :func:`script`, and for an engine :func:`prove`. ``pardemo prove --stop``, here :func:`stopped`:
@@ -8,21 +8,21 @@ stopped at random steps, resumed, and told what was lost. How it is done: :mod:`
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.script.compare.proof import Parallel as Parallel
-    from pardemo.script.compare.proof import prove as prove
     from pardemo.script.compare.proof import script as script
     from pardemo.script.compare.proof import scripts as scripts
+    from pardemo.script.compare.prove_function import Parallel as Parallel
+    from pardemo.script.compare.prove_function import prove as prove
+    from pardemo.script.compare.results import Proof as Proof
     from pardemo.script.compare.runs import ProveError as ProveError
-    from pardemo.script.report.verdict import Proof as Proof
     from pardemo.script.resume.trials import stopped as stopped
 
-#: Names of this door, and their homes in :mod:`pardemo.script`: torch is loaded by those who ask.
+#: Public names, and their modules in :mod:`pardemo.script`, which load torch and are imported when asked for.
 _HOME = {
-    "Parallel": "compare.proof",
-    "prove": "compare.proof",
+    "Parallel": "compare.prove_function",
+    "prove": "compare.prove_function",
     "script": "compare.proof",
     "scripts": "compare.proof",
-    "Proof": "report.verdict",
+    "Proof": "compare.results",
     "ProveError": "compare.runs",
     "stopped": "resume.trials",
 }

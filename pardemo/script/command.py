@@ -47,7 +47,7 @@ def add_measure(commands: Any) -> None:
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 where the script was measured, 2 where it could not be."""
+    """Runs ``pardemo measure``; returns 0 where the script was measured, 2 where it could not be."""
     options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
@@ -131,7 +131,7 @@ def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
 
 
 def _hosts(hosts: int, ranks: int) -> Any:
-    """A line's machines, on this one, with links that nothing limits: a rank knows its node, and who is beside it."""
+    """Makes a cluster of the line's machines, on this one, without limits; ranks know their node, and who is on it."""
     from pardemo.cluster import Cluster
 
     if ranks % hosts:
@@ -140,7 +140,7 @@ def _hosts(hosts: int, ranks: int) -> Any:
 
 
 def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """What ``--pace`` asks for, and the cluster of the run; None where there is none."""
+    """Reads what ``--pace`` asks for, and the cluster of the run; None where there is none."""
     from pardemo.script.step.measurement import cluster_of, read_pace
 
     pace = cluster = None
@@ -189,7 +189,7 @@ def add_prove(commands: Any) -> None:
 
 
 def run_prove(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 equal, 1 different, 2 where a layout could not be run."""
+    """Runs ``pardemo prove``; returns 0 for equal, 1 for different, 2 where a layout could not be run."""
     options.at_least(arguments, 1, "steps")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
@@ -215,28 +215,28 @@ def run_prove(arguments: argparse.Namespace) -> int:
         if not launch.module and not os.path.isfile(launch.script):
             raise ValueError(f"there is no script {launch.script}")
     from pardemo.script.compare import proof, runs
-    from pardemo.script.report import verdict
+    from pardemo.script.report import proof_page
 
     asked = runs.Options(
         steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
         timeout_s=arguments.timeout,
     )  # fmt: skip
-    out = verdict.proof_folder(arguments.out) if arguments.out is not None else None
+    out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
         made = proof.scripts(wanted, asked)
         for details in filter(None, made.details.values()):
             print(details)  # with what the ranks print
     if out is not None:
         script = launch_lines.read_launch(list(wanted[0].line), wanted[0].ranks).script
-        verdict.write_proof(out, made, os.path.basename(script))
-    print(json.dumps(made.as_json(), indent=1) if arguments.json else verdict.proof_screen(made))
-    for hint in verdict.hints(made):
+        proof_page.write_proof(out, made, os.path.basename(script))
+    print(json.dumps(made.as_json(), indent=1) if arguments.json else made)
+    for hint in proof_page.hints(made):
         print(hint, file=sys.stderr)
     return 2 if made.failed and not made.findings else 1 if made.findings else 0
 
 
 def run_stop(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 nothing is lost, 1 something is, 2 where a run could not be compared."""
+    """Runs ``pardemo prove --stop``; returns 0 where nothing is lost, 1 where something is, 2 without an answer."""
     if arguments.out is not None:
         raise ValueError("--out writes the page of layouts that are compared; with --stop print the verdict, or --json")
     from pardemo.script.resume import GRACE_S, STEPS
@@ -249,20 +249,19 @@ def run_stop(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "steps")
     steps = arguments.steps or said.get("steps", STEPS)
     options.at_least(argparse.Namespace(steps=steps), 3, "steps")
-    from pardemo.script.report import verdict
-    from pardemo.script.resume import trials
+    from pardemo.script.resume import results, trials
 
     with ends_in_order("prove"), _beside_stdout():
         made = trials.stopped(
             line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
             double=arguments.double or said.get("double", False), timeout_s=arguments.timeout,
         )  # fmt: skip
-    print(json.dumps(verdict.stops_json(made), indent=1) if arguments.json else verdict.stops_screen(made))
+    print(json.dumps(results.stops_json(made), indent=1) if arguments.json else made)
     return 1 if made.findings else 2 if any(trial.error for trial in made.trials) else 0
 
 
 def _asked_stop(arguments: argparse.Namespace) -> tuple[Any, Any, str | None, dict[str, Any]]:
-    """The script's line, the layouts, the line that resumes, and what a file says beside them."""
+    """Reads the script's line, the layouts, the line that resumes, and what a file says beside them."""
     from pardemo.script.compare import layouts
 
     if arguments.layout:

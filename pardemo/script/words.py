@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 def first_of(names: Iterable[str], most: int, joined: str = ", ", more: str = " and {} more") -> str:
-    """So many names, and how many more there are: ``embed, head and 3 more``."""
+    """Lists so many names, and how many more there are: ``embed, head and 3 more``."""
     names = list(names)
     return joined.join(names[:most]) + (more.format(len(names) - most) if len(names) > most else "")
 
@@ -15,7 +15,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """A text's begin and its end, where it is longer."""
+    """Returns a text's beginning and its end, where it is longer."""
     return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pardemo import project
 from pardemo.planner.layouts.intervals import of_seconds
-from pardemo.planner.layouts.published import against, published
+from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.against import ComparedRun
 
 FOLDER = project.root() / "data" / "published_runs"
@@ -36,7 +36,7 @@ def markdown() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for file, name, least_mfu, aim in ROWS:
-        outcomes = against.compare(published.load(FOLDER / file, left_out=[]))
+        outcomes = against.compare(loaders.load(FOLDER / file, left_out=[]))
         time = against.errors([outcome.error for outcome in against.usable(outcomes, least_mfu)])
         memory_errors = [
             error for outcome in outcomes if (error := outcome.memory_error) is not None and not outcome.run.wrong
@@ -65,7 +65,7 @@ def releases() -> str:
         kept = [one for one in against.halves(file)[1] if one.run.job.stack.fitted == release]
         groups[release, f"{release}, kept back" if release != "26.02" else "25.09 to 26.02, kept back"] = kept
     for earlier, one in against.later_runs():
-        groups[earlier.fitted, published.program(one.run.job.stack.release).fitted].append(one)
+        groups[earlier.fitted, loaders.program(one.run.job.stack.release).fitted].append(one)
     for (constants, of), outcomes in sorted(groups.items()):
         cells = [constants, of]
         for experts in (False, True):
@@ -79,7 +79,7 @@ def releases() -> str:
 
 def slow_card() -> str:
     """A sentence on SimuMax's runs: by how much they are missed as planned, and with their card's rate told."""
-    runs = published.load(FOLDER / "newer/simumax_b200_dense_runs.csv")
+    runs = loaders.load(FOLDER / "newer/simumax_b200_dense_runs.csv")
     gpu = runs[0].job.machine.gpu
     told = replace(gpu, reachable=SLOW * gpu.flops, sustained=1.0, measured=True)  # as a profile tells it
     slower = [replace(run, job=replace(run.job, machine=replace(run.job.machine, gpu=told))) for run in runs]

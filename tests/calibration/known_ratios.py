@@ -10,7 +10,7 @@ from pardemo import project
 from pardemo.planner.layouts import intervals
 from pardemo.planner.layouts.intervals import COVERAGE, FINE_TUNES, RATIOS, kinds_of_runs, stage_hosts
 from pardemo.planner.layouts.memory import peak
-from pardemo.planner.layouts.published import against, finetune_runs, published
+from pardemo.planner.layouts.published import against, finetune_runs, loaders
 from pardemo.planner.layouts.published.against import LEAST_MFU, ComparedRun
 from pardemo.planner.layouts.step import step
 
@@ -79,7 +79,7 @@ def hosts() -> dict[str, list[int]]:
     """Of each program: hosts of its largest run that computed, and most that a stage's ranks were on."""
     found: dict[str, list[int]] = {}
     for file in TABLES:
-        for one in against.usable(against.compare(published.load(against.FOLDER / file, left_out=[])), LEAST_MFU):
+        for one in against.usable(against.compare(loaders.load(against.FOLDER / file, left_out=[])), LEAST_MFU):
             job, layout = one.run.job, one.run.layout
             most = found.setdefault(job.stack.name.removesuffix("-compiled"), [1, 1])
             most[:] = max(most[0], job.machine.hosts), max(most[1], stage_hosts(job, layout))

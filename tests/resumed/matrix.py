@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pardemo import prove
-from pardemo.script.report.verdict import StopVerdict, Trial
+from pardemo.script.resume.results import StopVerdict, Trial
 from pardemo.tables import text_table
 
 ROOT = Path(__file__).resolve().parents[2]

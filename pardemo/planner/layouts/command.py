@@ -90,11 +90,11 @@ def _against(arguments: argparse.Namespace) -> int:
 
 
 def _runs(path: Path, measured: "GpuProfile | None", left_out: list[str]) -> list:
-    from pardemo.planner.layouts.published import published
+    from pardemo.planner.layouts.published import loaders
 
     if not path.is_file():
         raise ValueError(f"no file {path}; a CSV with a run in each row (docs/plan.md lists its columns)")
-    return published.load(path, measured, left_out)
+    return loaders.load(path, measured, left_out)
 
 
 def job_of(arguments: argparse.Namespace) -> "Job":

@@ -9,16 +9,19 @@ from itertools import combinations
 
 import torch
 
+from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
 from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
-from pardemo.script.compare.layouts import SIZES, Layout, layout_factor, size_text
+from pardemo.script.compare.layouts import SIZES, RunLayout, layout_factor, size_text
+from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.parameter_map import Assembled, ParameterMap
-from pardemo.script.compare.runs import ComparedOutput, Finding, Pair, Reference, Run, StepComparison
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import Run
 from pardemo.world.errors import ranks_text
 
 
 def initial_findings(
     reference: Reference, other: Run, maps: ParameterMap, before: Mapping[str, Assembled]
-) -> list[Finding]:
+) -> list[Difference]:
     """Finds what is wrong with a layout's initial parameters: not the reference's, or different on ranks.
 
     ``before``: the layout's parameters before the first step.
@@ -66,7 +69,7 @@ def initial_findings(
         and not torch.equal(part.cut_from(truth[part.name], tuple(by_rank[rank][piece].shape)), by_rank[rank][piece])
     } or {name.rpartition(".")[0] for name in names}  # fmt: skip
     module = min(modules, key=lambda module: order.get(module, len(order)))  # which runs first
-    return [Finding(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
+    return [Difference(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
 
 
 def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
@@ -82,15 +85,15 @@ def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, A
 
 
 def _same_on_ranks(name: str, by_rank: list[dict[str, torch.Tensor]]) -> bool:
-    some = [tensors[name] for tensors in by_rank if name in tensors]
-    return any(torch.equal(a, b) for a, b in combinations(some, 2))
+    held = [tensors[name] for tensors in by_rank if name in tensors]
+    return any(torch.equal(a, b) for a, b in combinations(held, 2))
 
 
 #: Modules that normalise over the samples that they see.
 _BATCH = ("BatchNorm", "SyncBatchNorm")
 
 
-def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Finding:
+def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Difference:
     """Describes outputs that differ from the reference's; the first module is where the difference begins."""
     first = parted[0]
     rest = float(first.difference.norm()) / (float(first.reference.norm()) or 1.0)
@@ -106,7 +109,7 @@ def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Findi
         cause, why = _output_cause(facts, first, wrong)
         ranks = ranks_text(sorted({output.rank for output in wrong}))
         why = f"the output of {module} ({first.kind}) is not the reference's on {ranks}{': ' * bool(why)}{why}"
-    return Finding(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
+    return Difference(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
 
 
 def _output_cause(facts: StepComparison, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
@@ -202,7 +205,7 @@ class UnexplainedGradients:
     ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
     """
 
-    finding: Finding
+    finding: Difference
     pairs: tuple[Pair, ...]
     tolerance: float
     losses: tuple[float, float, float]
@@ -212,37 +215,37 @@ class UnexplainedGradients:
         return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
 
 
-def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) -> UnexplainedGradients | None:
+def unexplained_gradients(findings: Sequence[Difference], facts: StepComparison) -> UnexplainedGradients | None:
     """Returns the finding that other layouts may explain; None where there is none, or more than one."""
-    some = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
-    pairs = tuple(facts.gradients[name] for finding in some for name in finding.parameters if name in facts.gradients)
-    if len(some) != 1 or any(pair.apart for pair in pairs):
+    wrong = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
+    pairs = tuple(facts.gradients[name] for finding in wrong for name in finding.parameters if name in facts.gradients)
+    if len(wrong) != 1 or any(pair.apart for pair in pairs):
         return None
     losses = facts.losses or [math.nan]
     wanted = sum(facts.reference_step.losses)
-    return UnexplainedGradients(some[0], pairs, facts.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
+    return UnexplainedGradients(wrong[0], pairs, facts.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
 
 
 def explain_across(
-    findings: Sequence[Finding], left: Mapping[str, UnexplainedGradients], layouts: Sequence[Layout]
-) -> list[Finding]:
+    findings: Sequence[Difference], unexplained: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
+) -> list[Difference]:
     """Returns the findings, with reasons for those that two layouts of different sizes explain together.
 
     With a part a of the gradient counted n times, the wrong gradient is g + (n - 1) a: the differences from the
     reference of two layouts are parallel, and their ratio is that of their n - 1; of 1/n - 1 where a part is divided.
 
     Args:
-        left: by a layout's name what it leaves open. layouts: all that were compared.
+        unexplained: by a layout's name what it leaves open. layouts: all that were compared.
     """
-    some = [(layout, left[layout.name]) for layout in layouts if layout.name in left]
-    if len(some) < 2 or len({(case.finding.step, case.finding.parameters) for _, case in some}) != 1:
+    by_layout = [(layout, unexplained[layout.name]) for layout in layouts if layout.name in unexplained]
+    if len(by_layout) < 2 or len({(case.finding.step, case.finding.parameters) for _, case in by_layout}) != 1:
         return list(findings)
     wrong = {finding.layout for finding in findings}
     for times in (True, False):
-        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, some, layouts, wrong)]
+        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, by_layout, layouts, wrong)]
         if keys:
-            explained = [case.finding for _, case in some]
-            cause, why = _cause_across(keys, times, some)
+            explained = [case.finding for _, case in by_layout]
+            cause, why = _cause_across(keys, times, by_layout)
             return [replace(finding, cause=cause, why=why) if finding in explained else finding for finding in findings]
     return list(findings)
 
@@ -250,20 +253,20 @@ def explain_across(
 def _grows_with(
     key: str,
     times: bool,
-    some: Sequence[tuple[Layout, UnexplainedGradients]],
-    compared: Sequence[Layout],
+    by_layout: Sequence[tuple[RunLayout, UnexplainedGradients]],
+    compared: Sequence[RunLayout],
     wrong: set[str],
 ) -> bool:
     """Whether differences grow with this number of the layouts; and layouts in which it is 1 are right."""
-    numbers = [layout.sizes.get(key, 1) for layout, _ in some]
+    numbers = [layout.sizes.get(key, 1) for layout, _ in by_layout]
     alone = any(layout.name in wrong for layout in compared if layout.sizes.get(key, 1) == 1)
     if min(numbers) < 2 or len(set(numbers)) < 2 or alone:
         return False
     shares = [number - 1 if times else 1 / number - 1 for number in numbers]
-    ratios, lefts = [share / shares[0] for share in shares], [case for _, case in some]
+    ratios, cases = [share / shares[0] for share in shares], [case for _, case in by_layout]
     return all(
-        _are_parallel(lefts[0], other, ratio) for other, ratio in zip(lefts[1:], ratios[1:], strict=True)
-    ) and _losses_agree(lefts, ratios)  # fmt: skip
+        _are_parallel(cases[0], other, ratio) for other, ratio in zip(cases[1:], ratios[1:], strict=True)
+    ) and _losses_agree(cases, ratios)  # fmt: skip
 
 
 def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, ratio: float) -> bool:
@@ -271,7 +274,7 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
     elements = 0
     for a, b in zip(first.pairs, second.pairs, strict=True):
         both = a.covered & b.covered
-        one, two = ((pair.ours - pair.reference)[both].double() for pair in (a, b))
+        one, two = ((pair.candidate - pair.reference)[both].double() for pair in (a, b))
         size = float(two.norm())
         rounding = 100 * first.tolerance * float(a.reference.double().norm()) * (1 + abs(ratio))
         off = float((two - ratio * one).norm())
@@ -281,24 +284,24 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
     return elements >= _LEAST
 
 
-def _losses_agree(lefts: Sequence[UnexplainedGradients], ratios: Sequence[float]) -> bool:
+def _losses_agree(cases: Sequence[UnexplainedGradients], ratios: Sequence[float]) -> bool:
     """Whether the losses are right in all layouts, or off as the gradients are."""
-    off = [case.losses[1] - case.losses[0] for case in lefts]
+    off = [case.losses[1] - case.losses[0] for case in cases]
     allowed = [
-        case.tolerance * 100 * abs(case.losses[0]) * (1 + abs(ratio)) for case, ratio in zip(lefts, ratios, strict=True)
+        case.tolerance * 100 * abs(case.losses[0]) * (1 + abs(ratio)) for case, ratio in zip(cases, ratios, strict=True)
     ]
-    return all(case.loss_is_right for case in lefts) or all(
+    return all(case.loss_is_right for case in cases) or all(
         abs(value - off[0] * ratio) <= limit < 0.1 * abs(value)
         for value, ratio, limit in zip(off, ratios, allowed, strict=True)
     )
 
 
 def _cause_across(
-    keys: Sequence[str], times: bool, some: Sequence[tuple[Layout, UnexplainedGradients]]
+    keys: Sequence[str], times: bool, by_layout: Sequence[tuple[RunLayout, UnexplainedGradients]]
 ) -> tuple[str, str]:
     named = " or ".join(f"the {size_text(key)}" for key in keys)
-    numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in some)
-    loss = all(case.loss_is_right for _, case in some)
+    numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in by_layout)
+    loss = all(case.loss_is_right for _, case in by_layout)
     same = "the reference's" if loss else "off in the same way"
     how = f"is {'multiplied' if times else 'divided'} by {named}"
     cause = ("counted-per-rank" if loss else "sum-for-mean") if times else "mean-for-sum"
@@ -314,30 +317,30 @@ WHOLE_MATRIX = ("muon", "shampoo", "soap", "adafactor")
 SCALE_FREE = ("adam", "adagrad", "adan", "lion", "lamb", "lars", "rmsprop", "sophia", "sign", "prodigy", *WHOLE_MATRIX)
 
 
-def gradient_findings(facts: StepComparison) -> list[Finding]:
+def gradient_findings(facts: StepComparison) -> list[Difference]:
     """Finds outputs that differ, or gradients that are wrong, with their causes."""
     if facts.parted:
         return [output_finding(facts, facts.parted)]
     wrong, missing = _wrong_pairs(facts), _pairs_without_gradient(facts)
-    findings: list[Finding] = []
+    findings: list[Difference] = []
     if missing:
         findings.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     for cause in BY_PARAMETER:
         alone = {pair.name: cause.explains([pair], facts) for pair in wrong}
-        some = [pair for pair in wrong if alone[pair.name]]
-        if some and (why := cause.explains(some, facts)):
-            findings.append(_finding(facts, some, cause.name, why))
-        elif some:  # each for itself, and not all alike
+        explained = [pair for pair in wrong if alone[pair.name]]
+        if explained and (why := cause.explains(explained, facts)):
+            findings.append(_finding(facts, explained, cause.name, why))
+        elif explained:  # each for itself, and not all alike
             findings += [
-                _finding(facts, [pair for pair in some if alone[pair.name] == why], cause.name, why)
-                for why in dict.fromkeys(alone[pair.name] or "" for pair in some)
+                _finding(facts, [pair for pair in explained if alone[pair.name] == why], cause.name, why)
+                for why in dict.fromkeys(alone[pair.name] or "" for pair in explained)
             ]
         wrong = [pair for pair in wrong if not alone[pair.name]]
     findings += _findings_by_factor(facts, wrong)
     return [_as_consequence(facts, finding, findings) for finding in findings]
 
 
-def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Finding]) -> Finding:
+def _as_consequence(facts: StepComparison, finding: Difference, others: Sequence[Difference]) -> Difference:
     """Marks an unexplained finding as a possible consequence of one that the backward pass reaches before it."""
     if finding.cause or not finding.parameters:
         return finding
@@ -350,7 +353,7 @@ def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Fi
     return finding
 
 
-def _ranks_apart(facts: StepComparison, finding: Finding) -> set[int]:
+def _ranks_apart(facts: StepComparison, finding: Difference) -> set[int]:
     """Returns the ranks that have different gradients of these parameters."""
     return ranks_of(facts.gradients[name] for name in finding.parameters if name in facts.gradients)
 
@@ -381,14 +384,14 @@ def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
         for name, update in facts.updates.items()
         if name not in facts.gradients
         and not update.equal
-        and not update.ours[update.covered].any()
+        and not update.candidate[update.covered].any()
         and update.reference.any()
     ]
 
 
-def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Finding]:
+def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Difference]:
     """Groups the remaining gradients by factor: plain multiples first, then those that are off otherwise."""
-    made = []
+    findings = []
     groups: dict[float | None, list[Pair]] = {}
     for pair in wrong:
         plain = pair.rest <= plain_limit(facts) and math.isfinite(pair.factor)
@@ -396,29 +399,29 @@ def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Findin
             plain = plain and multiple_cause([pair], facts) is not None
         key = next((k for k in groups if k is not None and plain and math.isclose(k, pair.factor, rel_tol=1e-3)), None)
         groups.setdefault(key if key is not None else pair.factor if plain else None, []).append(pair)
-    for key, some in sorted(groups.items(), key=lambda item: item[0] is None):
-        if key is not None and (named := multiple_cause(some, facts)):
-            made.append(_finding(facts, some, *named))
+    for key, group in sorted(groups.items(), key=lambda item: item[0] is None):
+        if key is not None and (named := multiple_cause(group, facts)):
+            findings.append(_finding(facts, group, *named))
         else:
-            explanations = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(some, facts)))
-            made.append(_finding(facts, some, *next(explanations, ("", "nobody here knows why"))))
-    return made
+            explanations = ((cause.name, why) for cause in TOGETHER if (why := cause.explains(group, facts)))
+            findings.append(_finding(facts, group, *next(explanations, ("", "nobody here knows why"))))
+    return findings
 
 
-def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:
     factors = [pair.factor for pair in pairs]
     alike = all(math.isclose(value, factors[0], rel_tol=1e-3) for value in factors)
     rest = max(pair.rest for pair in pairs)
     single = all(pair.reference.numel() == 1 for pair in pairs)
     names = tuple(sorted(pair.name for pair in pairs))
-    return Finding(
+    return Difference(
         facts.layout.name, facts.step + 1, "gradients", cause, why,
         factors[0] if alike and math.isfinite(factors[0]) and (cause or not single) else None, rest, names,
         facts.first(names),
     )  # fmt: skip
 
 
-def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
+def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Difference]:
     """Finds parameters that are wrong after the step though their gradients are right.
 
     ``behind``: whether parameters are after the next step what they should be after this one.
@@ -426,29 +429,29 @@ def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool])
     apart = [pair for pair in facts.updates.values() if pair.apart]
     wrong = [pair for pair in facts.updates.values() if not pair.equal and not pair.apart]
     frozen = [pair for pair in wrong if pair.name not in facts.gradients and not pair.reference.any()]
-    still = [pair for pair in wrong if pair not in frozen and not pair.ours[pair.covered].any()]
+    still = [pair for pair in wrong if pair not in frozen and not pair.candidate[pair.covered].any()]
     rest = [pair for pair in wrong if pair not in frozen and pair not in still]
-    made = []
+    findings = []
     if apart:
         kept = any(
-            not part.cut_from(pair.ours, tuple(next(iter(versions.values())).shape)).any()  # nothing has changed
+            not part.cut_from(pair.candidate, tuple(next(iter(versions.values())).shape)).any()  # nothing has changed
             for pair in apart for part, versions in pair.apart
         )  # fmt: skip
         cause = "stale" if facts.step or kept else "optimizer-state"
         ranks = ranks_text(sorted(ranks_of(apart)))
         why = f"{ranks} hold different values after the step, of gradients that are the same"
-        made.append(_update_finding(facts, apart, cause, why))
+        findings.append(_update_finding(facts, apart, cause, why))
     if frozen:
         why = "the reference leaves them as they are, and here they are trained"
-        made.append(_update_finding(facts, frozen, "frozen", why))
+        findings.append(_update_finding(facts, frozen, "frozen", why))
     if still and behind(still):
         why = f"after step {facts.step + 2} they are what they should be after step {facts.step + 1}: one step behind"
-        made.append(_update_finding(facts, still, "stale", why))
+        findings.append(_update_finding(facts, still, "stale", why))
     elif still:
         why = "they have the right gradient, and the step leaves them"
-        made.append(_update_finding(facts, still, "no-gradient", why))
+        findings.append(_update_finding(facts, still, "no-gradient", why))
     if why := clipping_sentence(facts, rest):
-        made.append(_update_finding(facts, rest, "clipped", why))
+        findings.append(_update_finding(facts, rest, "clipped", why))
     elif rest:
         why = "their gradient is right, and what the optimizer makes of it is not"
         names = (name for name in facts.optimizer.split() if any(kind in name.lower() for kind in WHOLE_MATRIX))
@@ -457,15 +460,15 @@ def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool])
             why += f": {optimizer} needs the whole matrix of a gradient, and ranks step with their parts"
         else:
             why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
-        made.append(_update_finding(facts, rest, "optimizer-state", why))
-    return made
+        findings.append(_update_finding(facts, rest, "optimizer-state", why))
+    return findings
 
 
-def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:
     return replace(_finding(facts, pairs, cause, why), what="parameters after the step")
 
 
-def printed_findings(facts: StepComparison) -> list[Finding]:
+def printed_findings(facts: StepComparison) -> list[Difference]:
     """Finds a printed loss that is a multiple of the right one while the differentiated loss is right."""
     truth = facts.reference_step
     wanted = sum(truth.losses)
@@ -486,5 +489,5 @@ def printed_findings(facts: StepComparison) -> list[Finding]:
             factor = printed / (shown * value) if value else 0.0
             if named := layout_factor(facts.layout, factor, tolerance):
                 why = f"rank {rank} prints a loss of {printed:.6g} where it is {shown * value:.6g}: {named.text}"
-                return [Finding(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
+                return [Difference(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
     return []

@@ -7,9 +7,12 @@ from itertools import combinations
 
 import torch
 
+from pardemo.script.compare.differences import ComparedOutput, Difference
 from pardemo.script.compare.layouts import distinct_digits, layout_factor
+from pardemo.script.compare.pairs import norm_of
 from pardemo.script.compare.parameter_map import ParameterMap, reference_name, renamed_modules
-from pardemo.script.compare.runs import ComparedOutput, Finding, Reference, Run, norm_of
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import Run
 from pardemo.script.compare.samples import RowPosition, StepSamples
 from pardemo.script.record.rank_record import Mask, ModuleCall
 from pardemo.script.runtime.call_sites import ROOT
@@ -57,7 +60,7 @@ class StepOutputs:
         self.order = {(c.module, c.number): at for at, c in reversed([*enumerate(self.record.calls)])}
 
     def rows(self, call: ModuleCall, whole: bool = False) -> dict[str, torch.Tensor]:
-        """The output as rows, in each way in which it can be seen; or numbers without a fraction that went in."""
+        """Returns the output as rows, in each way to see it; or numbers without a fraction that went in."""
         tensor = (self._whole if whole else self._tensors).get(call.key.removeprefix("output/"))
         if tensor is None:
             return {}
@@ -66,9 +69,9 @@ class StepOutputs:
 
     def all_of(self, module: str, width: int) -> torch.Tensor:
         """All rows that a module has given in this step, in no order. [rows, 3]"""
-        some = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
+        outputs = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
                 if call.module == module and call.shape[-1:] == (width,)]  # fmt: skip
-        return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in some])
+        return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in outputs])
 
 
 def parted_outputs(
@@ -82,22 +85,22 @@ def parted_outputs(
     parted: list[ComparedOutput] = []
     equal: dict[str, bool] = {}
     for rank, parts in maps.parts.items():
-        ours = StepOutputs(other, step, rank)
+        candidate = StepOutputs(other, step, rank)
         renamed = renamed_modules(parts)
         # of a module with a parameter of which the rank has a part, the output may be a part, too
         cut = {name.rpartition(".")[0] for name, part in parts.items() if part.is_cut}
         missing = reference.whole[step].before.keys() - {part.name for part in parts.values()}
         compared = []
-        for call in ours.record.calls:
+        for call in candidate.record.calls:
             name = reference_name(call.module, renamed)
             if not _is_whole(name, call.kind, missing):
                 continue
-            rows = range(len(ours.record.micro_batches[call.micro_batch].samples))
+            rows = range(len(candidate.record.micro_batches[call.micro_batch].samples))
             places = [samples.places.get((rank, call.micro_batch, row)) for row in rows]
             known = [place for place in places if place is not None]
             output = None
             if len(known) == len(places):
-                output = _compare_call(ours, truth, call, known, name, reference.tolerance)
+                output = _compare_call(candidate, truth, call, known, name, reference.tolerance)
             if output is not None:
                 inside = "" if call.module == ROOT else f"{call.module}."
                 strict = not any(part == call.module or part.startswith(inside) for part in cut)
@@ -115,28 +118,28 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
 
 
 def _compare_call(
-    ours: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
+    candidate: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
 ) -> ComparedOutput | None:
     """Compares a call with those of the reference's module ``name``; None where there is none to compare with.
 
     ``places``: where the call's rows are in the reference.
     """
     best: ComparedOutput | None = None
-    for way, ours_here in ours.rows(call).items() if places else ():
-        wanted = _reference_rows(truth, name, call, places, way, ours_here.shape[1:], False)
+    for way, rows_here in candidate.rows(call).items() if places else ():
+        wanted = _reference_rows(truth, name, call, places, way, rows_here.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
-        difference = ours_here - wanted
+        difference = rows_here - wanted
         scale = wanted.abs().max().item() or 1.0
         off = difference.abs().amax(dim=tuple(range(1, difference.dim()))) > tolerance * scale * 10
         equal = not bool(off.any())
         dispatched = way in (FLAT, FLAT_BY_TOKENS) and not equal
-        if dispatched and _all_rows_present(ours_here, truth.all_of(name, call.shape[-1]), scale, tolerance):
+        if dispatched and _all_rows_present(rows_here, truth.all_of(name, call.shape[-1]), scale, tolerance):
             continue
         inputs = None
-        if (integers := ours.rows(call, True).get(way)) is not None:
-            theirs = _reference_rows(truth, name, call, places, way, integers.shape[1:], True)
-            inputs = None if theirs is None else bool(torch.equal(integers, theirs))
+        if (integers := candidate.rows(call, True).get(way)) is not None:
+            expected = _reference_rows(truth, name, call, places, way, integers.shape[1:], True)
+            inputs = None if expected is None else bool(torch.equal(integers, expected))
         if best is None or equal:
             apart, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted))
             order = truth.order[name, call.number]
@@ -144,29 +147,29 @@ def _compare_call(
     return best
 
 
-def _all_rows_present(rows: torch.Tensor, theirs: torch.Tensor, scale: float, tolerance: float) -> bool:
-    """Whether each of our rows is one of the reference's, wherever: the same tokens in another order."""
+def _all_rows_present(rows: torch.Tensor, wanted: torch.Tensor, scale: float, tolerance: float) -> bool:
+    """Whether each of the rows is one of the reference's, wherever: the same tokens in another order."""
     parts = rows.reshape(-1, rows.shape[-1]).split(256)
     return all(
-        bool(((part[:, None] - theirs[None]).abs().amax(-1).amin(1) <= tolerance * scale * 10).all()) for part in parts
+        bool(((part[:, None] - wanted[None]).abs().amax(-1).amin(1) <= tolerance * scale * 10).all()) for part in parts
     )
 
 
 def _reference_rows(
     truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
 ) -> torch.Tensor | None:
-    """Returns the reference's rows for these places in our shape; None where it has no such output."""
+    """Returns the reference's rows for these places in a call's shape; None where it has no such output."""
     expected = []
     by_micro: dict[int, torch.Tensor | None] = {}
     for place in places:
         if place.micro_batch not in by_micro:
-            its = truth.by_name.get((name, place.micro_batch, call.number))
-            fits = its is not None and (whole or its.shape[-1:] == call.shape[-1:])
-            by_micro[place.micro_batch] = truth.rows(its, whole).get(way) if its is not None and fits else None
-        theirs = by_micro[place.micro_batch]
-        if theirs is None:
+            output = truth.by_name.get((name, place.micro_batch, call.number))
+            fits = output is not None and (whole or output.shape[-1:] == call.shape[-1:])
+            by_micro[place.micro_batch] = truth.rows(output, whole).get(way) if output is not None and fits else None
+        rows = by_micro[place.micro_batch]
+        if rows is None:
             return None
-        row = theirs[place.row]
+        row = rows[place.row]
         if place.tokens is not None and row.dim() == len(shape):
             for axis, (size, our_size) in enumerate(zip(row.shape, shape, strict=True)):
                 if size == place.length and our_size == len(place.tokens) != size:
@@ -202,7 +205,7 @@ _MASKS = {
 }
 
 
-def mask_findings(other: Run, step: int) -> list[Finding]:
+def mask_findings(other: Run, step: int) -> list[Difference]:
     """Finds what is wrong with a step's dropout masks."""
     steps = [record.steps[step] for record in other.records]
     samples = [[micro.samples for micro in of_rank.micro_batches] for of_rank in steps]
@@ -229,7 +232,7 @@ def mask_findings(other: Run, step: int) -> list[Finding]:
     for cause, mask in sorted(first.items(), reverse=True):
         ranks = " and ".join(ranks_text(sorted(group)) for group in sorted(groups[cause], key=min))
         why = f"{ranks} {_MASKS[cause].format(mask.line)}"
-        made.append(Finding(other.layout.name, step + 1, "random numbers", cause, why, module=mask.module))
+        made.append(Difference(other.layout.name, step + 1, "random numbers", cause, why, module=mask.module))
     return made
 
 
@@ -243,12 +246,12 @@ def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     return by_call
 
 
-def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
+def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Difference | None:
     """Finds a mask that a recomputation draws anew for the same input."""
     for mask in (mask for mask in masks if mask.repeated):
         before = [m for m in masks if not m.repeated and m.input == mask.input and m.line == mask.line]
         if before and all(m.dropped != mask.dropped for m in before):
-            return Finding(
+            return Difference(
                 other.layout.name, step + 1, "random numbers", "recomputed-differently",
                 f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is that "
                 "of a network which nobody ran",
@@ -257,48 +260,48 @@ def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | N
     return None
 
 
-def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
+def buffer_findings(reference: Reference, other: Run, step: int) -> list[Difference]:
     """Finds buffers that are saved with the model and differ from the reference's on some ranks.
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
     """
     norms = {name for record in other.records for name in record.batch_norms}
     by_rank = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
-    made: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for name, value in reference.run.tensors(step, 0, "buffer").items():
         if name.rpartition(".")[0] in norms or not value.is_floating_point():
             continue
         for rank, tensors in enumerate(by_rank):
-            its = tensors.get(name, value)
+            candidate = tensors.get(name, value)
             limit = reference.tolerance * 10 * value.abs().max() if value.numel() else 0.0
-            if its.shape == value.shape and bool(((its - value).abs() > limit).any()):
-                made.setdefault(name, []).append(rank)
-    if not made:
+            if candidate.shape == value.shape and bool(((candidate - value).abs() > limit).any()):
+                ranks.setdefault(name, []).append(rank)
+    if not ranks:
         return []
-    name = next(iter(made))
+    name = next(iter(ranks))
     return [
-        Finding(
+        Difference(
             other.layout.name, step + 1, "buffers", "buffers",
-            f"the buffer{'s' if len(made) > 1 else ''} {', '.join(made)} on {ranks_text(made[name])} "
-            f"{'are' if len(made) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
+            f"the buffer{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} on {ranks_text(ranks[name])} "
+            f"{'are' if len(ranks) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
             "same on all ranks, too",
             module=name.rpartition(".")[0],
         )
     ]  # fmt: skip
 
 
-def clipping_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
+def clipping_findings(reference: Reference, other: Run, step: int) -> list[Difference]:
     """Finds gradient norms and learning rates that differ from the reference's."""
     truth = reference.run.records[0].steps[step]
-    findings: list[Finding] = []
+    findings: list[Difference] = []
     for rank, record in enumerate(other.records):
-        ours = record.steps[step]
-        if truth.clips and ours.clips and not findings:
-            wanted, norm = truth.clips[-1], ours.clips[-1]
+        candidate = record.steps[step]
+        if truth.clips and candidate.clips and not findings:
+            wanted, norm = truth.clips[-1], candidate.clips[-1]
             if not math.isclose(wanted, norm, rel_tol=reference.tolerance * 10):
                 why = _explain_norm(reference, other, step, rank, wanted, norm)
-                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
-        rates = set(truth.learning_rates), set(ours.learning_rates)
+                findings.append(Difference(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
+        rates = set(truth.learning_rates), set(candidate.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):
@@ -307,7 +310,7 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Findi
     return findings
 
 
-def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Finding:
+def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Difference:
     rates = [record.learning_rates[-1:] for record in reference.run.records[0].steps]
     later = [number for number, of_step in enumerate(rates) if of_step and math.isclose(of_step[0], rate, rel_tol=1e-9)]
     why = f"the learning rate of step {step + 1} is {rate:.6g}, and the reference's {wanted:.6g}"
@@ -319,7 +322,7 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, ra
     steps = other.layout.values.get("accumulate")
     if not later and isinstance(steps, int) and steps > 1:
         why += f"; a scheduler that is stepped for each of {steps} micro-batches is ahead"
-    return Finding(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
+    return Difference(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
 
 
 def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, norm: float) -> str:
@@ -337,7 +340,7 @@ def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted
     return why
 
 
-def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
+def scale_findings(reference: Run, other: Run, step: int) -> list[Difference]:
     """Finds loss scales that differ from the reference's, or between ranks."""
     truth = reference.records[0].steps[step]
     steps = [record.steps[step] for record in other.records if record.steps[step].scales]
@@ -358,4 +361,4 @@ def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
         )
     else:
         return []
-    return [Finding(other.layout.name, step + 1, "loss scale", "loss-scale", why)]
+    return [Difference(other.layout.name, step + 1, "loss scale", "loss-scale", why)]

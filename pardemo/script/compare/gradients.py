@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from pardemo.script.compare.differences import StepComparison
 from pardemo.script.compare.layouts import distinct_digits, layout_factor, size_text
-from pardemo.script.compare.runs import Pair, StepComparison
+from pardemo.script.compare.pairs import Pair
 from pardemo.world.errors import ranks_text
 
 
@@ -99,14 +100,14 @@ def loss_itself(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 def _losses_within_a_group(facts: StepComparison) -> str | None:
     for rank, step in enumerate(facts.steps):
-        for other, its in enumerate(facts.steps[:rank]):
-            same = [m.samples for m in step.micro_batches] == [m.samples for m in its.micro_batches]
-            if same and step.micro_batches and len(step.losses) == len(its.losses) and step.losses:
-                off = max(abs(a - b) for a, b in zip(step.losses, its.losses, strict=True))
+        for other, earlier in enumerate(facts.steps[:rank]):
+            same = [m.samples for m in step.micro_batches] == [m.samples for m in earlier.micro_batches]
+            if same and step.micro_batches and len(step.losses) == len(earlier.losses) and step.losses:
+                off = max(abs(a - b) for a, b in zip(step.losses, earlier.losses, strict=True))
                 if off > facts.tolerance * 10 * max(map(abs, step.losses)):
                     return (
                         f"{ranks_text([other, rank])} have the same samples, and differentiate different losses: "
-                        f"{its.losses[0]:.6g} and {step.losses[0]:.6g}"
+                        f"{earlier.losses[0]:.6g} and {step.losses[0]:.6g}"
                     )
     return None
 
@@ -115,7 +116,7 @@ def _loss_text(facts: StepComparison) -> str | None:
     sums, wanted = facts.losses, sum(facts.reference_step.losses)
     if not sums or not wanted:
         return None
-    loss = min(sum(sums) / len(sums), sum(sums), key=lambda made: abs(made - wanted))  # of ranks, or of their parts
+    loss = min(sum(sums) / len(sums), sum(sums), key=lambda loss: abs(loss - wanted))  # of ranks, or of their parts
     named = layout_factor(facts.layout, loss / wanted, 1e-4)
     if math.isclose(loss, wanted, rel_tol=facts.tolerance * 10) or named:
         return None
@@ -135,7 +136,7 @@ def precision(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
             return None
         scale = float(pair.reference.abs().max())
         large = pair.covered & (pair.reference.abs() > 0.05 * scale)
-        off = ((pair.ours - pair.reference).abs() / pair.reference.abs().clamp(min=1e-300))[large]
+        off = ((pair.candidate - pair.reference).abs() / pair.reference.abs().clamp(min=1e-300))[large]
         worst = max(worst, float(off.max()) if off.numel() else 0.0)
     for type_, bits in _TYPES:
         # a sum of rounded numbers is off by some roundings, as much as 16
@@ -146,7 +147,7 @@ def precision(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 def _has_bits(pair: Pair, bits: int, facts: StepComparison) -> bool:
     """Whether each number has no more bits than these, as it is or before it was divided by ranks."""
-    values = pair.ours[pair.covered].double()
+    values = pair.candidate[pair.covered].double()
     values = values[values != 0]
     for times in (1, *facts.layout.sizes.values()):
         mantissa, _ = torch.frexp(values * times)
@@ -164,7 +165,7 @@ def own_norm(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     if times > max(len(facts.reference_step.clips), 1) and not math.isclose(min(norms), max(norms), rel_tol=1e-6):
         return f"gradients are clipped {times} times in a step, each time what is there by then"
     wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
-    whole_norm = math.sqrt(sum(float(p.ours.double().square().sum()) for p in facts.gradients.values()))
+    whole_norm = math.sqrt(sum(float(p.candidate.double().square().sum()) for p in facts.gradients.values()))
     if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, whole_norm, rel_tol=1e-6):
         return None
     if len(pairs) < len(facts.gradients) or layout_factor(facts.layout, pairs[0].factor, 1e-4):
@@ -246,18 +247,18 @@ def _summing_way(pair: Pair, facts: StepComparison) -> str | None:
     size = float(pair.reference.double().norm())
     answers = dict.fromkeys(("mean", "sum", "sum of groups"), True)
     for part, versions in pair.apart:
-        some = torch.stack([tensor.double() for tensor in versions.values()])
-        wanted = part.cut_from(pair.reference, tuple(some.shape[1:])).double()
-        made = {"mean": some.mean(0), "sum": some.sum(0), "sum of groups": _distinct(some).sum(0)}
+        stacked = torch.stack([tensor.double() for tensor in versions.values()])
+        wanted = part.cut_from(pair.reference, tuple(stacked.shape[1:])).double()
+        combined = {"mean": stacked.mean(0), "sum": stacked.sum(0), "sum of groups": _distinct(stacked).sum(0)}
         for how in answers:
-            answers[how] &= is_near(made[how], wanted, predicate_tolerance(facts), size)
+            answers[how] &= is_near(combined[how], wanted, predicate_tolerance(facts), size)
     return next((how for how, fits in answers.items() if fits), None)
 
 
-def _distinct(some: torch.Tensor) -> torch.Tensor:
+def _distinct(versions: torch.Tensor) -> torch.Tensor:
     """Returns the versions that differ among those of all ranks [n, …]: ranks of one group have the same."""
     kept: list[torch.Tensor] = []
-    for version in some:
+    for version in versions:
         if not any(is_near(version, other, 1e-12) for other in kept):
             kept.append(version)
     return torch.stack(kept)
@@ -309,7 +310,7 @@ def clipped_apart(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 @_cause("no-gradient")
 def no_gradient(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Nothing arrives at these parameters."""
-    if all(not pair.ours[pair.covered].any() and pair.reference.any() for pair in pairs):
+    if all(not pair.candidate[pair.covered].any() and pair.reference.any() for pair in pairs):
         return "their gradient is zero on every rank"
     return None
 
@@ -333,11 +334,11 @@ def _mixed_parts(pair: Pair, facts: StepComparison) -> int | None:
         return None
     size = float(pair.reference.double().norm())
     for count in (n for n in range(2, facts.layout.ranks + 1) if facts.layout.ranks % n == 0):
-        for axis in (dim for dim in range(pair.ours.dim()) if pair.ours.shape[dim] % count == 0):
-            ours = torch.stack(pair.ours.double().chunk(count, axis))
+        for axis in (dim for dim in range(pair.candidate.dim()) if pair.candidate.shape[dim] % count == 0):
+            chunks = torch.stack(pair.candidate.double().chunk(count, axis))
             total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
-            alike = is_near(ours, ours[:1].expand_as(ours), predicate_tolerance(facts), size)
-            if alike and any(is_near(ours[0], total / by, predicate_tolerance(facts), size) for by in (1, count)):
+            alike = is_near(chunks, chunks[:1].expand_as(chunks), predicate_tolerance(facts), size)
+            if alike and any(is_near(chunks[0], total / by, predicate_tolerance(facts), size) for by in (1, count)):
                 return count
     return None
 
@@ -349,10 +350,10 @@ def rows_missing(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     for pair in pairs:
         if pair.reference.dim() != 2 or pair.apart:
             return None
-        has = pair.ours.any(1)
+        has = pair.candidate.any(1)
         should = pair.reference.abs().amax(1) > facts.tolerance * float(pair.reference.abs().max())
         missing = should & ~has
-        if not missing.any() or not is_near(pair.ours[has], pair.reference[has], predicate_tolerance(facts)):
+        if not missing.any() or not is_near(pair.candidate[has], pair.reference[has], predicate_tolerance(facts)):
             return None
         places = missing.nonzero().reshape(-1)
         texts.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
@@ -381,17 +382,17 @@ def _shares(
     if any(pair.name not in others for pair in pairs):
         return None
     shares = [
-        _coefficients(pair.ours, [pair.reference, others[pair.name]], predicate_tolerance(facts)) for pair in pairs
+        _coefficients(pair.candidate, [pair.reference, others[pair.name]], predicate_tolerance(facts)) for pair in pairs
     ]
     now, then = shares[0] or (0.0, 0.0)
     alike = all(share and abs(share[0] - now) + abs(share[1] - then) <= 1e-3 * abs(then) for share in shares)
     return (now, then) if alike and abs(then) > 1e-3 else None
 
 
-def _coefficients(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> list[float] | None:
-    """How much of each part makes ours; None where nothing does."""
+def _coefficients(gradient: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> list[float] | None:
+    """Returns how much of each part makes the gradient; None where nothing does."""
     columns = torch.stack([part.double().reshape(-1) for part in parts], dim=1)
-    wanted = ours.double().reshape(-1, 1)
+    wanted = gradient.double().reshape(-1, 1)
     if columns.shape[0] <= columns.shape[1]:
         return None  # a few numbers can be made of anything
     solution = torch.linalg.lstsq(columns, wanted).solution
@@ -430,7 +431,7 @@ def _clearing_line(name: str, facts: StepComparison) -> str:
 
 
 def _repeat_count(times: float) -> float:
-    """The n by which earlier micro-batches are summed or divided again, of ours = right + times · accumulated.
+    """Returns the n by which earlier micro-batches are summed or divided again: gradient = right + times · accumulated.
 
     s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it is
     divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others. Where

@@ -1,4 +1,4 @@
-"""The layouts of a proof: read from prove.toml or from the command line, and put into the script's arguments."""
+"""Reads the layouts of a proof from prove.toml or the command line, and puts them into the script's arguments."""
 
 import math
 import re
@@ -25,7 +25,7 @@ _MORE = {"steps": (int, "a whole number"), "double": (bool, "true or false"), "r
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunLayout:
     """One way to run the script.
 
     ``ranks``: how many. ``values``: all that it says, for the fields of the script's line. ``line``: that line, filled.
@@ -51,14 +51,14 @@ class Layout:
         return {key: value for key, value in named.items() if value > 1}
 
     def size(self, key: str) -> int:
-        """A number of :data:`SIZES`; where the layout does not say it 1, or for ``dp`` what is left of the ranks."""
+        """Returns a number of :data:`SIZES`; by default 1, or for ``dp`` what is left of the ranks."""
         if key == "dp" and key not in self.values:
             return self.ranks // prod(self.size(cut) for cut in ("tp", "pp", "cp"))
         return int(self.values.get(key, 1))
 
 
-def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
-    """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``, ``resume``.
+def from_file(path: str) -> tuple[list[RunLayout], dict[str, Any]]:
+    """Reads the layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``, ``resume``.
 
     Raises:
         ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
@@ -68,7 +68,7 @@ def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
 
 
 def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
-    """The words of the script's line in a ``prove.toml``, its layouts as tables, and what else it says.
+    """Reads the words of the script's line in a ``prove.toml``, its layouts as tables, and what else it says.
 
     Raises:
         ValueError: as :func:`from_file`.
@@ -101,7 +101,7 @@ def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any
 
 
 def words_of(line: str, where: str = "") -> list[str]:
-    """The words of a script's line, as a shell takes them.
+    """Splits a script's line into words, as a shell does.
 
     Raises:
         ValueError: a quotation has no end; ``where`` stands before it.
@@ -112,7 +112,7 @@ def words_of(line: str, where: str = "") -> list[str]:
         raise ValueError(f"{where}the script's line cannot be read, {str(error).lower()}: {line}") from None
 
 
-def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], alone: bool = False) -> list[Layout]:
+def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
     """Layouts as ``"ranks=4 batch=8"``, or as tables, for a script's line with ``{batch}`` in it.
 
     ``alone``: one layout is enough, where no two are compared.
@@ -124,7 +124,7 @@ def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], al
     return fill_line(read, line, alone)
 
 
-def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
+def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[RunLayout]:
     """Layouts as texts, ``"ranks=4 tp=2"``, or as tables, for a function that reads what they say.
 
     Raises:
@@ -134,11 +134,11 @@ def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
     for given in read:
         if not isinstance(given, Mapping):
             raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {given!r}')
-    made = [_layout(values, f"layout {number}") for number, values in enumerate(read, 1)]
-    for layout in made:
+    parsed = [_layout(values, f"layout {number}") for number, values in enumerate(read, 1)]
+    for layout in parsed:
         if layout.ranks % prod(layout.size(cut) for cut in ("tp", "pp", "cp")) or layout.ranks % layout.size("dp"):
             raise ValueError(f"{layout.name}: {layout.ranks} ranks do not divide into groups of these sizes")
-    return _require_distinct(made)
+    return _require_distinct(parsed)
 
 
 def _parse_values(text: str, takes: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _parse_values(text: str, takes: str) -> dict[str, Any]:
     return values
 
 
-def _layout(values: Mapping[str, Any], where: str) -> Layout:
+def _layout(values: Mapping[str, Any], where: str) -> RunLayout:
     ranks = values.get("ranks")
     if ranks is None:
         raise ValueError(f"{where}: say how many ranks, as ranks=4")
@@ -164,13 +164,13 @@ def _layout(values: Mapping[str, Any], where: str) -> Layout:
             raise ValueError(f"{where}: {key} must be a number or a text, not {value!r}")
         if key in SIZES and (type(value) is not int or value < 1):
             raise ValueError(f"{where}: {key} must be a number from 1 on, not {value!r}")
-    return Layout(ranks, dict(values))
+    return RunLayout(ranks, dict(values))
 
 
-def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = False) -> list[Layout]:
-    """The layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
+def fill_line(layouts: Sequence[RunLayout], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
+    """Returns the layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
     fields = {name for part in line for name in _FIELD.findall(part)}
-    made = []
+    filled = []
     for layout in layouts:
         if missing := sorted(fields - layout.values.keys()):
             raise ValueError(f"the script's line has {{{missing[0]}}}, which the layout {layout.name!r} does not say")
@@ -178,12 +178,12 @@ def fill_line(layouts: Sequence[Layout], line: Sequence[str], alone: bool = Fals
             raise ValueError(
                 f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
             )
-        made.append(replace(layout, line=tuple(_filled(part, layout) for part in line)))
-    return _require_distinct(made, alone)
+        filled.append(replace(layout, line=tuple(_filled(part, layout) for part in line)))
+    return _require_distinct(filled, alone)
 
 
-def _require_distinct(layouts: list[Layout], alone: bool = False) -> list[Layout]:
-    """The layouts, if they are two or more, and no two of them the same."""
+def _require_distinct(layouts: list[RunLayout], alone: bool = False) -> list[RunLayout]:
+    """Returns the layouts, if they are two or more, and no two of them the same."""
     if len(layouts) < 2 and not alone:
         raise ValueError(
             "a proof needs two layouts or more: the first is the reference, the others are held against it"
@@ -215,7 +215,7 @@ class Factor:
 
 
 def size_text(key: str) -> str:
-    """What a layout's key is, in words."""
+    """Returns the words for a layout's key."""
     return "number of ranks" if key == "ranks" else SIZES.get(key, key)
 
 
@@ -232,8 +232,8 @@ def distinct_digits(*values: float) -> list[str]:
     return texts
 
 
-def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | None:
-    """The layout's number, or the product of two of them, that a factor or its inverse is."""
+def layout_factor(layout: RunLayout, value: float, tolerance: float) -> Factor | None:
+    """Returns the layout's number, or the product of two of them, that a factor or its inverse is."""
     if not math.isfinite(value) or value <= 0:
         return None
     sizes = {key: layout.sizes[key] for key in _ORDER if key in layout.sizes}
@@ -248,6 +248,6 @@ def layout_factor(layout: Layout, value: float, tolerance: float) -> Factor | No
     return None
 
 
-def _filled(part: str, layout: Layout) -> str:
-    """A word of the script's line with the layout's values in place of their names."""
+def _filled(part: str, layout: RunLayout) -> str:
+    """Fills a word of the script's line with the layout's values in place of their names."""
     return _FIELD.sub(lambda field: str(layout.values[field[1]]), part)

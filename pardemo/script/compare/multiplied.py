@@ -10,9 +10,12 @@ import torch
 
 from pardemo.script.compare import runs
 from pardemo.script.compare.causes import UnexplainedGradients
-from pardemo.script.compare.compare import Comparison
+from pardemo.script.compare.comparison import Comparison
+from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import size_text
-from pardemo.script.compare.runs import Finding, Options, Reference, Run, compare_pair, layer_scales
+from pardemo.script.compare.pairs import compare_pair, layer_scales
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import Options, Run
 from pardemo.script.record.parameters import Multiplied
 
 #: Runs of the reference that are spent on it: of some parameters alone, and of all that have one axis together.
@@ -20,13 +23,8 @@ MOST_RUNS = 6
 
 
 def counted_by_each_rank(
-    truth: Reference,
-    other: Run,
-    compared: Comparison,
-    left: UnexplainedGradients,
-    options: Options,
-    folder: Path,
-) -> Finding | None:
+    truth: Reference, other: Run, compared: Comparison, case: UnexplainedGradients, options: Options, folder: Path
+) -> Difference | None:
     """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
 
     No module's output shows what such a parameter is used for, and gradients and the loss are wrong by no number: the
@@ -34,25 +32,25 @@ def counted_by_each_rank(
     large, and the reference, run with such a one, then has this layout's loss and gradients.
 
     Args:
-        left: the finding that has no cause yet. folder: for the runs, removed behind each.
+        case: the finding that has no cause yet. folder: for the runs, removed behind each.
     """
-    if options.sketched or left.loss_is_right:  # a bias that counts n times changes the loss
+    if options.sketched or case.loss_is_right:  # a bias that counts n times changes the loss
         return None
     for names, number in _attempts(truth, other, compared):
-        multiplied = Multiplied(left.finding.step - 1, names, number)
+        multiplied = Multiplied(case.finding.step - 1, names, number)
         run = runs.run_layout(
-            truth.run.layout, replace(options, steps=left.finding.step, multiplied=multiplied), folder
+            truth.run.layout, replace(options, steps=case.finding.step, multiplied=multiplied), folder
         )
         try:
-            if not run.error and run.steps == left.finding.step and _is_the_layouts(truth, run, left):
-                return replace(left.finding, cause="counted-per-rank", why=_why(other, names, number), parameters=names)
+            if not run.error and run.steps == case.finding.step and _is_the_layouts(truth, run, case):
+                return replace(case.finding, cause="counted-per-rank", why=_why(other, names, number), parameters=names)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return None
 
 
 def _attempts(truth: Reference, other: Run, compared: Comparison) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Which parameters to multiply, and by what: those in no module that every rank has whole."""
+    """Yields which parameters to multiply, and by what: those in no module that every rank has whole."""
     parts = [{part.name: part for part in of_rank.values()} for of_rank in compared.maps.parts.values()]
     bare = [
         name for name in truth.whole[0].before
@@ -71,28 +69,28 @@ _KEYS = ("tp", "ep", "cp", "sp", "ranks")
 
 def _why(other: Run, names: tuple[str, ...], number: int) -> str:
     key = next(key for key in _KEYS if other.layout.sizes.get(key, 1) == number)
-    some = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    text = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return (
-        f"each of {number} ranks ({size_text(key)}) counts {some}, as a bias that each of them adds before the sum: "
+        f"each of {number} ranks ({size_text(key)}) counts {text}, as a bias that each of them adds before the sum: "
         f"run with it {number} times as large, the reference has this layout's loss and gradients"
     )
 
 
-def _is_the_layouts(truth: Reference, run: Run, left: UnexplainedGradients) -> bool:
+def _is_the_layouts(truth: Reference, run: Run, case: UnexplainedGradients) -> bool:
     """Whether a run of the reference has a layout's loss and wrong gradients, and all others as they were."""
-    step = left.finding.step - 1
+    step = case.finding.step - 1
     losses = run.records[0].steps[step].losses
-    if not any(math.isclose(sum(losses), loss, rel_tol=truth.tolerance * 10) for loss in left.losses[1:]):
+    if not any(math.isclose(sum(losses), loss, rel_tol=truth.tolerance * 10) for loss in case.losses[1:]):
         return False
-    its, wrong = Reference(run, truth.tolerance).whole[step].gradients, {pair.name: pair for pair in left.pairs}
-    wanted, scale = truth.whole[step].gradients, layer_scales(its)
-    if its.keys() != wanted.keys():
+    tried, wrong = Reference(run, truth.tolerance).whole[step].gradients, {pair.name: pair for pair in case.pairs}
+    wanted, scale = truth.whole[step].gradients, layer_scales(tried)
+    if tried.keys() != wanted.keys():
         return False
-    for name, gradient in its.items():
+    for name, gradient in tried.items():
         pair = wrong.get(name)
-        ours = wanted[name] if pair is None else pair.ours
-        covered = torch.ones_like(ours, dtype=torch.bool) if pair is None else pair.covered
-        near = compare_pair(name, gradient, ours, covered, scale[name], truth.tolerance * 10, [])
+        candidate = wanted[name] if pair is None else pair.candidate
+        covered = torch.ones_like(candidate, dtype=torch.bool) if pair is None else pair.covered
+        near = compare_pair(name, gradient, candidate, covered, scale[name], truth.tolerance * 10, [])
         if not near.equal:
             return False
     return True

@@ -30,17 +30,17 @@ class Strip:
         return tensor.index_select(self.axis, self.rows)
 
     def name_in(self, piece: str) -> str:
-        """The strip's name among pieces."""
+        """Returns the strip's name among pieces."""
         return f"{piece}[{self.number}]"
 
     def as_piece(self, piece: Piece) -> Piece:
-        """The strip as a piece of its own."""
+        """Returns the strip as a piece of its own."""
         shape = (*piece.shape[: self.axis], len(self.rows), *piece.shape[self.axis + 1 :])
         tied = tuple(map(self.name_in, piece.tied))
         return replace(piece, name=self.name_in(piece.name), shape=shape, whole=None, start=None, flat=None, tied=tied)
 
     def as_part(self, dims: int) -> "Part":
-        """Where it lies in the parameter; of a piece's only strip in the order in which the piece has its rows."""
+        """Returns its place in the parameter; of a piece's only strip in the order in which the piece has its rows."""
         return Part(self.name, tuple(self.places if axis == self.axis else None for axis in range(dims)))
 
 
@@ -78,15 +78,15 @@ class ParameterIndex:
         """
         if any(strip.axis for strip in strips) or sum(len(strip.rows) for strip in strips) != len(value):
             return []
-        made = [replace(strip, name=_beside(strip.name, name)) for strip in strips]
-        for strip in made:
+        renamed = [replace(strip, name=_beside(strip.name, name)) for strip in strips]
+        for strip in renamed:
             parameter = self._reference.get(strip.name)
             if parameter is None or parameter.dim() != value.dim() or len(parameter) < len(strip.rows):
                 return []
             part = parameter if strip.places is None else parameter.index_select(0, strip.places)
             if not is_same(part, strip.cut_from(value), self._tolerance, parameter):
                 return []
-        return made
+        return renamed
 
 
 class _RowTable:
@@ -131,8 +131,8 @@ class _RowTable:
         matches = torch.bincount(row, minlength=len(rows))
         if bool((matches == 0).any()):
             return None
-        made = self._one_of(place.split(matches.tolist())) if bool((matches > 1).any()) else place
-        return made if made is not None and len(made.unique()) == len(made) else None
+        chosen = self._one_of(place.split(matches.tolist())) if bool((matches > 1).any()) else place
+        return chosen if chosen is not None and len(chosen.unique()) == len(chosen) else None
 
     def _equal(self, rows: torch.Tensor, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         """Whether these rows are those at these places."""
@@ -149,12 +149,12 @@ class _RowTable:
         return torch.searchsorted(self._begins, place, right=True) - 1
 
     def _one_of(self, places: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Where rows are at several places, as numbers of a bias may be: the one that goes on from a neighbour's."""
+        """Chooses between several places of a row, as of a bias's numbers: the one that goes on from a neighbour's."""
         begins = set(self._begins.tolist())
-        made = [int(some[0]) if len(some) == 1 else None for some in places]
+        known = [int(row[0]) if len(row) == 1 else None for row in places]
         ways = []
         for step in (1, -1):
-            way = list(made)
+            way = list(known)
             for at in range(len(way))[::step]:
                 before = way[at - step] if 0 <= at - step < len(way) else None
                 if way[at] is None and before is not None:
@@ -163,12 +163,12 @@ class _RowTable:
                     way[at] = after if same and after in places[at].tolist() else None
             ways.append(way)
         both = [{place for place in pair if place is not None} for pair in zip(*ways, strict=True)]
-        return torch.tensor([next(iter(some)) for some in both]) if all(len(some) == 1 for some in both) else None
+        return torch.tensor([next(iter(row)) for row in both]) if all(len(row) == 1 for row in both) else None
 
     def strips(self, places: torch.Tensor) -> list[Strip]:
-        """Of each parameter the rows that are its own, in the order in which the piece has the parameters."""
+        """Returns the rows of each parameter, in the order in which the piece has the parameters."""
         parameter = self._parameter(places)
-        made = []
+        strips = []
         for number, which in enumerate(dict.fromkeys(parameter.tolist())):
             rows = (parameter == which).nonzero().reshape(-1)
             numbers = places[rows] - self._begins[which]
@@ -176,8 +176,8 @@ class _RowTable:
                 numbers, order = numbers.sort()
                 rows = rows[order]
             every = torch.equal(numbers, torch.arange(len(self._wholes[which])))
-            made.append(Strip(number, self._axis, rows, self._names[which], None if every else numbers))
-        return made
+            strips.append(Strip(number, self._axis, rows, self._names[which], None if every else numbers))
+        return strips
 
 
 @dataclass(frozen=True)
@@ -240,16 +240,16 @@ class ParameterMap:
     strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
 
     def parameters_of_pieces(self) -> dict[str, set[str]]:
-        """Of each piece by its name the reference's parameters of which it has a part: of a fused one several."""
+        """Returns by each piece's name the reference's parameters of which it has a part: of a fused one several."""
         parameters: dict[str, set[str]] = {}
         for rank, parts in self.parts.items():
-            pieces = {strip.name_in(name): name for name, some in self.strips[rank].items() for strip in some}
+            pieces = {strip.name_in(name): name for name, strips in self.strips[rank].items() for strip in strips}
             for name, part in parts.items():
                 parameters.setdefault(pieces.get(name, name), set()).add(part.name)
         return parameters
 
     def leave_out_unused(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Of pieces of one rank that are the same part: those without a gradient, where another of them has one.
+        """Leaves out pieces without a gradient, where another piece of the rank is the same part and has one.
 
         A stage of Megatron-core's with a head and a table that are tied has a head's weight beside, which nothing uses.
         """
@@ -283,15 +283,15 @@ def map_parameters(
     for rank, of_rank in pieces.items():
         parts, cut = maps.parts.setdefault(rank, {}), maps.strips.setdefault(rank, {})
         names = {piece.name: [tied.get(name, name) for name in (piece.name, *piece.tied)] for piece, _ in of_rank}
-        left, constant = [], []
+        unmatched, constant = [], []
         for piece, value in of_rank:
             name = next((name for name in names[piece.name] if name in reference), "")
             part = _stated_part(reference.get(name), piece, name, value, tolerance, maps)
             if part is not None:
                 parts[piece.name] = part
             else:
-                left.append((piece, value, name))
-        for piece, value, name in sorted(left, key=lambda entry: -entry[1].dim()):  # a bias is cut as its weight
+                unmatched.append((piece, value, name))
+        for piece, value, name in sorted(unmatched, key=lambda entry: -entry[1].dim()):  # a bias is cut as its weight
             strips = [] if piece.flat is not None else _strips(index, cut, piece.name, value, name)
             alike = bool(name) and reference[name].shape == value.shape
             if len(strips) == 1:
@@ -326,7 +326,7 @@ def _is_box(piece: Piece, parameter: torch.Tensor | None) -> bool:
 def _stated_part(
     parameter: torch.Tensor | None, piece: Piece, name: str, value: torch.Tensor, tolerance: float, maps: ParameterMap
 ) -> Part | None:
-    """The part by the framework's own word, or all of the parameter of this name, where the values are the same."""
+    """Returns the part that the framework states, or all of the parameter of this name, where the values agree."""
     if parameter is None:
         return None
     if (is_flat := piece.flat is not None and piece.whole == tuple(parameter.shape)) or _is_box(piece, parameter):
@@ -342,7 +342,7 @@ def _stated_part(
 def _strips(
     index: ParameterIndex, cut: Mapping[str, list[Strip]], piece: str, value: torch.Tensor, name: str
 ) -> list[Strip]:
-    """What a piece has of the parameter of its name, or as a bias by the weight beside it, or of any parameters."""
+    """Finds the strips of a piece: of the parameter of its name, as a bias by its weight's, or of any parameters."""
     if name and not _is_constant(value) and (strips := index.find(value, name)):
         return strips
     module, _, attribute = piece.rpartition(".")
@@ -388,7 +388,7 @@ def renamed_modules(parts: Mapping[str, Part]) -> dict[str, str]:
 
 
 def reference_name(module: str, renamed: Mapping[str, str]) -> str:
-    """A module's name in the reference: its own, or as a module around it is called there."""
+    """Returns a module's name in the reference: its own, or as a module around it is called there."""
     around, inside = module, ""
     while around:
         if around in renamed:
@@ -401,7 +401,7 @@ def reference_name(module: str, renamed: Mapping[str, str]) -> str:
 def _part_by_name(
     reference: Mapping[str, torch.Tensor], parts: Mapping[str, Part], piece: str, value: torch.Tensor
 ) -> Part | None:
-    """Of a constant, a bias of zeros or a norm's ones: the part that another parameter of its module is.
+    """Finds the part of a constant, a bias of zeros or a norm's ones: the one that another parameter of its module is.
 
     Else the parameter of its name; or of that of a layer that has another number here, as on a pipeline's later stage.
     """
@@ -459,17 +459,17 @@ def assembled(shape: tuple[int, ...], holders: Holders) -> Assembled:
     Args:
         shape: of the reference's. holders: rank, its part, its values.
     """
-    made = Assembled(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool), [], holders)
+    whole = Assembled(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool), [], holders)
     by_part: dict[tuple, Holders] = {}
     for holder in holders:
         by_part.setdefault(holder[1].key(), []).append(holder)
     for same in by_part.values():
         _, part, tensor = same[0]
-        _insert(made.value, part, tensor.double())
-        _insert(made.covered, part, torch.ones(tensor.shape, dtype=torch.bool))
+        _insert(whole.value, part, tensor.double())
+        _insert(whole.covered, part, torch.ones(tensor.shape, dtype=torch.bool))
         if any(not torch.equal(tensor, other) for _, _, other in same):
-            made.apart.append((part, {rank: other for rank, _, other in same}))
-    return made
+            whole.apart.append((part, {rank: other for rank, _, other in same}))
+    return whole
 
 
 def _insert(parameter: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:

@@ -1,40 +1,34 @@
 """Proves that layouts train alike; large models are compared by sketches first, in full where these differ."""
 
 import os
-import random
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from torch import nn
 
-from pardemo.script.compare import causes, compare, runs
+from pardemo.script.compare import causes, runs
 from pardemo.script.compare import layouts as of_layouts
-from pardemo.script.compare.layouts import Layout
+from pardemo.script.compare.comparison import Comparison, compare_layout
+from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
-from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run, noise_between
+from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
+from pardemo.script.compare.results import LayoutSteps, Proof
+from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.rank_record import Step
-from pardemo.script.report import verdict
-from pardemo.script.report.verdict import LayoutSteps, Proof
 from pardemo.script.words import count_text
 
 #: Elements of the parameters that are recorded in full where a layout parts.
 IN_FULL = 50_000_000
 
 
-def compare_in_full(
-    truth: Reference, other: Run, compared: compare.Comparison, options: Options, folder: Path
-) -> compare.Comparison:
+def compare_in_full(truth: Reference, other: Run, compared: Comparison, options: Options, folder: Path) -> Comparison:
     """Compares a layout again that was compared by sketches, with the differing parameters recorded in full.
 
     Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
@@ -59,15 +53,15 @@ def compare_in_full(
     try:
         if any(run.error or not run.steps for run in again):
             return compared
-        made = compare.compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
+        in_full = compare_layout(Reference(again[0], truth.tolerance, truth.noise), again[1])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if not made.findings and not chosen.issuperset(parted):  # what parts is past the budget
+    if not in_full.findings and not chosen.issuperset(parted):  # what parts is past the budget
         return compared
     elements = sum(sizes.get(name, 0) for name in chosen)
     many = f"{len(chosen)} parameter{'s' if len(chosen) > 1 else ''} of {elements:,} elements"
-    made.notes.append(f"{other.layout.name}: {many}, compared in full")
-    return made
+    in_full.notes.append(f"{other.layout.name}: {many}, compared in full")
+    return in_full
 
 
 def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
@@ -81,7 +75,7 @@ def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
     return chosen
 
 
-def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
+def scripts(layouts: Sequence[RunLayout], options: Options) -> Proof:
     """Runs a script in each layout, and compares all with the first.
 
     Raises:
@@ -91,7 +85,7 @@ def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
         return _proof(layouts, options, folder)
 
 
-def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
+def _proof(layouts: Sequence[RunLayout], options: Options, folder: str) -> Proof:
     reference, _, tolerance, options = run_twice(
         lambda options, name: runs.run_layout(layouts[0], options, Path(folder, name)), options
     )
@@ -155,7 +149,7 @@ _DONE_BY = {
 }  # fmt: skip
 
 
-def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
+def _line_of(finding: Difference, ranks: Sequence[Sequence[Step]]) -> str:
     """Returns the script's line of the call that a finding is about, as seen from the working folder.
 
     It calls the module, goes backward, clips, steps, prints the loss. Where it clips within its engine's step, that.
@@ -168,7 +162,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> compare.Comparison:
+def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> Comparison:
     """Compares one layout with the reference.
 
     Raises:
@@ -179,14 +173,14 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
     if not other.steps:
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     require_hashed_samples(other)
-    compared = compare.compare_layout(truth, other)
+    compared = compare_layout(truth, other)
     _require_same_draws(truth.run, other, compared)
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = compare_in_full(truth, other, compared, options, place / "full")
-    left = compared.left_open
-    if left and (explained := counted_by_each_rank(truth, other, compared, left, options, place / "multiplied")):
-        compared.findings = [explained if finding == left.finding else finding for finding in compared.findings]
+    case = compared.left_open
+    if case and (explained := counted_by_each_rank(truth, other, compared, case, options, place / "multiplied")):
+        compared.findings = [explained if finding == case.finding else finding for finding in compared.findings]
         compared.left_open = None
     return compared
 
@@ -195,8 +189,8 @@ def _compare_one(truth: Reference, other: Run, options: Options, place: Path) ->
 _NO_OTHER_CAUSE = ("", "data", "loss", "follows")
 
 
-def _require_same_draws(reference: Run, other: Run, compared: compare.Comparison) -> None:
-    """Where ranks draw other numbers than the reference, what differs without another cause says nothing.
+def _require_same_draws(reference: Run, other: Run, compared: Comparison) -> None:
+    """Raises an error where something differs without a cause, and ranks draw other numbers than the reference.
 
     The second step tells it: in the first, models and data are made.
     """
@@ -216,7 +210,7 @@ def _require_same_draws(reference: Run, other: Run, compared: compare.Comparison
 
 
 def _require_training(truth: Reference) -> None:
-    """Where nothing has a gradient, or nothing changes, no layout could part from it."""
+    """Raises an error where nothing has a gradient, or nothing changes: no layout could differ from it."""
     gradients = [tensor for parameters in truth.whole for tensor in parameters.gradients.values()]
     changed = any(
         not torch.equal(tensor, parameters.before[name])
@@ -276,7 +270,7 @@ def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run
     first = run(options, "first")
     runs.require_steps(first)
     require_hashed_samples(first)
-    tolerance = compare.tolerance_of(first, options.double)
+    tolerance = tolerance_of(first, options.double)
     if difference := difference_between(first, again, tolerance, options.sketched):
         lines = [line for record in first.records for line in record.unseeded]
         seed = f": {lines[0]} draws without a seed" if lines else ""
@@ -302,105 +296,9 @@ def difference_between(first: Run, second: Run, tolerance: float, sketched: bool
     return ""
 
 
-#: Makes an optimizer of the parameters that a rank has.
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-#: Its step is a multiple of the gradient, so that no factor of a gradient is lost in it; the momentum is a state. One
-#: tensor at a time, since plain parameters may stand beside DTensors.
-SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, foreach=False)
-
-
-@dataclass
-class Parallel:
-    """A model as it runs on this rank, and the engine's methods that replace lines of the training loop.
-
-    Args:
-        module: the model, called with a micro-batch; or what has this rank's parameters, where ``train`` calls it.
-        train: forward and backward of this rank's part of a global batch, all its micro-batches: a pipeline's step.
-        synchronize: what is left to be summed, called behind the last micro-batch's backward pass.
-        step: the step of the engine's own optimizer, as ``lambda: engine.step()``.
-        backward: the engine's own backward pass of a micro-batch's loss, which the engine divides by the number of
-            micro-batches; ``step`` is then called behind each of them. DeepSpeed's.
-    """
-
-    module: nn.Module
-    train: Callable[[Any], Any] | None = None
-    synchronize: Callable[[], Any] | None = None
-    step: Callable[[], Any] | None = None
-    backward: Callable[[torch.Tensor], Any] | None = None
-
-
-def prove(
-    build: Callable[[], nn.Module],
-    loss: Callable[[nn.Module, Any], torch.Tensor],
-    batches: Sequence[Any],
-    parallelize: Callable[[nn.Module, Layout], Any] | None = None,
-    layouts: Sequence[Mapping[str, Any] | str] = ("ranks=1", "ranks=2"),
-    *,
-    optimizer: MakeOptimizer = SGD,
-    shard: Callable[[Any, Layout, int], Any] | None = None,
-    double: bool = True,
-    steps: int | None = None,
-    seed: int = 0,
-    timeout_s: float = 600.0,
-) -> verdict.Proof:
-    """Trains a model in each layout on the same global batches, and compares all with the first layout.
-
-    >>> def parallelize(model, layout):                                             # doctest: +SKIP
-    ...     return torch.nn.parallel.DistributedDataParallel(model)
-    >>> prove(build, loss, batches, parallelize, ["ranks=1", "ranks=4 accumulate=2"]).equal    # doctest: +SKIP
-    True
-
-    Args:
-        build: makes the whole model, on each rank from the same seed.
-        loss: (model, micro-batch) to its **mean** loss, one number.
-        batches: global batches, one for each step: a tensor, or a tuple, list or dict of tensors, whose first axis is
-            that of the samples.
-        parallelize: (model, layout) to the model as it runs on the rank that calls it: a module; None for the model
-            itself, changed in place; an engine with a ``step`` of its own, as ZeRO's, and perhaps a ``backward``, as
-            DeepSpeed's; or :class:`Parallel`. The process group is there. It is not called for a reference of one
-            rank, which trains the model as it was built. Where it is None, each rank does so.
-        layouts: as ``"ranks=4 tp=2 accumulate=2"`` or ``{"ranks": 4, "tp": 2, "accumulate": 2}``; the first is the
-            reference. They may say whatever ``parallelize`` reads from ``layout.values``.
-        optimizer: makes one of the parameters that the rank has, where the engine has none; by default SGD with
-            momentum.
-        shard: (global batch, layout, rank) to the rank's part. By default ranks that share a model, tp · cp · pp of
-            them in a row, get the same samples, and each such group the next ones.
-        double: in fp64, so that a difference is a difference. An engine that refuses it needs ``False``.
-        steps: how many; one for each batch by default.
-        seed: of ``build``. Each group of ranks that share a model then draws from a seed of its own.
-        timeout_s: for each layout.
-
-    Raises:
-        ValueError: a batch that does not divide into a layout's ranks and micro-batches, or no batches.
-        ProveError: the reference could not be run, or is not the same twice.
-    """
-    wanted = of_layouts.for_function(layouts)
-    steps = len(batches) if steps is None else steps
-    if not 1 <= steps <= len(batches):
-        raise ValueError(f"{steps} steps need as many batches, and there are {len(batches)}")
-    if shard is None:
-        for number, batch in enumerate(batches):
-            for layout in wanted:
-                _check_batch(batch, number, layout)
-    plain = wanted[0] if wanted[0].ranks == 1 else None
-    training = partial(
-        _train, build=build, loss=loss, batches=list(batches[:steps]), parallelize=parallelize, plain=plain,
-        optimizer=optimizer, shard=shard or part, double=double, seed=seed,
-    )  # fmt: skip
-    options = runs.Options(
-        steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training, layout)
-    )
-    return scripts(wanted, options)
-
-
 def script(
-    line: str | Sequence[str],
-    layouts: Sequence[str],
-    *,
-    double: bool = False,
-    steps: int = 3,
-    timeout_s: float = 600.0,
-) -> verdict.Proof:
+    line: str | Sequence[str], layouts: Sequence[str], *, double: bool = False, steps: int = 3, timeout_s: float = 600.0
+) -> Proof:
     """Runs a training script in each layout, and compares all with the first: ``pardemo prove`` in Python.
 
     >>> script("train.py --batch {batch}", ["ranks=1 batch=8", "ranks=4 batch=2"]).equal    # doctest: +SKIP
@@ -421,117 +319,3 @@ def script(
         raise ValueError(f"steps must be at least 1, not {steps}")
     options = runs.Options(steps=steps, double=double, timeout_s=timeout_s)
     return scripts(of_layouts.from_texts(layouts, words), options)
-
-
-def part(batch: Any, layout: Layout, rank: int) -> Any:
-    """Returns a rank's samples of a global batch: those of its place among the data-parallel ranks."""
-    groups = layout.size("dp")
-    return _equal_part(batch, rank // (layout.ranks // groups), groups)
-
-
-def _check_batch(batch: Any, number: int, layout: Layout) -> None:
-    sizes: set[int] = set()
-
-    def note_size(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.update(tensor.shape[:1])
-        return tensor
-
-    _map_tensors(batch, note_size)
-    if len(sizes) != 1:
-        contents = f"tensors of {sorted(sizes)} samples" if sizes else "no tensor with an axis of samples"
-        raise ValueError(f"batch {number + 1} has {contents}")
-    groups, parts, samples = layout.size("dp"), layout.size("accumulate"), sizes.pop()
-    if samples % (groups * parts):
-        raise ValueError(
-            f"{layout.name}: {samples} samples of batch {number + 1} do not divide into {groups} data-parallel ranks "
-            f"and {parts} micro-batch{'es' if parts > 1 else ''}"
-        )
-
-
-def _train(
-    layout: Layout,
-    *,
-    build: Callable[[], nn.Module],
-    loss: Callable[[nn.Module, Any], torch.Tensor],
-    batches: Sequence[Any],
-    parallelize: Callable[[nn.Module, Layout], Any] | None,
-    plain: Layout | None,
-    optimizer: MakeOptimizer,
-    shard: Callable[[Any, Layout, int], Any],
-    double: bool,
-    seed: int,
-) -> None:
-    """Runs the training loop on a rank."""
-    dist.init_process_group("gloo")
-    rank, count = dist.get_rank(), layout.size("accumulate")
-    _seed(seed)
-    model = build()
-    model = model.double() if double else model
-    _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
-    given = None if parallelize is None or layout == plain else parallelize(model, layout)
-    ours = _as_parallel(model if given is None else given)
-    built = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
-    step: Any = ours.step if built is None else built.step
-    for batch in batches:
-        mine = shard(_to_double(batch) if double else batch, layout, rank)
-        if ours.train is not None:
-            ours.train(mine)
-        else:
-            for number in range(count):
-                value = loss(ours.module, _equal_part(mine, number, count))
-                if ours.backward is not None:
-                    ours.backward(value)
-                    step()
-                else:
-                    (value / count).backward()
-        if ours.backward is None:
-            if ours.synchronize is not None:
-                ours.synchronize()
-            step()
-            (built or ours.module).zero_grad()
-
-
-def _as_parallel(made: Any) -> Parallel:
-    """Reads what ``parallelize`` returned: a module, or an engine."""
-    if isinstance(made, Parallel):
-        return made
-    if not isinstance(made, nn.Module):
-        raise TypeError(
-            f"parallelize returned {type(made).__name__}: it has to return a module, an engine that is one, or Parallel"
-        )
-    return Parallel(made, step=_late_method(made, "step"), backward=_late_method(made, "backward"))
-
-
-def _late_method(owner: Any, name: str) -> Callable | None:
-    """A method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
-    return (lambda *args: getattr(owner, name)(*args)) if callable(getattr(owner, name, None)) else None
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns the batch with each of its tensors changed and all else kept."""
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {key: _map_tensors(value, change) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)([_map_tensors(value, change) for value in batch])
-    return batch
-
-
-def _equal_part(batch: Any, number: int, count: int) -> Any:
-    """One of so many equal parts of all samples; a number without an axis of samples is in each."""
-    if count == 1:
-        return batch
-    return _map_tensors(
-        batch, lambda t: t[number * (len(t) // count) : (number + 1) * (len(t) // count)] if t.dim() else t
-    )
-
-
-def _to_double(batch: Any) -> Any:
-    return _map_tensors(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)

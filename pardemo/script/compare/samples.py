@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardemo.script.compare.runs import Finding, ProveError, Run
+from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record.rank_record import RankRecord
 from pardemo.world.errors import ranks_text
 
@@ -35,7 +36,7 @@ class StepSamples:
     """
 
     places: dict[tuple[int, int, int], RowPosition] = field(default_factory=dict)
-    finding: Finding | None = None
+    finding: Difference | None = None
     note: str = ""
 
 
@@ -84,27 +85,27 @@ def _rows_of(run: Run, step: int) -> list[_Row]:
     return rows
 
 
-def _match(theirs: list[_Row], ours: list[_Row], reference: Run, other: Run, step: int) -> StepSamples:
-    at = {row.hash: RowPosition(row.micro_batch, row.number) for row in reversed(theirs)}
-    samples = StepSamples({row.place: at[row.hash] for row in ours if row.hash in at})
-    wanted = Counter(row.hash for row in theirs)
-    if not theirs:
+def _match(expected: list[_Row], candidate: list[_Row], reference: Run, other: Run, step: int) -> StepSamples:
+    at = {row.hash: RowPosition(row.micro_batch, row.number) for row in reversed(expected)}
+    samples = StepSamples({row.place: at[row.hash] for row in candidate if row.hash in at})
+    wanted = Counter(row.hash for row in expected)
+    if not expected:
         return samples
     if not samples.places:
-        return _match_without_padding(theirs, ours) or _match_parts(theirs, ours, other, step)
+        return _match_without_padding(expected, candidate) or _match_parts(expected, candidate, other, step)
     # others are activations, for a later stage, or a module's that is run by itself; without stages all are samples
-    micros = {row.place[:2] for row in ours if row.hash in at}
+    micros = {row.place[:2] for row in candidate if row.hash in at}
     if other.layout.size("pp") == 1:
         records = [record.steps[step].micro_batches for record in other.records]
-        micros |= {row.place[:2] for row in ours if not records[row.rank][row.micro_batch].activations}
-    total = Counter(row.hash for row in ours if row.place[:2] in micros)
-    if total.total() < len(theirs) and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
-        raise _unequal_batches(reference, other, total.total(), len(theirs))
+        micros |= {row.place[:2] for row in candidate if not records[row.rank][row.micro_batch].activations}
+    total = Counter(row.hash for row in candidate if row.place[:2] in micros)
+    if total.total() < len(expected) and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
+        raise _unequal_batches(reference, other, total.total(), len(expected))
     if _is_multiple(total, wanted):
         return samples  # ranks of one tensor-parallel group have the same samples
-    if (padded := _match_without_padding(theirs, ours)) is not None:
+    if (padded := _match_without_padding(expected, candidate)) is not None:
         return padded
-    return _describe_mismatch(wanted, ours, reference, other, step, samples)
+    return _describe_mismatch(wanted, candidate, reference, other, step, samples)
 
 
 def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
@@ -129,10 +130,10 @@ def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSam
 
 
 def _describe_mismatch(
-    wanted: Counter[str], ours: list[_Row], reference: Run, other: Run, step: int, samples: StepSamples
+    wanted: Counter[str], candidate: list[_Row], reference: Run, other: Run, step: int, samples: StepSamples
 ) -> StepSamples:
     """Says in a sentence which samples are missing, are others', or are there more than once."""
-    layout, total = other.layout, Counter(row.hash for row in ours)
+    layout, total = other.layout, Counter(row.hash for row in candidate)
     model = layout.size("tp") * layout.size("cp")
     count, share = total.total() // model, wanted.total()
     missing, strange = len(wanted.keys() - total.keys()), len(total.keys() - wanted.keys())
@@ -141,8 +142,8 @@ def _describe_mismatch(
         raise _unequal_batches(reference, other, count, share)
     least = min((total[sample] for sample in total if sample in wanted), default=1)
     twice = sum(times > max(least, model) for times in total.values())
-    by_rank = [_by_rank(ours, rank) for rank in range(layout.ranks)]
-    groups = [[rank for rank, its in enumerate(by_rank) if its == drawn] for drawn in by_rank if drawn]
+    by_rank = [_by_rank(candidate, rank) for rank in range(layout.ranks)]
+    groups = [[rank for rank, held in enumerate(by_rank) if held == drawn] for drawn in by_rank if drawn]
     alike = next((group for group in groups if len(group) > 1), [])
     parts = []
     if missing:
@@ -166,8 +167,8 @@ def _by_rank(rows: list[_Row], rank: int) -> Counter[str]:
     return Counter(row.hash for row in rows if row.rank == rank)
 
 
-def _finding(other: Run, step: int, why: str) -> Finding:
-    return Finding(other.layout.name, step + 1, "data", "data", why)
+def _finding(other: Run, step: int, why: str) -> Difference:
+    return Difference(other.layout.name, step + 1, "data", "data", why)
 
 
 def _unequal_batches(reference: Run, other: Run, count: int, share: int) -> ProveError:
@@ -177,53 +178,53 @@ def _unequal_batches(reference: Run, other: Run, count: int, share: int) -> Prov
     )
 
 
-def _match_parts(theirs: list[_Row], ours: list[_Row], other: Run, step: int) -> StepSamples:
+def _match_parts(expected: list[_Row], candidate: list[_Row], other: Run, step: int) -> StepSamples:
     """Matches rows that are a part of the reference's, as under context parallelism, by their tokens."""
-    samples, length = StepSamples(), len(theirs[0].tokens)
-    unlike = [len({len(row.tokens) for row in rows}) > 1 for rows in (theirs, ours)]
-    if unlike[0] or (unlike[1] and len(ours) != len(theirs)):  # padded rows are as many as samples
-        return _match_packed(theirs, ours)
-    table = torch.stack([row.tokens for row in theirs])  # [rows, s]
+    samples, length = StepSamples(), len(expected[0].tokens)
+    unlike = [len({len(row.tokens) for row in rows}) > 1 for rows in (expected, candidate)]
+    if unlike[0] or (unlike[1] and len(candidate) != len(expected)):  # padded rows are as many as samples
+        return _match_packed(expected, candidate)
+    table = torch.stack([row.tokens for row in expected])  # [rows, s]
     covered = torch.zeros_like(table)
     complete = True
     for rank in range(other.layout.ranks):
-        rows = [row for row in ours if row.rank == rank]
+        rows = [row for row in candidate if row.rank == rank]
         places = _place_rows([row.tokens for row in rows], table, covered)
         complete &= places is not None
         for row, (at, tokens) in zip(rows, places or (), strict=False):
-            samples.places[row.place] = RowPosition(theirs[at].micro_batch, theirs[at].number, tokens, length)
+            samples.places[row.place] = RowPosition(expected[at].micro_batch, expected[at].number, tokens, length)
             covered[at, tokens] += 1
     if samples.places and (not complete or len(covered.unique()) != 1):
         why = "the ranks' parts of the samples do not make the reference's samples: tokens are missing or come twice"
         samples.finding = _finding(other, step, why)
-    elif not samples.places and ours:
+    elif not samples.places and candidate:
         samples.finding = _finding(other, step, "no sample is one of the reference's in this step")
     return samples
 
 
-def _match_packed(theirs: list[_Row], ours: list[_Row]) -> StepSamples:
+def _match_packed(expected: list[_Row], candidate: list[_Row]) -> StepSamples:
     """Rows of unlike lengths, each of them a block of one of the reference's: samples of a micro-batch in one row."""
-    samples, free = StepSamples(), [torch.ones(len(row.tokens), dtype=torch.bool) for row in theirs]
-    for row, (its, left) in product(ours, zip(theirs, free, strict=True)):
+    samples, free = StepSamples(), [torch.ones(len(row.tokens), dtype=torch.bool) for row in expected]
+    for row, (match, unused) in product(candidate, zip(expected, free, strict=True)):
         size = len(row.tokens)
-        begins = (its.tokens == row.tokens[0]).nonzero().reshape(-1).tolist() if size else []
-        blocks = (torch.arange(begin, begin + size) for begin in begins if begin + size <= len(left))
-        block = next((at for at in blocks if left[at].all() and torch.equal(its.tokens[at], row.tokens)), None)
+        begins = (match.tokens == row.tokens[0]).nonzero().reshape(-1).tolist() if size else []
+        blocks = (torch.arange(begin, begin + size) for begin in begins if begin + size <= len(unused))
+        block = next((at for at in blocks if unused[at].all() and torch.equal(match.tokens[at], row.tokens)), None)
         if block is not None and row.place not in samples.places:
-            left[block] = False
-            samples.places[row.place] = RowPosition(its.micro_batch, its.number, block, len(left))
-    if len(samples.places) == len(ours) and not any(bool(left.any()) for left in free):
+            unused[block] = False
+            samples.places[row.place] = RowPosition(match.micro_batch, match.number, block, len(unused))
+    if len(samples.places) == len(candidate) and not any(bool(unused.any()) for unused in free):
         return samples
     return StepSamples(note="samples are not compared: rows are as long as what is packed into them")
 
 
-def _match_without_padding(theirs: list[_Row], ours: list[_Row]) -> StepSamples | None:
+def _match_without_padding(expected: list[_Row], candidate: list[_Row]) -> StepSamples | None:
     """Matches rows without their padding, which fills them up to the longest row of their micro-batch.
 
     Padding is one value at the rows' ends, or at their beginnings, without which both runs have the same rows. None
     where there is no such value, or rows are as long in all micro-batches, so that none is needed.
     """
-    tokens = [[tuple(row.tokens.tolist()) for row in rows] for rows in (theirs, ours)]
+    tokens = [[tuple(row.tokens.tolist()) for row in rows] for rows in (expected, candidate)]
     if len({len(row) for rows in tokens for row in rows}) < 2:
         return None
     for at, side in ((-1, "end"), (0, "beginning")):
@@ -231,13 +232,13 @@ def _match_without_padding(theirs: list[_Row], ours: list[_Row]) -> StepSamples 
             bare = [[_stripped(row, value, at) for row in rows] for rows in tokens]
             if not _is_multiple(Counter(bare[1]), Counter(bare[0])):
                 continue
-            where = dict(zip(bare[0], theirs, strict=True))
+            where = dict(zip(bare[0], expected, strict=True))
             samples = StepSamples(note=f"samples are compared without their padding, {value} at the {side} of rows")
-            for row, stripped in zip(ours, bare[1], strict=True):
-                its = where[stripped]
-                least, length = min(len(row.tokens), len(its.tokens)), len(its.tokens)
+            for row, stripped in zip(candidate, bare[1], strict=True):
+                match = where[stripped]
+                least, length = min(len(row.tokens), len(match.tokens)), len(match.tokens)
                 seen = torch.arange(least) if side == "end" else torch.arange(length - least, length)
-                samples.places[row.place] = RowPosition(its.micro_batch, its.number, seen, length)
+                samples.places[row.place] = RowPosition(match.micro_batch, match.number, seen, length)
             return samples
     return None
 
@@ -251,7 +252,7 @@ def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
 def _place_rows(
     rows: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
 ) -> list[tuple[int, torch.Tensor]] | None:
-    """Of each of a rank's rows the whole row and the places in it, the same places for all; None where there are none.
+    """Finds for each of a rank's rows the whole row and the places in it, the same for all; None where there are none.
 
     Where several places would do, those that other ranks have least.
     """
@@ -315,14 +316,14 @@ def samples_difference(reference: Sequence[Samples], resumed: Sequence[Samples],
     """
     wanted = list(reference[begin:])
     steps = min(len(wanted), len(resumed))
-    ours = [_divide_by_copies(resumed[number], wanted[number]) for number in range(steps)]
-    first = next((number for number in range(steps) if ours[number] != wanted[number]), None)
+    got = [_divide_by_copies(resumed[number], wanted[number]) for number in range(steps)]
+    first = next((number for number in range(steps) if got[number] != wanted[number]), None)
     if first is None:
         return "", 0
-    if moved := _shift_text(reference, ours, begin):
+    if moved := _shift_text(reference, got, begin):
         return moved, begin
     before, due = sum(reference[:begin], Counter()), sum(wanted[:steps], Counter())
-    came = sum(ours, Counter())
+    came = sum(got, Counter())
     missing, extra = due - came, came - due
     again = (extra & before).total()
     strange = extra.total() - again
@@ -348,10 +349,10 @@ def ranks_difference(reference: Run, resumed: Run, begin: int) -> tuple[str, int
     order in which gradients are added, and what its batch norm sees.
     """
     steps = min(min(len(record.steps) for record in resumed.records), len(reference.records[0].steps) - begin)
-    for step, (theirs, ours) in product(range(steps), zip(reference.records, resumed.records, strict=True)):
-        wanted, got = _samples_in_order(theirs, begin + step), _samples_in_order(ours, step)
+    for step, (expected, candidate) in product(range(steps), zip(reference.records, resumed.records, strict=True)):
+        wanted, got = _samples_in_order(expected, begin + step), _samples_in_order(candidate, step)
         if wanted != got and Counter(wanted) == Counter(got):
-            return f"rank {theirs.rank} has its samples of step {begin + step + 1} in another order", begin + step
+            return f"rank {expected.rank} has its samples of step {begin + step + 1} in another order", begin + step
         if wanted != got:
             return f"from step {begin + step + 1} on ranks train on samples that others had", begin + step
     return "", 0
@@ -372,22 +373,22 @@ def _divide_by_copies(samples: Samples, wanted: Samples) -> Samples:
 
 
 def steps_away(
-    ours: Sequence[Any], reference: Sequence[Any], begin: int, least: int, same: Callable[[Any, Any], bool] = eq
+    candidate: Sequence[Any], reference: Sequence[Any], begin: int, least: int, same: Callable[[Any, Any], bool] = eq
 ) -> int:
     """Returns by how many steps a run is away from step ``begin`` of the reference; 0 where it is not, or elsewhere.
 
     ``least``: steps that have to be the same before anything is said.
     """
     for place in range(len(reference)):
-        pairs = list(zip(ours, reference[place:], strict=False))
+        pairs = list(zip(candidate, reference[place:], strict=False))
         if place != begin and len(pairs) >= least and all(same(a, b) for a, b in pairs):
             return place - begin
     return 0
 
 
-def _shift_text(reference: Sequence[Samples], ours: Sequence[Samples], begin: int) -> str:
+def _shift_text(reference: Sequence[Samples], candidate: Sequence[Samples], begin: int) -> str:
     """Whether each step has the samples of another one, always as many steps away; one step alone says nothing."""
-    away = steps_away(ours, reference, begin, 2)
+    away = steps_away(candidate, reference, begin, 2)
     number = sum(step.total() for step in reference[min(begin, begin + away) : max(begin, begin + away)])
     if away > 0:
         return f"the samples of {away} step{'s' * (away > 1)}, {number} of them, are left out: no step trains on them"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 
-from pardemo.script.compare.compare import COLUMNS, DIFFERENT, EQUAL, NOT_COMPARED, Cell, ModelMap, ModuleRow
-from pardemo.script.report.blocks import Block, Line, Lines, Marked, Table
+from pardemo.script.blocks import Block, Line, Lines, Marked, Table
+from pardemo.script.compare.module_map import COLUMNS, DIFFERENT, EQUAL, NOT_COMPARED, Cell, ModelMap, ModuleRow
 
 STYLE = """
 .cell { display: block; text-align: center; padding: .15rem .3rem; border-radius: .15rem; min-height: 1.5em;
@@ -52,7 +52,7 @@ class MapLine:
 
 
 def map_blocks(model: ModelMap, first: Iterable[str]) -> list[Block]:
-    """The map, and what its signs mean.
+    """Draws the map, and says what its signs mean.
 
     Args:
         first: modules at which a finding begins.
@@ -81,9 +81,11 @@ def _cell(cell: Cell, title: str = "") -> Marked:
 
 
 def map_lines(model: ModelMap, first: Iterable[str] = ()) -> list[MapLine]:
-    """The rows of the drawing. One that only holds others is left out, and its name stands before theirs; of numbered
-    siblings in a row that are alike, with all that is inside them, the first stands for all.
-    """  # fmt: skip
+    """Makes the rows of the drawing.
+
+    One that only holds others is left out, and its name stands before theirs; of numbered siblings in a row that are
+    alike, with all that is inside them, the first stands for all.
+    """
     marked = frozenset(first)
     roots: list[_Module] = []
     by_name: dict[str, _Module] = {}

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from pardemo.draw import palette
-from pardemo.script.report import blocks, drawings
-from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Section, Table
+from pardemo.script import blocks
+from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, Table
+from pardemo.script.report import drawings
 from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
@@ -151,7 +152,7 @@ def _by_hand(measured: Summary) -> str:
 
 
 def _bytes(measured: Summary) -> Section:
-    """What rank 0 sends by algorithms that send least; beside it the kernel's count, where there is one."""
+    """Lists what rank 0 sends by algorithms that send least; beside it the kernel's count, where there is one."""
     lead = f"rank 0 sends {amount(measured.sent_bytes[0])} by algorithms that send the least"
     if measured.wire_bytes is not None:
         lead += f"; the kernel counted {amount(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "

@@ -8,9 +8,11 @@ from functools import partial
 
 import torch
 
-from pardemo.script.compare import compare
+from pardemo.script.compare.comparison import Comparison, compare_layout, holders_of
+from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
-from pardemo.script.compare.runs import Finding, ProveError, Reference, Run
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
 from pardemo.script.record.rank_record import STATE, Tensors
 from pardemo.script.resume.stop_follower import COPIES, KEPT, SLOTS
@@ -177,10 +179,10 @@ class ResumedRun:
     tolerance: float
     noise: Noise = field(default_factory=dict)
     repeats: bool = False
-    compared: compare.Comparison | None = None
+    compared: Comparison | None = None
     states: bool = True
     exact: bool = True
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
 
     @property
     def behind(self) -> int:
@@ -190,7 +192,7 @@ class ResumedRun:
     def add(self, what: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
         """Adds a finding; ``step`` is one of the undisturbed run, from 1; by default the first that is repeated."""
         step = self.behind + 1 if step is None else step
-        self.findings.append(Finding(self.name, step, what, cause, why, None, None, tuple(names)))
+        self.findings.append(Difference(self.name, step, what, cause, why, None, None, tuple(names)))
 
     @property
     def ranks(self) -> range:
@@ -279,11 +281,11 @@ def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tole
         ProveError: the two cannot be compared: other global batches, or other parameters.
     """
 
-    def held_against(step: int) -> tuple[Run, compare.Comparison]:
+    def held_against(step: int) -> tuple[Run, Comparison]:
         """With its own copy of what is known of pieces: a comparison cuts those that are several of the reference's."""
         records = [replace(record, steps=[replace(step) for step in record.steps]) for record in resumed.records]
         cut_run = replace(resumed, records=records, strips={})
-        return cut_run, compare.compare_layout(Reference(reference.since(step), tolerance), cut_run)
+        return cut_run, compare_layout(Reference(reference.since(step), tolerance), cut_run)
 
     begins = None
     for step in sorted(range(reference.steps), key=lambda step: (step != expected, step)):
@@ -328,7 +330,7 @@ def judge_resumed(beside: ResumedRun) -> None:
 
 
 def _parameters(beside: ResumedRun) -> None:
-    """Which parameters are not those of the checkpoint."""
+    """Says which parameters are not those of the checkpoint."""
     apart = beside.differing("before")
     if not apart:
         return
@@ -393,7 +395,7 @@ def _states_by_step(beside: ResumedRun, kind: str) -> Iterator[tuple[int, list[T
 
 def _states_in_whole(truth: Reference, resumed: Run, maps: ParameterMap, kind: str) -> tuple[Tensors, Tensors]:
     """States of a kind, the undisturbed run's and the resumed one's, put together from all ranks' parts."""
-    holders = compare.holders_of(resumed, 0, kind, maps)
+    holders = holders_of(resumed, 0, kind, maps)
     theirs, ours = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for parameter, tensor in truth.in_whole(0, kind).items():
         before = truth.whole[0].before.get(parameter)

@@ -132,7 +132,7 @@ def optimizer_states(
 
 
 def _plain_tensor(value: Any) -> torch.Tensor | None:
-    """A copy of this rank's part of a state, or None of what is no number."""
+    """Copies this rank's part of a state; None of what is no number."""
     if isinstance(value, (bool, int, float)):
         return torch.tensor(float(value), dtype=torch.float64)
     if not isinstance(value, torch.Tensor):
@@ -211,7 +211,7 @@ def _reachable() -> Iterator[tuple[str, Any]]:
 
 
 def _held(name: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """A value, and what is in it: elements of lists and dicts, attributes of objects of the script's own classes."""
+    """Yields a value, and what is in it: elements of lists and dicts, attributes of objects of the script's classes."""
     yield name, value
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
@@ -403,7 +403,7 @@ def _die_in(seconds: float) -> None:
 
 
 def _saving_functions() -> list[Callable[..., Any]]:
-    """What scripts and libraries save tensors by, as far as this script has imported it."""
+    """Returns the functions by which scripts and libraries save tensors, as far as this script has imported them."""
     names = {"torch": ("save",), "torch.distributed.checkpoint": ("save", "async_save"),
              "safetensors.torch": ("save_file", "save_model")}  # fmt: skip
     there = {module: functions for module, functions in names.items() if module in sys.modules}

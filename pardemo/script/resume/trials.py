@@ -20,17 +20,19 @@ import psutil
 from pardemo.deadline import Deadline
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare import proof, runs
-from pardemo.script.compare.layouts import Layout
-from pardemo.script.compare.runs import Finding, Options, ProveError, Reference, Run
-from pardemo.script.report.verdict import StopVerdict, Trial
+from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.resume import GRACE_S, STEPS, judge, stop_follower
+from pardemo.script.resume.results import StopVerdict, Trial
 from pardemo.script.resume.stop_follower import KINDS, NEVER, Stop, StopFollower, whole_saves
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
 
 
-def run_and_kill(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+def run_and_kill(layout: RunLayout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a process of its own and kills that at a given moment; returns an error's text, or none."""
     place.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request"
@@ -80,8 +82,8 @@ ROUNDED = 1e-3
 
 
 def run_trials(
-    layouts: Sequence[Layout],
-    resumed: Sequence[Layout],
+    layouts: Sequence[RunLayout],
+    resumed: Sequence[RunLayout],
     options: Options,
     kinds: Sequence[str],
     seed: int,
@@ -100,7 +102,7 @@ def run_trials(
 
 
 def _verdict(
-    layouts: Sequence[Layout], resumed: Sequence[Layout], options: Options, kinds: Sequence[str], seed: int,
+    layouts: Sequence[RunLayout], resumed: Sequence[RunLayout], options: Options, kinds: Sequence[str], seed: int,
     grace_s: float, scratch: Path,
 ) -> StopVerdict:  # fmt: skip
     first, again, tolerance, options = proof.run_twice(
@@ -160,9 +162,9 @@ def _saved(first: Run) -> tuple[list[int], bool]:
 
 
 def _recorded(
-    layout: Layout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
+    layout: RunLayout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
 ) -> Run:
-    """A run whose saves lie in ``saves``; of itself where it is None."""
+    """Runs the script with its saves in ``saves``; in a folder of its own where that is None."""
     saves = saves or place / "saves"
     saves.mkdir(parents=True, exist_ok=True)
     layout = replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
@@ -171,7 +173,7 @@ def _recorded(
 
 
 def _stop_and_resume(
-    trial: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]
+    trial: Trial, begun: RunLayout, first: Run, options: Options, place: Path, saved: Sequence[int]
 ) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
     stop, saves, marker = trial.stop, place / "saves", place / "stopped" / "stop"
@@ -199,11 +201,13 @@ def _stop_and_resume(
         return None
     if resumed.error:
         why = "after a stop within a save, the script cannot go on" if trial.in_save else "it cannot go on"
-        trial.findings.append(Finding(trial.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
+        trial.findings.append(
+            Difference(trial.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}")
+        )
         return None
     if not resumed.steps:
         why = f"it takes no step, and the undisturbed run takes {length - expected} more"
-        trial.findings.append(Finding(trial.name, expected + 1, "length", "ends-elsewhere", why))
+        trial.findings.append(Difference(trial.name, expected + 1, "length", "ends-elsewhere", why))
         return None
     return resumed
 
@@ -227,7 +231,7 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
     return NEVER if not stopped.error and stop.kind != "term" else ""
 
 
-def _undisturbed_there(layout: Layout, options: Options, place: Path) -> Run:
+def _undisturbed_there(layout: RunLayout, options: Options, place: Path) -> Run:
     """Runs the script undisturbed in the layout in which a stopped run goes on."""
     undisturbed = _recorded(layout, options, place / "own")
     runs.require_steps(undisturbed)
@@ -279,10 +283,10 @@ def _resumes_elsewhere(trial: Trial) -> bool:
     saved = f"the save after step {trial.expected}"
     if trial.begins == 0:
         why = f"it begins anew: nothing of {saved} is used"
-        trial.findings.append(Finding(trial.name, 1, "resume", "begins-anew", why))
+        trial.findings.append(Difference(trial.name, 1, "resume", "begins-anew", why))
     elif trial.stop.kind != "save":
         why = f"it continues after step {trial.begins}, and the last whole save is the one after step {trial.expected}"
-        trial.findings.append(Finding(trial.name, trial.begins + 1, "resume", "older-save", why))
+        trial.findings.append(Difference(trial.name, trial.begins + 1, "resume", "older-save", why))
     return trial.begins == 0
 
 

@@ -93,13 +93,13 @@ def proven(model: dict[str, Any], layouts: Sequence[dict[str, Any]], double: boo
     import drawing
 
     from pardemo.script.compare import proof, runs
-    from pardemo.script.compare.layouts import Layout
+    from pardemo.script.compare.layouts import RunLayout
 
     made = []
     for values in [{"ranks": 1, "engine": "plain"}, *layouts]:
         script = os.path.relpath(HERE / f"{drawing.ENGINES[values['engine']][0]}.py")
         line = [f"--{key}={value}" for key, value in {**model, **values}.items() if key != "ranks"]
-        made.append(Layout(values["ranks"], values, (script, *line)))
+        made.append(RunLayout(values["ranks"], values, (script, *line)))
     options = runs.Options(steps=2, double=double, timeout_s=90)
     with contextlib.redirect_stdout(io.StringIO()):
         return proof.scripts(made, options)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from pardemo import headlines, project
-from pardemo.planner.layouts.published import published
+from pardemo.planner.layouts.published import loaders
 from pardemo.planner.layouts.published.runs import PublishedRun
 
 
@@ -47,7 +47,7 @@ def published_experts(release: str, gpus: tuple[str, ...]) -> dict[str, Publishe
         release: of NeMo, as the table heads it. gpus: those whose rows are taken.
     """
     names = {"deepseek-v3": "DeepSeek-V3", "gpt-oss-120b": "GPT-OSS 120B"}
-    rows = published.read(project.root() / "data" / "published_runs" / "megatron_bridge.csv")
+    rows = loaders.read(project.root() / "data" / "published_runs" / "megatron_bridge.csv")
     return {
         f"{names[run.job.shape.name]},\n{run.job.machine.gpus} {run.job.machine.gpu.name}": run
         for run in rows

@@ -8,7 +8,7 @@ from torch import nn
 
 from pardemo import project
 from pardemo.meters import WireMeter
-from pardemo.planner.layouts.published import published
+from pardemo.planner.layouts.published import loaders
 from pardemo.planner.layouts.step import step as planned_step
 from pardemo.small_models import gpt
 from pardemo.world.rank import device
@@ -80,7 +80,7 @@ def speeds_by_precision() -> dict[str, dict[str, tuple[float | None, float]]]:
     The layout is that of the run with the fewest bits; a run with another one is left out.
     """
     file = project.root() / "data" / "published_runs" / "megatron_bridge.csv"
-    runs = [run for run in published.read(file) if run.job.machine.gpu.name == "GB300"]
+    runs = [run for run in loaders.read(file) if run.job.machine.gpu.name == "GB300"]
     speeds: dict[str, dict[str, tuple[float | None, float]]] = {}
     for model, release, title in (("deepseek-v3", "25.11", "DeepSeek-V3"), ("llama3-70b", "26.02", "Llama 3 70B")):
         rows = [run for run in runs if run.job.shape.name == model and run.source.endswith(release)]

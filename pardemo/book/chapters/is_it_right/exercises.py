@@ -10,7 +10,7 @@ from pathlib import Path
 from pardemo import prove
 from pardemo.book.chapters.is_it_right.measurements import suspect
 from pardemo.book.page.exercises import Mistake, call, exercise
-from pardemo.script.report.verdict import finding_why
+from pardemo.script.compare.results import finding_why
 
 STEPS = 6
 TIMEOUT_S = 120

@@ -14,7 +14,7 @@ def _factor_and_rest(ours: Sequence[float], right: Sequence[float]) -> tuple[flo
     """As `pardemo prove` computes them."""
     import torch
 
-    from pardemo.script.compare.runs import compare_pair
+    from pardemo.script.compare.pairs import compare_pair
 
     mine, truth = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ours, right))
     compared = compare_pair("", truth, mine, torch.ones(len(truth), dtype=torch.bool), 0.0, 1e-9, [])

@@ -9,7 +9,7 @@ import numpy as np
 
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.published import against, published
+from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.against import ComparedRun
 from pardemo.planner.layouts.published.papers import PublishedTraining
 from pardemo.planner.layouts.published.runs import PublishedRun, read
@@ -24,7 +24,7 @@ TOLD = {"runs": 2772, "layouts": 122, "failed": 67, "too large": 62, "four times
 def published_runs(folder: Path) -> list[PublishedRun]:
     """The rows of all tables in ``folder``."""
     tables = sorted(folder.glob("*.csv"))
-    return [run for path in tables for run in (published.read(path) if published.knows(path) else read(path))]
+    return [run for path in tables for run in (loaders.read(path) if loaders.knows(path) else read(path))]
 
 
 def rows_of_kinds(outcomes: Sequence[ComparedRun], layouts: Sequence[ComparedRun]) -> dict[str, int]:

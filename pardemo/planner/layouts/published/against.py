@@ -11,7 +11,7 @@ from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.published import load, program
+from pardemo.planner.layouts.published.loaders import load, program
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.stacks import Stack, fitted_releases
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
@@ -296,7 +296,7 @@ def as_text(outcomes: list[ComparedRun]) -> str:
 
 
 def _lines(outcomes: list[ComparedRun]) -> list[str]:
-    """A line for each run, where these are few enough to be read."""
+    """Writes a line for each run, where these are few enough to be read."""
     from pardemo.tables import text_table
 
     if len(outcomes) > MOST_LINES:
@@ -328,7 +328,7 @@ Halves = tuple[Sequence[ComparedRun], Sequence[ComparedRun]]
 
 
 def halves(file: str, quantity: str = "time") -> Halves:
-    """Of a table's runs: those that constants were fitted to, every second one, and those that were kept back.
+    """Splits a table's runs: those that constants were fitted to, every second one, and those that were kept back.
 
     ``quantity``: ``time``, of runs that computed; or ``memory``, of runs whose memory is published.
     """

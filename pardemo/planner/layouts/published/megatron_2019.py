@@ -67,7 +67,7 @@ def planned(of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gra
 def longer(
     of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2
 ) -> dict[str, float]:
-    """How much longer than with linear scaling a step takes, part by part of :data:`PARTS`, in per cent."""
+    """Returns by how many per cent each of :data:`PARTS` makes a step longer than with linear scaling."""
     predicted, linear = planned(of, tp, dp, overlap=overlap, gradient_bytes=gradient_bytes), of.linear_seconds(tp)
     tensor, data = (predicted.parts.get(f"{kind}-parallel traffic", 0.0) for kind in ("tensor", "data"))
     seconds = (predicted.seconds - tensor - data - linear, tensor, data)

@@ -34,12 +34,12 @@ class PublishedTraining:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Returns the seconds of a step."""
         return self.flops / self.layout.gpus / self.tflops / 1e12
 
     @property
     def predicted_tflops(self) -> float:
-        """What the planner says in the paper's count."""
+        """Returns the planned rate, by the paper's count of operations."""
         return self.flops / self.layout.gpus / step(self.job, self.layout).seconds / 1e12
 
 

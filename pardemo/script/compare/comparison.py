@@ -1,10 +1,13 @@
-"""Compares a layout's run with the reference's, step by step, and makes the map of what was compared of each module."""
+"""Compares a layout's run with the reference's, step by step."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pardemo.script.compare import causes, checks
+from pardemo.script.compare.differences import Difference, Kept, StepComparison, kept_tensors
+from pardemo.script.compare.module_map import ModelMap, step_map
+from pardemo.script.compare.pairs import Pair, compare_pair, layer_scales
 from pardemo.script.compare.parameter_map import (
     Assembled,
     Holders,
@@ -13,148 +16,16 @@ from pardemo.script.compare.parameter_map import (
     map_parameters,
     nearly_equal,
 )
-from pardemo.script.compare.runs import (
-    TOLERANCES,
-    Finding,
-    Kept,
-    Pair,
-    ProveError,
-    Reference,
-    Run,
-    StepComparison,
-    compare_pair,
-    kept_tensors,
-    layer_scales,
-)
+from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import StepSamples, match_samples
 from pardemo.script.record import rank_record
 from pardemo.script.words import count_text
 
-#: What a cell says. One that is empty has nothing to compare: a module without parameters has no gradient.
-EQUAL, DIFFERENT, NOT_COMPARED, NOTHING = "equal", "different", "not compared", ""
-#: What each column is about, and how that is called in a sentence.
-COLUMNS = {"forward": "outputs of modules", "gradient": "gradients", "update": "changes of parameters"}
-ROOT = "(root)"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The state of what was compared of a module, and its factor where all of it is off by one number."""
-
-    state: str = NOTHING
-    factor: float | None = None
-
-
-@dataclass(frozen=True)
-class ModuleRow:
-    """A module: its name, its class, and what was compared of it. Of parameters only its own count."""
-
-    module: str
-    kind: str
-    cells: tuple[Cell, Cell, Cell]
-
-
-@dataclass(frozen=True)
-class ModelMap:
-    """A map of a layout's step, compared with the reference's.
-
-    ``rows``: modules in a tree, each before those inside it, and those in the order in which they run. ``counts``: of
-    each of :data:`COLUMNS` how many were compared, and of how many. ``root``: the name of the whole model.
-    """
-
-    step: int
-    rows: tuple[ModuleRow, ...]
-    counts: Mapping[str, tuple[int, int]]
-    root: str = ROOT
-
-
-def step_map(
-    reference: Reference, step: int, facts: StepComparison | None = None, alike: Iterable[str] = frozenset()
-) -> ModelMap:
-    """Makes the map of a step: of its samples only, or with ``facts`` of outputs, gradients and parameters.
-
-    Where outputs part, gradients and parameters are not looked at: they are of what was wrong before them.
-
-    Args:
-        alike: modules whose outputs are the reference's.
-    """
-    truth, order = reference.whole[step], reference.order[step]
-    parted = {output.module for output in facts.parted} if facts else set()
-    outputs = dict.fromkeys(alike, EQUAL) | dict.fromkeys(parted, DIFFERENT)
-    pairs = (facts.gradients, facts.updates) if facts and not parted else ({}, {})
-    wrong = causes.wrong_gradients(facts) if facts and not parted else set()
-    gradients = {
-        name: _cell(pairs[0].get(name), name in wrong)
-        for name in truth.before
-        if name in truth.gradients or name in pairs[0] or name in wrong
-    }
-    moved = {name for name, pair in pairs[1].items() if not pair.equal or pair.apart}
-    updates = {name: _cell(pairs[1].get(name), name in moved) for name in truth.before}
-    calls = [call for record in reference.run.records for call in record.steps[step].calls]
-    kinds = {call.module: call.kind for call in calls}
-    root = next((name for name in reversed(order) if kinds.get(name) == name), ROOT)  # the model is called by its class
-    held: dict[str, list[str]] = {}
-    for name in truth.before:
-        held.setdefault(name.rpartition(".")[0] or root, []).append(name)
-    rows = []
-    for module in tree([*order, *held], order, root):
-        cells = (
-            Cell(outputs.get(module, NOT_COMPARED) if module in order else NOTHING),
-            _merge_cells([gradients[name] for name in held.get(module, []) if name in gradients]),
-            _merge_cells([updates[name] for name in held.get(module, [])]),
-        )
-        rows.append(ModuleRow(module, kinds.get(module, ""), cells))
-    compared = [sum(cell.state != NOT_COMPARED for cell in cells.values()) for cells in (gradients, updates)]
-    counts = {
-        "forward": (len(outputs.keys() & order), len(order)),
-        "gradient": (compared[0], len(gradients)),
-        "update": (compared[1], len(updates)),
-    }
-    return ModelMap(step + 1, tuple(rows), counts, root)
-
-
-def _cell(pair: Pair | None, wrong: bool) -> Cell:
-    if wrong:
-        plain = pair is not None and not pair.apart and pair.rest <= 1e-6
-        return Cell(DIFFERENT, pair.factor if plain and pair is not None else None)
-    return Cell(NOT_COMPARED if pair is None else EQUAL)
-
-
-def _merge_cells(cells: list[Cell]) -> Cell:
-    """Of a module's parameters: different where one is, equal only where all are."""
-    for state in (DIFFERENT, NOT_COMPARED, EQUAL):
-        these = [cell for cell in cells if cell.state == state]
-        if these:
-            factors = {None if cell.factor is None else f"{cell.factor:.4g}" for cell in these}
-            return Cell(state, these[0].factor if len(factors) == 1 else None)
-    return Cell()
-
-
-def tree(names: Iterable[str], order: Mapping[str, int], root: str = ROOT) -> list[str]:
-    """Names and those around them, each before what is inside it; those inside one in the order in which they run.
-
-    >>> tree(["head", "blocks.0.up", "embed"], {"embed": 0, "blocks.0.up": 1, "head": 2})
-    ['embed', 'blocks', 'blocks.0', 'blocks.0.up', 'head']
-
-    Args:
-        order: of those that run, when they end. root: the name of the whole model, which comes first.
-    """
-    around: dict[str, list[str]] = {}  # of each name those that it is inside of, and itself
-    first: dict[str, float] = {}
-    for name in names:
-        parts = name.split(".")
-        if parts[0] == root and name != root:
-            continue  # of another wrapper around the same model
-        prefixes = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
-        for depth, prefix in enumerate(prefixes):
-            around[prefix] = prefixes[: depth + 1]
-            first[prefix] = min(first.get(prefix, math.inf), order.get(name, math.inf))
-    return sorted(first, key=lambda name: (name != root, [(first[prefix], prefix) for prefix in around[name]]))
-
 
 @dataclass
 class Comparison:
-    """A layout's findings, none where it trains as the reference does.
+    """The result of comparing a layout with the reference: its findings, none where both train alike.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
     parameter of this name; ``not_compared``: their names. ``steps``: how many were compared, to the first that differs.
@@ -164,7 +35,7 @@ class Comparison:
     """
 
     maps: ParameterMap
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched: str = ""
     strange: bool = False
@@ -173,13 +44,7 @@ class Comparison:
     in_part: str = ""
     left_open: causes.UnexplainedGradients | None = None
     model: ModelMap | None = None
-    kept: dict[Finding, Kept] = field(default_factory=dict)
-
-
-def tolerance_of(run: Run, double: bool) -> float:
-    """Returns the relative difference that counts as rounding in this run's types."""
-    types = {name for record in run.records for name in (*record.dtypes, *record.computed_in) if name in TOLERANCES}
-    return max((TOLERANCES[name] for name in types), default=TOLERANCES["float64" if double else "float32"])
+    kept: dict[Difference, Kept] = field(default_factory=dict)
 
 
 def compare_layout(reference: Reference, other: Run) -> Comparison:
@@ -205,7 +70,7 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
 
 def _step_findings(
     reference: Reference, other: Run, step: int, before: Mapping[str, Assembled], comparison: Comparison
-) -> list[Finding]:
+) -> list[Difference]:
     if scaled := checks.scale_findings(reference.run, other, step):
         return scaled  # its samples are of another step
     samples = match_samples(reference.run, other, step)
@@ -220,9 +85,9 @@ def _step_findings(
     return findings + _number_findings(reference, other, step, samples, comparison) if begun_alike else findings
 
 
-def _merged_findings(findings: list[Finding]) -> list[Finding]:
+def _merged_findings(findings: list[Difference]) -> list[Difference]:
     """Merges findings that say the same of different parameters."""
-    seen: dict[tuple[str, str, str], Finding] = {}
+    seen: dict[tuple[str, str, str], Difference] = {}
     for finding in findings:
         known = seen.setdefault((finding.what, finding.cause, finding.why), finding)
         if set(finding.parameters) - set(known.parameters):
@@ -247,10 +112,10 @@ def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
         pieces[rank] = [(rank_record.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
     maps = map_parameters(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(maps.parts.values()):
-        some = sorted({piece.name for of_rank in pieces.values() for piece, _ in of_rank})
+        piece_names = sorted({piece.name for of_rank in pieces.values() for piece, _ in of_rank})
         raise ProveError(
             f"the model of {other.layout.name} has other parameters than the reference's: it has "
-            f"{', '.join(some[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
+            f"{', '.join(piece_names[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
         )
     other.cut(maps.strips)
     for rank in maps.parts:
@@ -297,7 +162,7 @@ def holders_of(other: Run, step: int, kind: str, maps: ParameterMap) -> dict[str
 
 def _assemble(reference: Reference, holders: Mapping[str, Holders]) -> dict[str, Assembled]:
     before = reference.whole[0].before
-    return {name: assembled(tuple(before[name].shape), some) for name, some in holders.items()}
+    return {name: assembled(tuple(before[name].shape), parts) for name, parts in holders.items()}
 
 
 def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Assembled]) -> dict[str, Pair]:
@@ -310,16 +175,16 @@ def _pairs(reference: Reference, step: int, kind: str, tensors: Mapping[str, Ass
     pairs = {}
     for name in (name for name in tensors if name in wanted):
         assembled, floor, tolerance = tensors[name], scale[name], reference.tolerance_of(name)
-        ours, covered = assembled.value, assembled.covered
+        candidate, covered = assembled.value, assembled.covered
         if is_update:
             if name in truth.gradients:
                 covered = covered & reference.more_than_rounding(name, step)
             # what is left of a small change to a large value is rounded by the value
             rounding = _epsilon(tolerance) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
             floor, tolerance = max(floor, rounding / tolerance), tolerance * 10
-            ours = ours - truth.before[name]
+            candidate = candidate - truth.before[name]
         noise = reference.allowed(kind, name, step)
-        pairs[name] = compare_pair(name, wanted[name], ours, covered, floor, tolerance, assembled.apart, noise)
+        pairs[name] = compare_pair(name, wanted[name], candidate, covered, floor, tolerance, assembled.apart, noise)
     return pairs
 
 
@@ -329,7 +194,7 @@ def _epsilon(tolerance: float) -> float:
 
 def _number_findings(
     reference: Reference, other: Run, step: int, samples: StepSamples, comparison: Comparison
-) -> list[Finding]:
+) -> list[Difference]:
     """Compares outputs, gradients, clipping, learning rates, and parameters after the step."""
     maps = comparison.maps
     facts, alike = _facts(reference, other, step, maps, samples)
@@ -359,8 +224,8 @@ def _facts(
     def holders(kind: str) -> dict[str, Holders]:
         return holders_of(other, step, kind, maps)
 
-    def shapes(some: Holders) -> dict[int, tuple[int, ...]]:
-        return {rank: tuple(tensor.shape) for rank, _, tensor in some}
+    def shapes(parts: Holders) -> dict[int, tuple[int, ...]]:
+        return {rank: tuple(tensor.shape) for rank, _, tensor in parts}
 
     truth, before = reference.whole[step], holders("before")
     parted, alike = checks.parted_outputs(reference, other, step, samples, maps)
@@ -371,7 +236,7 @@ def _facts(
             if (part := maps.parts[rank].get(piece.name)) is not None:
                 of_rank.setdefault(part.name, set()).update((piece.name, *piece.tied))
     accumulated = {
-        name: some for name, some in holders("accumulated").items() if shapes(some) == shapes(before[name])
+        name: parts for name, parts in holders("accumulated").items() if shapes(parts) == shapes(before[name])
     }  # FSDP2's are whole until they are reduced
     facts = StepComparison(
         other.layout, step, reference.tolerance, reference.order[step],
@@ -379,7 +244,7 @@ def _facts(
         updates=_pairs(reference, step, "update", _assemble(reference, holders("after"))),
         earlier=[reference.whole[at].gradients for at in range(step)], parted=parted, tied=truth.tied,
         cut={part.name for parts in maps.parts.values() for part in parts.values() if part.is_cut},
-        holders={name: len(some) for name, some in before.items()},
+        holders={name: len(parts) for name, parts in before.items()},
         together={name for name, parameter in _assemble(reference, holders("applied")).items() if not parameter.apart},
         names=names, norms=reference.norms, moved=maps.moved,
         accumulated={

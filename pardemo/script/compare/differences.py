@@ -1,0 +1,160 @@
+"""Holds what differs from the reference in a step of a layout, and keeps the tensors of what has no cause."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare.pairs import Pair
+from pardemo.script.compare.runs import Run
+from pardemo.script.record.rank_record import Step, Tensors
+
+#: Bytes of the tensors that are kept of a finding. What is beyond is left out, and said to be.
+MOST_BYTES = 64_000_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference from the reference, in one layout from one step on.
+
+    ``cause``: a short name, or empty where nobody knows. ``why``: the sentence for the reader. ``factor`` and ``rest``:
+    of gradients or of what the finding is about. ``parameters``: the reference's names. ``module``: the first that is
+    wrong, in the order of execution forwards, then backwards.
+    """
+
+    layout: str
+    step: int
+    what: str
+    cause: str
+    why: str
+    factor: float | None = None
+    rest: float | None = None
+    parameters: tuple[str, ...] = ()
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class ComparedOutput:
+    """A module's output on one rank, compared with the reference's. ``strict``: none of its parameters is cut.
+
+    ``difference``: of the two projections, where a constant is added everywhere it is the same in all. [cells, 3]
+    ``whole_inputs``: whether numbers that went in, as positions do, are the reference's; None where none did.
+    """
+
+    rank: int
+    module: str
+    kind: str
+    order: int
+    strict: bool
+    difference: torch.Tensor
+    reference: torch.Tensor
+    whole_inputs: bool | None
+    equal: bool = False
+
+
+@dataclass
+class StepComparison:
+    """A step of one layout, compared with the reference's.
+
+    ``order``: modules as they run in the reference, by their number. ``tied``: parameters' other names. ``cut``: those
+    of which some rank has a part. ``holders``: how many ranks hold each. ``together``: those whose gradients are the
+    same on all ranks when the optimizer steps, if they were clipped before. ``names``: of each rank and parameter the
+    names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
+    gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
+    ``accumulated``: of each parameter the gradients that it had after each micro-batch but the last, added up.
+    ``optimizer``: the classes of the reference's optimizers, and what they are made of. ``steps``: what each rank
+    recorded; ``reference_step``: the reference.
+    """
+
+    layout: RunLayout
+    step: int
+    tolerance: float
+    order: dict[str, int]
+    gradients: dict[str, Pair] = field(default_factory=dict)
+    updates: dict[str, Pair] = field(default_factory=dict)
+    earlier: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    parted: list[ComparedOutput] = field(default_factory=list)
+    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+    holders: dict[str, int] = field(default_factory=dict)
+    together: set[str] = field(default_factory=set)
+    names: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
+    accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: str = ""
+    steps: Sequence[Step] = ()
+    reference_step: Step = field(default_factory=Step)
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of each rank in the step, of those that have one: a pipeline's other stages have none."""
+        return [sum(step.losses) for step in self.steps if step.losses]
+
+    def first(self, names: Iterable[str]) -> str:
+        """Returns the module of these parameters that a backward pass reaches first: the one that ran last."""
+        modules = [alias.rpartition(".")[0] for name in names for alias in (name, *self.tied.get(name, ()))]
+        return max(modules, key=self.place, default="")
+
+    def place(self, module: str) -> int:
+        """Returns a module's number in the reference's order of execution, or that of the nearest module around it."""
+        while module and module not in self.order:
+            module = module.rpartition(".")[0]
+        return self.order.get(module, -1)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The tensors of a finding in the reference and in the layout.
+
+    ``gradient/NAME/reference`` and ``gradient/NAME/layout`` in whole; where ranks hold the same part and have different
+    values each one's, too, as ``gradient/NAME/rank 1``. Of a module's output what was recorded of it, two random
+    projections of each row and its norm: ``output/NAME/rank 0/0/reference``, with the number of the call.
+    ``left_out``: what there was no room for. ``sketches``: parameters of which these are sketches.
+    """
+
+    tensors: Tensors
+    left_out: tuple[str, ...] = ()
+    sketches: tuple[str, ...] = ()
+
+
+def kept_tensors(findings: Sequence[Difference], facts: StepComparison, reference: Run) -> dict[Difference, Kept]:
+    """Collects the tensors of findings without a cause, up to :data:`MOST_BYTES` of each."""
+    pieces = [piece for record in reference.records for piece in record.steps[facts.step].pieces]
+    shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
+    kept = {}
+    for finding in findings:
+        tensors: Tensors = {}
+        left_out, sketches = [], []
+        groups = _output_tensors if finding.what == "forward" else _gradient_tensors
+        for name, group in groups(finding, facts) if not finding.cause else ():
+            if sum(tensor.nbytes for tensor in (*tensors.values(), *group.values())) > MOST_BYTES:
+                left_out.append(name)
+                continue
+            tensors |= group
+            if groups is _gradient_tensors and tuple(facts.gradients[name].reference.shape) != shapes.get(name):
+                sketches.append(name)
+        if tensors or left_out:
+            kept[finding] = Kept(tensors, tuple(left_out), tuple(sketches))
+    return kept
+
+
+def _gradient_tensors(finding: Difference, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+    """Yields the gradients of each parameter of the finding."""
+    for name in finding.parameters:
+        if (pair := facts.gradients.get(name)) is not None:
+            group = {"reference": pair.reference, "layout": pair.candidate}
+            for _, versions in pair.apart:
+                group |= {f"rank {rank}": tensor for rank, tensor in versions.items()}
+            yield name, {f"gradient/{name}/{key}": tensor for key, tensor in group.items()}
+
+
+def _output_tensors(finding: Difference, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+    """Yields each call's output of the first module that is wrong, on each rank where it is."""
+    numbers: dict[int, int] = {}
+    for output in facts.parted:
+        if output.module == finding.module:
+            number = numbers[output.rank] = numbers.get(output.rank, -1) + 1
+            key = f"output/{output.module}/rank {output.rank}/{number}"
+            yield key, {f"{key}/reference": output.reference, f"{key}/layout": output.reference + output.difference}

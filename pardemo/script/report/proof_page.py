@@ -1,0 +1,161 @@
+"""Writes the page of a proof, and the folder of ``--out``; says what to do next."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from pardemo.script import blocks
+from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
+from pardemo.script.compare import results
+from pardemo.script.compare.differences import MOST_BYTES, Difference, Kept
+from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare.module_map import COLUMNS, ModelMap
+from pardemo.script.compare.results import Proof
+from pardemo.script.report import model_map
+from pardemo.script.report.files import report_folder as made_folder
+from pardemo.tables import amount
+
+#: A tolerance above that is not fp64's.
+PRECISE = 1e-6
+
+
+def hints(proof: Proof) -> list[str]:
+    """Says what to do next, a line each; the command prints them on the error stream."""
+    lines = []
+    if any(finding.cause for finding in proof.findings):
+        lines.append("what each name in brackets means, and what to change: docs/prove.md, Each cause")
+    if any(finding.what == "forward" and not finding.cause for finding in proof.findings):
+        lines.append("an output parts first: look at what goes in there; --out DIR keeps it beside the reference's")
+    if proof.findings and proof.tolerance > PRECISE:
+        lines.append("compared in the script's own precision: --double shows what is no rounding")
+    return lines
+
+
+def proof_page(proof: Proof, script: str) -> str:
+    """Writes the page: the verdict on all layouts first, then each of them with its map.
+
+    Args:
+        script: its name.
+    """
+    lines: list[Line] = []
+    sections: list[Section] = []
+    for number, layout in enumerate(proof.layouts[1:], 1):
+        sign, colour = results.layout_sign(proof, layout)
+        findings = results.findings_of(proof, layout)
+        said = results.finding_head(findings[0]) if findings else results.ALIKE
+        said = "could not be compared" if layout.name in proof.failed else said
+        link = Marked("a", layout.name, f' href="#layout-{number}"')
+        lines.append([Marked("strong", sign, f' class="{colour}"'), " ", link, f": {said}"])
+        sections.append(Section(f"layout-{number}", f"{sign} {layout.name}", "", _layout_blocks(proof, layout)))
+    files: list[Line] = [[Marked("code", "prove.json"), " the same for programs, with all parameters of each finding"]]
+    if proof.files:
+        said = "the reference's and the layout's tensors of findings that nobody explains"
+        files.append([Marked("code", "tensors"), f" {said}, up to {amount(MOST_BYTES)} of each"])
+    return blocks.report_page(
+        f"{script} in {len(proof.layouts)} layouts",
+        f"{blocks.sentence(results.proof_verdict(proof))} The reference is {results.reference_text(proof)}.",
+        [
+            Section("verdict", "Verdict", "", [Lines(lines)]),
+            *sections,
+            Section("notes", "Notes", "", [Lines(proof.notes)]),
+            Section("files", "Beside this page", "", [Lines(files)]),
+        ],
+        model_map.STYLE,
+    )
+
+
+def _layout_blocks(proof: Proof, layout: RunLayout) -> list[Block]:
+    findings, model = results.findings_of(proof, layout), proof.maps.get(layout.name)
+    below: list[Block] = [paragraphs([Marked("code", " ".join(layout.line))])]
+    if lead := results.layout_lead(proof, layout):
+        below.append(paragraphs(blocks.sentence(lead)))
+    for finding in findings if not lead else ():
+        below += results.finding_blocks(finding, _kept(proof, finding) if finding in proof.files else "")
+    if layout.name in proof.failed or model is None:
+        return below
+    title = Chart("", title=f"The model in step {model.step}")
+    drawn = model_map.map_blocks(model, [finding.module for finding in findings if finding.module])
+    return [*below, title, paragraphs(_compared(model, findings)), *drawn]
+
+
+def _kept(proof: Proof, finding: Difference) -> Line:
+    """Says where a finding's tensors are, and which of them."""
+    kept, name = proof.kept[finding], proof.files[finding]
+    said = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
+    if kept.sketches:
+        said += f"; of {', '.join(kept.sketches)} these are sketches"
+    if kept.left_out:
+        said += f"; without {', '.join(kept.left_out)}, for which there was no room"
+    return ["tensors: ", Marked("a", name, f' href="{name}"'), said]
+
+
+def _compared(model: ModelMap, findings: list[Difference]) -> str:
+    """Says what was compared of the step that the map shows, and what was not."""
+    numbers = "; ".join(f"{label}: {model.counts[key][0]} of {model.counts[key][1]}" for key, label in COLUMNS.items())
+    said = f"Compared are {numbers}."
+    kinds = {finding.what for finding in findings}
+    if {"data", "parameters"} & kinds:
+        return f"{said} Where samples or first parameters are wrong, nothing that is made of them is looked at."
+    if "forward" in kinds:
+        return f"{said} Where outputs are wrong, gradients are not looked at, nor what is made of them."
+    return f"{said} Steps behind the first one that differs are not compared." if findings else said
+
+
+PAGE, VERDICT, TENSORS = "prove.html", "prove.json", "tensors"
+#: How a file of tensors is called, and a folder in which all is written first.
+_TENSORS, _WRITTEN = re.compile(r"finding\d+\.safetensors"), ".prove-"
+
+
+def proof_folder(path: str) -> Path:
+    """Makes the folder for a proof, if there is none; an earlier proof in it makes room for the new one.
+
+    Raises:
+        ValueError: it has other things, cannot be one, or cannot be written to; said before anything runs.
+    """
+    made = made_folder(path)
+    strange = sorted(entry.name for entry in made.iterdir() if not _ours(entry))
+    if strange:
+        raise ValueError(f"--out: {path} has other things in it, as {strange[0]}: say a folder of its own")
+    return made
+
+
+def _ours(path: Path) -> bool:
+    """Whether a proof has written this."""
+    if path.name == TENSORS and path.is_dir() and not path.is_symlink():
+        return all(_TENSORS.fullmatch(entry.name) for entry in path.iterdir())
+    return path.name in (PAGE, VERDICT) or path.name.startswith(_WRITTEN)
+
+
+def write_proof(folder: Path, proof: Proof, script: str) -> None:
+    """Writes all into a folder inside this one, and moves it out when it is whole, the page last.
+
+    The page and the verdict of an earlier proof go first: where a page is, all that it names is of the same proof.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = {finding: number for number, finding in enumerate(proof.findings, 1)}
+    proof.files = {finding: f"{TENSORS}/finding{numbers[finding]}.safetensors" for finding in proof.kept}
+    for left in folder.glob(f"{_WRITTEN}*"):  # by a proof that was killed while it wrote
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_WRITTEN) as temporary:
+        new = Path(temporary)
+        for finding, kept in proof.kept.items():
+            _save(new / proof.files[finding], kept)
+        (new / VERDICT).write_text(json.dumps(proof.as_json(), indent=1), "utf-8")
+        (new / PAGE).write_text(proof_page(proof, script), "utf-8")
+        (folder / PAGE).unlink(missing_ok=True)
+        (folder / VERDICT).unlink(missing_ok=True)
+        shutil.rmtree(folder / TENSORS, ignore_errors=True)
+        for name in (TENSORS, VERDICT, PAGE):
+            if (new / name).exists():
+                os.replace(new / name, folder / name)
+
+
+def _save(path: Path, kept: Kept) -> None:
+    path.parent.mkdir(exist_ok=True)
+    tensors = {name: tensor.contiguous().clone() for name, tensor in kept.tensors.items()}  # none shares memory
+    save_file(tensors, path, {"left out": json.dumps(kept.left_out), "sketches": json.dumps(kept.sketches)})

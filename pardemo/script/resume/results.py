@@ -1,0 +1,123 @@
+"""Holds the result of stopping and resuming a script, trials and their verdict, and writes its screen and its JSON."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare.results import json_row, runs_screen
+from pardemo.script.resume.stop_follower import Stop
+
+
+@dataclass
+class Trial:
+    """A stop of a run, and the run that goes on from it.
+
+    ``expected``: behind how many steps the last whole save is; ``in_save``: whether the stop cut a later one off;
+    ``overdue``: whether the script had not ended within the grace that SIGTERM leaves, and was killed;
+    ``asynchronous``: whether the script goes on while it saves,
+    so that nobody knows whether this one is whole. ``begins``: behind how many the run goes on, None where its
+    parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
+    the optimizer's states were compared themselves; if not, by what its step makes of them. ``error``: why nothing
+    could be compared.
+    """
+
+    stop: Stop
+    layout: RunLayout
+    expected: int
+    asynchronous: bool
+    in_save: bool = False
+    overdue: bool = False
+    begins: int | None = None
+    exact: bool = False
+    states: bool = True
+    error: str = ""
+    findings: list[Difference] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        within = ", within a save" * (self.in_save and self.stop.kind != "save")
+        late = f", which had not ended it after {self.stop.grace_s:g} s" * self.overdue
+        return f"{self.stop.text}{within}{late}, resumed with {self.layout.name}"
+
+    @property
+    def lost(self) -> int:
+        """Number of steps that are repeated after the stop."""
+        over = self.stop.done + (self.stop.moment == "step")
+        return max(0, over - (self.expected if self.begins is None else self.begins))
+
+
+@dataclass
+class StopVerdict:
+    """The outcome of all trials. ``masks``: whether dropout draws any in the undisturbed run."""
+
+    layout: RunLayout
+    masks: bool = False
+    steps: int = 0
+    saved: list[int] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return stops_screen(self)
+
+    @property
+    def findings(self) -> list[Difference]:
+        return [finding for trial in self.trials for finding in trial.findings]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all trials were run, and go on as if nothing had happened."""
+        return not self.findings and not any(trial.error for trial in self.trials)
+
+
+def stops_screen(verdict: StopVerdict) -> str:
+    """Lists each stop with what was lost, and the verdict."""
+    steps = [str(number) for number in verdict.saved if number]
+    saves = f"saved after step{'s' * (len(steps) != 1)} {', '.join(steps)}"
+    head = f"undisturbed  {verdict.layout.name}: {verdict.steps} steps, {saves}"
+    parts = [(_trial(trial), [] if trial.error else trial.findings) for trial in verdict.trials]
+    return runs_screen(head, parts, verdict.notes, stops_verdict(verdict))
+
+
+def stops_verdict(verdict: StopVerdict) -> str:
+    """Returns the verdict on all stops."""
+    if verdict.findings:
+        return "something is lost"
+    if any(trial.error for trial in verdict.trials):
+        return "not compared: a run could not be compared"
+    return "nothing is lost" + (", to the last bit" if all(trial.exact for trial in verdict.trials) else "")
+
+
+def _trial(trial: Trial) -> str:
+    if trial.error:
+        return f"?  {trial.name}: {trial.error}"
+    if trial.begins is None and trial.findings:
+        return f"✗  {trial.name}"
+    repeated = "1 step is" if trial.lost == 1 else f"{trial.lost} steps are"
+    again = f"; {repeated} repeated" if trial.lost else ""
+    equal = "" if trial.findings else ", equal to the last bit" if trial.exact else ", equal to rounding"
+    unseen = "" if trial.states else "; the optimizer's states by what its step makes of them alone"
+    mark = "✗" if trial.findings else "✓"
+    return f"{mark}  {trial.name}: continues after step {trial.begins}{again}{equal}{unseen}"
+
+
+def stops_json(verdict: StopVerdict) -> dict[str, Any]:
+    """Returns what ``pardemo prove --stop --json`` prints."""
+    return {
+        "equal": verdict.equal,
+        "layout": verdict.layout.name,
+        "steps": verdict.steps,
+        "saved": verdict.saved,
+        "trials": [
+            {
+                "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
+                "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "in_save": trial.in_save,
+                "overdue": trial.overdue, "states_compared": trial.states, "error": trial.error or None,
+                "findings": [json_row(finding) for finding in trial.findings],
+            }
+            for trial in verdict.trials
+        ],
+        "findings": [json_row(finding) for finding in verdict.findings],
+        "notes": verdict.notes,
+    }  # fmt: skip
