@@ -15,9 +15,9 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.runtime.call_sites import CallSite, CallSites
+from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.step import measurement, pace
-from pardemo.script.step.collectives import Call
 from pardemo.script.step.operations import Exchange, Operation, OperationRecorder
 from pardemo.script.step.pace import replay
 

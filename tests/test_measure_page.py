@@ -14,8 +14,8 @@ from pardemo.draw import palette
 from pardemo.meters.snapshot import Block
 from pardemo.script.report import blocks, drawings, sections
 from pardemo.script.runtime.call_sites import CallSite, StepEnd
+from pardemo.script.runtime.collectives import Call
 from pardemo.script.step import parallelisms, summary
-from pardemo.script.step.collectives import Call
 from pardemo.script.step.parallelisms import Parallelism
 from pardemo.script.step.script_memory import memory_timeline
 from pardemo.script.step.summary import Memory, RankTrace

@@ -387,7 +387,7 @@ _TURN_S = 0.5
 _IDLE = 0.02
 #: Where the innermost frame of a rank's main thread is while it waits in a collective: torch's, or what notes its end.
 _WAITS = re.compile(
-    r"/torch/(distributed|autograd)/|/torch/_ops\.py|/torch/_classes\.py|/pardemo/script/step/collectives\.py"
+    r"/torch/(distributed|autograd)/|/torch/_ops\.py|/torch/_classes\.py|/pardemo/script/runtime/collectives\.py"
 )
 #: What stands around calls of torch here, and waits for nothing itself.
 _AROUND = re.compile(r"/pardemo/(script/(runtime/(stand_ins|without_gpu|call_sites)|record/recorder)|compat)\.py")

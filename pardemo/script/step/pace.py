@@ -12,7 +12,7 @@ from pardemo.meters.timeline import Span, covered_s
 from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
 from pardemo.planner.layouts.machines import ATTENTION, Machine
 from pardemo.planner.layouts.stacks import Stack
-from pardemo.script.step.collectives import Call
+from pardemo.script.runtime.collectives import Call
 from pardemo.script.step.measurement import Pace
 from pardemo.script.step.operations import BACKWARD, Exchange, Operation, StepWork
 from pardemo.script.step.summary import WARM, Paced, RankTrace, Summary, Times
