@@ -4,6 +4,7 @@ import csv
 import json
 import time
 import tomllib
+from importlib.util import find_spec
 
 import pytest
 from conftest import few, says
@@ -306,3 +307,8 @@ def test_many_ranks_share_a_line(tmp_path):
 )
 def test_where_a_rank_waits(stack, waits):
     assert standstill.is_waiting(f"Thread 1 (most recent call first):\n  {stack}" if stack else "") == waits
+
+
+@pytest.mark.parametrize("name", [standstill.WAITS, *standstill.AROUND_TORCH])
+def test_modules_that_a_stack_is_searched_for_exist(name):
+    assert find_spec(name)

@@ -385,12 +385,23 @@ STALLED_S = 3.0
 _TURN_S = 0.5
 #: Of a core's time, what a rank may take that waits.
 _IDLE = 0.02
+#: Modules of this package that call torch in place of a script and wait for nothing themselves.
+AROUND_TORCH = (
+    "pardemo.compat", "pardemo.script.record.recorder", "pardemo.script.runtime.call_sites",
+    "pardemo.script.runtime.stand_ins", "pardemo.script.runtime.without_gpu",
+)  # fmt: skip
+#: The module that notes when a collective is over, and so waits for it.
+WAITS = "pardemo.script.runtime.collectives"
+
+
+def _paths(*modules: str) -> str:
+    """Makes a pattern that the modules' paths match."""
+    return "|".join(re.escape(f"/{module.replace('.', '/')}.py") for module in modules)
+
+
+_AROUND_TORCH = re.compile(_paths(*AROUND_TORCH))
 #: Where the innermost frame of a rank's main thread is while it waits in a collective: torch's, or what notes its end.
-_WAITS = re.compile(
-    r"/torch/(distributed|autograd)/|/torch/_ops\.py|/torch/_classes\.py|/pardemo/script/runtime/collectives\.py"
-)
-#: What stands around calls of torch here, and waits for nothing itself.
-_AROUND = re.compile(r"/pardemo/(script/(runtime/(stand_ins|without_gpu|call_sites)|record/recorder)|compat)\.py")
+_IN_A_WAIT = re.compile(r"/torch/(distributed|autograd)/|/torch/_ops\.py|/torch/_classes\.py|" + _paths(WAITS))
 
 
 class DeadlockWatch:
@@ -468,5 +479,5 @@ class DeadlockWatch:
 def is_waiting(stack: str) -> bool:
     """Whether the main thread of a stack, which stands last, is where torch waits for other ranks."""
     files = re.findall(r'File "([^"]+)"', stack.rpartition("most recent call first")[2])
-    innermost = next((file for file in files if not _AROUND.search(file)), "")
-    return bool(_WAITS.search(innermost))
+    innermost = next((file for file in files if not _AROUND_TORCH.search(file)), "")
+    return bool(_IN_A_WAIT.search(innermost))
