@@ -4,12 +4,11 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any
 
 from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
 from pardemo.script.step.parallelisms import PARAMETERS, Parallelism
-from pardemo.script.step.shapes import REPLICATED
+from pardemo.script.step.shapes import REPLICATED, Traffic
 from pardemo.script.step.summary import Finding, Row, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
@@ -225,69 +224,70 @@ CARRIED = {
 }
 #: Of a forward that a backward pass runs again.
 RECOMPUTED = ", again: the forward is recomputed"
-Term = dict[str, Any]
 
 
-def by_terms(measured: Summary) -> list[Finding]:
-    """Gives rows what the terms of all parallelisms make together; a row of several terms their sum.
+def expect_traffic(measured: Summary) -> list[Finding]:
+    """Gives rows the bytes that the traffic of all parallelisms predicts for them.
 
-    A term is met, or missed, with all rows that its shape fits: what one row is short of another may have.
+    A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
-    terms = [term for parallelism in measured.parallelism for term in parallelism.options.get("terms", [])]
+    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.options.get("terms", [])]
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
     findings = []
-    for some, of_rows in _together([(term, [row for row in rows if _fits(term, row)]) for term in terms]):
-        findings += _compare_rows(measured, some, of_rows)
+    fits = [(traffic, [row for row in rows if _fits(traffic, row)]) for traffic in predicted]
+    for of_these, fitted in _together(fits):
+        findings += _compare_rows(measured, of_these, fitted)
     for parallelism in measured.parallelism:
         _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.get("by", ""))
     return findings
 
 
-def _fits(term: Term, row: Row) -> bool:
-    """Whether a row may be a term's: the same kind of call, in its group and phase, of a tensor of its size."""
-    if row.kind != term["kind"] or row.ranks != tuple(term["ranks"]):
+def _fits(traffic: Traffic, row: Row) -> bool:
+    """Whether a row may be this traffic: the same kind of call, in its group and phase, of a tensor of its size."""
+    if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
     phases = {"forward": ("forward", "between"), "backward": ("backward",)}  # a model's own hooks run after it
-    if term["phase"] and row.place.phase not in phases[term["phase"]]:
+    if traffic.phase and row.place.phase not in phases[traffic.phase]:
         return False
-    if row.place.repeated and not term["repeated"] and term["phase"]:
+    if row.place.repeated and not traffic.repeated and traffic.phase:
         return False
-    elements, n = term["elements"], len(row.ranks)
+    elements, n = traffic.elements, len(row.ranks)
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
 
 
-def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list[Row]]]:
-    """Terms that share rows, with those rows; terms without any are left out."""
-    sets: list[tuple[list[Term], list[Row]]] = []
-    for term, rows in fits:
+def _together(fits: list[tuple[Traffic, list[Row]]]) -> list[tuple[list[Traffic], list[Row]]]:
+    """Joins traffic that shares rows, with those rows; traffic without any is left out."""
+    sets: list[tuple[list[Traffic], list[Row]]] = []
+    for traffic, rows in fits:
         if not rows:
             continue
         ids = set(map(id, rows))
         joined = [group for group in sets if ids & set(map(id, group[1]))]
         sets = [group for group in sets if all(group is not other for other in joined)]
-        terms = [t for group in joined for t in group[0]] + [term]
+        together = [earlier for group in joined for earlier in group[0]] + [traffic]
         unique = {id(row): row for group in joined for row in group[1]} | {id(row): row for row in rows}
-        sets.append((terms, list(unique.values())))
+        sets.append((together, list(unique.values())))
     return sets
 
 
-def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
+def _compare_rows(measured: Summary, predicted: list[Traffic], rows: list[Row]) -> list[Finding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
-    expected, sent = sum(term["bytes"] for term in terms), bytes_of(rows)
+    expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
-    if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
+    if any(traffic.what.startswith("outputs of") and traffic.width in vocabularies for traffic in predicted):
         findings.append(gathered_logits(rows[0], sent))
     share_expected(rows, expected)
     for row in rows:
-        fits = [term for term in terms if _fits(term, row)]
-        fits = [term for term in fits if term["repeated"] == row.place.repeated] or fits
-        row.why = "; ".join(dict.fromkeys(f"{term['what']}{RECOMPUTED if term['repeated'] else ''}" for term in fits))
+        fits = [traffic for traffic in predicted if _fits(traffic, row)]
+        fits = [traffic for traffic in fits if traffic.repeated == row.place.repeated] or fits
+        texts = [f"{traffic.what}{RECOMPUTED if traffic.repeated else ''}" for traffic in fits]
+        row.why = "; ".join(dict.fromkeys(texts))
     if abs(sent - expected) > MET * expected:
-        findings += _shared_inputs(terms, rows, expected, sent)
+        findings += _shared_inputs(predicted, rows, expected, sent)
         if not findings:
-            reason = _difference(measured, terms, rows, expected, sent)
+            reason = _difference(measured, predicted, rows, expected, sent)
             for row in rows:
                 row.why += f": {reason}"
     for row in rows:
@@ -295,12 +295,12 @@ def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list
     return findings
 
 
-def _shared_inputs(terms: list[Term], rows: list[Row], expected: float, sent: float) -> list[Finding]:
+def _shared_inputs(predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
-    again = sum(term["again_bytes"] for term in terms)
+    again = sum(traffic.again_bytes for traffic in predicted)
     if not again or abs(sent - expected - again) > MET * (expected + again):
         return []
-    same = {name: first for term in terms for name, first in term["same"].items()}
+    same = {name: first for traffic in predicted for name, first in traffic.same.items()}
     once = [row for row in rows if row.module not in same]
     if abs(bytes_of(once) - expected) <= MET * expected:
         for row in rows:
@@ -309,18 +309,18 @@ def _shared_inputs(terms: list[Term], rows: list[Row], expected: float, sent: fl
         if row.module in same:
             row.why += f": {same[row.module]} takes the same, and each does it for itself"
     layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
-    some = first_of(layers, 3)
     each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
     return [Finding(
-        f"{some} share inputs, and each {each} for itself, {amount(sent)} a step where once for an input would be "
-        f"{amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line, sent - expected,
+        f"{first_of(layers, 3)} share inputs, and each {each} for itself, {amount(sent)} a step where once for an "
+        f"input would be {amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line,
+        sent - expected,
     )]  # fmt: skip
 
 
-def _difference(measured: Summary, terms: list[Term], rows: list[Row], expected: float, sent: float) -> str:
+def _difference(measured: Summary, predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> str:
     """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
-    if all(term["what"] == REPLICATED for term in terms) and times > 1.5 and abs(times - round(times)) < MET:
+    if all(traffic.what == REPLICATED for traffic in predicted) and times > 1.5 and abs(times - round(times)) < MET:
         if all(row.place.phase == "step" for row in rows):
             return (
                 f"{times:.0f} times, since they are sums of several ranks still when the optimizer steps, and each of "
@@ -328,7 +328,7 @@ def _difference(measured: Summary, terms: list[Term], rows: list[Row], expected:
             )
         if round(times) == m > 1:
             return f"after each of {m} micro-batches"
-    if all(term["what"] == PARAMETERS for term in terms) and abs(times - terms[0]["optimizers"]) < MET:
+    if all(traffic.what == PARAMETERS for traffic in predicted) and abs(times - (predicted[0].optimizers or 0)) < MET:
         return f"{times:.0f} times, since each of the {times:.0f} chained optimizers has all of them gathered"
     return f"the formula says {amount(expected)} for all {amount(sent)}; why it differs is not known"
 
@@ -369,7 +369,7 @@ LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes
 
 
 #: What gives the rows of a parallelism what was expected of them, and finds what differs, and what would send less. Of
-#: models that are cut over ranks :func:`by_terms` does the same, for all groups together.
+#: models that are cut over ranks :func:`expect_traffic` does the same, for all groups together.
 RULES = {"DDP": ddp, "FSDP2": fsdp2, "HSDP": fsdp2, "FSDP1": fsdp1, "DeepSpeed": deepspeed}
 _REDUNDANCY = "ZeroRedundancyOptimizer"
 _SUMMED = "as many bytes as all gradients have: summed by the script"
@@ -385,7 +385,7 @@ def explain(measured: Summary) -> None:
     for parallelism in measured.parallelism:
         if rule := RULES.get(parallelism.kind.partition(" ")[0]):
             findings += rule(measured, parallelism)
-    findings += by_terms(measured)
+    findings += expect_traffic(measured)
     _by_hand(measured)
     for row in measured.collectives:
         if row.place.phase == "evaluation":

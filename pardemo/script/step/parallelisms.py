@@ -23,7 +23,7 @@ from pardemo.script.runtime.call_sites import (
     outermost,
     without_wrappers,
 )
-from pardemo.script.step.shapes import Ranks, Shapes, ranks_of, sent_by, traffic
+from pardemo.script.step.shapes import Ranks, Shapes, Traffic, ranks_of, sent_by
 from pardemo.script.words import count_text
 
 
@@ -44,6 +44,16 @@ class Parallelism:
     wraps: tuple[str, ...]
     unit_bytes: dict[str, int] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the parallelism for JSON, without the bytes of its units."""
+        options = dict(self.options)
+        if "terms" in options:
+            options["terms"] = [
+                {name: value for name, value in vars(traffic).items() if value is not None}
+                for traffic in options["terms"]
+            ]
+        return {"kind": self.kind, "ranks": self.ranks, "wraps": self.wraps, "options": options}
 
 
 MEGATRON = "Megatron-core"
@@ -98,7 +108,7 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
 def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
     """Returns Megatron-core's buckets, in which gradients are summed and parameters gathered."""
     ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
-    terms: dict[Ranks, list[dict[str, Any]]] = {}
+    traffic: dict[Ranks, list[Traffic]] = {}
     optimizers = _optimizers()
     for part in (part for root in roots for part in root.modules() if ddp is not None):
         if not isinstance(part, ddp.DistributedDataParallel):
@@ -106,18 +116,20 @@ def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
         for buffer in [*part.buffers, *part.expert_parallel_buffers]:
             ranks = ranks_of(buffer.data_parallel_group)
             for bucket in buffer.buckets if len(ranks) > 1 else ():
-                some, gradients = terms.setdefault(ranks, []), bucket.grad_data
+                of_buckets, gradients = traffic.setdefault(ranks, []), bucket.grad_data
                 if part.ddp_config.use_distributed_optimizer:
-                    some.append(_term("reduce-scatter", ranks, gradients, "gradients of a bucket, summed to shards"))
-                    some.append(_term("all-gather", ranks, bucket.param_data, PARAMETERS, optimizers=optimizers))
+                    scattered = "gradients of a bucket, summed to shards"
+                    of_buckets.append(_once("reduce-scatter", ranks, gradients, scattered))
+                    gathered = _once("all-gather", ranks, bucket.param_data, PARAMETERS)
+                    of_buckets.append(replace(gathered, optimizers=optimizers))
                 else:
-                    some.append(_term("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
+                    of_buckets.append(_once("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
     made = []
-    for ranks, some in terms.items():
-        gradients = [term for term in some if term["kind"] != "all-gather"]
-        sizes = {f"bucket {number}": term["whole"] for number, term in enumerate(gradients)}
+    for ranks, of_buckets in traffic.items():
+        gradients = [summed.whole or 0 for summed in of_buckets if summed.kind != "all-gather"]
+        sizes = {f"bucket {number}": nbytes for number, nbytes in enumerate(gradients)}
         wraps = (f"{count_text(len(sizes), 'bucket')} of gradients",)
-        made.append(Parallelism("DP", ranks, wraps, sizes, {"by": MEGATRON, "terms": some}))
+        made.append(Parallelism("DP", ranks, wraps, sizes, {"by": MEGATRON, "terms": of_buckets}))
     return made
 
 
@@ -127,10 +139,10 @@ def _optimizers() -> int:
     return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
-def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str, **more: Any) -> dict[str, Any]:
-    """Makes a term that a step has once, whatever the phase."""
+def _once(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str) -> Traffic:
+    """Predicts the traffic of a call that a step has once, in whatever phase."""
     nbytes = sent_by(kind, tensor.nbytes, len(ranks))
-    return traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes, **more)
+    return Traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
@@ -150,7 +162,7 @@ def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shape
         both = ranks_of(state.get_embedding_group())
         weight = inner.shared_embedding_or_output_weight()
         if len(both) > 1 and weight.requires_grad:
-            terms = [_term("all-reduce", both, getattr(weight, "main_grad", weight), TIED)] if index == 0 else []
+            terms = [_once("all-reduce", both, getattr(weight, "main_grad", weight), TIED)] if index == 0 else []
     return Parallelism("PP", ranks, (name,), {}, options | {"terms": terms})
 
 
@@ -191,15 +203,15 @@ def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Par
         trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
         if len(replicas) > 1 and trained:
             gradients = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device="meta")
-            term = _term("all-reduce", replicas, gradients, "gradients, summed whole") | {"elements": 0}
-            yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [term]})
+            summed = replace(_once("all-reduce", replicas, gradients, "gradients, summed whole"), elements=0)
+            yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [summed]})
 
 
 def with_terms(
     parallelisms: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]
 ) -> list[Parallelism]:
     """Returns the parallelisms with their formulas' terms of the median step from step ``first`` on."""
-    of_group = shapes.terms(first, vocabularies)
+    of_group = shapes.traffic(first, vocabularies)
     with_them = []
     for parallelism in parallelisms:
         options = dict(parallelism.options)
@@ -209,7 +221,7 @@ def with_terms(
         for sender, receiver, outputs in options.pop("stages", []):
             nbytes, elements = shapes.median(outputs, first)
             for ends, carries in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
-                terms.append(traffic(ends, "send", carries, nbytes, elements))
+                terms.append(Traffic(ends, "send", carries, nbytes, elements))
         with_them.append(replace(parallelism, options=options | ({"terms": terms} if terms else {})))
     rest = [
         Parallelism(kind, ranks, ("attention" if kind == "CP" else "activations",), {}, {"by": "torch", "terms": terms})

@@ -57,6 +57,31 @@ class Term:
 
 
 @dataclass
+class Traffic:
+    """The calls of one kind in the median step, and the bytes that a rank sends by them as a formula predicts.
+
+    Args:
+        kind, what, elements, phase, repeated, width: as of a :class:`Term`.
+        again_bytes: those beside ``bytes`` that modules add which take the same input as another one; ``same``: of each
+            of these modules the one before.
+        whole: bytes of the whole tensor. optimizers: how many have it gathered, each for itself.
+    """
+
+    ranks: Ranks
+    kind: str
+    what: str
+    bytes: float
+    elements: int = 0
+    phase: str = ""
+    repeated: bool = False
+    again_bytes: float = 0.0
+    same: dict[str, str] = field(default_factory=dict)
+    width: int = 0
+    whole: int | None = None
+    optimizers: int | None = None
+
+
+@dataclass
 class Sum:
     """What a term says of one step: bytes that a rank sends, and those that modules add which take the same input.
 
@@ -145,29 +170,28 @@ class Shapes(Hooks):
         """Adds a term that a step has once, however often it is seen."""
         self._sums.setdefault(term, {})[self._step()] = Sum(nbytes)
 
-    def terms(self, first: int, vocabularies: Iterable[int]) -> dict[tuple[str, Ranks], list[dict[str, Any]]]:
-        """Returns the median step's terms from step ``first`` on, by parallelism and group."""
+    def traffic(self, first: int, vocabularies: Iterable[int]) -> dict[tuple[str, Ranks], list[Traffic]]:
+        """Returns the median step's traffic from step ``first`` on, by parallelism and group."""
         known = set(vocabularies)
-        of_group: dict[tuple[str, Ranks], list[dict[str, Any]]] = {}
+        of_group: dict[tuple[str, Ranks], list[Traffic]] = {}
         for term, by_step in self._sums.items():
             seen = [by_step.get(step, Sum()) for step in range(first, self._step())]
             if not seen or (term.loss and term.width not in known):
                 continue
             nbytes = statistics.median(total.bytes for total in seen)
-            some = of_group.setdefault((term.parallelism, term.ranks), [])
-            key: dict[str, Any] = {
-                "kind": term.kind, "phase": term.phase, "what": term.what, "elements": term.elements,
-            }  # fmt: skip
-            same = [total_row for total_row in some if term.of and key.items() <= total_row.items()]
-            if same:
-                same[0]["bytes"] += nbytes
+            predicted = of_group.setdefault((term.parallelism, term.ranks), [])
+            key = term.kind, term.phase, term.what, term.elements
+            known_calls = [t for t in predicted if term.of and (t.kind, t.phase, t.what, t.elements) == key]
+            if known_calls:
+                known_calls[0].bytes += nbytes
             elif nbytes:
-                some.append(traffic(
-                    term.ranks, nbytes=nbytes, repeated=term.repeated, width=term.width, **key,
-                    again_bytes=statistics.median(total.again_bytes for total in seen),
-                    same={name: before for total in seen for name, before in total.same.items()},
+                again_bytes = statistics.median(total.again_bytes for total in seen)
+                same = {name: before for total in seen for name, before in total.same.items()}
+                predicted.append(Traffic(
+                    term.ranks, term.kind, term.what, nbytes, term.elements, term.phase, term.repeated, again_bytes,
+                    same, term.width,
                 ))  # fmt: skip
-        return {group: some for group, some in of_group.items() if some}
+        return {group: predicted for group, predicted in of_group.items() if predicted}
 
     def times(self, name: str, first: int) -> float:
         """Returns how often the median step from step ``first`` on runs a module that FSDP2 wraps."""
@@ -210,12 +234,6 @@ class Shapes(Hooks):
             by_step = self.outputs.setdefault(module, {}).setdefault(self._step(), [0, 0])
             by_step[0] += sum(local_part(t).nbytes for t in floats)
             by_step[1] = floats[0].numel() if floats else 0
-
-
-def traffic(ranks: Ranks, kind: str, what: str, nbytes: float, elements: int = 0, **more: Any) -> dict[str, Any]:
-    """Makes the term of one kind of calls in a step; by default in any phase, of inputs that nobody shares."""
-    usual = {"phase": "", "repeated": False, "again_bytes": 0.0, "same": {}, "width": 0}
-    return {"ranks": ranks, "kind": kind, "what": what, "bytes": nbytes, "elements": elements} | usual | more
 
 
 def sent_by(kind: str, nbytes: float, ranks: int) -> float:

@@ -298,13 +298,13 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the summary for JSON, with bytes and seconds of a step."""
-        left_out = ("unit_bytes", "place", "shapes", "closures", "gloo_bytes")
+        left_out = ("place", "shapes", "closures", "gloo_bytes")
 
         def plain(thing: object) -> dict[str, Any]:
             return {name: value for name, value in vars(thing).items() if name not in left_out}
 
         return plain(self) | {
-            "parallelism": [plain(p) for p in self.parallelism],
+            "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
             "groups": [
                 {"kind": kind.name, "groups": kind.groups} for kind in parallelisms.groups_by_kind(self.parallelism)
             ],
