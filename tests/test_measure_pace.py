@@ -17,9 +17,10 @@ from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.runtime.call_sites import CallSite, CallSites
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.step import measurement, pace
+from pardemo.script.step import measurement
+from pardemo.script.step import replay as pace
 from pardemo.script.step.operations import Exchange, Operation, OperationRecorder
-from pardemo.script.step.pace import replay
+from pardemo.script.step.replay import replay
 
 #: A model whose products are those of a Llama: four projections and a gated MLP, in bf16; batch, sequence as given.
 LLAMA = """
@@ -249,17 +250,17 @@ def test_layers_that_take_a_given_time(tmp_path):
 
 def test_layers_that_compute_longer_than_they_are_to_take_are_refused(tmp_path):
     measured, seen = recorded(tmp_path, LLAMA, 2, 128, 4, 2, 344, 500, 2, 64, layer_s=1e-6)
-    asked = measurement.read_pace("1us", None, None, None)
+    asked = pace.read_pace("1us", None, None, None)
     with pytest.raises(ValueError, match=r"0\.001.*layers"):
         pace.add_pace(asked, measured, seen)
 
 
 def test_what_pace_can_be():
-    assert measurement.read_pace("20ms", None, None, None).layer_s == 0.02
-    assert measurement.read_pace("rtx4090", None, None, None).gpu == "4090"
-    far = measurement.read_pace("H100", "2x8", "infiniband-400g", None)
+    assert pace.read_pace("20ms", None, None, None).layer_s == 0.02
+    assert pace.read_pace("rtx4090", None, None, None).gpu == "4090"
+    far = pace.read_pace("H100", "2x8", "infiniband-400g", None)
     assert (far.cluster.size, far.between, far.cluster.between_rate) == (16, 50e9, None)
-    limited = measurement.read_pace("20 ms", "2x2", "1 Gbit/s", None)
+    limited = pace.read_pace("20 ms", "2x2", "1 Gbit/s", None)
     assert limited.cluster.between_rate == 125e6
 
 
@@ -276,4 +277,4 @@ def test_what_pace_can_be():
 )
 def test_bad_paces(given, message):
     with pytest.raises(ValueError, match=message):
-        measurement.read_pace(*given)
+        pace.read_pace(*given)

@@ -54,7 +54,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
     from pardemo.script.step import full_size, measurement
-    from pardemo.script.step import pace as paces
+    from pardemo.script.step import replay as paces
     from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
@@ -141,7 +141,7 @@ def _hosts(hosts: int, ranks: int) -> Any:
 
 def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """What ``--pace`` asks for, and the cluster of the run; None where there is none."""
-    from pardemo.script.step.measurement import cluster_of, read_pace
+    from pardemo.script.step.replay import cluster_of, read_pace
 
     pace = cluster = None
     if arguments.pace is not None:

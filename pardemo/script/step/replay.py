@@ -2,20 +2,74 @@
 
 import itertools
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pardemo.cluster import Cluster
+from pardemo.cluster.bandwidth import bytes_per_second
+from pardemo.cluster.latency import seconds
 from pardemo.meters.timeline import Span, covered_s
-from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
+from pardemo.planner.hardware import FP32_TFLOPS, LINKS, Gpu, gpu, link
 from pardemo.planner.layouts.machines import ATTENTION, Machine
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.runtime.collectives import Call
-from pardemo.script.step.measurement import Pace
 from pardemo.script.step.operations import BACKWARD, Exchange, Operation, StepWork
 from pardemo.script.step.summary import WARM, Paced, RankTrace, Summary, Times
+
+
+@dataclass(frozen=True)
+class Pace:
+    """``layer_s``: what a layer's forward takes, or 0 and the name of a ``gpu``.
+
+    ``cluster``: of the run; a GPU's links limit no rank of this machine. ``between``, ``inside``: bytes/s of a GPU's.
+    """
+
+    layer_s: float
+    gpu: str
+    cluster: Cluster | None
+    between: float | None = None
+    inside: float | None = None
+
+
+def read_pace(pace: str, cluster: str | None, between: str | None, inside: str | None) -> Pace:
+    """Reads the pace from the command's options.
+
+    Raises:
+        ValueError: neither a time nor a GPU that the planner knows; a cluster or a rate that is none.
+    """
+    if re.match(r"\s*[0-9.]+\s*(us|µs|ms|s)\s*$", pace):
+        return Pace(seconds(pace, "--pace"), "", None if cluster is None else cluster_of(cluster, between, inside))
+    try:
+        name = gpu(pace).name
+    except ValueError as error:
+        raise ValueError(f"--pace is what a layer takes, as 20ms, or a GPU: {error}") from None
+    if cluster is None:
+        if between is not None:
+            raise ValueError("--between is the rate between nodes: say how many, as --cluster 2x8")
+        return Pace(0.0, name, None, None, _rate(inside))
+    return Pace(0.0, name, cluster_of(cluster, None, None), _rate(between), _rate(inside))
+
+
+def cluster_of(cluster: str, between: str | None, inside: str | None) -> Cluster:
+    """Makes the cluster of ``2x4`` and its rates.
+
+    Raises:
+        ValueError: it is not nodes × ranks, or a rate is none.
+    """
+    hosts, x, beside = cluster.lower().replace("×", "x").partition("x")
+    if not (hosts.isdigit() and x and beside.isdigit()):
+        raise ValueError(f"--cluster is nodes × ranks on each, as 2x2, not {cluster!r}")
+    return Cluster(int(hosts), int(beside), between=between, inside=inside)
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    return link(text) if text in LINKS else bytes_per_second(text)
+
 
 #: What all ranks of a collective have in common: group, ranks, its number among them.
 Key = tuple[str, tuple[int, ...], int]
