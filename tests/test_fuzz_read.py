@@ -374,7 +374,7 @@ def test_cluster_specifications():
     @QUICK
     @given(WORDS, optional, optional, optional)
     def options(pace, cluster, between, inside):
-        outcome(replay.read_pace, pace, cluster, between, inside)
+        outcome(replay.read_replay_settings, pace, cluster, between, inside)
         if cluster is not None:
             outcome(replay.cluster_of, cluster, between, inside)
 

@@ -53,8 +53,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
-    from pardemo.script.step import full_size, measurement
-    from pardemo.script.step import replay as paces
+    from pardemo.script.step import full_size, measurement, replay
     from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
@@ -83,7 +82,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
                 )  # fmt: skip
                 measured.notes += [copy.note] if copy else []
             if pace is not None:
-                paces.add_pace(pace, measured, seen)
+                replay.add_predicted_step(pace, measured, seen)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
@@ -141,11 +140,11 @@ def _hosts(hosts: int, ranks: int) -> Any:
 
 def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """What ``--pace`` asks for, and the cluster of the run; None where there is none."""
-    from pardemo.script.step.replay import cluster_of, read_pace
+    from pardemo.script.step.replay import cluster_of, read_replay_settings
 
     pace = cluster = None
     if arguments.pace is not None:
-        pace = read_pace(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+        pace = read_replay_settings(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
         cluster = pace.cluster
     elif arguments.cluster is not None:
         cluster = cluster_of(arguments.cluster, arguments.between, arguments.inside)

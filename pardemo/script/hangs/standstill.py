@@ -31,7 +31,7 @@ EVEN = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 
 @dataclass(frozen=True)
-class Wait:
+class BlockedCall:
     """A rank's wait of ``since_s`` seconds for other ranks, which have not begun its call or are in another one."""
 
     rank: int
@@ -73,14 +73,14 @@ class CallTable:
             for call in log.calls:
                 self.groups[call.group, call.ranks].setdefault(rank, []).append(call)
 
-    def waits(self, at_s: float) -> list[Wait]:
+    def waits(self, at_s: float) -> list[BlockedCall]:
         """Returns each rank's first call that other ranks have not begun, or in whose place they are in another."""
         made = []
         for rank, log in sorted(self.logs.items()):
             for call in log.waiting:
                 if absent := self.absent(rank, call):
                     until_s = at_s if call.end_s is None else call.end_s
-                    made.append(Wait(rank, call, tuple(absent), max(until_s - call.begin_s, 0.0)))
+                    made.append(BlockedCall(rank, call, tuple(absent), max(until_s - call.begin_s, 0.0)))
                     break
         return made
 
@@ -208,7 +208,7 @@ class Standstill:
     """
 
     first: Mismatch | None
-    waits: list[Wait]
+    waits: list[BlockedCall]
     stuck: list[int]
     does: dict[int, str]
     raised: dict[int, RaisedError] = field(default_factory=dict)
@@ -241,7 +241,7 @@ class Standstill:
     @property
     def waited(self) -> str:
         """Says who has waited for whom, and for how long."""
-        by_others: dict[tuple[int, ...], list[Wait]] = defaultdict(list)
+        by_others: dict[tuple[int, ...], list[BlockedCall]] = defaultdict(list)
         for wait in self.waits:
             by_others[wait.waits_for].append(wait)
         texts = []

@@ -275,7 +275,7 @@ def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
 
 def _paced(measured: Summary) -> Section:
     """The step as it would be on other devices, or by arithmetic beside layers that waited; empty without one."""
-    paced = measured.paced
+    paced = measured.predicted
     if paced is None:
         return Section("paced", "")
     ran = max(rank_times.step_s for rank_times in measured.time)

@@ -44,7 +44,7 @@ class Operation(NamedTuple):
     phase: str
 
 
-class Exchange(NamedTuple):
+class RecordedCollective(NamedTuple):
     """The beginning of a collective.
 
     Args:
@@ -66,7 +66,7 @@ class StepWork(NamedTuple):
     ``tf32``: whether fp32 products may be TF32's. ``layers``: names of the equal layers that the model consists of.
     """
 
-    list: list[Operation | Exchange]
+    list: list[Operation | RecordedCollective]
     tf32: bool
     layers: tuple[str, ...]
 
@@ -80,7 +80,7 @@ class OperationRecorder(compat.TorchDispatchMode):
 
     def __init__(self, sites: CallSites, calls: Callable[[], list[Call]]):
         super().__init__()
-        self.list: list[Operation | Exchange] = []
+        self.list: list[Operation | RecordedCollective] = []
         self._sites, self._calls = sites, calls
         self._last: dict[int, tuple[int, int]] = {}  # storage -> (collective, operations) that wrote it last
         self._operations = self._exchanges = 0
@@ -93,11 +93,11 @@ class OperationRecorder(compat.TorchDispatchMode):
         self._operations = self._exchanges = 0
         self.on = True
 
-    def waited(self) -> None:
+    def note_wait(self) -> None:
         """Notes that the script waits for a collective: for the last one, where nothing was launched since."""
         last = self.list[-1] if self.on and self.list else None
-        if isinstance(last, Exchange) and not self._calls()[last.call].place.use:  # FSDP has streams of its own
-            self.list[-1] = last._replace(waits=True)
+        if isinstance(last, RecordedCollective) and not self._calls()[last.call].place.use:
+            self.list[-1] = last._replace(waits=True)  # not FSDP's, which has streams of its own
 
     def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
         """Ends the recording; returns the work of a step of a script with these models."""
@@ -155,7 +155,7 @@ class OperationRecorder(compat.TorchDispatchMode):
         after = tuple(sorted({number for number, _ in wrote if number >= 0}))
         operations = max((count for _, count in wrote), default=0)
         for call in made:
-            self.list.append(Exchange(self._exchanges, call, operations, after, False))
+            self.list.append(RecordedCollective(self._exchanges, call, operations, after, False))
             self._exchanges += 1
         for tensor in written:
             self._last[_key(tensor)] = self._exchanges - 1, operations

@@ -205,7 +205,7 @@ class ScriptMemoryMeter(MemoryMeter):
 COLUMNS = 300
 
 
-class MemoryTimeline(NamedTuple):
+class MemoryColumns(NamedTuple):
     """A step's memory in columns of equally many changes; each column shows its fullest moment.
 
     Args:
@@ -226,7 +226,7 @@ def block_changes(blocks: Sequence[Block]) -> list[tuple[int, str, int]]:
     return sorted(changes, key=lambda change: change[0])
 
 
-def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTimeline:
+def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryColumns:
     """Makes the timeline of a step's blocks."""
     changes = block_changes(blocks)
     each = (1 + max((at for at, _, _ in changes), default=0)) / columns
@@ -243,7 +243,7 @@ def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTi
             made[column], most = dict(live), now
         if now > peak:
             peak, peak_column = now, column
-    return MemoryTimeline(made, peak, peak_column, _phases(blocks, each))
+    return MemoryColumns(made, peak, peak_column, _phases(blocks, each))
 
 
 def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, float]]:

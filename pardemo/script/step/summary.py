@@ -58,7 +58,7 @@ class RankTrace:
     """What was recorded on one rank. ``ended``: after ``enough`` steps, or at the script's own ``end``.
 
     ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes. ``work``: the
-    second step's operations, where they were asked for. ``waited``: of layers that take a given time. ``started``:
+    second step's operations, where they were asked for. ``padded``: of layers that take a given time. ``started``:
     processes of the script's own, in which nothing is followed.
     """
 
@@ -74,7 +74,7 @@ class RankTrace:
     wire: bool
     backend: str
     work: StepWork | None = None
-    waited: PaddedTimes | None = None
+    padded: PaddedTimes | None = None
     started: tuple[str, ...] = ()
 
 
@@ -105,7 +105,7 @@ class _ScriptFollower:
         self._sites.on_raise = self._steps.on_raise = self._calls.raised
         self._work = OperationRecorder(self._sites, lambda: self._calls.list) if program.work else None
         self._step_work: StepWork | None = None
-        self._waiting = LayerPadding(program.layer_s) if program.layer_s else None
+        self._padding = LayerPadding(program.layer_s) if program.layer_s else None
         self._memory: Memory | None = None
         self._parallelisms: list[Parallelism] = []
         self._model: dict[str, Any] = {}
@@ -113,10 +113,10 @@ class _ScriptFollower:
 
     def follow(self, script: Callable[[], str], notes: list[str]) -> RankTrace:
         """Runs the script to its end, or to the end of the steps that were asked for."""
-        pace = self._waiting or contextlib.nullcontext()
+        padding = self._padding or contextlib.nullcontext()
         stores, started = job.store_ports_noted(self._ports), list[str]()
         with contextlib.ExitStack() as stack:
-            followed = (self._sites, self._shapes, self._steps, self._calls, pace, self._following)
+            followed = (self._sites, self._shapes, self._steps, self._calls, padding, self._following)
             for follower in (stores, job.processes_noted(started), *followed):
                 stack.enter_context(follower)  # type: ignore[arg-type]
             if self._work is not None:
@@ -128,7 +128,7 @@ class _ScriptFollower:
         return RankTrace(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
-            self._backend, self._step_work, self._waiting.seen if self._waiting else None,
+            self._backend, self._step_work, self._padding.seen if self._padding else None,
             tuple(dict.fromkeys(started)),
         )  # fmt: skip
 
@@ -150,7 +150,7 @@ class _ScriptFollower:
 
     def _on_wait(self) -> None:
         if self._work is not None and self._memory is None:
-            self._work.waited()
+            self._work.note_wait()
 
     def _on_tensors(self, *tensors: Any) -> None:
         if self._memory is None:
@@ -241,11 +241,11 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Paced:
+class PredictedStep:
     """A step's predicted time on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
-    in a run whose layers waited.
+    in a run whose layers were padded.
     """
 
     on: str
@@ -292,7 +292,7 @@ class Summary:
     time: list[Times]
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    paced: Paced | None = None
+    predicted: PredictedStep | None = None
     hosts: int = 1
     closures: int = 1  # how often a step calls the optimizer's
 
@@ -301,7 +301,8 @@ class Summary:
         left_out = ("place", "shapes", "closures", "gloo_bytes")
 
         def plain(thing: object) -> dict[str, Any]:
-            return {name: value for name, value in vars(thing).items() if name not in left_out}
+            fields = vars(thing).items()
+            return {"paced" if name == "predicted" else name: value for name, value in fields if name not in left_out}
 
         return plain(self) | {
             "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
@@ -314,7 +315,7 @@ class Summary:
             ],
             "backend_bytes": self.gloo_bytes,
             "time": [plain(rank_times) for rank_times in self.time],
-            "paced": None if self.paced is None else self.paced.as_json(),
+            "paced": None if self.predicted is None else self.predicted.as_json(),
             "findings": [plain(finding) for finding in self.findings],
         }
 
@@ -442,9 +443,9 @@ def _times_of(trace: RankTrace, steps: range, begun: dict[tuple[str, tuple[int, 
         before, cut = trace.cuts[step - 1], trace.cuts[step]
         evaluated = [(aside.begin_s, aside.end_s) for aside in cut.aside]
         wall = cut.at_s - before.at_s - sum(end - begin for begin, end in evaluated)
-        paced = [wait for wait in trace.waited.waits if before.at_s <= wait[0] < cut.at_s] if trace.waited else []
+        padding = [wait for wait in trace.padded.waits if before.at_s <= wait[0] < cut.at_s] if trace.padded else []
         compute = cut.cpu_s - before.cpu_s - sum(aside.cpu_s for aside in cut.aside)
-        compute += sum(end - begin for begin, end in paced)
+        compute += sum(end - begin for begin, end in padding)
         compute = min(max(compute, 0.0), wall)
         calls = [call for call in trace.calls if call.step == step and not _is_within(call.begin_s, evaluated)]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
