@@ -13,8 +13,9 @@ from pardemo import cli, project
 from pardemo.draw import palette
 from pardemo.meters.snapshot import Block
 from pardemo.script.report import blocks, drawings, sections
-from pardemo.script.runtime.call_sites import CallSite, StepEnd
+from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.runtime.collectives import Call
+from pardemo.script.runtime.steps import StepEnd
 from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.parallelisms import Parallelism
 from pardemo.script.step.script_memory import memory_timeline

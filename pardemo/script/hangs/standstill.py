@@ -387,8 +387,8 @@ _TURN_S = 0.5
 _IDLE = 0.02
 #: Modules of this package that call torch in place of a script and wait for nothing themselves.
 AROUND_TORCH = (
-    "pardemo.compat", "pardemo.script.record.recorder", "pardemo.script.runtime.call_sites",
-    "pardemo.script.runtime.stand_ins", "pardemo.script.runtime.without_gpu",
+    "pardemo.compat", "pardemo.script.record.recorder", "pardemo.script.runtime.stand_ins",
+    "pardemo.script.runtime.steps", "pardemo.script.runtime.without_gpu",
 )  # fmt: skip
 #: The module that notes when a collective is over, and so waits for it.
 WAITS = "pardemo.script.runtime.collectives"

@@ -21,7 +21,8 @@ from pardemo.script.record.rank_record import (
     token_hashes,
     unseen_inputs,
 )
-from pardemo.script.runtime.call_sites import CallSites, Hooks, dtype_name
+from pardemo.script.runtime.call_sites import CallSites, dtype_name
+from pardemo.script.runtime.hooks import Hooks
 
 #: Calls of one module in a micro-batch that are written down: a part that runs for each token says nothing new.
 MOST_CALLS = 64

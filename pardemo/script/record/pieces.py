@@ -10,7 +10,8 @@ import torch
 
 from pardemo import compat
 from pardemo.script.record.rank_record import ParameterShard
-from pardemo.script.runtime.call_sites import is_deepspeed, without_wrappers
+from pardemo.script.runtime.call_sites import without_wrappers
+from pardemo.script.runtime.hooks import is_deepspeed
 
 #: A model's parameters by their ids, each with all its names, without wrappers.
 Names = Mapping[int, tuple[torch.nn.Parameter, tuple[str, ...]]]

@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 from pardemo import compat
 from pardemo.meters.operation_costs import FLOPS, memory_bytes, traffic
 from pardemo.meters.tensors import tensors_in
-from pardemo.script.runtime.call_sites import CallSites, Hooks, without_wrappers
+from pardemo.script.runtime.call_sites import CallSites, without_wrappers
 from pardemo.script.runtime.collectives import Call
+from pardemo.script.runtime.hooks import Hooks
 
 #: Elements of 2 bytes: a GPU's matrix units multiply them at the rate of its datasheet.
 LOW = (torch.bfloat16, torch.float16)

@@ -14,15 +14,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from pardemo import compat
-from pardemo.script.runtime.call_sites import (
-    ROOT,
-    CallSites,
-    dtype_name,
-    is_deepspeed,
-    local_part,
-    outermost,
-    without_wrappers,
-)
+from pardemo.script.runtime.call_sites import ROOT, CallSites, dtype_name, local_part, without_wrappers
+from pardemo.script.runtime.hooks import is_deepspeed, outermost
 from pardemo.script.step.shapes import Ranks, Shapes, Traffic, ranks_of, sent_by
 from pardemo.script.words import count_text
 

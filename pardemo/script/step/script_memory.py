@@ -14,7 +14,8 @@ from pardemo import compat
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.snapshot import Block
 from pardemo.meters.tensors import local_tensors, unwrap_optimizer
-from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks, dtype_name, is_deepspeed
+from pardemo.script.runtime.call_sites import CallSite, CallSites, dtype_name
+from pardemo.script.runtime.hooks import Hooks, is_deepspeed
 from pardemo.script.step.operations import equal_layers
 
 #: Kinds by which a peak is reported. What the meter calls activations is split by its use.

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from pardemo import compat
 from pardemo.formulas import communication as formulas
-from pardemo.script.runtime.call_sites import CallSites, Hooks, local_part
+from pardemo.script.runtime.call_sites import CallSites, local_part
+from pardemo.script.runtime.hooks import Hooks
 
 Ranks = tuple[int, ...]
 KEYS = "keys and values of the other parts of the sequence"

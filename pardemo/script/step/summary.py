@@ -14,10 +14,11 @@ from pardemo.meters.snapshot import Block
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.meters.wire import connections, kernel_counts
 from pardemo.script.runtime import job
-from pardemo.script.runtime.call_sites import CONTEXT, CallSite, CallSites, StepEnd, Steps
+from pardemo.script.runtime.call_sites import CONTEXT, CallSite, CallSites
 from pardemo.script.runtime.collectives import Call, Calls
 from pardemo.script.runtime.job import as_main, in_job
 from pardemo.script.runtime.launch_lines import Launch
+from pardemo.script.runtime.steps import StepEnd, Steps
 from pardemo.script.step import parallelisms
 from pardemo.script.step.operations import LayerPadding, OperationRecorder, PaddedTimes, StepWork
 from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
