@@ -90,10 +90,9 @@ class CallSites(Hooks):
         self.on_raise: Callable[[BaseException], None] = lambda error: None
         self._raised = 0  # its address: the module around that one is left by the same one
         self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._aside: tuple[float, float] | None = None  # since when a model is evaluated
-        self._asides: list[
-            tuple[Evaluation, int, list[weakref.ref[torch.Tensor]]]
-        ] = []  # of which model, what came out
+        self._evaluation_begin: tuple[float, float] | None = None  # since when a model is evaluated
+        #: since the last call of :meth:`take_evaluations`: each with its model's id and what came out
+        self._evaluations: list[tuple[Evaluation, int, list[weakref.ref[torch.Tensor]]]] = []
 
     def here(self) -> CallSite:
         """Returns where the script is now."""
@@ -111,7 +110,7 @@ class CallSites(Hooks):
             frame = frame.f_back
         backward = compat.graph_task() != -1
         module = unit or (self.name(self._stack[-1]) if self._stack else self._of_node() if backward else "")
-        phase = "evaluation" if self._aside else "forward" if self._stack else "between"
+        phase = "evaluation" if self._evaluation_begin else "forward" if self._stack else "between"
         phase = "backward" if backward else "step" if self.stepping else phase
         return CallSite(line, module, phase, backward and bool(self._stack), objects, use)
 
@@ -148,7 +147,7 @@ class CallSites(Hooks):
             self._numbers.append(number)
             self._owners.append(owner)
 
-    def forget(self) -> None:
+    def forget_graph(self) -> None:
         """Forgets a step's graph, which is gone."""
         if not self._stack:
             self._numbers, self._owners = [compat.sequence_number()], [None]
@@ -157,18 +156,18 @@ class CallSites(Hooks):
         """Returns a module's name from the root on without wrappers' prefixes; its class where it has no name."""
         return self._names.get(module) or type(module).__name__
 
-    def learns(self) -> None:
+    def note_backward(self) -> None:
         """Notes a backward pass: a model whose output is still alive is a teacher or a reference, not evaluated.
 
         Its time is the step's. What an evaluation says is gone by then, but for numbers.
         """
-        used = {model for _, model, outputs in self._asides if any(output() is not None for output in outputs)}
-        self._asides = [evaluation for evaluation in self._asides if evaluation[1] not in used]
+        used = {model for _, model, outputs in self._evaluations if any(output() is not None for output in outputs)}
+        self._evaluations = [evaluation for evaluation in self._evaluations if evaluation[1] not in used]
         self._in_steps |= {root for root in self.roots if id(root) in used}
 
-    def take_aside(self) -> tuple[Evaluation, ...]:
+    def take_evaluations(self) -> tuple[Evaluation, ...]:
         """Returns the evaluations since the last call."""
-        taken, self._asides = tuple(aside for aside, _, _ in self._asides), []
+        taken, self._evaluations = tuple(evaluation for evaluation, _, _ in self._evaluations), []
         return taken
 
     def models(self) -> list[torch.nn.Module]:
@@ -212,7 +211,7 @@ class CallSites(Hooks):
                 for name, part in module.named_modules():
                     self._names[part] = without_wrappers(name)
             if not module.training and not torch.is_grad_enabled():
-                self._aside = time.monotonic(), time.thread_time()
+                self._evaluation_begin = time.monotonic(), time.thread_time()
             else:
                 self._in_steps.add(module)
             if compat.graph_task() != -1:
@@ -231,11 +230,12 @@ class CallSites(Hooks):
             self._raised = id(error)
             self.on_raise(error)
         self._runs()
-        if not self._stack and self._aside:
-            aside = Evaluation(self._aside[0], time.monotonic(), time.thread_time() - self._aside[1])
+        if not self._stack and self._evaluation_begin:
+            begin_s, begin_cpu_s = self._evaluation_begin
+            evaluation = Evaluation(begin_s, time.monotonic(), time.thread_time() - begin_cpu_s)
             outputs = [weakref.ref(tensor) for tensor in tensors_in(output) if tensor.dim()]
-            self._asides.append((aside, id(module), outputs))
-            self._aside = None
+            self._evaluations.append((evaluation, id(module), outputs))
+            self._evaluation_begin = None
 
 
 def _shapes(root: torch.nn.Module) -> dict[str, tuple[int, ...]]:

@@ -23,7 +23,7 @@ class Enough(BaseException):
 class StepEnd:
     """The moment at which an optimizer's step is over; ``cpu_s``: seconds of a core that this thread had.
 
-    ``backwards``: backward passes since the cut before. ``aside``: when models were evaluated since then.
+    ``backwards``: backward passes since the cut before. ``evaluations``: when models were evaluated since then.
     ``sent_bytes``, ``received_bytes``: the kernel's counters, of all connections but the store's. ``forwards``: how
     often a model has run since then, 0 where that was not seen. ``updates``: steps of optimizers since then, each after
     a backward pass of its own. ``closures``: backward passes within an optimizer's step, as its closure runs them.
@@ -32,7 +32,7 @@ class StepEnd:
     at_s: float
     cpu_s: float
     backwards: int
-    aside: tuple[Evaluation, ...]
+    evaluations: tuple[Evaluation, ...]
     sent_bytes: int
     received_bytes: int
     forwards: int = 0
@@ -92,7 +92,7 @@ class Steps(Hooks):
         # a checkpoint's is within another, and autograd.grad's is no step's
         is_outer = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
         if is_outer:
-            self._sites.learns()
+            self._sites.note_backward()
             self._backwards += 1
             self._since_update += 1
             self._closures += self._sites.stepping
@@ -116,10 +116,10 @@ class Steps(Hooks):
             return
         self._on_cut(len(self.cuts) + 1)  # what it costs is part of the step that is over
         sent, received = self._counters()
-        aside = self._sites.take_aside()
-        self._sites.forget()
+        evaluations = self._sites.take_evaluations()
+        self._sites.forget_graph()
         self.cuts.append(StepEnd(
-            time.monotonic(), time.thread_time(), self._backwards, aside, sent, received,
+            time.monotonic(), time.thread_time(), self._backwards, evaluations, sent, received,
             self._sites.take_forwards(), self._updates, self._closures,
         ))  # fmt: skip
         self._backwards = self._updates = self._closures = 0

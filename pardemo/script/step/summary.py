@@ -442,10 +442,10 @@ def _times_of(trace: RankTrace, steps: range, begun: dict[tuple[str, tuple[int, 
     rows = []
     for step in steps:
         before, cut = trace.cuts[step - 1], trace.cuts[step]
-        evaluated = [(aside.begin_s, aside.end_s) for aside in cut.aside]
+        evaluated = [(evaluation.begin_s, evaluation.end_s) for evaluation in cut.evaluations]
         wall = cut.at_s - before.at_s - sum(end - begin for begin, end in evaluated)
         padding = [wait for wait in trace.padded.waits if before.at_s <= wait[0] < cut.at_s] if trace.padded else []
-        compute = cut.cpu_s - before.cpu_s - sum(aside.cpu_s for aside in cut.aside)
+        compute = cut.cpu_s - before.cpu_s - sum(evaluation.cpu_s for evaluation in cut.evaluations)
         compute += sum(end - begin for begin, end in padding)
         compute = min(max(compute, 0.0), wall)
         calls = [call for call in trace.calls if call.step == step and not _is_within(call.begin_s, evaluated)]
