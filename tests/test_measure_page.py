@@ -18,8 +18,8 @@ from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.steps import StepEnd
 from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.rank_trace import Memory, RankTrace
 from pardemo.script.step.script_memory import memory_timeline
-from pardemo.script.step.summary import Memory, RankTrace
 from pardemo.tables import amount
 
 MB = 1_000_000

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import width_of
+from pardemo.script.step.rank_trace import WARM, RankTrace
 from pardemo.script.step.script_memory import MemoryColumns
-from pardemo.script.step.summary import WARM, RankTrace, last_begun, waiting_spans
+from pardemo.script.step.summary import last_begun, waiting_spans
 from pardemo.tables import amount
 
 WIDE, TEXT = 640, 18

@@ -11,8 +11,9 @@ from pardemo.script.report.blocks import Block, Chart, Line, Lines, Marked, Sect
 from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import memory_timeline
-from pardemo.script.step.summary import RankTrace, Row, Summary, Times
+from pardemo.script.step.summary import Row, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text

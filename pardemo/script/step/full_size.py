@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import block_changes
-from pardemo.script.step.summary import RankTrace, Summary
+from pardemo.script.step.summary import Summary
 from pardemo.script.words import count_text
 
 if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it

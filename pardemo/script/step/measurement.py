@@ -12,8 +12,9 @@ from pardemo.cluster import Cluster
 from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.runner import RANK_BYTES, ScriptError, run_on_ranks, script_text
-from pardemo.script.step import findings, summary
-from pardemo.script.step.summary import Program, RankTrace, Summary
+from pardemo.script.step import findings, rank_trace, summary
+from pardemo.script.step.rank_trace import Program, RankTrace
+from pardemo.script.step.summary import Summary
 
 
 def script(
@@ -71,7 +72,7 @@ def measure_launch(
     program = Program(started, steps, where, journals, work, layer_s)
     try:
         seen = run_on_ranks(
-            summary.follow_script,
+            rank_trace.follow_script,
             program,
             text,
             name=name,

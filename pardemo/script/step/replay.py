@@ -17,7 +17,8 @@ from pardemo.planner.layouts.machines import ATTENTION, Machine
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.step.operations import BACKWARD, Operation, RecordedCollective, StepWork
-from pardemo.script.step.summary import WARM, PredictedStep, RankTrace, Summary, Times
+from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step.summary import PredictedStep, Summary, Times
 
 
 @dataclass(frozen=True)
