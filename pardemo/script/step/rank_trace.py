@@ -16,10 +16,14 @@ from pardemo.script.runtime.collectives import Call, Calls
 from pardemo.script.runtime.job import as_main, in_job
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.steps import StepEnd, Steps
-from pardemo.script.step.operations import LayerPadding, OperationRecorder, PaddedTimes, StepWork
+from pardemo.script.step.dtensor_traffic import DTensors
+from pardemo.script.step.layer_padding import LayerPadding, PaddedTimes
+from pardemo.script.step.megatron_traffic import Megatron
+from pardemo.script.step.operations import OperationRecorder, StepWork
 from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
-from pardemo.script.step.script_memory import ScriptMemoryMeter, Trained
+from pardemo.script.step.script_memory import ScriptMemoryMeter
 from pardemo.script.step.shapes import Shapes
+from pardemo.script.step.trained_model import Trained
 
 #: Steps before those that are measured: in the first an optimizer makes its states, in the second DDP its buckets anew
 #: while memory is followed, and with the third's backward pass nothing is followed any more but collectives.
@@ -90,7 +94,7 @@ class _ScriptFollower:
         self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
         self._wire = kernel_counts()
         self._sites = CallSites()
-        self._shapes = Shapes(self._sites, lambda: self._steps.number)
+        self._shapes = Shapes(self._sites, lambda: self._steps.number, DTensors, Megatron)
         self._held = ScriptMemoryMeter(self._sites)
         self._trained = Trained(self._sites)
         self._following = contextlib.ExitStack()

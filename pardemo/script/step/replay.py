@@ -16,7 +16,8 @@ from pardemo.planner.hardware import FP32_TFLOPS, LINKS, Gpu, gpu, link
 from pardemo.planner.layouts.machines import ATTENTION, Machine
 from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.runtime.collectives import Call
-from pardemo.script.step.operations import BACKWARD, Operation, RecordedCollective, StepWork
+from pardemo.script.step.layer_padding import BACKWARD
+from pardemo.script.step.operations import Operation, RecordedCollective, StepWork
 from pardemo.script.step.rank_trace import WARM, RankTrace
 from pardemo.script.step.summary import PredictedStep, Summary, Times
 
