@@ -9,7 +9,7 @@ from pardemo import measure, project
 from pardemo.formulas import communication
 from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.step.findings import expect_traffic
-from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.parallelisms import CutOptions, Parallelism
 from pardemo.script.step.shapes import Traffic
 from pardemo.script.step.summary import Row, Summary
 
@@ -212,8 +212,8 @@ def test_parameters_of_a_bucket(tmp_path):
     measured = run(tmp_path, source)
     (row,) = told(measured, "all-reduce", "backward")
     (ddp,) = measured.parallelism
-    assert sorted(name for bucket in ddp.options["buckets"] for name in bucket) == sorted(ddp.unit_bytes)
-    assert len(ddp.options["buckets"]) == row.calls > 1
+    assert sorted(name for bucket in ddp.options.buckets for name in bucket) == sorted(ddp.unit_bytes)
+    assert len(ddp.options.buckets) == row.calls > 1
     assert says(row.why, "3.bias")
 
 
@@ -223,7 +223,7 @@ def test_what_is_not_known_is_said():
     here = CallSite("train.py:3", "layers.0.mlp", "forward")
     rows = [Row("all-reduce", (0, 1), 3, 12000.0, here, "float32", ((1000,),))]
     rows.append(Row("all-reduce", (0, 1), 1, 9000.0, here, "float32", ((2250,),)))
-    parallelism = [Parallelism("TP", (0, 1), ("mlp",), {}, {"by": "DTensor", "terms": [summed]})]
+    parallelism = [Parallelism("TP", (0, 1), ("mlp",), {}, CutOptions("DTensor", traffic=[summed]))]
     measured = Summary(2, 3, 1, "enough", "gloo", parallelism, {}, rows, [0.0] * 2, None, [0.0] * 2, {}, [])
     assert expect_traffic(measured) == []
     assert rows[0].expected_bytes == 4000.0

@@ -17,7 +17,7 @@ from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.steps import StepEnd
 from pardemo.script.step import parallelisms, summary
-from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
 from pardemo.script.step.rank_trace import Memory, RankTrace
 from pardemo.script.step.script_memory import memory_timeline
 from pardemo.tables import amount
@@ -77,7 +77,8 @@ def made(ranks=2, parallelisms=(), hosts=1, wire=True):
     return measured, seen, sections.summary_page(measured, seen, "train.py")
 
 
-def of(kind, *groups_of, **options):
+def of(kind, *groups_of, replicas=()):
+    options = Fsdp2Options(replicas=replicas) if replicas else CutOptions()
     return [Parallelism(kind, ranks, ("model",), {"model": 4 * MB}, options) for ranks in groups_of]
 
 

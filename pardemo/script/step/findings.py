@@ -7,7 +7,15 @@ from math import prod
 
 from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
-from pardemo.script.step.parallelisms import PARAMETERS, Parallelism
+from pardemo.script.step.parallelisms import (
+    PARAMETERS,
+    DdpOptions,
+    Fsdp1Options,
+    Fsdp2Options,
+    Options,
+    Parallelism,
+    ZeroOptions,
+)
 from pardemo.script.step.shapes import REPLICATED, Traffic
 from pardemo.script.step.summary import Finding, Row, Summary
 from pardemo.script.words import first_of
@@ -62,8 +70,8 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
         elif row.place.phase == "backward":
             rows.append(row)
             dtype = f" as {row.dtype}" if row.dtype != "float32" else ""
-            row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options.get('buckets', []))}"
-    if options.get("models", 1) > 1:
+            row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options)}"
+    if not isinstance(options, DdpOptions):  # of several models whose bytes are whose is not to be seen
         return
     share_expected(rows, once)
     sent, line = bytes_of(rows), rows[0].line if rows else ""
@@ -79,15 +87,15 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
             f"gradients travel as float32 though the forward is computed in {low}: `{hook}` would send half",
             line, once / 2,
         )  # fmt: skip
-    for name, (used, rows_) in options["rows_used"].items():
+    for name, (used, rows_) in options.rows_used.items():
         nbytes = parallelism.unit_bytes.get(name, 0)
         if used < 0.5 * rows_ and nbytes > 0.1 * total:
             yield Finding(
                 f"{name} is summed whole, {nbytes / total:.0%} of all gradients, though a step touches {used:,} of its "
                 f"{rows_:,} rows", line, ring_all_reduce(nbytes, n).sent,
             )  # fmt: skip
-    unused = options["unused"]
-    if options.get("find_unused_parameters") and not unused:
+    unused = options.unused
+    if options.find_unused_parameters and not unused:
         yield Finding(
             "find_unused_parameters walks the graph after each forward, and all parameters were used: switch it off if "
             "that is always so", line,
@@ -99,19 +107,22 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _buckets_text(buckets: list[list[str]]) -> str:
+def _buckets_text(options: Options) -> str:
     """Describes the first buckets: the first parameter that each waits for, the last, and their number."""
+    buckets = options.buckets if isinstance(options, DdpOptions) else []
     some = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
     return f": {first_of(some, 3, more=' and {} more buckets')}" if some else ""
 
 
 def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
     """Expects of FSDP2 that a unit of P bytes is gathered forward, again backward if it was freed, and summed once."""
-    n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, fsdp.options["gradient_bytes"]
+    options = fsdp.options
+    assert isinstance(options, Fsdp2Options)
+    n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, options.gradient_bytes
     gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
     for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
         rows = [row for row in gathers if (row.module, row.place.phase == "backward") == (unit, backward)]
-        wanted = 0 if backward and not fsdp.options["reshard_after_forward"][unit] else m
+        wanted = 0 if backward and not options.reshard_after_forward[unit] else m
         calls, phase = sum(row.calls for row in rows), "backward" if backward else "forward"
         for row in rows:
             row.expected_bytes = ring_half(units[unit], n).sent * wanted * (row.calls / calls if calls else 1)
@@ -121,10 +132,10 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
         if calls > wanted + 0.5:
             yield Finding(
                 f"{unit} is gathered {calls / m:g} times for the {phase} of a micro-batch where {wanted / m:g} would do"
-                f"{_gathered_again(fsdp, unit, backward, calls / m, m, rows)}", rows[0].line,
+                f"{_gathered_again(options, unit, backward, calls / m, m, rows)}", rows[0].line,
                 bytes_of(rows) - sum(row.expected_bytes or 0 for row in rows),
             )  # fmt: skip
-    _explain_other_gathers(measured, fsdp)
+    _explain_other_gathers(measured, fsdp, options.shapes)
     scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
     for unit in dict.fromkeys(row.module for row in scatters if row.module in units):
         rows = [row for row in scatters if row.module == unit]  # parts of a unit may go by themselves
@@ -139,21 +150,21 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
             line, sent * (m - 1) / m,
         )  # fmt: skip
     low = low_precision(measured)
-    if low and "float32" in fsdp.options["gathered_in"]:
+    if low and "float32" in options.gathered_in:
         yield Finding(
             f"parameters are gathered as float32 though the forward is computed in {low}: "
             f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", line, sent / 2,
         )  # fmt: skip
-    for replicas in fsdp.options["replicas"]:
+    for replicas in options.replicas:
         for row in rows_of(measured, ["all-reduce"], replicas):
             if row.place.phase == "backward" and row.module in units:
                 row.expected_bytes = ring_all_reduce(gradients[row.module] / n, len(replicas)).sent * m
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
 
 
-def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
+def _gathered_again(options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
     """Says why a unit is gathered more often than once; empty where that is not known."""
-    runs = fsdp.options.get("runs", {}).get(unit, 0) / m
+    runs = options.runs.get(unit, 0) / m
     if any(row.place.phase == "between" for row in rows):
         return ": unshard() is called for it, and it was given back before its forward, or after it"
     if runs <= 1 or calls not in (runs, runs - 1):
@@ -164,11 +175,11 @@ def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, 
     return f": it runs {runs:g} times, and is given back after each (reshard_after_forward); {advice}"
 
 
-def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
+def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dict[str, list[int]]) -> None:
     """Explains gathers of a weight that is in no unit: torch gathers what is used while it is sharded."""
     for row in rows_of(measured, ["all-gather"], fsdp.ranks):
         shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
-        alike = [name for name, shape in fsdp.options.get("shapes", {}).items() if shape in shapes]
+        alike = [name for name, shape in parameters.items() if shape in shapes]
         if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
             some = first_of(alike, 2, " or ", ", or {} more")
             row.why = (
@@ -178,21 +189,23 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
 
 def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
     """Expects of FSDP1 3Ψ(N−1)/N for each micro-batch: gathered forward and backward, reduced once."""
-    strategy = fsdp.options["sharding_strategy"]
+    assert isinstance(fsdp.options, Fsdp1Options)
+    strategy = fsdp.options.sharding_strategy
     n, m = len(fsdp.ranks), measured.micro_batches
     gathered = sum(fsdp.unit_bytes.values()) * (1 if strategy == "SHARD_GRAD_OP" else 2)
     if strategy == "FULL_SHARD":  # the root's parameters stay gathered from the forward to the backward
         gathered -= fsdp.unit_bytes.get(ROOT, 0)
     for kind, nbytes, why in (
         ("all-gather", gathered, "parameters, gathered"),
-        ("reduce-scatter", sum(fsdp.options["gradient_bytes"].values()), "gradients, reduced to their shards"),
+        ("reduce-scatter", sum(fsdp.options.gradient_bytes.values()), "gradients, reduced to their shards"),
     ):
         yield from expect_together(rows_of(measured, [kind], fsdp.ranks), ring_half(nbytes, n).sent * m, why)
 
 
 def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
     """Expects of DeepSpeed ZeRO's formulas, 2Ψ, 2Ψ, (m + 1)Ψ and 3mΨ times (N−1)/N; says what it does otherwise."""
-    stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
+    assert isinstance(zero.options, ZeroOptions)
+    stage, n, m = zero.options.stage, len(zero.ranks), zero.options.micro_batches
     half = ring_half(sum(zero.unit_bytes.values()), n).sent
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
     summed, gathered = (
@@ -231,7 +244,7 @@ def expect_traffic(measured: Summary) -> list[Finding]:
 
     A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
-    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.options.get("terms", [])]
+    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.traffic]
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
@@ -240,7 +253,7 @@ def expect_traffic(measured: Summary) -> list[Finding]:
     for of_these, fitted in _together(fits):
         findings += _compare_rows(measured, of_these, fitted)
     for parallelism in measured.parallelism:
-        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.get("by", ""))
+        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.by)
     return findings
 
 
@@ -495,8 +508,9 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
 def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
     """Finds FSDP2 on the whole model alone though it has layers: no gather then overlaps with computation."""
     for unit in parallelism:
-        layers = {name.rpartition(".")[0] for name in unit.options.get("shapes", {}) if "." in name}
-        if unit.kind in ("FSDP2", "HSDP") and unit.wraps == (ROOT,) and len(layers) > 2:
+        shapes = unit.options.shapes if isinstance(unit.options, Fsdp2Options) else ()
+        layers = {name.rpartition(".")[0] for name in shapes if "." in name}
+        if unit.wraps == (ROOT,) and len(layers) > 2:
             yield Finding(
                 "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
                 "the last; call fully_shard on each layer, then on the model", "", sum(unit.unit_bytes.values()),

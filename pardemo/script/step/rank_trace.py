@@ -20,7 +20,7 @@ from pardemo.script.step.dtensor_traffic import DTensors
 from pardemo.script.step.layer_padding import LayerPadding, PaddedTimes
 from pardemo.script.step.megatron_traffic import Megatron
 from pardemo.script.step.operations import OperationRecorder, StepWork
-from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
+from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_traffic
 from pardemo.script.step.script_memory import ScriptMemoryMeter
 from pardemo.script.step.shapes import Shapes
 from pardemo.script.step.trained_model import Trained
@@ -124,7 +124,7 @@ class _ScriptFollower:
             self._following.enter_context(self._held)
             self._following.enter_context(self._trained)
             ended = self._calls.to_the_end(script)
-        parallelisms = with_terms(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
+        parallelisms = with_traffic(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
         return RankTrace(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,

@@ -10,7 +10,7 @@ from pardemo.meters.timeline import Span, covered_s
 from pardemo.script.runtime.call_sites import CONTEXT, CallSite
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.step import parallelisms
-from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
 from pardemo.script.step.rank_trace import WARM, RankTrace
 from pardemo.script.words import count_text
 
@@ -197,12 +197,13 @@ def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
     for trace in seen:
         for parallelism in trace.parallelisms:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
-            if (known := by_groups.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
-                both = dict.fromkeys((*known.options["replicas"], *parallelism.options["replicas"]))
-                by_groups[key] = replace(known, options=known.options | {"replicas": tuple(both)})
+            known = by_groups.setdefault(key, parallelism)
+            if known is not parallelism and isinstance(known.options, Fsdp2Options):
+                both = dict.fromkeys((*known.replicas, *parallelism.replicas))
+                by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(both)))
     context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
     there = {p.ranks for p in by_groups.values() if p.kind == "CP"}
-    cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
+    cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - there)]
     return [*by_groups.values(), *cut]
 
 
