@@ -123,11 +123,12 @@ class Step:
 
 @dataclass
 class RankRecord:
-    """What one rank recorded of a run. ``owners``: of each parameter the module that has it, in the order of execution.
+    """What one rank recorded of a run.
 
-    ``unseeded``: lines that drew random numbers from a generator that nobody had seeded. ``dtype``: the parameters'.
-    ``line``: where the model is first called. ``alone``: whether the script made no group of processes, or called no
-    collective. ``computed_in``: types of what modules returned.
+    ``ended``: ``end`` of the script, or ``enough`` steps. ``unseeded``: lines that drew random numbers from a generator
+    that nobody had seeded. ``dtypes``: the parameters'. ``optimizer``: names of its class and of those that it is made
+    of. ``alone``: whether the script made no group of processes, or called no collective. ``computed_in``: types of
+    what modules returned.
     """
 
     rank: int
