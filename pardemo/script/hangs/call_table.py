@@ -57,14 +57,14 @@ class CallTable:
 
     def waits(self, at_s: float) -> list[BlockedCall]:
         """Returns each rank's first call that other ranks have not begun, or in whose place they are in another."""
-        made = []
+        blocked = []
         for rank, log in sorted(self.logs.items()):
             for call in log.waiting:
                 if absent := self.absent(rank, call):
                     until_s = at_s if call.end_s is None else call.end_s
-                    made.append(BlockedCall(rank, call, tuple(absent), max(until_s - call.begin_s, 0.0)))
+                    blocked.append(BlockedCall(rank, call, tuple(absent), max(until_s - call.begin_s, 0.0)))
                     break
-        return made
+        return blocked
 
     def ended(self) -> set[int]:
         return {rank for rank, log in self.logs.items() if log.ended}
@@ -90,18 +90,18 @@ class CallTable:
         never = self.ended()
         stuck = {rank for rank, log in self.logs.items() if log.waiting and not log.ended}
         while True:
-            left = {rank for rank in stuck if self._never(rank, stuck | never)}
-            if left == stuck:
+            remaining = {rank for rank in stuck if self._never(rank, stuck | never)}
+            if remaining == stuck:
                 return stuck
-            stuck = left
+            stuck = remaining
 
-    def _never(self, rank: int, gone: set[int]) -> bool:
-        """Whether every open call of a rank needs one of the ranks that are gone."""
+    def _never(self, rank: int, lost: set[int]) -> bool:
+        """Whether every open call of a rank needs one of the ranks that begin no more calls."""
         calls = [call for call in self.logs[rank].waiting if not self._taken(rank, call)]
         absent = [self.absent(rank, call) for call in calls]
-        if any(call.ranks[0] < 0 and not set(some) <= gone for call, some in zip(calls, absent, strict=True)):
+        if any(call.ranks[0] < 0 and not set(awaited) <= lost for call, awaited in zip(calls, absent, strict=True)):
             return False
-        return bool(calls) and all(set(some) & gone for some in absent)
+        return bool(calls) and all(set(awaited) & lost for awaited in absent)
 
     def _taken(self, rank: int, call: LoggedCall) -> bool:
         """Whether the other end has taken a message; its own rank sees that only if it waits for it."""

@@ -67,10 +67,10 @@ class Standstill:
         for wait in self.waits:
             by_others[wait.waits_for].append(wait)
         texts = []
-        for others, some in by_others.items():
-            has = "has" if len(some) == 1 else "have"
-            waiting, awaited = ranks_text([wait.rank for wait in some]), ranks_text(list(others))
-            texts.append(f"{waiting} {has} waited for {awaited} for {max(wait.since_s for wait in some):.1f} s")
+        for others, waits in by_others.items():
+            has = "has" if len(waits) == 1 else "have"
+            waiting, awaited = ranks_text([wait.rank for wait in waits]), ranks_text(list(others))
+            texts.append(f"{waiting} {has} waited for {awaited} for {max(wait.since_s for wait in waits):.1f} s")
         return ", ".join(texts)
 
     @property
@@ -134,10 +134,10 @@ def standstill_of(
     logs = dict(logs)
     for rank, how in (deaths or {}).items():
         logs[rank] = replace(logs.get(rank, Log()), ended="died", why=RaisedError(at_s, how, ""))
-    book = CallTable(logs)
-    stuck = sorted(book.stuck())
+    table = CallTable(logs)
+    stuck = sorted(table.stuck())
     does = {rank: _activity(log, (lines or {}).get(rank, "")) for rank, log in sorted(logs.items())}
-    return Standstill(book.first(bool(stuck or deaths)), book.waits(at_s), stuck, does, _passed_exceptions(logs))
+    return Standstill(table.first(bool(stuck or deaths)), table.waits(at_s), stuck, does, _passed_exceptions(logs))
 
 
 def call_text(call: LoggedCall) -> str:

@@ -79,9 +79,9 @@ class DTensors(Reader):
 
     def ends(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
         first = output[0] if isinstance(output, tuple) and output else output
-        some = any(isinstance(a, DTensor) for a in args)
+        takes_dtensors = any(isinstance(a, DTensor) for a in args)
         if passage.module not in self._known:
-            if some or isinstance(first, DTensor):
+            if takes_dtensors or isinstance(first, DTensor):
                 self._known[passage.module] = {}
             return
         known = self._known[passage.module]

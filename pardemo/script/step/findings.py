@@ -110,8 +110,8 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
 def _buckets_text(options: Options) -> str:
     """Describes the first buckets: the first parameter that each waits for, the last, and their number."""
     buckets = options.buckets if isinstance(options, DdpOptions) else []
-    some = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
-    return f": {first_of(some, 3, more=' and {} more buckets')}" if some else ""
+    texts = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
+    return f": {first_of(texts, 3, more=' and {} more buckets')}" if texts else ""
 
 
 def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
@@ -181,9 +181,9 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dic
         shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
         alike = [name for name, shape in parameters.items() if shape in shapes]
         if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
-            some = first_of(alike, 2, " or ", ", or {} more")
+            names = first_of(alike, 2, " or ", ", or {} more")
             row.why = (
-                f"of the shape of {some}: a sharded weight that is used outside of its module is gathered by itself"
+                f"of the shape of {names}: a sharded weight that is used outside of its module is gathered by itself"
             )
 
 
@@ -451,11 +451,11 @@ def _by_hand(measured: Summary) -> None:
         if sent and abs(sent - once) <= 0.01 * once and not measured.model.get("frozen", 0):
             share_expected(sums, once, _SUMMED)  # a group of one rank sends nothing
         scattered, gathered, summed = (
-            [row for row in some if row.place.phase in ("between", "step") and not row.why]
-            for some in (scattered, gathered, summed)
+            [row for row in of_kind if row.place.phase in ("between", "step") and not row.why]
+            for of_kind in (scattered, gathered, summed)
         )
         rest = half - bytes_of(summed) / 2
-        if half and all(0.95 * rest < bytes_of(some) < 1.05 * half for some in (scattered, gathered)):
+        if half and all(0.95 * rest < bytes_of(of_kind) < 1.05 * half for of_kind in (scattered, gathered)):
             share_expected(scattered, rest, _SCATTERED)
             share_expected(gathered, rest, _GATHERED)
             for row in summed:

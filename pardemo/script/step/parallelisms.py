@@ -222,13 +222,13 @@ def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
                     of_buckets.append(replace(gathered, optimizers=optimizers))
                 else:
                     of_buckets.append(_once("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
-    made = []
+    buckets_of_groups = []
     for ranks, of_buckets in traffic.items():
         gradients = [summed.whole or 0 for summed in of_buckets if summed.kind != "all-gather"]
         sizes = {f"bucket {number}": nbytes for number, nbytes in enumerate(gradients)}
         wraps = (f"{count_text(len(sizes), 'bucket')} of gradients",)
-        made.append(Parallelism("DP", ranks, wraps, sizes, CutOptions(MEGATRON, traffic=of_buckets)))
-    return made
+        buckets_of_groups.append(Parallelism("DP", ranks, wraps, sizes, CutOptions(MEGATRON, traffic=of_buckets)))
+    return buckets_of_groups
 
 
 def _optimizers() -> int:
@@ -277,10 +277,10 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
     for thing in gc.get_objects():
         if type(thing) is pipelining.PipelineStage:
             by_group.setdefault(ranks_of(thing.group or dist.GroupMember.WORLD), []).append(thing)
-    for ranks, some in by_group.items():
-        names = tuple(f"stage {stage.stage_index} of {stage.num_stages}" for stage in some)
+    for ranks, of_group in by_group.items():
+        names = tuple(f"stage {stage.stage_index} of {stage.num_stages}" for stage in of_group)
         boundaries = []
-        for stage in some:
+        for stage in of_group:
             place = stage.stage_index_to_group_rank
             if not stage.is_last and place[stage.stage_index] != place[stage.stage_index + 1]:
                 outputs = shapes.outputs.setdefault(stage.submod, {})
@@ -426,9 +426,9 @@ def _models_together(parallelisms: list[Parallelism]) -> list[Parallelism]:
         if parallelism.kind == "DDP":
             together.setdefault(parallelism.ranks, []).append(parallelism)
     joined = [
-        Parallelism("DDP", ranks, tuple(name for p in some for name in p.wraps), {}, SeveralModels(len(some)))
-        for ranks, some in together.items()
-        if len(some) > 1
+        Parallelism("DDP", ranks, tuple(name for p in of_ranks for name in p.wraps), {}, SeveralModels(len(of_ranks)))
+        for ranks, of_ranks in together.items()
+        if len(of_ranks) > 1
     ]
     return [p for p in parallelisms if p.kind != "DDP" or len(together[p.ranks]) == 1] + joined
 

@@ -280,7 +280,7 @@ def _times_of(trace: RankTrace, steps: range, begun: dict[tuple[str, tuple[int, 
             wait for wait in trace.waits if before.at_s <= wait[0] < cut.at_s and not _is_within(wait[0], evaluated)
         ]
         waits = waiting_spans(calls, stood, begun)
-        communication, late = (covered_s(_spans(trace.rank, some)) for some in ([*flights, *stood], waits))
+        communication, late = (covered_s(_spans(trace.rank, times)) for times in ([*flights, *stood], waits))
         blocked = wall - compute
         idle = min(late, blocked)
         exposed = min(blocked - idle, max(communication - late, 0.0))
