@@ -508,7 +508,7 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
 def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
     """Finds FSDP2 on the whole model alone though it has layers: no gather then overlaps with computation."""
     for unit in parallelism:
-        shapes = unit.options.shapes if isinstance(unit.options, Fsdp2Options) else ()
+        shapes = unit.options.shapes if isinstance(unit.options, Fsdp2Options) else {}
         layers = {name.rpartition(".")[0] for name in shapes if "." in name}
         if unit.wraps == (ROOT,) and len(layers) > 2:
             yield Finding(

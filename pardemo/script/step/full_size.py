@@ -303,7 +303,8 @@ def _sharing(data: Parallelism, here: int, cp: int, measured: Summary) -> tuple[
     options, layers = data.options, measured.model["trained"]["layers"]
     strategy = options.sharding_strategy if isinstance(options, Fsdp1Options) else "FULL_SHARD"
     refuse(strategy not in ("FULL_SHARD", "HYBRID_SHARD"), f"FSDP1's {strategy} has no counterpart in a layout")
-    for name, back in options.reshard_after_forward.items() if isinstance(options, Fsdp2Options) else ():
+    reshard = options.reshard_after_forward if isinstance(options, Fsdp2Options) else {}
+    for name, back in reshard.items():
         kept = name != ROOT and not back
         refuse(kept, f"{name} stays gathered from its forward to its backward pass, and a layout's units do not")
     units = sum(name != ROOT for name in data.wraps)
