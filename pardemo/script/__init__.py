@@ -1,6 +1,6 @@
 """Runs somebody's unchanged training script on ranks of this machine, to measure, to prove or to resume it.
 
-- :mod:`~pardemo.script.runtime`: the line that starts it, its processes, CPUs in GPUs' place, where it is in its code.
+- :mod:`~pardemo.script.runtime`: the line that starts it, its processes, CPUs in GPUs' place, its steps, collectives.
 - :mod:`~pardemo.script.hangs`: each rank's log of collectives, and why ranks wait for one another for ever.
 - :mod:`~pardemo.script.step`: what its median step sends, holds and waits for (``pardemo measure``).
 - :mod:`~pardemo.script.record`: what its first steps compute, written down on each rank.
