@@ -4,12 +4,13 @@ import csv
 import json
 import time
 import tomllib
+from importlib.util import find_spec
 
 import pytest
 from conftest import few, says
 
 from pardemo import cli, measure, project
-from pardemo.script.hangs import journal, standstill
+from pardemo.script.hangs import call_table, deadlock_watch, journal, standstill
 from pardemo.script.hangs.journal import Journal
 
 ZOO = project.PACKAGE.parent / "tests" / "zoo" / "hangs"
@@ -223,7 +224,7 @@ def logs(tmp_path, *calls, ended=()):
 def test_who_is_stuck(tmp_path):
     def stuck(name, *calls, ended=()):
         (tmp_path / name).mkdir()
-        return standstill.deadlocked_ranks(logs(tmp_path / name, *calls, ended=ended))
+        return call_table.deadlocked_ranks(logs(tmp_path / name, *calls, ended=ended))
 
     pair, three = (0, 1), (0, 1, 2)
     assert stuck("computes", (0, "barrier", pair, 0, False), (1, "barrier", (1, 2), 0, True)) == []
@@ -297,7 +298,7 @@ def test_many_ranks_share_a_line(tmp_path):
         ),
         ('File "/home/a.py", line 2 in <module>\n  File "/x/torch/distributed/run.py", line 2', False),
         (
-            'File "/x/pardemo/script/step/operations.py", line 2 in _wait\n  File "/x/torch/autograd/graph.py", line 1',
+            'File "/pardemo/script/step/layer_padding.py", line 2 in wait\n  File "/x/torch/autograd/graph.py", line 1',
             False,
         ),
         ('File "/x/torch/utils/data/dataloader.py", line 2 in __next__', False),
@@ -305,4 +306,9 @@ def test_many_ranks_share_a_line(tmp_path):
     ],
 )
 def test_where_a_rank_waits(stack, waits):
-    assert standstill.is_waiting(f"Thread 1 (most recent call first):\n  {stack}" if stack else "") == waits
+    assert deadlock_watch.is_waiting(f"Thread 1 (most recent call first):\n  {stack}" if stack else "") == waits
+
+
+@pytest.mark.parametrize("name", [deadlock_watch.WAITS, *deadlock_watch.AROUND_TORCH])
+def test_modules_that_a_stack_is_searched_for_exist(name):
+    assert find_spec(name)

@@ -13,7 +13,15 @@ from pardemo.script.hangs.journal import Journal
 from pardemo.script.report import files
 from pardemo.script.runtime.call_sites import NORM, ROOT, CallSite
 from pardemo.script.step import findings, parallelisms
-from pardemo.script.step.parallelisms import Parallelism, _models_together
+from pardemo.script.step.parallelisms import (
+    DdpOptions,
+    Fsdp1Options,
+    Fsdp2Options,
+    Parallelism,
+    SeveralModels,
+    ZeroOptions,
+    _models_together,
+)
 from pardemo.script.step.summary import Row, Summary, Times
 from pardemo.tables import amount
 
@@ -39,15 +47,12 @@ def explained(
 
 
 def ddp(**options):
-    found = {"rows_used": {}, "unused": []} | options
-    return Parallelism("DDP", (0, 1), ("GPT",), {"words.weight": WHOLE // 2, "head.weight": WHOLE // 2}, found)
+    sizes = {"words.weight": WHOLE // 2, "head.weight": WHOLE // 2}
+    return Parallelism("DDP", (0, 1), ("GPT",), sizes, DdpOptions(**options))
 
 
 def fsdp(again=True, dtype="bfloat16"):
-    options = {
-        "gradient_bytes": {"layers.0": WHOLE}, "reshard_after_forward": {"layers.0": again}, "replicas": (),
-        "gathered_in": [dtype],
-    }  # fmt: skip
+    options = Fsdp2Options({"layers.0": WHOLE}, {"layers.0": again}, gathered_in=[dtype])
     return Parallelism("FSDP2", (0, 1), ("layers.0",), {"layers.0": WHOLE}, options)
 
 
@@ -117,10 +122,10 @@ def test_what_a_unit_of_fsdp2_sends_is_what_its_formula_says():
 
 
 def test_models_of_one_group_are_told_as_one():
-    alone, other = ddp(), Parallelism("DDP", (2, 3), ("Judge",))
+    alone, other = ddp(), Parallelism("DDP", (2, 3), ("Judge",), {}, DdpOptions())
     assert _models_together([alone, other]) == [alone, other]
     (both,) = _models_together([alone, ddp()])
-    assert (both.wraps, both.options) == (("GPT", "GPT"), {"models": 2})
+    assert (both.wraps, both.options) == (("GPT", "GPT"), SeveralModels(2))
 
 
 def test_ranks_part_within_a_group_and_not_between_two(tmp_path):
@@ -143,7 +148,7 @@ def test_ranks_part_within_a_group_and_not_between_two(tmp_path):
 
 
 def test_several_models_and_an_evaluation_are_not_judged():
-    two = Parallelism("DDP", (0, 1), ("Generator", "Judge"), {}, {"models": 2})
+    two = Parallelism("DDP", (0, 1), ("Generator", "Judge"), {}, SeveralModels(2))
     measured, told = explained(row(nbytes=7 * ONCE), parallelism=[two], micro_batches=2)
     assert (told, measured.collectives[0].expected_bytes) == ([], None)
     gather = row("all-gather", 5 * HALF, calls=5, module="layers.0", phase="evaluation")
@@ -163,7 +168,7 @@ def test_nothing_is_summed_is_said_only_where_nobody_counted_bytes():
 @pytest.mark.parametrize(("stage", "summed", "gathered"), [(0, 2, 0), (1, 1, 1), (2, 3, 1), (3, 3, 6)])
 def test_deepspeed_by_zeros_formulas(stage, summed, gathered):
     assert (summed + gathered) * HALF == communication.zero_step(WHOLE, 2, stage, 3, element_bytes=1)
-    zero = Parallelism(f"DeepSpeed ZeRO-{stage}", (0, 1), ("GPT",), {"w": WHOLE}, {"stage": stage, "micro_batches": 3})
+    zero = Parallelism(f"DeepSpeed ZeRO-{stage}", (0, 1), ("GPT",), {"w": WHOLE}, ZeroOptions(3, stage))
     right = {"reduce-scatter": summed * HALF, "all-gather": gathered * HALF}
     rows = [row(kind, nbytes) for kind, nbytes in right.items() if nbytes]
     measured, told = explained(*rows, parallelism=[zero], micro_batches=3)
@@ -175,7 +180,7 @@ def test_deepspeed_by_zeros_formulas(stage, summed, gathered):
 
 
 def test_fsdp1_keeps_its_root_gathered():
-    options = {"sharding_strategy": "FULL_SHARD", "gradient_bytes": {ROOT: 1e6, "layers.0": 1e6}}
+    options = Fsdp1Options("FULL_SHARD", {ROOT: 1e6, "layers.0": 1e6})
     fsdp1 = Parallelism("FSDP1", (0, 1), (ROOT, "layers.0"), {ROOT: 1_000_000, "layers.0": 1_000_000}, options)
     half = communication.ring_half(1_000_000, 2).sent
     measured, told = explained(row("all-gather", 3 * half), row("reduce-scatter", 2 * half), parallelism=[fsdp1])
@@ -193,18 +198,18 @@ def test_spans_that_overlap_have_rows_of_their_own():
 
 
 def test_of_a_teacher_and_its_student_the_trained_one_is_held_against_formulas():
-    student = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, {"gradient_bytes": {"0": 8, "1": 8}})
-    teacher = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, {"gradient_bytes": {"0": 0, "1": 0}})
-    other = Parallelism("FSDP2", (0, 1), ("2",), {"2": 8}, {"gradient_bytes": {"2": 0}})
+    student = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, Fsdp2Options({"0": 8, "1": 8}))
+    teacher = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, Fsdp2Options({"0": 0, "1": 0}))
+    other = Parallelism("FSDP2", (0, 1), ("2",), {"2": 8}, Fsdp2Options({"2": 0}))
     assert parallelisms._trained_ones([teacher, student, other]) == [student, other]
     assert parallelisms._trained_ones([teacher]) == [teacher], "nothing is trained under its names"
 
 
 def test_a_model_that_is_one_unit_of_fsdp2():
     shapes = {f"layers.{n}.weight": [8, 8] for n in range(4)}
-    whole = Parallelism("FSDP2", (0, 1), (ROOT,), {ROOT: 1e6}, {"shapes": shapes, "gradient_bytes": {ROOT: 1e6}})
+    whole = Parallelism("FSDP2", (0, 1), (ROOT,), {ROOT: 1e6}, Fsdp2Options({ROOT: 1e6}, shapes=shapes))
     (found,) = findings.one_unit([whole])
     assert says(found.what, "one unit", "fully_shard")
     layers = dataclasses.replace(whole, wraps=(ROOT, "layers.0"))
-    one_layer = dataclasses.replace(whole, options={"shapes": {"weight": [8, 8]}})
+    one_layer = dataclasses.replace(whole, options=Fsdp2Options(shapes={"weight": [8, 8]}))
     assert list(findings.one_unit([layers, one_layer])) == []

@@ -8,9 +8,9 @@ from conftest import says
 from pardemo import measure, project
 from pardemo.formulas import communication
 from pardemo.script.runtime.call_sites import CallSite
-from pardemo.script.step.findings import by_terms
-from pardemo.script.step.parallelisms import Parallelism
-from pardemo.script.step.shapes import traffic
+from pardemo.script.step.findings import expect_traffic
+from pardemo.script.step.parallelisms import CutOptions, Parallelism
+from pardemo.script.step.shapes import Traffic
 from pardemo.script.step.summary import Row, Summary
 
 SCRIPTS = project.root() / "tests" / "scripts"
@@ -212,20 +212,20 @@ def test_parameters_of_a_bucket(tmp_path):
     measured = run(tmp_path, source)
     (row,) = told(measured, "all-reduce", "backward")
     (ddp,) = measured.parallelism
-    assert sorted(name for bucket in ddp.options["buckets"] for name in bucket) == sorted(ddp.unit_bytes)
-    assert len(ddp.options["buckets"]) == row.calls > 1
+    assert sorted(name for bucket in ddp.options.buckets for name in bucket) == sorted(ddp.unit_bytes)
+    assert len(ddp.options.buckets) == row.calls > 1
     assert says(row.why, "3.bias")
 
 
 def test_what_is_not_known_is_said():
     what = "outputs of row-cut layers, summed"
-    term = traffic((0, 1), "all-reduce", what, 4000.0, 1000, phase="forward", width=10)
+    summed = Traffic((0, 1), "all-reduce", what, 4000.0, 1000, phase="forward", width=10)
     here = CallSite("train.py:3", "layers.0.mlp", "forward")
     rows = [Row("all-reduce", (0, 1), 3, 12000.0, here, "float32", ((1000,),))]
     rows.append(Row("all-reduce", (0, 1), 1, 9000.0, here, "float32", ((2250,),)))
-    parallelism = [Parallelism("TP", (0, 1), ("mlp",), {}, {"by": "DTensor", "terms": [term]})]
+    parallelism = [Parallelism("TP", (0, 1), ("mlp",), {}, CutOptions("DTensor", traffic=[summed]))]
     measured = Summary(2, 3, 1, "enough", "gloo", parallelism, {}, rows, [0.0] * 2, None, [0.0] * 2, {}, [])
-    assert by_terms(measured) == []
+    assert expect_traffic(measured) == []
     assert rows[0].expected_bytes == 4000.0
     assert says(rows[0].why, "formula", "4.00", "kB", "12.0", "kB")
     assert (rows[1].expected_bytes, rows[1].why) == (None, "activations between the parts of a cut layer")

@@ -17,7 +17,14 @@ from pardemo.script import blocks
 from pardemo.script.report import sections
 from pardemo.script.runtime import launch_lines
 from pardemo.script.step import full_size, measurement
-from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.parallelisms import (
+    CutOptions,
+    DdpOptions,
+    Fsdp1Options,
+    Fsdp2Options,
+    Parallelism,
+    SeveralModels,
+)
 
 #: A llama whose sizes are its arguments; how it is parallel is one of them. No biases, and all in one dtype.
 LLAMA = """
@@ -183,6 +190,7 @@ def test_what_has_no_counterpart_gets_one_line_and_no_number(script, arguments, 
 
 
 RANKS = (0, 1, 2, 3)
+DDP = Parallelism("DDP", RANKS, (), {}, DdpOptions())
 
 
 def run_of(*parallelism, ranks=4, **trained):
@@ -201,15 +209,16 @@ def run_of(*parallelism, ranks=4, **trained):
 
 
 def test_groups_of_several_kinds_become_degrees():
-    cut = Parallelism("TP", (0, 1), ("layers.0.mlp",), {}, {"by": "DTensor"})
-    shards = Parallelism("FSDP2", (0, 2), ("layers.0", "layers.1", "(root)"), {}, {"gathered_in": ["bfloat16"]})
+    cut = Parallelism("TP", (0, 1), ("layers.0.mlp",), {}, CutOptions("DTensor"))
+    options = Fsdp2Options(gathered_in=["bfloat16"])
+    shards = Parallelism("FSDP2", (0, 2), ("layers.0", "layers.1", "(root)"), {}, options)
     asked = full_size.full_size_question("llama3-8b", gpus=64, sequence=4096)
     full = full_size.answer(asked, *run_of(cut, shards))
     assert full["layout"] == "TP2 DP32 zero3 2×4"
     assert cli._parser().parse_args(full["command"].split()[1:]).explain == (
         "tp=2,dp=32,sharding=zero3,micro_batch=2,accumulation=4"
     )
-    stage = Parallelism("PP", RANKS, ("stage 0 of 4",), {}, {})
+    stage = Parallelism("PP", RANKS, ("stage 0 of 4",), {})
     full = full_size.answer(full_size.full_size_question("llama3-8b", sequence=4096), *run_of(stage))
     assert full["layout"] == "PP4 DP1 2×4"
     assert full["kinds"]["parameters"] == pytest.approx(4 * 2.27e9, rel=0.01), "a stage with the embedding or the head"
@@ -218,17 +227,17 @@ def test_groups_of_several_kinds_become_degrees():
 @pytest.mark.parametrize(
     ("parallelism", "trained", "asked", "why"),
     [
-        ([Parallelism("DP", RANKS, (), {}, {"by": "Megatron-core"})], {}, {}, "Megatron-core's optimizer"),
-        ([Parallelism("DDP", RANKS, (), {}, {"models": 2})], {}, {}, "several models"),
-        ([Parallelism("EP", RANKS, (), {}, {})], {}, {}, "EP is not translated"),
-        ([Parallelism("TP", (0, other), (), {}, {}) for other in (1, 2)], {}, {}, "a rank is in several groups of TP"),
-        ([Parallelism("FSDP1", RANKS, (), {}, {"sharding_strategy": "SHARD_GRAD_OP"})], {}, {}, "SHARD_GRAD_OP"),
-        ([Parallelism("TP", RANKS, (), {}, {})], {}, {"gpus": 6}, "6 GPUs do not divide by TP 4"),
-        ([Parallelism("TP", RANKS, (), {}, {})], {}, {"gpus": 8}, "no data parallelism"),
-        ([Parallelism("DDP", RANKS, (), {}, {})], {"unlike": True}, {}, "states of other shapes"),
-        ([Parallelism("DDP", RANKS, (), {}, {})], {"tokens": ()}, {}, "say --micro-batch and --sequence"),
-        ([Parallelism("DDP", RANKS, (), {}, {})], {"recomputed_inside": True}, {}, "parts of layers are recomputed"),
-        ([Parallelism("TP", (0, 1, 2), (), {}, {})], {"ranks": 3}, {}, "attention heads do not divide by TP 3"),
+        ([Parallelism("DP", RANKS, (), {}, CutOptions("Megatron-core"))], {}, {}, "Megatron-core's optimizer"),
+        ([Parallelism("DDP", RANKS, (), {}, SeveralModels(2))], {}, {}, "several models"),
+        ([Parallelism("EP", RANKS, (), {})], {}, {}, "EP is not translated"),
+        ([Parallelism("TP", (0, other), (), {}) for other in (1, 2)], {}, {}, "a rank is in several groups of TP"),
+        ([Parallelism("FSDP1", RANKS, (), {}, Fsdp1Options("SHARD_GRAD_OP"))], {}, {}, "SHARD_GRAD_OP"),
+        ([Parallelism("TP", RANKS, (), {})], {}, {"gpus": 6}, "6 GPUs do not divide by TP 4"),
+        ([Parallelism("TP", RANKS, (), {})], {}, {"gpus": 8}, "no data parallelism"),
+        ([DDP], {"unlike": True}, {}, "states of other shapes"),
+        ([DDP], {"tokens": ()}, {}, "say --micro-batch and --sequence"),
+        ([DDP], {"recomputed_inside": True}, {}, "parts of layers are recomputed"),
+        ([Parallelism("TP", (0, 1, 2), (), {})], {"ranks": 3}, {}, "attention heads do not divide by TP 3"),
     ],
 )  # fmt: skip
 def test_other_scripts_without_a_counterpart(parallelism, trained, asked, why):
@@ -255,13 +264,13 @@ def test_on_a_screen(script):
         return "\n".join(sections.full_size(measured).screen(blocks.WIDE))
 
     asked = full_size.full_size_question("llama3-8b", gpus=64, sequence=4096)
-    measured, seen = run_of(Parallelism("DDP", RANKS, (), {}, {}))
+    measured, seen = run_of(DDP)
     measured.memory["full_size"] = full_size.answer(asked, measured, seen)
     said = full_size_lines(measured)
     assert "planned and not measured" in said
     row = next(line for line in said.splitlines() if line.strip().startswith("parameters"))
     assert row.split() == ["parameters", "8", "B", "8", "B", "32.1", "GB"]
-    measured.memory["full_size"] = full_size.answer(asked, *run_of(Parallelism("EP", RANKS, (), {}, {})))
+    measured.memory["full_size"] = full_size.answer(asked, *run_of(Parallelism("EP", RANKS, (), {})))
     assert says(full_size_lines(measured), "EP", "translated")
     del measured.memory["full_size"]
     assert full_size_lines(measured) == ""

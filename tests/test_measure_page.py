@@ -14,12 +14,13 @@ from pardemo.draw import palette
 from pardemo.meters.snapshot import Block
 from pardemo.script import blocks
 from pardemo.script.report import drawings, sections
-from pardemo.script.runtime.call_sites import CallSite, StepEnd
+from pardemo.script.runtime.call_sites import CallSite
+from pardemo.script.runtime.collectives import Call
+from pardemo.script.runtime.steps import StepEnd
 from pardemo.script.step import parallelisms, summary
-from pardemo.script.step.collectives import Call
-from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
+from pardemo.script.step.rank_trace import Memory, RankTrace
 from pardemo.script.step.script_memory import memory_timeline
-from pardemo.script.step.summary import Memory, RankTrace
 from pardemo.tables import amount
 
 MB = 1_000_000
@@ -77,7 +78,8 @@ def made(ranks=2, parallelisms=(), hosts=1, wire=True):
     return measured, seen, sections.summary_page(measured, seen, "train.py")
 
 
-def of(kind, *groups_of, **options):
+def of(kind, *groups_of, replicas=()):
+    options = Fsdp2Options(replicas=replicas) if replicas else CutOptions()
     return [Parallelism(kind, ranks, ("model",), {"model": 4 * MB}, options) for ranks in groups_of]
 
 
@@ -296,7 +298,7 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
     measured, seen, plain = made(2, of("DDP", (0, 1)))
     assert "On H100" not in plain
     times = [summary.Times(rank, 0.25, 0.125, 0.0625, 0.03, 0.0, 0.0625) for rank in range(2)]
-    measured.paced = summary.Paced("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
+    measured.predicted = summary.PredictedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
     measured.memory["full_size"] = {
         "model": "llama3-8b", "gpus": 64, "layout": "DP64", "peak_bytes": 20 * 10**9, "why_not": "",
         "kinds": {"parameters": 16 * 10**9}, "measured": {"parameters": {"peak": 4000, "most": 5000}},

@@ -15,7 +15,7 @@ from pardemo.script.compare.differences import ComparedOutput, Difference, StepC
 from pardemo.script.compare.layouts import RunLayout, distinct_digits
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
-from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, Piece, Step
+from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, ParameterShard, Step
 
 TOLERANCE = 1e-9
 
@@ -435,7 +435,7 @@ def test_weights_that_are_another_parameters():
 
 
 def piece_of(name, rows, value):
-    return Piece(name, tuple(value.shape), start=(rows, 0), whole=(8, 4))
+    return ParameterShard(name, tuple(value.shape), start=(rows, 0), whole=(8, 4))
 
 
 def test_a_cut_piece_with_the_values_of_another_parameter_is_noted():
@@ -472,7 +472,7 @@ def test_each_cause_is_tested_here():
 def test_a_copy_that_nothing_uses_is_left_out():
     """A last stage has the head's weight beside the table that is tied to it, and uses the table only."""
     table = drawn(6, 4)
-    one, two = Piece("embed.weight", (6, 4)), Piece("head.weight", (6, 4))
+    one, two = ParameterShard("embed.weight", (6, 4)), ParameterShard("head.weight", (6, 4))
     for kept, left in (
         ({"embed.weight": table, "head.weight": torch.zeros(6, 4)}, {"embed.weight"}),
         ({"embed.weight": table}, {"embed.weight"}),

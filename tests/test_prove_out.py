@@ -26,7 +26,7 @@ from pardemo.script.compare.differences import ComparedOutput, Difference
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.results import Proof
-from pardemo.script.record.rank_record import ModuleCall, Piece, RankRecord, Step
+from pardemo.script.record.rank_record import ModuleCall, ParameterShard, RankRecord, Step
 from pardemo.script.report import annotations, model_map, proof_page
 
 G = drawn(6, 4)
@@ -57,7 +57,7 @@ def finding(cause="", parameters=("head.weight",), module="head", why="nobody he
 def reference_of(parameters, modules, kinds=None):
     """As much of a reference as a map is made of: parameters with gradients, modules in the order in which they end."""
     calls = [ModuleCall(name, (kinds or {}).get(name, "Linear"), 0, 0, "", ()) for name in modules]
-    pieces = [Piece(name, (6, 4)) for name in parameters]
+    pieces = [ParameterShard(name, (6, 4)) for name in parameters]
     record = RankRecord(0, "", [Step(calls=calls, pieces=pieces)], [], [], [], optimizer="SGD")
     whole = SimpleNamespace(before=dict.fromkeys(parameters, G), gradients=dict.fromkeys(parameters, G))
     return SimpleNamespace(
@@ -210,7 +210,7 @@ def test_what_was_not_looked_at_is_said():
 def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
     versions = {0: drawn(6, 4, seed=1), 1: drawn(6, 4, seed=2)}
     made = facts(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
-    run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[Piece("head.weight", (6, 4))])])])
+    run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[ParameterShard("head.weight", (6, 4))])])])
     known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
     kept = differences.kept_tensors([known, unknown], made, run)
     assert list(kept) == [unknown]

@@ -12,7 +12,7 @@ from pardemo.script.compare import parameter_map, proof, runs
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.parameter_map import assembled
 from pardemo.script.record import rank_record
-from pardemo.script.record.rank_record import Piece
+from pardemo.script.record.rank_record import ParameterShard
 
 TOLERANCE = 1e-6
 
@@ -24,7 +24,7 @@ def parameters(seed, shapes):
 
 def placed(reference, pieces):
     """The atlas of these pieces of rank 0, by name."""
-    own = [(Piece(name, tuple(value.shape)), value) for name, value in pieces.items()]
+    own = [(ParameterShard(name, tuple(value.shape)), value) for name, value in pieces.items()]
     return parameter_map.map_parameters(reference, {0: own}, {}, TOLERANCE)
 
 
@@ -118,8 +118,8 @@ def test_columns_as_in_gpt_2():
     assert [(strip.name, strip.axis, strip.places.tolist()) for strip in strips] == [
         (f"{kind}.weight", 1, [2, 3]) for kind in "qkv"
     ]
-    assert [strip.as_piece(Piece("c.weight", (4, 6), tied=("d.weight",))) for strip in strips] == [
-        Piece(f"c.weight[{number}]", (4, 2), tied=(f"d.weight[{number}]",)) for number in range(3)
+    assert [strip.as_piece(ParameterShard("c.weight", (4, 6), tied=("d.weight",))) for strip in strips] == [
+        ParameterShard(f"c.weight[{number}]", (4, 2), tied=(f"d.weight[{number}]",)) for number in range(3)
     ]
 
 

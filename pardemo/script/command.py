@@ -54,8 +54,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     from pardemo.cluster import MAX_RANKS
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
-    from pardemo.script.step import full_size, measurement
-    from pardemo.script.step import pace as paces
+    from pardemo.script.step import full_size, measurement, replay
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     pace, cluster = _pace_and_cluster(arguments)
@@ -83,7 +82,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
                 )  # fmt: skip
                 measured.notes += [copy.note] if copy else []
             if pace is not None:
-                paces.add_pace(pace, measured, seen)
+                replay.add_predicted_step(pace, measured, seen)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
@@ -141,11 +140,11 @@ def _hosts(hosts: int, ranks: int) -> Any:
 
 def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Reads what ``--pace`` asks for, and the cluster of the run; None where there is none."""
-    from pardemo.script.step.measurement import cluster_of, read_pace
+    from pardemo.script.step.replay import cluster_of, read_replay_settings
 
     pace = cluster = None
     if arguments.pace is not None:
-        pace = read_pace(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+        pace = read_replay_settings(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
         cluster = pace.cluster
     elif arguments.cluster is not None:
         cluster = cluster_of(arguments.cluster, arguments.between, arguments.inside)

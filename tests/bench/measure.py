@@ -15,7 +15,7 @@ from bench.processes import torchrun
 from bench.table import BenchRow, compare
 from pardemo import World, measure
 from pardemo.cluster import Cluster, loopback, tiers
-from pardemo.script.step import summary
+from pardemo.script.step import rank_trace
 
 RANKS, STEPS, ROUNDS = 2, 12, 5
 SCRIPT = """
@@ -65,7 +65,7 @@ def rows() -> Iterator[BenchRow]:
     starts: tuple[list[float], list[float]] = [], []
     with tempfile.TemporaryDirectory() as folder:
         script, times = Path(folder, "train.py"), Path(folder, "times")
-        script.write_text(SCRIPT.format(steps=summary.WARM + STEPS, warm=summary.WARM), encoding="utf-8")
+        script.write_text(SCRIPT.format(steps=rank_trace.WARM + STEPS, warm=rank_trace.WARM), encoding="utf-8")
         with World(RANKS) as world:  # what ranks are forked from is warm from here on
             for _ in range(ROUNDS):
                 asked = time.time()
@@ -89,7 +89,7 @@ def rows() -> Iterator[BenchRow]:
 def _paced(layer_s: float, between: str) -> BenchRow:
     """A step by arithmetic beside the one whose layers waited, and whose links were limited, for real."""
     from pardemo.script.runtime.launch_lines import Launch  # what they load sets up DeepSpeed
-    from pardemo.script.step import measurement, pace
+    from pardemo.script.step import measurement, replay
 
     cluster = Cluster(2, 1, between=between)
     ran, computed = [], []
@@ -101,7 +101,7 @@ def _paced(layer_s: float, between: str) -> BenchRow:
                 work=True, layer_s=layer_s,
             )  # fmt: skip
             ran.append(max(one.step_s for one in measured.time))
-            computed.append(pace.on_layers(seen, cluster).step_s)
+            computed.append(replay.on_layers(seen, cluster).step_s)
     note = f"DDP's step of 6 layers of {1e3 * layer_s:.0f} ms over {between}; the peer is the same by arithmetic"
     return compare("measure.pace", ran, computed, "s", 0.9, note)
 

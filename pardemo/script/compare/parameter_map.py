@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pardemo.script.record.rank_record import Piece
+from pardemo.script.record.rank_record import ParameterShard
 
 #: A row that so many others resemble is nothing to go by: zeros, and other constants.
 ALIKE = 16
@@ -33,7 +33,7 @@ class Strip:
         """Returns the strip's name among pieces."""
         return f"{piece}[{self.number}]"
 
-    def as_piece(self, piece: Piece) -> Piece:
+    def as_piece(self, piece: ParameterShard) -> ParameterShard:
         """Returns the strip as a piece of its own."""
         shape = (*piece.shape[: self.axis], len(self.rows), *piece.shape[self.axis + 1 :])
         tied = tuple(map(self.name_in, piece.tied))
@@ -213,7 +213,7 @@ class Part:
         return parameter
 
 
-def part_of_piece(piece: Piece, name: str, shape: tuple[int, ...]) -> Part:
+def part_of_piece(piece: ParameterShard, name: str, shape: tuple[int, ...]) -> Part:
     """Returns the part of the parameter ``name`` that a piece states, or all of it; ``shape``: of its tensor."""
     if piece.flat is not None:
         return Part(name, flat=piece.flat)
@@ -264,7 +264,7 @@ class ParameterMap:
 
 def map_parameters(
     reference: Mapping[str, torch.Tensor],
-    pieces: Mapping[int, list[tuple[Piece, torch.Tensor]]],
+    pieces: Mapping[int, list[tuple[ParameterShard, torch.Tensor]]],
     tied: Mapping[str, str],
     tolerance: float,
 ) -> ParameterMap:
@@ -318,14 +318,15 @@ def map_parameters(
     return maps
 
 
-def _is_box(piece: Piece, parameter: torch.Tensor | None) -> bool:
+def _is_box(piece: ParameterShard, parameter: torch.Tensor | None) -> bool:
     """Whether the framework says which box of a parameter a piece is."""
     return parameter is not None and piece.start is not None and piece.whole == tuple(parameter.shape)
 
 
 def _stated_part(
-    parameter: torch.Tensor | None, piece: Piece, name: str, value: torch.Tensor, tolerance: float, maps: ParameterMap
-) -> Part | None:
+    parameter: torch.Tensor | None, piece: ParameterShard, name: str, value: torch.Tensor, tolerance: float,
+    maps: ParameterMap,
+) -> Part | None:  # fmt: skip
     """Returns the part that the framework states, or all of the parameter of this name, where the values agree."""
     if parameter is None:
         return None

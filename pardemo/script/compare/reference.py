@@ -5,13 +5,13 @@ from functools import cached_property
 
 import torch
 
+from pardemo.compat import dtype_name
 from pardemo.script.compare.pairs import layer_scales, norm_of
 from pardemo.script.compare.parameter_map import Holders, assembled, part_of_piece
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.rank_record import Tensors
-from pardemo.script.runtime.call_sites import dtype_name
 
 #: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
 #: is off by ten or a hundred roundings; a bug is off by a factor.

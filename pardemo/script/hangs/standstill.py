@@ -1,197 +1,19 @@
-"""Detects deadlocked ranks and reports the call at which their sequences of collectives first differ.
+"""Reports on ranks that wait or part: at which call, at which line of the script, who waits for whom.
 
 It reads the ranks' logs alone (:mod:`pardemo.script.hangs.journal`), and so works on a run that hung, was ended or
 died, and on one that still runs.
 """
 
-import contextlib
-import re
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import prod
-from pathlib import Path
 from typing import Any
 
-import psutil
-
-from pardemo.deadline import Deadline
-from pardemo.script.hangs import journal
+from pardemo.script.hangs.call_table import BlockedCall, CallTable, Mismatch
 from pardemo.script.hangs.journal import Log, LoggedCall, RaisedError
 from pardemo.script.words import at_line, shortened
 from pardemo.tables import text_table
-from pardemo.world import World
 from pardemo.world.errors import STOPPED, ranks_by_value, ranks_text
-
-#: Collectives whose tensors have as many elements on all ranks; of the others each rank may have its own. A root that
-#: scatters or gathers has all parts, and the others have theirs.
-EVEN = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A rank's wait of ``since_s`` seconds for other ranks, which have not begun its call or are in another one."""
-
-    rank: int
-    call: LoggedCall
-    waits_for: tuple[int, ...]
-    since_s: float
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """The first call that differs between ranks: for each rank its own, or None if it has none there."""
-
-    number: int
-    ranks: tuple[int, ...]
-    calls: dict[int, LoggedCall | None]
-
-    @property
-    def differ(self) -> bool:
-        """Whether ranks that have come to it do different things, or give tensors that do not fit."""
-        return len({_agreement_key(call) for call in self.calls.values() if call is not None}) > 1
-
-
-def deadlocked_ranks(logs: Mapping[int, Log]) -> list[int]:
-    """Finds ranks that can never go on, on the assumption that each waits in its open calls.
-
-    Such a rank waits for one that has ended, that is in another call of the same group, or that can never go on either.
-    Ranks that compute are none of these: whoever waits for them alone is not stuck.
-    """
-    return sorted(CallTable(logs).stuck())
-
-
-class CallTable:
-    """Aligns the calls of all ranks, group by group."""
-
-    def __init__(self, logs: Mapping[int, Log]):
-        self.logs = logs
-        self.groups: dict[tuple[str, tuple[int, ...]], dict[int, list[LoggedCall]]] = defaultdict(dict)
-        for rank, log in logs.items():
-            for call in log.calls:
-                self.groups[call.group, call.ranks].setdefault(rank, []).append(call)
-
-    def waits(self, at_s: float) -> list[Wait]:
-        """Returns each rank's first call that other ranks have not begun, or in whose place they are in another."""
-        made = []
-        for rank, log in sorted(self.logs.items()):
-            for call in log.waiting:
-                if absent := self.absent(rank, call):
-                    until_s = at_s if call.end_s is None else call.end_s
-                    made.append(Wait(rank, call, tuple(absent), max(until_s - call.begin_s, 0.0)))
-                    break
-        return made
-
-    def ended(self) -> set[int]:
-        return {rank for rank, log in self.logs.items() if log.ended}
-
-    def absent(self, rank: int, call: LoggedCall) -> list[int]:
-        """Returns the ranks that a call waits for: they have not begun it, or do something else instead."""
-        of_ranks = self.groups[call.group, call.ranks]
-        if call.ranks[0] < 0:  # a message of any rank
-            return [other for other in self.logs if other != rank]
-        needed = call.shape if call.kind == "new_group" else call.ranks  # a group is made by its own ranks
-        absent = [other for other in needed if other != rank and len(of_ranks.get(other, ())) <= call.number]
-        if absent or call.message:
-            return absent
-        before = [self._differ(of_ranks, number, False) for number in range(call.number + 1)]
-        parts = next((number for number, differ in enumerate(before) if differ), None)
-        if parts is None:
-            return []
-        key = _agreement_key(of_ranks[rank][parts])
-        return [other for other in needed if other in of_ranks and _agreement_key(of_ranks[other][parts]) != key]
-
-    def stuck(self) -> set[int]:
-        """Returns the ranks all of whose open calls wait for ranks that will never begin them."""
-        never = self.ended()
-        stuck = {rank for rank, log in self.logs.items() if log.waiting and not log.ended}
-        while True:
-            left = {rank for rank in stuck if self._never(rank, stuck | never)}
-            if left == stuck:
-                return stuck
-            stuck = left
-
-    def _never(self, rank: int, gone: set[int]) -> bool:
-        """Whether every open call of a rank needs one of the ranks that are gone."""
-        calls = [call for call in self.logs[rank].waiting if not self._taken(rank, call)]
-        absent = [self.absent(rank, call) for call in calls]
-        if any(call.ranks[0] < 0 and not set(some) <= gone for call, some in zip(calls, absent, strict=True)):
-            return False
-        return bool(calls) and all(set(some) & gone for some in absent)
-
-    def _taken(self, rank: int, call: LoggedCall) -> bool:
-        """Whether the other end has taken a message; its own rank sees that only if it waits for it."""
-        if not call.message:
-            return False
-        number, of_ranks = call.number, self.groups[call.group, call.ranks]
-        return any(
-            other != rank and len(calls) > number and calls[number].state == "over" for other, calls in of_ranks.items()
-        )
-
-    def first(self, loosely: bool) -> Mismatch | None:
-        """Returns the earliest call in which the ranks of a group differ, or which some of them have not begun.
-
-        ``loosely``: also where the calls fit and the places do not: another line, module, or step.
-        """
-        candidates: list[tuple[float, Mismatch]] = []
-        for (_, ranks), of_ranks in self.groups.items():
-            number = self._parts(of_ranks, loosely)
-            if number is None:
-                continue
-            calls = {
-                rank: of_ranks[rank][number] if len(of_ranks.get(rank, ())) > number else None
-                for rank in sorted({*of_ranks, *ranks} & self.logs.keys())
-            }
-            begun = min(call.begin_s for call in calls.values() if call)
-            candidates.append((begun, Mismatch(number, ranks, calls)))
-        return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
-
-    def _parts(self, of_ranks: dict[int, list[LoggedCall]], loosely: bool) -> int | None:
-        most = max(len(calls) for calls in of_ranks.values())
-        for number in range(most):
-            if self._differ(of_ranks, number, loosely):
-                return number
-            for rank, calls in of_ranks.items():
-                if len(calls) > number and calls[number].state != "over" and self.absent(rank, calls[number]):
-                    return number
-        return None
-
-    def _differ(self, of_ranks: dict[int, list[LoggedCall]], number: int, loosely: bool) -> bool:
-        """Whether ranks that have come to a call do different things there."""
-        calls = {rank: calls_of_rank[number] for rank, calls_of_rank in of_ranks.items() if len(calls_of_rank) > number}
-        if len({_agreement_key(call) for call in calls.values()}) > 1:
-            return True
-        if not loosely or any(call.message for call in calls.values()):
-            return False
-        if len({call.step for call in calls.values()}) > 1:
-            return True
-        # another place: a parting only where one rank is where the other is at another time. Ranks that call from
-        # lines of their own, as the two branches of a condition, do so each time.
-        places = {rank: {_line_and_module(call) for call in calls_of_rank} for rank, calls_of_rank in of_ranks.items()}
-        return any(
-            _line_and_module(call) != _line_and_module(other)
-            and (_line_and_module(call) in places[b] or _line_and_module(other) in places[a])
-            for a, call in calls.items()
-            for b, other in calls.items()
-        )
-
-
-def _agreement_key(call: LoggedCall) -> tuple:
-    """Returns what a call must have in common with those of the other ranks."""
-    if call.message:
-        return "message", call.nbytes
-    if call.kind == "all-gather":  # sizes of what each gives
-        return call.kind, call.nbytes, call.dtype, prod(call.shape)
-    if call.kind == "new_group":
-        return call.kind, call.shape
-    return (call.kind, call.nbytes, call.dtype) if call.kind in EVEN else (call.kind,)
-
-
-def _line_and_module(call: LoggedCall) -> tuple[str, str]:
-    return call.line, call.module
-
 
 #: Characters of an exception's text that one line has room for.
 LONGEST = 200
@@ -208,7 +30,7 @@ class Standstill:
     """
 
     first: Mismatch | None
-    waits: list[Wait]
+    waits: list[BlockedCall]
     stuck: list[int]
     does: dict[int, str]
     raised: dict[int, RaisedError] = field(default_factory=dict)
@@ -241,14 +63,14 @@ class Standstill:
     @property
     def waited(self) -> str:
         """Says who has waited for whom, and for how long."""
-        by_others: dict[tuple[int, ...], list[Wait]] = defaultdict(list)
+        by_others: dict[tuple[int, ...], list[BlockedCall]] = defaultdict(list)
         for wait in self.waits:
             by_others[wait.waits_for].append(wait)
         texts = []
-        for others, some in by_others.items():
-            has = "has" if len(some) == 1 else "have"
-            waiting, awaited = ranks_text([wait.rank for wait in some]), ranks_text(list(others))
-            texts.append(f"{waiting} {has} waited for {awaited} for {max(wait.since_s for wait in some):.1f} s")
+        for others, waits in by_others.items():
+            has = "has" if len(waits) == 1 else "have"
+            waiting, awaited = ranks_text([wait.rank for wait in waits]), ranks_text(list(others))
+            texts.append(f"{waiting} {has} waited for {awaited} for {max(wait.since_s for wait in waits):.1f} s")
         return ", ".join(texts)
 
     @property
@@ -312,10 +134,10 @@ def standstill_of(
     logs = dict(logs)
     for rank, how in (deaths or {}).items():
         logs[rank] = replace(logs.get(rank, Log()), ended="died", why=RaisedError(at_s, how, ""))
-    book = CallTable(logs)
-    stuck = sorted(book.stuck())
+    table = CallTable(logs)
+    stuck = sorted(table.stuck())
     does = {rank: _activity(log, (lines or {}).get(rank, "")) for rank, log in sorted(logs.items())}
-    return Standstill(book.first(bool(stuck or deaths)), book.waits(at_s), stuck, does, _passed_exceptions(logs))
+    return Standstill(table.first(bool(stuck or deaths)), table.waits(at_s), stuck, does, _passed_exceptions(logs))
 
 
 def call_text(call: LoggedCall) -> str:
@@ -378,95 +200,3 @@ def _plural(text: str, ranks: Sequence[int]) -> str:
 def _tensor_text(call: LoggedCall) -> str:
     """Describes a call's tensor by dtype and shape, as ``, float32 [8, 16]``; "" where it has none."""
     return f", {call.dtype} {list(call.shape)}" if call.dtype and call.shape else ""
-
-
-#: Seconds for which nothing may happen on ranks that wait for one another, before they are given up.
-STALLED_S = 3.0
-_TURN_S = 0.5
-#: Of a core's time, what a rank may take that waits.
-_IDLE = 0.02
-#: Where the innermost frame of a rank's main thread is while it waits in a collective: torch's, or what notes its end.
-_WAITS = re.compile(
-    r"/torch/(distributed|autograd)/|/torch/_ops\.py|/torch/_classes\.py|/pardemo/script/step/collectives\.py"
-)
-#: What stands around calls of torch here, and waits for nothing itself.
-_AROUND = re.compile(r"/pardemo/(script/(runtime/(stand_ins|without_gpu|call_sites)|record/recorder)|compat)\.py")
-
-
-class DeadlockWatch:
-    """Ends a World's run whose ranks are deadlocked, without waiting for its time limit.
-
-    Three things have to be true, all of them for three seconds. Time does not count for which a thread of these ranks
-    waits for a core: it may hold the bytes that the others wait for. By the logs, some ranks wait in calls that are
-    over only when a rank comes that has ended, is in another call of the same group, or is itself one of those that
-    wait (:func:`deadlocked_ranks`). These ranks' processes sleep, and take no time of a core. And the
-    innermost frame of each one's main thread is one in which torch waits. So a rank that computes, reads a file, or
-    sleeps while an exchange that it has begun goes on, is none of them; nor is one whose bytes pass a slow link.
-
-    Args:
-        world: whose ranks are watched while the block runs. journals: the folder of their logs.
-    """
-
-    def __init__(self, world: World, journals: str):
-        self._world, self._journals = world, journals
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._sizes: dict[str, int] = {}
-        #: when the block ended: until then ranks have waited; the machine's monotonic clock
-        self.until_s = 0.0
-
-    def __enter__(self) -> "DeadlockWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.until_s = time.monotonic()
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        stuck: list[int] = []
-        since, used_s = Deadline(STALLED_S, ()), dict[int, float]()
-        while not self._over.wait(_TURN_S):
-            if self._moved():
-                stuck = []
-                continue
-            if not stuck:
-                stuck, pids = deadlocked_ranks(journal.read_logs(self._journals)), self._world.pids
-                since = Deadline(STALLED_S, [pids[rank] for rank in stuck if rank < len(pids)])
-                used_s = self._asleep(stuck)
-                continue
-            now_s, allowed = self._asleep(stuck), _IDLE * since.clock_s + 0.02
-            if any(rank not in now_s or now_s[rank] - used_s.get(rank, 0.0) > allowed for rank in stuck):
-                stuck = []
-            elif not since.left_s() and self._in_a_wait(stuck):
-                self._world.give_up()
-                return
-
-    def _moved(self) -> bool:
-        """Whether a rank has logged anything since the last call."""
-        before = self._sizes
-        self._sizes = {file.name: file.stat().st_size for file in Path(self._journals).glob("rank*")}
-        return self._sizes != before
-
-    def _asleep(self, ranks: list[int]) -> dict[int, float]:
-        """Of ranks whose processes sleep, seconds of a core that they and their children have taken."""
-        pids, used = self._world.pids, {}
-        for rank in ranks:
-            with contextlib.suppress(psutil.Error, IndexError):
-                process = psutil.Process(pids[rank])
-                if process.status() == psutil.STATUS_SLEEPING:
-                    processes = [process, *process.children(recursive=True)]
-                    used[rank] = sum(sum(running.cpu_times()[:2]) for running in processes)
-        return used
-
-    def _in_a_wait(self, ranks: list[int]) -> bool:
-        stacks = self._world.stacks()
-        return all(is_waiting(stacks.get(rank, "")) for rank in ranks)
-
-
-def is_waiting(stack: str) -> bool:
-    """Whether the main thread of a stack, which stands last, is where torch waits for other ranks."""
-    files = re.findall(r'File "([^"]+)"', stack.rpartition("most recent call first")[2])
-    innermost = next((file for file in files if not _AROUND.search(file)), "")
-    return bool(_WAITS.search(innermost))

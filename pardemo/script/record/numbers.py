@@ -19,7 +19,8 @@ from pardemo.compat import dtype_name, local_part
 from pardemo.script.record import rank_record
 from pardemo.script.record.rank_record import Mask
 from pardemo.script.runtime import stand_ins
-from pardemo.script.runtime.call_sites import CallSites, Hooks
+from pardemo.script.runtime.call_sites import CallSites
+from pardemo.script.runtime.hooks import Hooks
 from pardemo.script.runtime.libraries import is_script, note_once
 
 #: Dropout in its forms: torch.nn's modules call these.

@@ -22,7 +22,8 @@ from pardemo.script.record.rank_record import (
     token_hashes,
     unseen_inputs,
 )
-from pardemo.script.runtime.call_sites import CallSites, Hooks
+from pardemo.script.runtime.call_sites import CallSites
+from pardemo.script.runtime.hooks import Hooks
 
 #: Calls of one module in a micro-batch that are written down: a part that runs for each token says nothing new.
 MOST_CALLS = 64
@@ -42,7 +43,7 @@ class Outputs(Hooks):
         self._sites, self._current, self._on_model = sites, current, on_model
         self._thread = threading.get_ident()
         self._given: dict[str, Any] = {}
-        self._aside = False  # a model runs for its shapes only
+        self._infers_shapes = False  # a model runs for its shapes only
         self._inside = False  # a model runs for training: its parts may, without gradients (a frozen encoder)
 
     def __enter__(self) -> Self:
@@ -72,8 +73,8 @@ class Outputs(Hooks):
     def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if self.depth != 1 or not torch.is_grad_enabled() or not self._here():
             return
-        self._aside = is_shape_inference()
-        if not self._aside and module in self._sites.roots and next(module.parameters(), None) is not None:
+        self._infers_shapes = is_shape_inference()
+        if not self._infers_shapes and module in self._sites.roots and next(module.parameters(), None) is not None:
             self._inside = True
             self._on_model(module)
             self._begin_micro_batch(inputs)
@@ -98,7 +99,7 @@ class Outputs(Hooks):
         current = self._current
         if not self._here() or not (torch.is_grad_enabled() or self._inside):
             return
-        if not current.step.micro_batches or self._aside:
+        if not current.step.micro_batches or self._infers_shapes:
             return
         returned = next((tensor for tensor in _leaves(output) if tensor.is_floating_point()), None)
         if returned is None:

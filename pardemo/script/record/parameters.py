@@ -12,7 +12,8 @@ from pardemo import compat
 from pardemo.script.record import rank_record
 from pardemo.script.record.pieces import HeldPiece, held_pieces, is_engine
 from pardemo.script.record.rank_record import CurrentStep
-from pardemo.script.runtime.call_sites import CallSites, outermost, without_wrappers
+from pardemo.script.runtime.call_sites import CallSites, without_wrappers
+from pardemo.script.runtime.hooks import outermost
 
 #: Elements of a buffer up to which it is recorded as it is, and above which its sketch is.
 LARGEST_BUFFER = 65536

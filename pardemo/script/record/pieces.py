@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from pardemo import compat
-from pardemo.script.record.rank_record import Piece
-from pardemo.script.runtime.call_sites import is_deepspeed, without_wrappers
+from pardemo.script.record.rank_record import ParameterShard
+from pardemo.script.runtime.call_sites import without_wrappers
+from pardemo.script.runtime.hooks import is_deepspeed
 
 #: A model's parameters by their ids, each with all its names, without wrappers.
 Names = Mapping[int, tuple[torch.nn.Parameter, tuple[str, ...]]]
@@ -30,7 +31,7 @@ def is_engine(module: torch.nn.Module) -> bool:
 class HeldPiece(NamedTuple):
     """A piece with its values on this rank, and its gradient or None, both as plain tensors."""
 
-    piece: Piece
+    piece: ParameterShard
     value: torch.Tensor
     gradient: torch.Tensor | None
 
@@ -102,7 +103,7 @@ def _plain_piece(parameter: Any, names: tuple[str, ...], at_hand: bool = False) 
         gradient = compat.local_tensor(gradient)
     if gradient is not None and gradient.is_sparse:
         gradient = None if at_hand else gradient.to_dense()
-    piece = Piece(names[0], tuple(value.shape), shape, start, tied=names[1:])
+    piece = ParameterShard(names[0], tuple(value.shape), shape, start, tied=names[1:])
     return HeldPiece(piece, value.detach(), None if gradient is None else gradient.detach())
 
 
@@ -122,12 +123,12 @@ def _fsdp1_pieces(units: Iterable[tuple[str, Any]]) -> Iterator[HeldPiece]:
     for name, unit in units:
         for attribute, shape, begin, value, gradient in compat.fsdp1_ranges(unit):
             full = without_wrappers(f"{name}.{attribute}" if name else attribute)
-            yield HeldPiece(Piece(full, tuple(value.shape), tuple(shape), None, begin), value, gradient)
+            yield HeldPiece(ParameterShard(full, tuple(value.shape), tuple(shape), None, begin), value, gradient)
 
 
 def _whole_piece(names: tuple[str, ...], value: torch.Tensor, gradient: torch.Tensor | None) -> HeldPiece:
     shape = tuple(value.shape)
-    return HeldPiece(Piece(names[0], shape, shape, tied=names[1:]), value, gradient)
+    return HeldPiece(ParameterShard(names[0], shape, shape, tied=names[1:]), value, gradient)
 
 
 def _deepspeed_pieces(names: Names, zero: bool, gradients: bool) -> Iterator[HeldPiece]:

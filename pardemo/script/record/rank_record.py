@@ -13,7 +13,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterShard:
     """The part of a parameter that a rank holds.
 
     ``name``: without wrappers. ``shape``: of the part. ``whole``: of the parameter, where the framework says it.
@@ -107,7 +107,7 @@ class Step:
     clips: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
     printed: list[float] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ParameterShard] = field(default_factory=list)
     backwards: int = 0
     file: str = ""
     scales: list[float] = field(default_factory=list)
@@ -123,11 +123,12 @@ class Step:
 
 @dataclass
 class RankRecord:
-    """What one rank recorded of a run. ``owners``: of each parameter the module that has it, in the order of execution.
+    """What one rank recorded of a run.
 
-    ``unseeded``: lines that drew random numbers from a generator that nobody had seeded. ``dtype``: the parameters'.
-    ``line``: where the model is first called. ``alone``: whether the script made no group of processes, or called no
-    collective. ``computed_in``: types of what modules returned.
+    ``ended``: ``end`` of the script, or ``enough`` steps. ``unseeded``: lines that drew random numbers from a generator
+    that nobody had seeded. ``dtypes``: the parameters'. ``optimizer``: names of its class and of those that it is made
+    of. ``alone``: whether the script made no group of processes, or called no collective. ``computed_in``: types of
+    what modules returned.
     """
 
     rank: int
@@ -234,7 +235,7 @@ def sketch_of(tensor: torch.Tensor) -> torch.Tensor:
     return plain.clone() if plain.data_ptr() == tensor.data_ptr() else plain
 
 
-def scale_piece(piece: Piece, shape: tuple[int, ...]) -> Piece:
+def scale_piece(piece: ParameterShard, shape: tuple[int, ...]) -> ParameterShard:
     """Converts a parameter's piece to its place in the whole's sketch, where it begins and ends at blocks.
 
     ``shape``: of the piece's own sketch.

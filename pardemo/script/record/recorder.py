@@ -29,9 +29,11 @@ from pardemo.script.record.parameters import Parameters, Wanted, noting_optimize
 from pardemo.script.record.pieces import is_engine, parameter_names
 from pardemo.script.record.rank_record import BACKWARD, CLIP, PRINT, STEP, CurrentStep, LossCall, RankRecord, Step
 from pardemo.script.runtime import job, stand_ins
-from pardemo.script.runtime.call_sites import CallSites, Enough, Hooks, is_deepspeed, without_wrappers
+from pardemo.script.runtime.call_sites import CallSites, without_wrappers
+from pardemo.script.runtime.collectives import Calls
+from pardemo.script.runtime.hooks import Hooks, is_deepspeed
 from pardemo.script.runtime.launch_lines import Launch
-from pardemo.script.step.collectives import Calls
+from pardemo.script.runtime.steps import Enough
 from pardemo.zero import gradient_norm
 
 

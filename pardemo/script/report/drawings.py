@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import width_of
-from pardemo.script.step.script_memory import MemoryTimeline
-from pardemo.script.step.summary import WARM, RankTrace, last_begun, waiting_spans
+from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step.script_memory import MemoryColumns
+from pardemo.script.step.summary import last_begun, waiting_spans
 from pardemo.tables import amount
 
 WIDE, TEXT = 640, 18
@@ -39,7 +40,7 @@ SPENT = {
 }
 
 
-def memory(course: MemoryTimeline, line: str) -> str:
+def memory(course: MemoryColumns, line: str) -> str:
     """Draws a step's memory by kind, change by change; its peak, and what ran."""
     canvas = Canvas(WIDE, 330)
     columns, peak = course.columns, course.peak_bytes

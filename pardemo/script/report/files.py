@@ -10,7 +10,8 @@ from typing import Any
 from pardemo import project
 from pardemo.meters import snapshot
 from pardemo.script.report import sections
-from pardemo.script.step.summary import WARM, RankTrace, Summary
+from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step.summary import Summary
 
 COLUMNS = ("kind", "ranks", "calls", "bytes", "expected_bytes", "dtype", "phase", "line", "module", "why")
 

@@ -12,8 +12,9 @@ from pardemo.script.report import drawings
 from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
 from pardemo.script.step.parallelisms import GroupKind, Parallelism
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import memory_timeline
-from pardemo.script.step.summary import RankTrace, Row, Summary, Times
+from pardemo.script.step.summary import Row, Summary, Times
 from pardemo.script.words import count_text, first_of
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
@@ -276,7 +277,7 @@ def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
 
 def _paced(measured: Summary) -> Section:
     """The step as it would be on other devices, or by arithmetic beside layers that waited; empty without one."""
-    paced = measured.paced
+    paced = measured.predicted
     if paced is None:
         return Section("paced", "")
     ran = max(rank_times.step_s for rank_times in measured.time)

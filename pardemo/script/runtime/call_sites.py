@@ -1,74 +1,22 @@
-"""Finds a running script's line, module and step by hooks on modules, optimizers and backward passes."""
+"""Finds a running script's line, module and phase by hooks on its modules."""
 
 import bisect
-import contextlib
-import functools
 import os
 import re
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
 from pardemo.compat import dtype_name
 from pardemo.meters.tensors import tensors_in
+from pardemo.script.runtime.hooks import Hooks, outermost
 from pardemo.script.runtime.libraries import is_script
-
-
-class Hooks:
-    """Calls a subclass's methods of the names below for all modules and optimizers while the block runs.
-
-    ``following``: whatever else is to end with the block. ``also_raised``: whether ``_module_ends`` is called where a
-    forward pass raises, too.
-    """
-
-    also_raised: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        self.following = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        hooks: dict[str, Callable[..., Any]] = {
-            "_module_begins": register_module_forward_pre_hook,
-            "_module_ends": functools.partial(register_module_forward_hook, always_call=self.also_raised),
-            "_step_begins": register_optimizer_step_pre_hook,
-            "_step_ends": register_optimizer_step_post_hook,
-        }
-        for name, register in hooks.items():
-            if getattr(type(self), name) is not getattr(Hooks, name):
-                self.following.callback(register(getattr(self, name)).remove)
-        if type(self)._backward is not Hooks._backward:
-            self.following.enter_context(compat.replaced(*compat.engine_replaced(self._backward)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.following.close()
-
-    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
-        """A module is called, with these positional arguments."""
-
-    def _module_ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-        """A module's forward pass has ended; what is returned takes the output's place, unless it is None."""
-
-    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """An optimizer's ``step`` is called; what is returned takes the arguments' place, unless it is None."""
-
-    def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped."""
-
-    def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A backward pass, which ``run(*args, **kwargs)`` runs; those within another one, too."""
-        return run(*args, **kwargs)
-
 
 #: Functions of torch that send Python objects, as bytes: nobody asked for these collectives of tensors.
 _OF_OBJECTS = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?$")
@@ -143,10 +91,9 @@ class CallSites(Hooks):
         self.on_raise: Callable[[BaseException], None] = lambda error: None
         self._raised = 0  # its address: the module around that one is left by the same one
         self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._aside: tuple[float, float] | None = None  # since when a model is evaluated
-        self._asides: list[
-            tuple[Evaluation, int, list[weakref.ref[torch.Tensor]]]
-        ] = []  # of which model, what came out
+        self._evaluation_begin: tuple[float, float] | None = None  # since when a model is evaluated
+        #: since the last call of :meth:`take_evaluations`: each with its model's id and what came out
+        self._evaluations: list[tuple[Evaluation, int, list[weakref.ref[torch.Tensor]]]] = []
 
     def here(self) -> CallSite:
         """Returns where the script is now."""
@@ -164,7 +111,7 @@ class CallSites(Hooks):
             frame = frame.f_back
         backward = compat.graph_task() != -1
         module = unit or (self.name(self._stack[-1]) if self._stack else self._of_node() if backward else "")
-        phase = "evaluation" if self._aside else "forward" if self._stack else "between"
+        phase = "evaluation" if self._evaluation_begin else "forward" if self._stack else "between"
         phase = "backward" if backward else "step" if self.stepping else phase
         return CallSite(line, module, phase, backward and bool(self._stack), objects, use)
 
@@ -201,7 +148,7 @@ class CallSites(Hooks):
             self._numbers.append(number)
             self._owners.append(owner)
 
-    def forget(self) -> None:
+    def forget_graph(self) -> None:
         """Forgets a step's graph, which is gone."""
         if not self._stack:
             self._numbers, self._owners = [compat.sequence_number()], [None]
@@ -210,18 +157,18 @@ class CallSites(Hooks):
         """Returns a module's name from the root on without wrappers' prefixes; its class where it has no name."""
         return self._names.get(module) or type(module).__name__
 
-    def learns(self) -> None:
+    def note_backward(self) -> None:
         """Notes a backward pass: a model whose output is still alive is a teacher or a reference, not evaluated.
 
         Its time is the step's. What an evaluation says is gone by then, but for numbers.
         """
-        used = {model for _, model, outputs in self._asides if any(output() is not None for output in outputs)}
-        self._asides = [evaluation for evaluation in self._asides if evaluation[1] not in used]
+        used = {model for _, model, outputs in self._evaluations if any(output() is not None for output in outputs)}
+        self._evaluations = [evaluation for evaluation in self._evaluations if evaluation[1] not in used]
         self._in_steps |= {root for root in self.roots if id(root) in used}
 
-    def take_aside(self) -> tuple[Evaluation, ...]:
+    def take_evaluations(self) -> tuple[Evaluation, ...]:
         """Returns the evaluations since the last call."""
-        taken, self._asides = tuple(aside for aside, _, _ in self._asides), []
+        taken, self._evaluations = tuple(evaluation for evaluation, _, _ in self._evaluations), []
         return taken
 
     def models(self) -> list[torch.nn.Module]:
@@ -265,7 +212,7 @@ class CallSites(Hooks):
                 for name, part in module.named_modules():
                     self._names[part] = without_wrappers(name)
             if not module.training and not torch.is_grad_enabled():
-                self._aside = time.monotonic(), time.thread_time()
+                self._evaluation_begin = time.monotonic(), time.thread_time()
             else:
                 self._in_steps.add(module)
             if compat.graph_task() != -1:
@@ -284,11 +231,12 @@ class CallSites(Hooks):
             self._raised = id(error)
             self.on_raise(error)
         self._runs()
-        if not self._stack and self._aside:
-            aside = Evaluation(self._aside[0], time.monotonic(), time.thread_time() - self._aside[1])
+        if not self._stack and self._evaluation_begin:
+            begin_s, begin_cpu_s = self._evaluation_begin
+            evaluation = Evaluation(begin_s, time.monotonic(), time.thread_time() - begin_cpu_s)
             outputs = [weakref.ref(tensor) for tensor in tensors_in(output) if tensor.dim()]
-            self._asides.append((aside, id(module), outputs))
-            self._aside = None
+            self._evaluations.append((evaluation, id(module), outputs))
+            self._evaluation_begin = None
 
 
 def _shapes(root: torch.nn.Module) -> dict[str, tuple[int, ...]]:
@@ -309,141 +257,3 @@ def without_wrappers(name: str) -> str:
     while kept and kept[0] in ("module", "_forward_module", "_original_module"):  # DDP's, and Fabric's
         kept.pop(0)
     return ".".join(kept)
-
-
-#: After so many updates by others an optimizer takes no turns with them any more: its phase is over.
-TURNS = 16
-
-
-class Enough(BaseException):
-    """Raised when all steps that were asked for are over. Not an Exception: a script's ``except`` must not catch it."""
-
-
-@dataclass(frozen=True)
-class StepEnd:
-    """The moment at which an optimizer's step is over; ``cpu_s``: seconds of a core that this thread had.
-
-    ``backwards``: backward passes since the cut before. ``aside``: when models were evaluated since then.
-    ``sent_bytes``, ``received_bytes``: the kernel's counters, of all connections but the store's. ``forwards``: how
-    often a model has run since then, 0 where that was not seen. ``updates``: steps of optimizers since then, each after
-    a backward pass of its own. ``closures``: backward passes within an optimizer's step, as its closure runs them.
-    """
-
-    at_s: float
-    cpu_s: float
-    backwards: int
-    aside: tuple[Evaluation, ...]
-    sent_bytes: int
-    received_bytes: int
-    forwards: int = 0
-    updates: int = 1
-    closures: int = 0
-
-    @property
-    def micro_batches(self) -> int:
-        """Backward passes of a whole model for one update.
-
-        A loss that goes backward piece by piece belongs to one of them; an optimizer that evaluates its closure again
-        and again (LBFGS) takes no more samples.
-        """
-        passes = min(self.backwards, self.forwards or self.backwards)
-        return max(1, passes // (self.updates * max(1, self.closures)))
-
-
-class Steps(Hooks):
-    """Divides a script's run into steps: one ends with the first optimizer step after a backward pass.
-
-    Libraries step in parts (ZeRO-3 by groups of parameters, a model with two optimizers): those that follow without
-    another backward pass belong to the same step, and so do those of other optimizers that take turns with it (a
-    generator's and its critic's). From cut to cut each cycle holds each part once.
-
-    Args:
-        sites: is told while an optimizer steps.
-        enough: the number of cuts after which the script ends, by :class:`Enough`.
-        counters: the kernel's bytes sent and received so far.
-        on_cut: is told the number of a cut, at its moment. on_backward: is called as a backward pass begins.
-    """
-
-    def __init__(
-        self,
-        sites: CallSites,
-        enough: int,
-        counters: Callable[[], tuple[int, int]],
-        on_cut: Callable[[int], None],
-        on_backward: Callable[[], None],
-    ):
-        super().__init__()
-        self.cuts: list[StepEnd] = []
-        self._sites, self._enough, self._counters = sites, enough, counters
-        self._on_cut, self._on_backward = on_cut, on_backward
-        #: is told an exception that leaves a backward pass
-        self.on_raise: Callable[[BaseException], None] = lambda error: None
-        self._backwards = self._since_update = self._updates = self._closures = 0
-        self._first: weakref.ref[Any] | None = None  # the optimizer whose steps end the cycles
-        self._others = 0  # updates by others since its last
-        self._thread = threading.get_ident()
-
-    @property
-    def number(self) -> int:
-        """How many steps are over."""
-        return len(self.cuts)
-
-    def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # a checkpoint's is within another, and autograd.grad's is no step's
-        is_outer = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
-        if is_outer:
-            self._sites.learns()
-            self._backwards += 1
-            self._since_update += 1
-            self._closures += self._sites.stepping
-            self._on_backward()
-        try:
-            return run(*args, **kwargs)
-        except Exception as error:
-            if is_outer:
-                self.on_raise(error)
-            raise
-
-    def _step_begins(self, *_: Any) -> None:
-        self._sites.stepping = True
-
-    def _step_ends(self, optimizer: Any, *_: Any) -> None:
-        self._sites.stepping = False
-        if self._since_update == 0 or threading.get_ident() != self._thread:
-            return
-        self._since_update, self._updates = 0, self._updates + 1
-        if not self._ends_cycle(optimizer):
-            return
-        self._on_cut(len(self.cuts) + 1)  # what it costs is part of the step that is over
-        sent, received = self._counters()
-        aside = self._sites.take_aside()
-        self._sites.forget()
-        self.cuts.append(StepEnd(
-            time.monotonic(), time.thread_time(), self._backwards, aside, sent, received,
-            self._sites.take_forwards(), self._updates, self._closures,
-        ))  # fmt: skip
-        self._backwards = self._updates = self._closures = 0
-        if len(self.cuts) == self._enough:
-            raise Enough
-
-    def _ends_cycle(self, optimizer: Any) -> bool:
-        """Whether it is the first optimizer's update; where that one has stopped, the next one's takes its place."""
-        first = self._first() if self._first is not None else None
-        if first is optimizer or first is None or self._others >= TURNS:
-            self._first, self._others = weakref.ref(optimizer), 0
-            return True
-        self._others += 1
-        return False
-
-
-def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Returns modules with parameters that are part of no other one, in the order in which they were met."""
-    kept = [root for root in roots if next(root.parameters(), None) is not None]
-    within = {id(part) for root in kept for part in root.modules() if part is not root}
-    return [root for root in kept if id(root) not in within]
-
-
-def is_deepspeed(module: torch.nn.Module) -> bool:
-    """Whether a module is an engine of DeepSpeed's, and not one of its layers."""
-    deepspeed = sys.modules.get("deepspeed")
-    return deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine)

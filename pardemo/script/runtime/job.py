@@ -19,9 +19,9 @@ import torch.multiprocessing
 from pardemo import compat
 from pardemo.cluster import loopback
 from pardemo.script.runtime import libraries, stand_ins
-from pardemo.script.runtime.call_sites import Enough
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.libraries import is_script, note_once, script_line
+from pardemo.script.runtime.steps import Enough
 from pardemo.script.runtime.without_gpu import teach_dtensor, without_gpu
 from pardemo.script.words import at_line
 

@@ -15,8 +15,9 @@ from typing import Any
 from pardemo import World
 from pardemo.cluster import Cluster
 from pardemo.script.hangs import journal, standstill
+from pardemo.script.hangs.deadlock_watch import DeadlockWatch
 from pardemo.script.hangs.journal import Log
-from pardemo.script.hangs.standstill import DeadlockWatch, Standstill
+from pardemo.script.hangs.standstill import Standstill
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.libraries import is_script
 from pardemo.script.words import at_line, first_of, shortened

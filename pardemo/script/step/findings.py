@@ -4,12 +4,19 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any
 
 from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
-from pardemo.script.step.parallelisms import PARAMETERS, Parallelism
-from pardemo.script.step.shapes import REPLICATED
+from pardemo.script.step.parallelisms import (
+    PARAMETERS,
+    DdpOptions,
+    Fsdp1Options,
+    Fsdp2Options,
+    Options,
+    Parallelism,
+    ZeroOptions,
+)
+from pardemo.script.step.shapes import REPLICATED, Traffic
 from pardemo.script.step.summary import Finding, Row, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
@@ -63,8 +70,8 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
         elif row.place.phase == "backward":
             rows.append(row)
             dtype = f" as {row.dtype}" if row.dtype != "float32" else ""
-            row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options.get('buckets', []))}"
-    if options.get("models", 1) > 1:
+            row.why = f"gradients, summed in buckets{dtype}{_buckets_text(options)}"
+    if not isinstance(options, DdpOptions):  # of several models whose bytes are whose is not to be seen
         return
     share_expected(rows, once)
     sent, line = bytes_of(rows), rows[0].line if rows else ""
@@ -80,15 +87,15 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
             f"gradients travel as float32 though the forward is computed in {low}: `{hook}` would send half",
             line, once / 2,
         )  # fmt: skip
-    for name, (used, rows_) in options["rows_used"].items():
+    for name, (used, rows_) in options.rows_used.items():
         nbytes = parallelism.unit_bytes.get(name, 0)
         if used < 0.5 * rows_ and nbytes > 0.1 * total:
             yield Finding(
                 f"{name} is summed whole, {nbytes / total:.0%} of all gradients, though a step touches {used:,} of its "
                 f"{rows_:,} rows", line, ring_all_reduce(nbytes, n).sent,
             )  # fmt: skip
-    unused = options["unused"]
-    if options.get("find_unused_parameters") and not unused:
+    unused = options.unused
+    if options.find_unused_parameters and not unused:
         yield Finding(
             "find_unused_parameters walks the graph after each forward, and all parameters were used: switch it off if "
             "that is always so", line,
@@ -100,19 +107,22 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _buckets_text(buckets: list[list[str]]) -> str:
+def _buckets_text(options: Options) -> str:
     """Describes the first buckets: the first parameter that each waits for, the last, and their number."""
-    some = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
-    return f": {first_of(some, 3, more=' and {} more buckets')}" if some else ""
+    buckets = options.buckets if isinstance(options, DdpOptions) else []
+    texts = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]
+    return f": {first_of(texts, 3, more=' and {} more buckets')}" if texts else ""
 
 
 def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
     """Expects of FSDP2 that a unit of P bytes is gathered forward, again backward if it was freed, and summed once."""
-    n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, fsdp.options["gradient_bytes"]
+    options = fsdp.options
+    assert isinstance(options, Fsdp2Options)
+    n, m, units, gradients = len(fsdp.ranks), measured.micro_batches, fsdp.unit_bytes, options.gradient_bytes
     gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in units]
     for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
         rows = [row for row in gathers if (row.module, row.place.phase == "backward") == (unit, backward)]
-        wanted = 0 if backward and not fsdp.options["reshard_after_forward"][unit] else m
+        wanted = 0 if backward and not options.reshard_after_forward[unit] else m
         calls, phase = sum(row.calls for row in rows), "backward" if backward else "forward"
         for row in rows:
             row.expected_bytes = ring_half(units[unit], n).sent * wanted * (row.calls / calls if calls else 1)
@@ -122,10 +132,10 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
         if calls > wanted + 0.5:
             yield Finding(
                 f"{unit} is gathered {calls / m:g} times for the {phase} of a micro-batch where {wanted / m:g} would do"
-                f"{_gathered_again(fsdp, unit, backward, calls / m, m, rows)}", rows[0].line,
+                f"{_gathered_again(options, unit, backward, calls / m, m, rows)}", rows[0].line,
                 bytes_of(rows) - sum(row.expected_bytes or 0 for row in rows),
             )  # fmt: skip
-    _explain_other_gathers(measured, fsdp)
+    _explain_other_gathers(measured, fsdp, options.shapes)
     scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
     for unit in dict.fromkeys(row.module for row in scatters if row.module in units):
         rows = [row for row in scatters if row.module == unit]  # parts of a unit may go by themselves
@@ -140,21 +150,21 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
             line, sent * (m - 1) / m,
         )  # fmt: skip
     low = low_precision(measured)
-    if low and "float32" in fsdp.options["gathered_in"]:
+    if low and "float32" in options.gathered_in:
         yield Finding(
             f"parameters are gathered as float32 though the forward is computed in {low}: "
             f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", line, sent / 2,
         )  # fmt: skip
-    for replicas in fsdp.options["replicas"]:
+    for replicas in options.replicas:
         for row in rows_of(measured, ["all-reduce"], replicas):
             if row.place.phase == "backward" and row.module in units:
                 row.expected_bytes = ring_all_reduce(gradients[row.module] / n, len(replicas)).sent * m
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
 
 
-def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
+def _gathered_again(options: Fsdp2Options, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
     """Says why a unit is gathered more often than once; empty where that is not known."""
-    runs = fsdp.options.get("runs", {}).get(unit, 0) / m
+    runs = options.runs.get(unit, 0) / m
     if any(row.place.phase == "between" for row in rows):
         return ": unshard() is called for it, and it was given back before its forward, or after it"
     if runs <= 1 or calls not in (runs, runs - 1):
@@ -165,35 +175,37 @@ def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, 
     return f": it runs {runs:g} times, and is given back after each (reshard_after_forward); {advice}"
 
 
-def _explain_other_gathers(measured: Summary, fsdp: Parallelism) -> None:
+def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dict[str, list[int]]) -> None:
     """Explains gathers of a weight that is in no unit: torch gathers what is used while it is sharded."""
     for row in rows_of(measured, ["all-gather"], fsdp.ranks):
         shapes = [list(shape) for shape in row.shapes if len(shape) > 1]
-        alike = [name for name, shape in fsdp.options.get("shapes", {}).items() if shape in shapes]
+        alike = [name for name, shape in parameters.items() if shape in shapes]
         if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
-            some = first_of(alike, 2, " or ", ", or {} more")
+            names = first_of(alike, 2, " or ", ", or {} more")
             row.why = (
-                f"of the shape of {some}: a sharded weight that is used outside of its module is gathered by itself"
+                f"of the shape of {names}: a sharded weight that is used outside of its module is gathered by itself"
             )
 
 
 def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
     """Expects of FSDP1 3Ψ(N−1)/N for each micro-batch: gathered forward and backward, reduced once."""
-    strategy = fsdp.options["sharding_strategy"]
+    assert isinstance(fsdp.options, Fsdp1Options)
+    strategy = fsdp.options.sharding_strategy
     n, m = len(fsdp.ranks), measured.micro_batches
     gathered = sum(fsdp.unit_bytes.values()) * (1 if strategy == "SHARD_GRAD_OP" else 2)
     if strategy == "FULL_SHARD":  # the root's parameters stay gathered from the forward to the backward
         gathered -= fsdp.unit_bytes.get(ROOT, 0)
     for kind, nbytes, why in (
         ("all-gather", gathered, "parameters, gathered"),
-        ("reduce-scatter", sum(fsdp.options["gradient_bytes"].values()), "gradients, reduced to their shards"),
+        ("reduce-scatter", sum(fsdp.options.gradient_bytes.values()), "gradients, reduced to their shards"),
     ):
         yield from expect_together(rows_of(measured, [kind], fsdp.ranks), ring_half(nbytes, n).sent * m, why)
 
 
 def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
     """Expects of DeepSpeed ZeRO's formulas, 2Ψ, 2Ψ, (m + 1)Ψ and 3mΨ times (N−1)/N; says what it does otherwise."""
-    stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
+    assert isinstance(zero.options, ZeroOptions)
+    stage, n, m = zero.options.stage, len(zero.ranks), zero.options.micro_batches
     half = ring_half(sum(zero.unit_bytes.values()), n).sent
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
     summed, gathered = (
@@ -225,69 +237,70 @@ CARRIED = {
 }
 #: Of a forward that a backward pass runs again.
 RECOMPUTED = ", again: the forward is recomputed"
-Term = dict[str, Any]
 
 
-def by_terms(measured: Summary) -> list[Finding]:
-    """Gives rows what the terms of all parallelisms make together; a row of several terms their sum.
+def expect_traffic(measured: Summary) -> list[Finding]:
+    """Gives rows the bytes that the traffic of all parallelisms predicts for them.
 
-    A term is met, or missed, with all rows that its shape fits: what one row is short of another may have.
+    A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
-    terms = [term for parallelism in measured.parallelism for term in parallelism.options.get("terms", [])]
+    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.traffic]
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
     findings = []
-    for some, of_rows in _together([(term, [row for row in rows if _fits(term, row)]) for term in terms]):
-        findings += _compare_rows(measured, some, of_rows)
+    fits = [(traffic, [row for row in rows if _fits(traffic, row)]) for traffic in predicted]
+    for of_these, fitted in _together(fits):
+        findings += _compare_rows(measured, of_these, fitted)
     for parallelism in measured.parallelism:
-        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.get("by", ""))
+        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.by)
     return findings
 
 
-def _fits(term: Term, row: Row) -> bool:
-    """Whether a row may be a term's: the same kind of call, in its group and phase, of a tensor of its size."""
-    if row.kind != term["kind"] or row.ranks != tuple(term["ranks"]):
+def _fits(traffic: Traffic, row: Row) -> bool:
+    """Whether a row may be this traffic: the same kind of call, in its group and phase, of a tensor of its size."""
+    if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
     phases = {"forward": ("forward", "between"), "backward": ("backward",)}  # a model's own hooks run after it
-    if term["phase"] and row.place.phase not in phases[term["phase"]]:
+    if traffic.phase and row.place.phase not in phases[traffic.phase]:
         return False
-    if row.place.repeated and not term["repeated"] and term["phase"]:
+    if row.place.repeated and not traffic.repeated and traffic.phase:
         return False
-    elements, n = term["elements"], len(row.ranks)
+    elements, n = traffic.elements, len(row.ranks)
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
 
 
-def _together(fits: list[tuple[Term, list[Row]]]) -> list[tuple[list[Term], list[Row]]]:
-    """Terms that share rows, with those rows; terms without any are left out."""
-    sets: list[tuple[list[Term], list[Row]]] = []
-    for term, rows in fits:
+def _together(fits: list[tuple[Traffic, list[Row]]]) -> list[tuple[list[Traffic], list[Row]]]:
+    """Joins traffic that shares rows, with those rows; traffic without any is left out."""
+    sets: list[tuple[list[Traffic], list[Row]]] = []
+    for traffic, rows in fits:
         if not rows:
             continue
         ids = set(map(id, rows))
         joined = [group for group in sets if ids & set(map(id, group[1]))]
         sets = [group for group in sets if all(group is not other for other in joined)]
-        terms = [t for group in joined for t in group[0]] + [term]
+        together = [earlier for group in joined for earlier in group[0]] + [traffic]
         unique = {id(row): row for group in joined for row in group[1]} | {id(row): row for row in rows}
-        sets.append((terms, list(unique.values())))
+        sets.append((together, list(unique.values())))
     return sets
 
 
-def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list[Finding]:
+def _compare_rows(measured: Summary, predicted: list[Traffic], rows: list[Row]) -> list[Finding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
-    expected, sent = sum(term["bytes"] for term in terms), bytes_of(rows)
+    expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
-    if any(term["what"].startswith("outputs of") and term["width"] in vocabularies for term in terms):
+    if any(traffic.what.startswith("outputs of") and traffic.width in vocabularies for traffic in predicted):
         findings.append(gathered_logits(rows[0], sent))
     share_expected(rows, expected)
     for row in rows:
-        fits = [term for term in terms if _fits(term, row)]
-        fits = [term for term in fits if term["repeated"] == row.place.repeated] or fits
-        row.why = "; ".join(dict.fromkeys(f"{term['what']}{RECOMPUTED if term['repeated'] else ''}" for term in fits))
+        fits = [traffic for traffic in predicted if _fits(traffic, row)]
+        fits = [traffic for traffic in fits if traffic.repeated == row.place.repeated] or fits
+        texts = [f"{traffic.what}{RECOMPUTED if traffic.repeated else ''}" for traffic in fits]
+        row.why = "; ".join(dict.fromkeys(texts))
     if abs(sent - expected) > MET * expected:
-        findings += _shared_inputs(terms, rows, expected, sent)
+        findings += _shared_inputs(predicted, rows, expected, sent)
         if not findings:
-            reason = _difference(measured, terms, rows, expected, sent)
+            reason = _difference(measured, predicted, rows, expected, sent)
             for row in rows:
                 row.why += f": {reason}"
     for row in rows:
@@ -295,12 +308,12 @@ def _compare_rows(measured: Summary, terms: list[Term], rows: list[Row]) -> list
     return findings
 
 
-def _shared_inputs(terms: list[Term], rows: list[Row], expected: float, sent: float) -> list[Finding]:
+def _shared_inputs(predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
-    again = sum(term["again_bytes"] for term in terms)
+    again = sum(traffic.again_bytes for traffic in predicted)
     if not again or abs(sent - expected - again) > MET * (expected + again):
         return []
-    same = {name: first for term in terms for name, first in term["same"].items()}
+    same = {name: first for traffic in predicted for name, first in traffic.same.items()}
     once = [row for row in rows if row.module not in same]
     if abs(bytes_of(once) - expected) <= MET * expected:
         for row in rows:
@@ -309,18 +322,18 @@ def _shared_inputs(terms: list[Term], rows: list[Row], expected: float, sent: fl
         if row.module in same:
             row.why += f": {same[row.module]} takes the same, and each does it for itself"
     layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
-    some = first_of(layers, 3)
     each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
     return [Finding(
-        f"{some} share inputs, and each {each} for itself, {amount(sent)} a step where once for an input would be "
-        f"{amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line, sent - expected,
+        f"{first_of(layers, 3)} share inputs, and each {each} for itself, {amount(sent)} a step where once for an "
+        f"input would be {amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line,
+        sent - expected,
     )]  # fmt: skip
 
 
-def _difference(measured: Summary, terms: list[Term], rows: list[Row], expected: float, sent: float) -> str:
+def _difference(measured: Summary, predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> str:
     """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
-    if all(term["what"] == REPLICATED for term in terms) and times > 1.5 and abs(times - round(times)) < MET:
+    if all(traffic.what == REPLICATED for traffic in predicted) and times > 1.5 and abs(times - round(times)) < MET:
         if all(row.place.phase == "step" for row in rows):
             return (
                 f"{times:.0f} times, since they are sums of several ranks still when the optimizer steps, and each of "
@@ -328,7 +341,7 @@ def _difference(measured: Summary, terms: list[Term], rows: list[Row], expected:
             )
         if round(times) == m > 1:
             return f"after each of {m} micro-batches"
-    if all(term["what"] == PARAMETERS for term in terms) and abs(times - terms[0]["optimizers"]) < MET:
+    if all(traffic.what == PARAMETERS for traffic in predicted) and abs(times - (predicted[0].optimizers or 0)) < MET:
         return f"{times:.0f} times, since each of the {times:.0f} chained optimizers has all of them gathered"
     return f"the formula says {amount(expected)} for all {amount(sent)}; why it differs is not known"
 
@@ -369,7 +382,7 @@ LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes
 
 
 #: What gives the rows of a parallelism what was expected of them, and finds what differs, and what would send less. Of
-#: models that are cut over ranks :func:`by_terms` does the same, for all groups together.
+#: models that are cut over ranks :func:`expect_traffic` does the same, for all groups together.
 RULES = {"DDP": ddp, "FSDP2": fsdp2, "HSDP": fsdp2, "FSDP1": fsdp1, "DeepSpeed": deepspeed}
 _REDUNDANCY = "ZeroRedundancyOptimizer"
 _SUMMED = "as many bytes as all gradients have: summed by the script"
@@ -385,7 +398,7 @@ def explain(measured: Summary) -> None:
     for parallelism in measured.parallelism:
         if rule := RULES.get(parallelism.kind.partition(" ")[0]):
             findings += rule(measured, parallelism)
-    findings += by_terms(measured)
+    findings += expect_traffic(measured)
     _by_hand(measured)
     for row in measured.collectives:
         if row.place.phase == "evaluation":
@@ -438,11 +451,11 @@ def _by_hand(measured: Summary) -> None:
         if sent and abs(sent - once) <= 0.01 * once and not measured.model.get("frozen", 0):
             share_expected(sums, once, _SUMMED)  # a group of one rank sends nothing
         scattered, gathered, summed = (
-            [row for row in some if row.place.phase in ("between", "step") and not row.why]
-            for some in (scattered, gathered, summed)
+            [row for row in of_kind if row.place.phase in ("between", "step") and not row.why]
+            for of_kind in (scattered, gathered, summed)
         )
         rest = half - bytes_of(summed) / 2
-        if half and all(0.95 * rest < bytes_of(some) < 1.05 * half for some in (scattered, gathered)):
+        if half and all(0.95 * rest < bytes_of(of_kind) < 1.05 * half for of_kind in (scattered, gathered)):
             share_expected(scattered, rest, _SCATTERED)
             share_expected(gathered, rest, _GATHERED)
             for row in summed:
@@ -495,8 +508,9 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
 def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
     """Finds FSDP2 on the whole model alone though it has layers: no gather then overlaps with computation."""
     for unit in parallelism:
-        layers = {name.rpartition(".")[0] for name in unit.options.get("shapes", {}) if "." in name}
-        if unit.kind in ("FSDP2", "HSDP") and unit.wraps == (ROOT,) and len(layers) > 2:
+        shapes = unit.options.shapes if isinstance(unit.options, Fsdp2Options) else {}
+        layers = {name.rpartition(".")[0] for name in shapes if "." in name}
+        if unit.wraps == (ROOT,) and len(layers) > 2:
             yield Finding(
                 "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
                 "the last; call fully_shard on each layer, then on the model", "", sum(unit.unit_bytes.values()),

@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
-from pardemo.script.step.parallelisms import Parallelism
+from pardemo.script.step.parallelisms import (
+    MEGATRON,
+    Fsdp1Options,
+    Fsdp2Options,
+    Parallelism,
+    SeveralModels,
+    ZeroOptions,
+)
+from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import block_changes
-from pardemo.script.step.summary import RankTrace, Summary
+from pardemo.script.step.summary import Summary
 from pardemo.script.words import count_text
 
 if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
@@ -155,7 +163,7 @@ def _planned_layout(
     kinds = dict(plan.lines)
     kinds["activations"] *= compute / 2  # the planner's are of 16 bits
     if data is not None and data.kind != "DDP":
-        moved = 2 if set(data.options.get("gathered_in", [f"float{8 * compute}"])) <= set(HALF) else 4
+        moved = 2 if set(_gathered_in(data) or [f"float{8 * compute}"]) <= set(HALF) else 4
         root = asked.shape.embedding_params + (0 if asked.shape.tied else asked.shape.head_params)
         kinds["gathered parameters"] *= moved / 2
         if chosen.pp == 1 and ROOT in data.wraps:
@@ -258,7 +266,7 @@ def _degrees(
     by: dict[str, list[Parallelism]] = {}
     for parallelism in parallelisms:
         refuse(
-            parallelism.options.get("by") == "Megatron-core",
+            parallelism.by == MEGATRON,
             "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
             "has its constants",
         )
@@ -289,12 +297,14 @@ def _degrees(
 def _sharing(data: Parallelism, here: int, cp: int, measured: Summary) -> tuple[str, int]:
     """Returns what data-parallel ranks share of the states, and in groups of how many, where not all share them."""
     if data.kind == "DDP":
-        several = data.options.get("models", 1) > 1 or len(data.ranks) not in (here, here * cp)
+        several = isinstance(data.options, SeveralModels) or len(data.ranks) not in (here, here * cp)
         refuse(several, "several models, or groups, under DDP have no counterpart in a layout")
         return "none", 0
-    strategy, layers = data.options.get("sharding_strategy", "FULL_SHARD"), measured.model["trained"]["layers"]
+    options, layers = data.options, measured.model["trained"]["layers"]
+    strategy = options.sharding_strategy if isinstance(options, Fsdp1Options) else "FULL_SHARD"
     refuse(strategy not in ("FULL_SHARD", "HYBRID_SHARD"), f"FSDP1's {strategy} has no counterpart in a layout")
-    for name, back in data.options.get("reshard_after_forward", {}).items():
+    reshard = options.reshard_after_forward if isinstance(options, Fsdp2Options) else {}
+    for name, back in reshard.items():
         kept = name != ROOT and not back
         refuse(kept, f"{name} stays gathered from its forward to its backward pass, and a layout's units do not")
     units = sum(name != ROOT for name in data.wraps)
@@ -312,13 +322,18 @@ def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:
     )
 
 
+def _gathered_in(data: Parallelism) -> list[str]:
+    """Returns the dtypes in which FSDP2 gathers parameters."""
+    return data.options.gathered_in if isinstance(data.options, Fsdp2Options) else []
+
+
 def _computed_in(fullest: RankTrace, data: Parallelism | None) -> tuple[int, str]:
     """Returns the bytes of the type that the forward computes in, and how that is known."""
     model = fullest.model
     if model["computed_in"]:
         names, why = model["computed_in"], "by autocast"
-    elif data is not None and data.options.get("gathered_in"):
-        names, why = data.options["gathered_in"], "as parameters are gathered"
+    elif data is not None and _gathered_in(data):
+        names, why = _gathered_in(data), "as parameters are gathered"
     else:
         names, why = sorted(model["dtypes"]), "as parameters are"
     unknown = len(names) != 1 or names[0] not in (*HALF, "float32")
@@ -377,10 +392,11 @@ def _planned_deepspeed(
         f"DeepSpeed is run dry in 16 bits with Adam alone, not with {', '.join(trained['optimizers'])}"
         + ("" if settings["half"] else " in fp32"),
     )
-    stage, gpus = engine.options["stage"], asked.gpus or measured.ranks
+    assert isinstance(engine.options, ZeroOptions)
+    stage, gpus = engine.options.stage, asked.gpus or measured.ranks
     refuse(gpus < 2 <= stage + 1, f"stage {stage} shards over data-parallel ranks, and there is one")
     samples, sequence = tokens(asked, seen, 1)
-    micro_batches, again = engine.options["micro_batches"], recomputed(trained)
+    micro_batches, again = engine.options.micro_batches, recomputed(trained)
     job = RankJob(
         models.find(asked.model), samples, sequence, checkpointing=again == "full", engine=f"zero-{stage}", ranks=gpus,
         accumulation=min(2, micro_batches), clipping=settings["clipping"], zero=settings["zero"],

@@ -1,24 +1,20 @@
 """Measures a script: runs it on ranks, sums up its median step, and explains it."""
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from pardemo.cluster import Cluster
-from pardemo.cluster.bandwidth import bytes_per_second
-from pardemo.cluster.latency import seconds
-from pardemo.planner.hardware import LINKS, gpu, link
 from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.runner import RANK_BYTES, ScriptError, run_on_ranks, script_text
-from pardemo.script.step import findings, summary
-from pardemo.script.step.summary import Program, RankTrace, Summary
+from pardemo.script.step import findings, rank_trace, summary
+from pardemo.script.step.rank_trace import Program, RankTrace
+from pardemo.script.step.summary import Summary
 
 
 def script(
@@ -76,7 +72,7 @@ def measure_launch(
     program = Program(started, steps, where, journals, work, layer_s)
     try:
         seen = run_on_ranks(
-            summary.follow_script,
+            rank_trace.follow_script,
             program,
             text,
             name=name,
@@ -95,54 +91,3 @@ def measure_launch(
         shutil.rmtree(journals, ignore_errors=True)
     findings.explain(step_summary)
     return step_summary, seen
-
-
-@dataclass(frozen=True)
-class Pace:
-    """``layer_s``: what a layer's forward takes, or 0 and the name of a ``gpu``.
-
-    ``cluster``: of the run; a GPU's links limit no rank of this machine. ``between``, ``inside``: bytes/s of a GPU's.
-    """
-
-    layer_s: float
-    gpu: str
-    cluster: Cluster | None
-    between: float | None = None
-    inside: float | None = None
-
-
-def read_pace(pace: str, cluster: str | None, between: str | None, inside: str | None) -> Pace:
-    """Reads the pace from the command's options.
-
-    Raises:
-        ValueError: neither a time nor a GPU that the planner knows; a cluster or a rate that is none.
-    """
-    if re.match(r"\s*[0-9.]+\s*(us|µs|ms|s)\s*$", pace):
-        return Pace(seconds(pace, "--pace"), "", None if cluster is None else cluster_of(cluster, between, inside))
-    try:
-        name = gpu(pace).name
-    except ValueError as error:
-        raise ValueError(f"--pace is what a layer takes, as 20ms, or a GPU: {error}") from None
-    if cluster is None:
-        if between is not None:
-            raise ValueError("--between is the rate between nodes: say how many, as --cluster 2x8")
-        return Pace(0.0, name, None, None, _rate(inside))
-    return Pace(0.0, name, cluster_of(cluster, None, None), _rate(between), _rate(inside))
-
-
-def cluster_of(cluster: str, between: str | None, inside: str | None) -> Cluster:
-    """Makes the cluster of ``2x4`` and its rates.
-
-    Raises:
-        ValueError: it is not nodes × ranks, or a rate is none.
-    """
-    hosts, x, beside = cluster.lower().replace("×", "x").partition("x")
-    if not (hosts.isdigit() and x and beside.isdigit()):
-        raise ValueError(f"--cluster is nodes × ranks on each, as 2x2, not {cluster!r}")
-    return Cluster(int(hosts), int(beside), between=between, inside=inside)
-
-
-def _rate(text: str | None) -> float | None:
-    if text is None:
-        return None
-    return link(text) if text in LINKS else bytes_per_second(text)

@@ -1,8 +1,5 @@
-"""Records the operations of one step as a GPU would run them, and pads layers to a given time."""
+"""Records the operations of one step as a GPU would run them."""
 
-import time
-import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -12,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from pardemo import compat
 from pardemo.meters.operation_costs import FLOPS, memory_bytes, traffic
 from pardemo.meters.tensors import tensors_in
-from pardemo.script.runtime.call_sites import CallSites, Hooks, without_wrappers
-from pardemo.script.step.collectives import Call
+from pardemo.script.runtime.call_sites import CallSites
+from pardemo.script.runtime.collectives import Call
 
 #: Elements of 2 bytes: a GPU's matrix units multiply them at the rate of its datasheet.
 LOW = (torch.bfloat16, torch.float16)
@@ -44,7 +41,7 @@ class Operation(NamedTuple):
     phase: str
 
 
-class Exchange(NamedTuple):
+class RecordedCollective(NamedTuple):
     """The beginning of a collective.
 
     Args:
@@ -66,7 +63,7 @@ class StepWork(NamedTuple):
     ``tf32``: whether fp32 products may be TF32's. ``layers``: names of the equal layers that the model consists of.
     """
 
-    list: list[Operation | Exchange]
+    list: list[Operation | RecordedCollective]
     tf32: bool
     layers: tuple[str, ...]
 
@@ -80,7 +77,7 @@ class OperationRecorder(compat.TorchDispatchMode):
 
     def __init__(self, sites: CallSites, calls: Callable[[], list[Call]]):
         super().__init__()
-        self.list: list[Operation | Exchange] = []
+        self.list: list[Operation | RecordedCollective] = []
         self._sites, self._calls = sites, calls
         self._last: dict[int, tuple[int, int]] = {}  # storage -> (collective, operations) that wrote it last
         self._operations = self._exchanges = 0
@@ -93,11 +90,11 @@ class OperationRecorder(compat.TorchDispatchMode):
         self._operations = self._exchanges = 0
         self.on = True
 
-    def waited(self) -> None:
+    def note_wait(self) -> None:
         """Notes that the script waits for a collective: for the last one, where nothing was launched since."""
         last = self.list[-1] if self.on and self.list else None
-        if isinstance(last, Exchange) and not self._calls()[last.call].place.use:  # FSDP has streams of its own
-            self.list[-1] = last._replace(waits=True)
+        if isinstance(last, RecordedCollective) and not self._calls()[last.call].place.use:
+            self.list[-1] = last._replace(waits=True)  # not FSDP's, which has streams of its own
 
     def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
         """Ends the recording; returns the work of a step of a script with these models."""
@@ -155,7 +152,7 @@ class OperationRecorder(compat.TorchDispatchMode):
         after = tuple(sorted({number for number, _ in wrote if number >= 0}))
         operations = max((count for _, count in wrote), default=0)
         for call in made:
-            self.list.append(Exchange(self._exchanges, call, operations, after, False))
+            self.list.append(RecordedCollective(self._exchanges, call, operations, after, False))
             self._exchanges += 1
         for tensor in written:
             self._last[_key(tensor)] = self._exchanges - 1, operations
@@ -192,62 +189,3 @@ def equal_layers(roots: Iterable[torch.nn.Module], name: Callable[[torch.nn.Modu
                 size = sum(parameter.numel() for part in parts for parameter in part.parameters())
                 largest = max(largest, (size, tuple(name(part) for part in parts)))
     return largest[1]
-
-
-#: A backward pass against its forward: two products for each one.
-BACKWARD = 2
-
-
-class PaddedTimes(NamedTuple):
-    """How layers were padded on a rank: to ``forward_s``, when it slept, and what each layer's forwards computed."""
-
-    forward_s: float
-    waits: list[tuple[float, float]]
-    computed_s: dict[str, list[float]]
-
-
-class LayerPadding(Hooks):
-    """While the block runs each layer of the script's model takes ``forward_s``, and its backward pass twice that.
-
-    What it computes here is part of that time. A layer is one of the equal modules that the model consists of
-    (:func:`equal_layers`); a forward that a backward pass runs again takes its time again.
-    """
-
-    def __init__(self, forward_s: float):
-        super().__init__()
-        self._waits: list[tuple[float, float]] = []
-        self._computed_s: dict[str, list[float]] = defaultdict(list)
-        self._forward_s = forward_s
-        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._layers: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._since: dict[int, float] = {}
-
-    @property
-    def seen(self) -> PaddedTimes:
-        """The padding so far."""
-        return PaddedTimes(self._forward_s, self._waits, dict(self._computed_s))
-
-    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
-        if module not in self._known:  # called from outside of all that is known: a model, or a loss
-            names = {part: without_wrappers(name) for name, part in module.named_modules()}
-            self._known.update(names)
-            wanted = set(equal_layers([module], lambda part: names[part]))
-            self._layers.update({part: name for part, name in names.items() if name in wanted})
-        if module in self._layers:
-            self._since[id(module)] = time.thread_time()
-
-    def _module_ends(self, module: torch.nn.Module, inputs: Any, out: Any) -> None:
-        name = self._layers.get(module)
-        if name is None or not (module.training or torch.is_grad_enabled()):  # an evaluation is no part of a step
-            return
-        own_s = time.thread_time() - self._since.pop(id(module))
-        self._computed_s[name].append(own_s)
-        self._wait(self._forward_s - own_s)
-        for tensor in [tensor for tensor in tensors_in(out) if tensor.requires_grad][:1]:
-            tensor.register_hook(lambda gradient: self._wait(BACKWARD * (self._forward_s - own_s)))
-
-    def _wait(self, seconds: float) -> None:
-        begin = time.monotonic()
-        if seconds > 0:
-            time.sleep(seconds)
-            self._waits.append((begin, time.monotonic()))

@@ -5,7 +5,7 @@ import itertools
 import string
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,9 +15,100 @@ from torch.distributed.tensor import DTensor
 
 from pardemo import compat
 from pardemo.compat import dtype_name, local_part
-from pardemo.script.runtime.call_sites import ROOT, CallSites, is_deepspeed, outermost, without_wrappers
-from pardemo.script.step.shapes import Ranks, Shapes, ranks_of, sent_by, traffic
+from pardemo.script.runtime.call_sites import ROOT, CallSites, without_wrappers
+from pardemo.script.runtime.hooks import is_deepspeed, outermost
+from pardemo.script.step.shapes import Ranks, Shapes, Traffic, ranks_of, sent_by
 from pardemo.script.words import count_text
+
+
+@dataclass(frozen=True)
+class DdpOptions:
+    """What decides over DDP's traffic.
+
+    Args:
+        buckets: each bucket's parameters. rows_used: of each embedding the rows whose gradients are not zero, of how
+            many. unused: parameters that had no gradient in the last step.
+    """
+
+    bucket_cap_mb: float = 25.0
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    buckets: list[list[str]] = field(default_factory=list)
+    rows_used: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SeveralModels:
+    """How many models are under DDP over the same ranks."""
+
+    models: int
+
+
+@dataclass(frozen=True)
+class Fsdp2Options:
+    """What decides over FSDP2's traffic.
+
+    Args:
+        gradient_bytes: of each unit, as they are reduced. reshard_after_forward: of each unit.
+        replicas: groups of ranks that hold the same shards. gathered_in: dtypes. shapes: of parameters.
+        runs: how often the median step runs each unit in its forward.
+    """
+
+    gradient_bytes: dict[str, int] = field(default_factory=dict)
+    reshard_after_forward: dict[str, bool] = field(default_factory=dict)
+    replicas: tuple[Ranks, ...] = ()
+    gathered_in: list[str] = field(default_factory=list)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    runs: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fsdp1Options:
+    """What decides over FSDP1's traffic. ``gradient_bytes``: of each unit, as they are reduced."""
+
+    sharding_strategy: str
+    gradient_bytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ZeroOptions:
+    """What decides over DeepSpeed's traffic. ``stage``: of ZeRO, 0 for none."""
+
+    micro_batches: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class CutOptions:
+    """What a group sends of a model, a batch or a sequence that is cut over it.
+
+    Args:
+        by: the library that cuts it. gradients_unsummed: whether gradients were still partial sums after the step.
+        traffic: of the median step, as formulas predict it.
+    """
+
+    by: str = ""
+    gradients_unsummed: bool | None = None
+    traffic: Sequence[Traffic] = ()
+
+
+class Boundary(NamedTuple):
+    """The boundary behind a stage: who sends activations to whom, and of each step their bytes and elements."""
+
+    sender: int
+    receiver: int
+    outputs: dict[int, list[int]]
+
+
+@dataclass(frozen=True)
+class PipelineOptions(CutOptions):
+    """What a pipeline sends. ``boundaries``: behind this rank's stages, until their traffic is known."""
+
+    boundaries: tuple[Boundary, ...] = ()
+
+
+Options = DdpOptions | SeveralModels | Fsdp2Options | Fsdp1Options | ZeroOptions | CutOptions
 
 
 @dataclass(frozen=True)
@@ -36,7 +127,33 @@ class Parallelism:
     ranks: Ranks
     wraps: tuple[str, ...]
     unit_bytes: dict[str, int] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = CutOptions()
+
+    @property
+    def replicas(self) -> tuple[Ranks, ...]:
+        """Groups of ranks that hold the same shards."""
+        return self.options.replicas if isinstance(self.options, Fsdp2Options) else ()
+
+    @property
+    def by(self) -> str:
+        """The library that cuts a model; empty where another parallelism is meant."""
+        return self.options.by if isinstance(self.options, CutOptions) else ""
+
+    @property
+    def traffic(self) -> Sequence[Traffic]:
+        """The median step's traffic, as formulas predict it; none of parallelisms that have a rule of their own."""
+        return self.options.traffic if isinstance(self.options, CutOptions) else ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the parallelism for JSON, without the bytes of its units."""
+
+        def known(thing: object) -> dict[str, Any]:
+            return {name: value for name, value in vars(thing).items() if value is not None}
+
+        options = {name: value for name, value in known(self.options).items() if name not in ("traffic", "boundaries")}
+        if self.traffic:
+            options["terms"] = [known(traffic) for traffic in self.traffic]
+        return {"kind": self.kind, "ranks": self.ranks, "wraps": self.wraps, "options": options}
 
 
 MEGATRON = "Megatron-core"
@@ -48,7 +165,7 @@ TIED = "gradients of the embedding, which the first and the last stage both have
 def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
     """Recognises tensor parallelism: parameters that are cut along a mesh which no FSDP has."""
     known = list(known)
-    taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.options.get("replicas", ())}
+    taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.replicas}
     cut: dict[Ranks, Counter[str]] = {}
     partial: set[Ranks] = set()
     for name, parameter in root.named_parameters():
@@ -62,8 +179,7 @@ def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Pa
                 module = without_wrappers(name).rpartition(".")[0]
                 cut.setdefault(ranks, Counter())[module] += local_part(parameter).nbytes
     for ranks, modules in cut.items():
-        options = {"by": "DTensor", "gradients_unsummed": ranks in partial}
-        yield Parallelism("TP", ranks, tuple(modules), dict(modules), options)
+        yield Parallelism("TP", ranks, tuple(modules), dict(modules), CutOptions("DTensor", ranks in partial))
 
 
 def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
@@ -85,13 +201,13 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
         if kind == "PP":
             yield _stage(state, ranks, roots, shapes)
         else:
-            yield Parallelism(kind, ranks, (MEGATRON,), {}, {"by": MEGATRON})
+            yield Parallelism(kind, ranks, (MEGATRON,), {}, CutOptions(MEGATRON))
 
 
 def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
     """Returns Megatron-core's buckets, in which gradients are summed and parameters gathered."""
     ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
-    terms: dict[Ranks, list[dict[str, Any]]] = {}
+    traffic: dict[Ranks, list[Traffic]] = {}
     optimizers = _optimizers()
     for part in (part for root in roots for part in root.modules() if ddp is not None):
         if not isinstance(part, ddp.DistributedDataParallel):
@@ -99,19 +215,21 @@ def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
         for buffer in [*part.buffers, *part.expert_parallel_buffers]:
             ranks = ranks_of(buffer.data_parallel_group)
             for bucket in buffer.buckets if len(ranks) > 1 else ():
-                some, gradients = terms.setdefault(ranks, []), bucket.grad_data
+                of_buckets, gradients = traffic.setdefault(ranks, []), bucket.grad_data
                 if part.ddp_config.use_distributed_optimizer:
-                    some.append(_term("reduce-scatter", ranks, gradients, "gradients of a bucket, summed to shards"))
-                    some.append(_term("all-gather", ranks, bucket.param_data, PARAMETERS, optimizers=optimizers))
+                    scattered = "gradients of a bucket, summed to shards"
+                    of_buckets.append(_once("reduce-scatter", ranks, gradients, scattered))
+                    gathered = _once("all-gather", ranks, bucket.param_data, PARAMETERS)
+                    of_buckets.append(replace(gathered, optimizers=optimizers))
                 else:
-                    some.append(_term("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
-    made = []
-    for ranks, some in terms.items():
-        gradients = [term for term in some if term["kind"] != "all-gather"]
-        sizes = {f"bucket {number}": term["whole"] for number, term in enumerate(gradients)}
+                    of_buckets.append(_once("all-reduce", ranks, gradients, "gradients of a bucket, summed"))
+    buckets_of_groups = []
+    for ranks, of_buckets in traffic.items():
+        gradients = [summed.whole or 0 for summed in of_buckets if summed.kind != "all-gather"]
+        sizes = {f"bucket {number}": nbytes for number, nbytes in enumerate(gradients)}
         wraps = (f"{count_text(len(sizes), 'bucket')} of gradients",)
-        made.append(Parallelism("DP", ranks, wraps, sizes, {"by": MEGATRON, "terms": some}))
-    return made
+        buckets_of_groups.append(Parallelism("DP", ranks, wraps, sizes, CutOptions(MEGATRON, traffic=of_buckets)))
+    return buckets_of_groups
 
 
 def _optimizers() -> int:
@@ -120,31 +238,35 @@ def _optimizers() -> int:
     return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
-def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str, **more: Any) -> dict[str, Any]:
-    """Makes a term that a step has once, whatever the phase."""
+def _once(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str) -> Traffic:
+    """Predicts the traffic of a call that a step has once, in whatever phase."""
     nbytes = sent_by(kind, tensor.nbytes, len(ranks))
-    return traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes, **more)
+    return Traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
     """Returns this rank's stage of Megatron-core's pipeline; of interleaved ones only that they are there."""
     index = ranks.index(dist.get_rank())
-    options: dict[str, Any] = {"by": MEGATRON}
     name = f"stage {index} of {len(ranks)}"
     models = [root for root in roots if any(hasattr(part, "post_process") for part in root.modules())]
     if len(models) != 1:
-        return Parallelism("PP", ranks, (f"{name}, interleaved",), {}, options)
-    terms = []
-    if index + 1 < len(ranks):
-        outputs = shapes.outputs.setdefault(models[0], {})
-        options["stages"] = [(ranks[index], ranks[index + 1], outputs)]
+        return Parallelism("PP", ranks, (f"{name}, interleaved",), {}, PipelineOptions(MEGATRON))
+    options = PipelineOptions(MEGATRON, boundaries=_boundary(ranks, index, models[0], shapes))
     inner: Any = next(part for part in models[0].modules() if hasattr(part, "post_process"))
     if getattr(inner, "share_embeddings_and_output_weights", False) and (inner.pre_process or inner.post_process):
         both = ranks_of(state.get_embedding_group())
         weight = inner.shared_embedding_or_output_weight()
-        if len(both) > 1 and weight.requires_grad:
-            terms = [_term("all-reduce", both, getattr(weight, "main_grad", weight), TIED)] if index == 0 else []
-    return Parallelism("PP", ranks, (name,), {}, options | {"terms": terms})
+        if len(both) > 1 and weight.requires_grad and index == 0:
+            tied = _once("all-reduce", both, getattr(weight, "main_grad", weight), TIED)
+            options = replace(options, traffic=(tied,))
+    return Parallelism("PP", ranks, (name,), {}, options)
+
+
+def _boundary(ranks: Ranks, index: int, stage: torch.nn.Module, shapes: Shapes) -> tuple[Boundary, ...]:
+    """Returns the boundary behind a rank's only stage; none behind the last."""
+    if index + 1 == len(ranks):
+        return ()
+    return (Boundary(ranks[index], ranks[index + 1], shapes.outputs.setdefault(stage, {})),)
 
 
 def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
@@ -156,15 +278,17 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
     for thing in gc.get_objects():
         if type(thing) is pipelining.PipelineStage:
             by_group.setdefault(ranks_of(thing.group or dist.GroupMember.WORLD), []).append(thing)
-    for ranks, some in by_group.items():
-        names = tuple(f"stage {stage.stage_index} of {stage.num_stages}" for stage in some)
-        stages = []
-        for stage in some:
+    for ranks, of_group in by_group.items():
+        names = tuple(f"stage {stage.stage_index} of {stage.num_stages}" for stage in of_group)
+        boundaries = []
+        for stage in of_group:
             place = stage.stage_index_to_group_rank
             if not stage.is_last and place[stage.stage_index] != place[stage.stage_index + 1]:
                 outputs = shapes.outputs.setdefault(stage.submod, {})
-                stages.append((ranks[place[stage.stage_index]], ranks[place[stage.stage_index + 1]], outputs))
-        yield Parallelism("PP", ranks, names, {}, {"by": "torch.distributed.pipelining", "stages": stages})
+                sender, receiver = (ranks[place[stage.stage_index + ahead]] for ahead in (0, 1))
+                boundaries.append(Boundary(sender, receiver, outputs))
+        options = PipelineOptions("torch.distributed.pipelining", boundaries=tuple(boundaries))
+        yield Parallelism("PP", ranks, names, {}, options)
 
 
 def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
@@ -175,40 +299,41 @@ def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Par
             continue
         grid: Any = root.mpu()
         ranks, index = ranks_of(grid.get_pipe_parallel_group()), grid.get_stage_id()
-        options: dict[str, Any] = {"by": "DeepSpeed"}
-        if index + 1 < len(ranks):
-            options["stages"] = [(ranks[index], ranks[index + 1], shapes.outputs.setdefault(root, {}))]
         if len(ranks) > 1:
+            options = PipelineOptions("DeepSpeed", boundaries=_boundary(ranks, index, root, shapes))
             yield Parallelism("PP", ranks, (f"stage {index} of {len(ranks)}",), {}, options)
         replicas = ranks_of(grid.get_data_parallel_group())
         trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
         if len(replicas) > 1 and trained:
             gradients = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device="meta")
-            term = _term("all-reduce", replicas, gradients, "gradients, summed whole") | {"elements": 0}
-            yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [term]})
+            summed = replace(_once("all-reduce", replicas, gradients, "gradients, summed whole"), elements=0)
+            yield Parallelism("DP", replicas, ("gradients",), {}, CutOptions("DeepSpeed", traffic=(summed,)))
 
 
-def with_terms(
+def with_traffic(
     parallelisms: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]
 ) -> list[Parallelism]:
-    """Returns the parallelisms with their formulas' terms of the median step from step ``first`` on."""
-    of_group = shapes.terms(first, vocabularies)
+    """Returns the parallelisms with the traffic that formulas predict for the median step from step ``first`` on."""
+    of_group = shapes.traffic(first, vocabularies)
     with_them = []
     for parallelism in parallelisms:
-        options = dict(parallelism.options)
-        if parallelism.kind in ("FSDP2", "HSDP"):
-            options["runs"] = {unit: shapes.times(unit, first) for unit in parallelism.wraps}
-        terms = [*options.pop("terms", []), *of_group.pop((parallelism.kind, parallelism.ranks), [])]
-        for sender, receiver, outputs in options.pop("stages", []):
-            nbytes, elements = shapes.median(outputs, first)
-            for ends, carries in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
-                terms.append(traffic(ends, "send", carries, nbytes, elements))
-        with_them.append(replace(parallelism, options=options | ({"terms": terms} if terms else {})))
-    rest = [
-        Parallelism(kind, ranks, ("attention" if kind == "CP" else "activations",), {}, {"by": "torch", "terms": terms})
-        for (kind, ranks), terms in of_group.items()
-    ]
-    return with_them + rest
+        options: Options = parallelism.options
+        if isinstance(options, Fsdp2Options):
+            options = replace(options, runs={unit: shapes.times(unit, first) for unit in parallelism.wraps})
+        elif isinstance(options, CutOptions):
+            traffic = [*options.traffic, *of_group.pop((parallelism.kind, parallelism.ranks), [])]
+            if isinstance(options, PipelineOptions):
+                for sender, receiver, outputs in options.boundaries:
+                    nbytes, elements = shapes.median(outputs, first)
+                    for ends, carries in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
+                        traffic.append(Traffic(ends, "send", carries, nbytes, elements))
+                options = replace(options, boundaries=())
+            options = replace(options, traffic=traffic)
+        with_them.append(replace(parallelism, options=options))
+    for (kind, ranks), sent in of_group.items():
+        wraps = ("attention" if kind == "CP" else "activations",)
+        with_them.append(Parallelism(kind, ranks, wraps, {}, CutOptions("torch", traffic=sent)))
+    return with_them
 
 
 def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
@@ -273,14 +398,14 @@ def _ddp(root: torch.nn.Module) -> Iterator[Parallelism]:
             ignored = part.parameters_to_ignore
             sizes = {without_wrappers(n): local_part(p).nbytes for n, p in trained.items() if n not in ignored}
             ranks = ranks_of(part.process_group)
-            options = {
-                "bucket_cap_mb": part.bucket_bytes_cap / 2**20,
-                "find_unused_parameters": part.find_unused_parameters,
-                "static_graph": part.static_graph,
-                "buckets": _buckets(part, list(sizes)),
-                "rows_used": _rows_used(part.module),
-                "unused": [without_wrappers(n) for n, p in trained.items() if p.grad is None or not p.grad.any()],
-            }
+            options = DdpOptions(
+                part.bucket_bytes_cap / 2**20,
+                part.find_unused_parameters,
+                part.static_graph,
+                _buckets(part, list(sizes)),
+                _rows_used(part.module),
+                [without_wrappers(n) for n, p in trained.items() if p.grad is None or not p.grad.any()],
+            )
             yield Parallelism("DDP", ranks, (type(part.module).__name__,), sizes, options)
 
 
@@ -302,9 +427,9 @@ def _models_together(parallelisms: list[Parallelism]) -> list[Parallelism]:
         if parallelism.kind == "DDP":
             together.setdefault(parallelism.ranks, []).append(parallelism)
     joined = [
-        Parallelism("DDP", ranks, tuple(name for p in some for name in p.wraps), {}, {"models": len(some)})
-        for ranks, some in together.items()
-        if len(some) > 1
+        Parallelism("DDP", ranks, tuple(name for p in of_ranks for name in p.wraps), {}, SeveralModels(len(of_ranks)))
+        for ranks, of_ranks in together.items()
+        if len(of_ranks) > 1
     ]
     return [p for p in parallelisms if p.kind != "DDP" or len(together[p.ranks]) == 1] + joined
 
@@ -313,7 +438,7 @@ def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
     """Returns the model that is trained of two with the same units, as a teacher and a student."""
 
     def is_trained(p: Parallelism) -> bool:
-        return any(p.options.get("gradient_bytes", {"": 1}).values())
+        return not isinstance(p.options, Fsdp1Options | Fsdp2Options) or any(p.options.gradient_bytes.values())
 
     trained = {(p.kind, p.ranks, p.wraps) for p in parallelisms if is_trained(p)}
     return [p for p in parallelisms if is_trained(p) or (p.kind, p.ranks, p.wraps) not in trained]
@@ -333,7 +458,7 @@ def _rows_used(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _fsdp2(root: torch.nn.Module) -> Iterator[Parallelism]:
-    of_groups: dict[tuple[Ranks, Ranks], Parallelism] = {}
+    of_groups: dict[tuple[Ranks, Ranks], tuple[dict[str, int], Fsdp2Options]] = {}
     shapes = {without_wrappers(n): list(p.shape) for n, p in root.named_parameters()}
     dtypes: set[str] = set()
     for name, part in root.named_modules():
@@ -343,12 +468,8 @@ def _fsdp2(root: torch.nn.Module) -> Iterator[Parallelism]:
             mesh = group.mesh_info
             shard, second = ranks_of(mesh.shard_process_group), getattr(mesh, "replicate_process_group", None)
             replicas = () if second is None else ranks_of(second)
-            known = of_groups.setdefault((shard, replicas), Parallelism(
-                "HSDP" if replicas else "FSDP2", shard, (), {}, {
-                    "gradient_bytes": {}, "reshard_after_forward": {}, "replicas": (replicas,) if replicas else (),
-                    "gathered_in": dtypes, "shapes": shapes,
-                },
-            ))  # fmt: skip
+            new = Fsdp2Options(replicas=(replicas,) if replicas else (), shapes=shapes)
+            unit_bytes, options = of_groups.setdefault((shard, replicas), ({}, new))
             unit = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
             gathered = scattered = 0
             for parameter in group.fsdp_params:
@@ -359,10 +480,11 @@ def _fsdp2(root: torch.nn.Module) -> Iterator[Parallelism]:
                 if parameter.sharded_param.requires_grad:
                     scattered += elements * (policy.reduce_dtype or dtype).itemsize
                 dtypes.add(dtype_name(dtype))
-            known.unit_bytes[unit], known.options["gradient_bytes"][unit] = gathered, scattered
-            known.options["reshard_after_forward"][unit] = group.post_forward_mesh_info is not None
-    for known in of_groups.values():
-        yield replace(known, wraps=tuple(known.unit_bytes), options=known.options | {"gathered_in": sorted(dtypes)})
+            unit_bytes[unit], options.gradient_bytes[unit] = gathered, scattered
+            options.reshard_after_forward[unit] = group.post_forward_mesh_info is not None
+    for (shard, replicas), (unit_bytes, options) in of_groups.items():
+        kind, options = "HSDP" if replicas else "FSDP2", replace(options, gathered_in=sorted(dtypes))
+        yield Parallelism(kind, shard, tuple(unit_bytes), unit_bytes, options)
 
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
@@ -382,8 +504,7 @@ def _fsdp1(root: torch.nn.Module) -> Iterator[Parallelism]:
                 shard, _, gathered, reduced = unit
                 sizes[name], gradients[name] = (shard * len(ranks) * dtype.itemsize for dtype in (gathered, reduced))
         strategy = str(first.sharding_strategy).rpartition(".")[2]
-        options = {"sharding_strategy": strategy, "gradient_bytes": gradients}
-        yield Parallelism("FSDP1", ranks, tuple(units), sizes, options)
+        yield Parallelism("FSDP1", ranks, tuple(units), sizes, Fsdp1Options(strategy, gradients))
 
 
 def _deepspeed(root: Any) -> Iterator[Parallelism]:
@@ -399,7 +520,7 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
         nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
         sizes.setdefault(ranks, {})[name] = nbytes
     kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"
-    options = {"micro_batches": root.gradient_accumulation_steps(), "stage": stage}
+    options = ZeroOptions(root.gradient_accumulation_steps(), stage)
     for ranks, of_ranks in sizes.items():
         if ranks == data_ranks or len(ranks) > 1:
             unit = type(root.module).__name__ if ranks == data_ranks else "experts"
@@ -427,7 +548,7 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     """
     groups: dict[str, dict[Ranks, None]] = {}
     for parallelism in parallelisms:
-        kind, replicas = parallelism.kind, parallelism.options.get("replicas", ())
+        kind, replicas = parallelism.kind, parallelism.replicas
         groups.setdefault(f"{kind} shards" if replicas else kind, {})[parallelism.ranks] = None
         for ranks in replicas:
             groups.setdefault(f"{kind} replicas", {})[ranks] = None

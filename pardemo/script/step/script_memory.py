@@ -1,10 +1,7 @@
-"""Records the tensors that are alive in a step, at its peak and over time, and what a plan at full size needs."""
+"""Records the tensors that are alive in a step, at its peak and over time."""
 
-import json
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +11,8 @@ from pardemo import compat
 from pardemo.compat import dtype_name
 from pardemo.meters.memory import MemoryMeter
 from pardemo.meters.snapshot import Block
-from pardemo.meters.tensors import local_tensors, unwrap_optimizer
-from pardemo.script.runtime.call_sites import CallSite, CallSites, Hooks, is_deepspeed
-from pardemo.script.step.operations import equal_layers
+from pardemo.meters.tensors import local_tensors
+from pardemo.script.runtime.call_sites import CallSite, CallSites
 
 #: Kinds by which a peak is reported. What the meter calls activations is split by its use.
 KINDS = (
@@ -206,7 +202,7 @@ class ScriptMemoryMeter(MemoryMeter):
 COLUMNS = 300
 
 
-class MemoryTimeline(NamedTuple):
+class MemoryColumns(NamedTuple):
     """A step's memory in columns of equally many changes; each column shows its fullest moment.
 
     Args:
@@ -227,7 +223,7 @@ def block_changes(blocks: Sequence[Block]) -> list[tuple[int, str, int]]:
     return sorted(changes, key=lambda change: change[0])
 
 
-def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTimeline:
+def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryColumns:
     """Makes the timeline of a step's blocks."""
     changes = block_changes(blocks)
     each = (1 + max((at for at, _, _ in changes), default=0)) / columns
@@ -244,7 +240,7 @@ def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryTi
             made[column], most = dict(live), now
         if now > peak:
             peak, peak_column = now, column
-    return MemoryTimeline(made, peak, peak_column, _phases(blocks, each))
+    return MemoryColumns(made, peak, peak_column, _phases(blocks, each))
 
 
 def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, float]]:
@@ -256,93 +252,3 @@ def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, floa
         else:
             joined.append((block.phase, block.born, block.born))
     return [(phase, begin / each, (end + 1) / each) for phase, begin, end in joined]
-
-
-class Trained(Hooks):
-    """Notes the optimizers that step, and the tokens that reach an embedding, while the block runs."""
-
-    def __init__(self, sites: CallSites):
-        super().__init__()
-        self._sites = sites
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._tokens: tuple[int, ...] = ()
-
-    def seen(self) -> dict[str, Any]:
-        """Returns what is trained, and what a step's memory depends on.
-
-        ``elements`` that this rank's optimizers update; ``weight``, ``gradient``, ``state``: bytes for each of them on
-        average, gradients None where there is none any more; ``unlike``: whether a state has another shape than its
-        parameter. ``tokens``: samples and tokens of a micro-batch. ``layers``, how many of them are recomputed, and
-        whether anything else is.
-        ``bucket_view``: whether DDP's gradients lie in its buckets. ``deepspeed``: of its configuration what decides
-        over memory.
-        """
-        layer_names = equal_layers(self._sites.roots, self._sites.name)
-        recomputed = {name for name in layer_names if name in self._sites.recomputed}
-        parts = [part for root in self._sites.roots for part in root.modules()]
-        ddp = [part for part in parts if isinstance(part, torch.nn.parallel.DistributedDataParallel)]
-        return {
-            "optimizers": sorted(type(optimizer).__name__ for optimizer in self._optimizers),
-            **_bytes_each(self._optimizers),
-            "tokens": self._tokens,
-            "layers": len(layer_names),
-            "layers_recomputed": len(recomputed),
-            "recomputed_inside": bool(self._sites.recomputed - recomputed),
-            "bucket_view": bool(ddp) and all(part.gradient_as_bucket_view for part in ddp),
-            "deepspeed": _deepspeed(self._sites.roots),
-        }
-
-    def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._optimizers.add(unwrap_optimizer(optimizer))
-
-    def _module_begins(self, module: torch.nn.Module, inputs: Any) -> None:
-        if not isinstance(module, torch.nn.Embedding) or module.num_embeddings < LEAST_VOCABULARY:
-            return
-        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() == 2 and torch.is_grad_enabled():
-            self._tokens = tuple(inputs[0].shape)
-
-
-def _bytes_each(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Any]:
-    elements = weight = state = with_gradient = gradient = 0
-    unlike = False
-    for optimizer in optimizers:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            count = _elements(parameter)
-            elements, weight = elements + count, weight + _nbytes(parameter)
-            if parameter.grad is not None:
-                with_gradient, gradient = with_gradient + count, gradient + _nbytes(parameter.grad)
-            for value in optimizer.state.get(parameter, {}).values():
-                if isinstance(value, torch.Tensor) and (many := _elements(value)) > 1:  # a count of steps is a number
-                    unlike |= many != count
-                    state += _nbytes(value)
-    total = max(elements, 1)
-    return {
-        "elements": elements, "weight": weight / total, "gradient": gradient / with_gradient if with_gradient else None,
-        "state": state / total, "unlike": unlike,
-    }  # fmt: skip
-
-
-def _elements(tensor: torch.Tensor) -> int:
-    return sum(part.numel() for part in local_tensors(tensor))
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in local_tensors(tensor))
-
-
-def _deepspeed(roots: Iterable[torch.nn.Module]) -> dict[str, Any]:
-    engines: list[Any] = [root for root in roots if is_deepspeed(root)]
-    if len(engines) != 1:
-        return {}
-    (engine,) = engines
-    config = engine.config if isinstance(engine.config, dict) else json.loads(Path(engine.config).read_text("utf-8"))
-    zero = config.get("zero_optimization", {})
-    offloads = [
-        name for name in ("offload_optimizer", "offload_param") if zero.get(name, {}).get("device", "none") != "none"
-    ]
-    return {
-        "zero": {key: value for key, value in zero.items() if isinstance(value, bool | int) and key != "stage"},
-        "offloads": offloads,
-        "clipping": float(engine.gradient_clipping()),
-        "half": bool(engine.bfloat16_enabled() or engine.fp16_enabled()),
-    }

@@ -1,192 +1,18 @@
-"""Follows an unchanged script on each rank for some steps, and sums up the median step of all ranks."""
+"""Sums up the median step of all ranks of a script."""
 
-import contextlib
-import os
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch.distributed as dist
-
-from pardemo.meters.snapshot import Block
 from pardemo.meters.timeline import Span, covered_s
-from pardemo.meters.wire import connections, kernel_counts
-from pardemo.script.runtime import job
-from pardemo.script.runtime.call_sites import CONTEXT, CallSite, CallSites, StepEnd, Steps
-from pardemo.script.runtime.job import as_main, in_job
-from pardemo.script.runtime.launch_lines import Launch
+from pardemo.script.runtime.call_sites import CONTEXT, CallSite
+from pardemo.script.runtime.collectives import Call
 from pardemo.script.step import parallelisms
-from pardemo.script.step.collectives import Call, Calls
-from pardemo.script.step.operations import LayerPadding, OperationRecorder, PaddedTimes, StepWork
-from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_terms
-from pardemo.script.step.script_memory import ScriptMemoryMeter, Trained
-from pardemo.script.step.shapes import Shapes
+from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
+from pardemo.script.step.rank_trace import WARM, RankTrace
 from pardemo.script.words import count_text
-
-#: Steps before those that are measured: in the first an optimizer makes its states, in the second DDP its buckets anew
-#: while memory is followed, and with the third's backward pass nothing is followed any more but collectives.
-MEMORY_STEP = 2
-WARM = 3
-
-
-@dataclass(frozen=True)
-class Program:
-    """A script to run: what a launcher would start (with an absolute path), how many steps, and where it writes."""
-
-    launch: Launch
-    steps: int
-    folder: str
-    journals: str
-    work: bool = False
-    layer_s: float = 0.0
-
-
-class Memory(NamedTuple):
-    """The peak of the second step: bytes, bytes by kind, the line that reached it, and its largest tensors."""
-
-    peak_bytes: int
-    kinds: dict[str, int]
-    line: str
-    largest: list[dict[str, Any]]
-    blocks: list[Block]
-
-
-@dataclass(frozen=True)
-class RankTrace:
-    """What was recorded on one rank. ``ended``: after ``enough`` steps, or at the script's own ``end``.
-
-    ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes. ``work``: the
-    second step's operations, where they were asked for. ``waited``: of layers that take a given time. ``started``:
-    processes of the script's own, in which nothing is followed.
-    """
-
-    rank: int
-    ended: str
-    cuts: list[StepEnd]
-    calls: list[Call]
-    waits: list[tuple[float, float]]
-    parallelisms: list[Parallelism]
-    model: dict[str, Any]
-    notes: list[str]
-    memory: Memory
-    wire: bool
-    backend: str
-    work: StepWork | None = None
-    waited: PaddedTimes | None = None
-    started: tuple[str, ...] = ()
-
-
-def follow_script(program: Program) -> RankTrace:
-    """Runs the script on this rank, whose World's group is given up for the script's own."""
-
-    def follow(rank: int, port: int, notes: list[str]) -> RankTrace:
-        return _ScriptFollower(program, rank, port).follow(lambda: as_main(program.launch), notes)
-
-    return in_job(program.launch, program.folder, follow)
-
-
-class _ScriptFollower:
-    """Follows a script's steps and collectives, and in its first steps its memory, tensor by tensor."""
-
-    def __init__(self, program: Program, rank: int, port: int):
-        self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
-        self._wire = kernel_counts()
-        self._sites = CallSites()
-        self._shapes = Shapes(self._sites, lambda: self._steps.number)
-        self._held = ScriptMemoryMeter(self._sites)
-        self._trained = Trained(self._sites)
-        self._following = contextlib.ExitStack()
-        self._steps = Steps(self._sites, self._enough, self._counters, self._on_cut, self._on_backward)
-        journal = os.path.join(program.journals, f"rank{rank}")
-        self._calls = Calls(self._sites, lambda: self._steps.number, journal, self._on_tensors)
-        self._calls.on_wait = self._on_wait
-        self._sites.on_raise = self._steps.on_raise = self._calls.raised
-        self._work = OperationRecorder(self._sites, lambda: self._calls.list) if program.work else None
-        self._step_work: StepWork | None = None
-        self._waiting = LayerPadding(program.layer_s) if program.layer_s else None
-        self._memory: Memory | None = None
-        self._parallelisms: list[Parallelism] = []
-        self._model: dict[str, Any] = {}
-        self._backend = ""
-
-    def follow(self, script: Callable[[], str], notes: list[str]) -> RankTrace:
-        """Runs the script to its end, or to the end of the steps that were asked for."""
-        pace = self._waiting or contextlib.nullcontext()
-        stores, started = job.store_ports_noted(self._ports), list[str]()
-        with contextlib.ExitStack() as stack:
-            followed = (self._sites, self._shapes, self._steps, self._calls, pace, self._following)
-            for follower in (stores, job.processes_noted(started), *followed):
-                stack.enter_context(follower)  # type: ignore[arg-type]
-            if self._work is not None:
-                self._following.enter_context(self._work)  # below the meter of memory, which passes operations on
-            self._following.enter_context(self._held)
-            self._following.enter_context(self._trained)
-            ended = self._calls.to_the_end(script)
-        parallelisms = with_terms(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
-        return RankTrace(
-            self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
-            notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
-            self._backend, self._step_work, self._waiting.seen if self._waiting else None,
-            tuple(dict.fromkeys(started)),
-        )  # fmt: skip
-
-    def _on_cut(self, number: int) -> None:
-        if number == 1:
-            self._held.begin()
-            if self._work is not None:
-                self._work.begin()
-        elif number == MEMORY_STEP:
-            self._memory = _memory(self._held)
-            if self._work is not None:
-                self._step_work = self._work.step(self._sites.roots)
-        elif number in (WARM, self._enough):  # a script that ends by itself takes its groups down before
-            self._look()
-
-    def _on_backward(self) -> None:
-        if self._memory is not None:
-            self._following.close()  # not at the cut: torch goes through its hooks there, and some are the meter's
-
-    def _on_wait(self) -> None:
-        if self._work is not None and self._memory is None:
-            self._work.waited()
-
-    def _on_tensors(self, *tensors: Any) -> None:
-        if self._memory is None:
-            self._held.used(*tensors)
-
-    def _look(self) -> None:
-        """Looks at the script's models and groups while they exist."""
-        self._parallelisms = recognised(self._sites, self._shapes)
-        self._model = describe_model(self._sites) | {
-            "vocabularies": sorted(self._held.vocabularies), "trained": self._trained.seen()
-        }  # fmt: skip
-        self._backend = str(dist.get_backend()) if dist.is_initialized() else ""
-
-    def _counters(self) -> tuple[int, int]:
-        """Reads the kernel's byte counts of this process's connections, without those to stores of ranks."""
-        if not self._wire:
-            return 0, 0
-        ends = [end for end in connections() if not self._ports & {end.local[1], end.peer[1]}]
-        return sum(end.sent_bytes for end in ends), sum(end.received_bytes for end in ends)
-
-
-def _memory(held: ScriptMemoryMeter) -> Memory:
-    kinds, alive = held.at_peak()
-    largest = [
-        {
-            "kind": kind, "bytes": life.nbytes, "shape": life.shape, "dtype": life.dtype, "line": life.place.line,
-            "module": life.place.module,
-        }
-        for kind, life in alive[:5]
-    ]  # fmt: skip
-    blocks = [
-        Block(life.nbytes, kind, life.place.line, life.place.module, life.born, life.died, life.place.phase)
-        for kind, life in held.all()
-        if life.nbytes
-    ]
-    return Memory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest, blocks)
 
 
 @dataclass
@@ -241,11 +67,11 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Paced:
+class PredictedStep:
     """A step's predicted time on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
-    in a run whose layers waited.
+    in a run whose layers were padded.
     """
 
     on: str
@@ -292,19 +118,20 @@ class Summary:
     time: list[Times]
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    paced: Paced | None = None
+    predicted: PredictedStep | None = None
     hosts: int = 1
     closures: int = 1  # how often a step calls the optimizer's
 
     def as_json(self) -> dict[str, Any]:
         """Returns the summary for JSON, with bytes and seconds of a step."""
-        left_out = ("unit_bytes", "place", "shapes", "closures", "gloo_bytes")
+        left_out = ("place", "shapes", "closures", "gloo_bytes")
 
         def plain(thing: object) -> dict[str, Any]:
-            return {name: value for name, value in vars(thing).items() if name not in left_out}
+            fields = vars(thing).items()
+            return {"paced" if name == "predicted" else name: value for name, value in fields if name not in left_out}
 
         return plain(self) | {
-            "parallelism": [plain(p) for p in self.parallelism],
+            "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
             "groups": [
                 {"kind": kind.name, "groups": kind.groups} for kind in parallelisms.groups_by_kind(self.parallelism)
             ],
@@ -314,7 +141,7 @@ class Summary:
             ],
             "backend_bytes": self.gloo_bytes,
             "time": [plain(rank_times) for rank_times in self.time],
-            "paced": None if self.paced is None else self.paced.as_json(),
+            "paced": None if self.predicted is None else self.predicted.as_json(),
             "findings": [plain(finding) for finding in self.findings],
         }
 
@@ -370,12 +197,13 @@ def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
     for trace in seen:
         for parallelism in trace.parallelisms:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
-            if (known := by_groups.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
-                both = dict.fromkeys((*known.options["replicas"], *parallelism.options["replicas"]))
-                by_groups[key] = replace(known, options=known.options | {"replicas": tuple(both)})
+            known = by_groups.setdefault(key, parallelism)
+            if known is not parallelism and isinstance(known.options, Fsdp2Options):
+                both = dict.fromkeys((*known.replicas, *parallelism.replicas))
+                by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(both)))
     context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
     there = {p.ranks for p in by_groups.values() if p.kind == "CP"}
-    cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
+    cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - there)]
     return [*by_groups.values(), *cut]
 
 
@@ -440,11 +268,11 @@ def _times_of(trace: RankTrace, steps: range, begun: dict[tuple[str, tuple[int, 
     rows = []
     for step in steps:
         before, cut = trace.cuts[step - 1], trace.cuts[step]
-        evaluated = [(aside.begin_s, aside.end_s) for aside in cut.aside]
+        evaluated = [(evaluation.begin_s, evaluation.end_s) for evaluation in cut.evaluations]
         wall = cut.at_s - before.at_s - sum(end - begin for begin, end in evaluated)
-        paced = [wait for wait in trace.waited.waits if before.at_s <= wait[0] < cut.at_s] if trace.waited else []
-        compute = cut.cpu_s - before.cpu_s - sum(aside.cpu_s for aside in cut.aside)
-        compute += sum(end - begin for begin, end in paced)
+        padding = [wait for wait in trace.padded.waits if before.at_s <= wait[0] < cut.at_s] if trace.padded else []
+        compute = cut.cpu_s - before.cpu_s - sum(evaluation.cpu_s for evaluation in cut.evaluations)
+        compute += sum(end - begin for begin, end in padding)
         compute = min(max(compute, 0.0), wall)
         calls = [call for call in trace.calls if call.step == step and not _is_within(call.begin_s, evaluated)]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
@@ -452,7 +280,7 @@ def _times_of(trace: RankTrace, steps: range, begun: dict[tuple[str, tuple[int, 
             wait for wait in trace.waits if before.at_s <= wait[0] < cut.at_s and not _is_within(wait[0], evaluated)
         ]
         waits = waiting_spans(calls, stood, begun)
-        communication, late = (covered_s(_spans(trace.rank, some)) for some in ([*flights, *stood], waits))
+        communication, late = (covered_s(_spans(trace.rank, times)) for times in ([*flights, *stood], waits))
         blocked = wall - compute
         idle = min(late, blocked)
         exposed = min(blocked - idle, max(communication - late, 0.0))

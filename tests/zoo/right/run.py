@@ -3,7 +3,7 @@
     python tests/zoo/right/run.py --seed 0 --count 60              # draws, runs, prints each false alarm
     python tests/zoo/right/run.py --seed 0 --only 7 --layout 2     # that layout once more, with all that is said
     python tests/zoo/right/run.py --seed 0 --count 1000 --seconds 170 --write
-    python tests/zoo/right/run.py --seed 0 --count 1000 --jobs 3   # three proofs at a time: half of a proof's time is waiting
+    python tests/zoo/right/run.py --seed 0 --count 1000 --jobs 3   # three proofs at a time: they wait for half of it
 
 A proof has one model and several layouts of it, all held against one process. ``--write`` goes on where
 ``outputs/reference/right_layouts.json`` ends, if that is of the same seed, until there are ``--count`` layouts or the

@@ -1,37 +1,94 @@
-"""Predicts a step's time on a named GPU and its links: replays its operations and collectives in computed time."""
+"""Predicts a step's time on named GPUs and links by replaying its recorded operations and collectives."""
 
 import itertools
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pardemo.cluster import Cluster
+from pardemo.cluster.bandwidth import bytes_per_second
+from pardemo.cluster.latency import seconds
 from pardemo.meters.timeline import Span, covered_s
-from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
+from pardemo.planner.hardware import FP32_TFLOPS, LINKS, Gpu, gpu, link
 from pardemo.planner.layouts.machines import ATTENTION, Machine
 from pardemo.planner.layouts.stacks import Stack
-from pardemo.script.step.collectives import Call
-from pardemo.script.step.measurement import Pace
-from pardemo.script.step.operations import BACKWARD, Exchange, Operation, StepWork
-from pardemo.script.step.summary import WARM, Paced, RankTrace, Summary, Times
+from pardemo.script.runtime.collectives import Call
+from pardemo.script.step.layer_padding import BACKWARD
+from pardemo.script.step.operations import Operation, RecordedCollective, StepWork
+from pardemo.script.step.rank_trace import WARM, RankTrace
+from pardemo.script.step.summary import PredictedStep, Summary, Times
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """What ``--pace`` asks for: ``layer_s``, the time of a layer's forward, or 0 and the name of a ``gpu``.
+
+    ``cluster``: of the run; a GPU's links limit no rank of this machine. ``between``, ``inside``: bytes/s of a GPU's.
+    """
+
+    layer_s: float
+    gpu: str
+    cluster: Cluster | None
+    between: float | None = None
+    inside: float | None = None
+
+
+def read_replay_settings(pace: str, cluster: str | None, between: str | None, inside: str | None) -> ReplaySettings:
+    """Reads what ``--pace`` asks for from the command's options.
+
+    Raises:
+        ValueError: neither a time nor a GPU that the planner knows; a cluster or a rate that is none.
+    """
+    if re.match(r"\s*[0-9.]+\s*(us|µs|ms|s)\s*$", pace):
+        limited = None if cluster is None else cluster_of(cluster, between, inside)
+        return ReplaySettings(seconds(pace, "--pace"), "", limited)
+    try:
+        name = gpu(pace).name
+    except ValueError as error:
+        raise ValueError(f"--pace is what a layer takes, as 20ms, or a GPU: {error}") from None
+    if cluster is None:
+        if between is not None:
+            raise ValueError("--between is the rate between nodes: say how many, as --cluster 2x8")
+        return ReplaySettings(0.0, name, None, None, _rate(inside))
+    return ReplaySettings(0.0, name, cluster_of(cluster, None, None), _rate(between), _rate(inside))
+
+
+def cluster_of(cluster: str, between: str | None, inside: str | None) -> Cluster:
+    """Makes the cluster of ``2x4`` and its rates.
+
+    Raises:
+        ValueError: it is not nodes × ranks, or a rate is none.
+    """
+    hosts, x, beside = cluster.lower().replace("×", "x").partition("x")
+    if not (hosts.isdigit() and x and beside.isdigit()):
+        raise ValueError(f"--cluster is nodes × ranks on each, as 2x2, not {cluster!r}")
+    return Cluster(int(hosts), int(beside), between=between, inside=inside)
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    return link(text) if text in LINKS else bytes_per_second(text)
+
 
 #: What all ranks of a collective have in common: group, ranks, its number among them.
 Key = tuple[str, tuple[int, ...], int]
 #: By rank its operations and exchanges, and all its calls.
-Programs = Mapping[int, tuple[Sequence[Operation | Exchange], Sequence[Call]]]
-ExchangeTime = Callable[[Call], float | None]
+Programs = Mapping[int, tuple[Sequence[Operation | RecordedCollective], Sequence[Call]]]
+CommunicationTime = Callable[[Call], float | None]
 ComputeTime = Callable[[int, Operation], float]
 
 
 @dataclass
-class Flight:
+class CollectiveInFlight:
     """A collective in computed time: when each rank was ready, which one it follows on its connection, when it ends."""
 
     call: Call
     ready: dict[int, float] = field(default_factory=dict)
-    before: list["Flight"] = field(default_factory=list)
+    before: list["CollectiveInFlight"] = field(default_factory=list)
     begin_s: float = 0.0
     end_s: float | None = None
 
@@ -41,27 +98,27 @@ class _Rank:
     """A rank's clocks in seconds: its processor's, its GPU's, when each operation ended, what it waited for."""
 
     rank: int
-    program: Sequence[Operation | Exchange]
+    program: Sequence[Operation | RecordedCollective]
     calls: Sequence[Call]
     at: int = 0
     cpu_s: float = 0.0
     gpu_s: float = 0.0
     ended: list[float] = field(default_factory=list)
-    flights: list[Flight] = field(default_factory=list)
-    last: dict[tuple, Flight] = field(default_factory=dict)
-    stands: list[Flight] = field(default_factory=list)
+    collectives: list[CollectiveInFlight] = field(default_factory=list)
+    last: dict[tuple, CollectiveInFlight] = field(default_factory=dict)
+    stands: list[CollectiveInFlight] = field(default_factory=list)
     busy_s: float = 0.0
     bytes_s: float = 0.0
     late_s: float = 0.0
 
 
 class _Replay:
-    """Replays all ranks' programs together; arguments as of :func:`replay`."""
+    """Replays all ranks' programs together; arguments as of :func:`replay_step`."""
 
-    def __init__(self, programs: Programs, compute_s: ComputeTime, launch_s: float, exchange_s: ExchangeTime):
+    def __init__(self, programs: Programs, compute_s: ComputeTime, launch_s: float, communicate_s: CommunicationTime):
         self.ranks = [_Rank(rank, program, calls) for rank, (program, calls) in sorted(programs.items())]
-        self._flights: dict[Key, Flight] = {}
-        self._compute_s, self._launch_s, self._exchange_s = compute_s, launch_s, exchange_s
+        self._collectives: dict[Key, CollectiveInFlight] = {}
+        self._compute_s, self._launch_s, self._communicate_s = compute_s, launch_s, communicate_s
 
     def run(self) -> None:
         """Replays every rank as far as it can go, until none can go further."""
@@ -69,28 +126,28 @@ class _Replay:
         while moved:
             moved = False
             for rank in self.ranks:
-                while rank.at < len(rank.program) and self._plays(rank):
+                while rank.at < len(rank.program) and self._replay_next(rank):
                     rank.at, moved = rank.at + 1, True
 
-    def _plays(self, rank: _Rank) -> bool:
+    def _replay_next(self, rank: _Rank) -> bool:
         """Replays a rank's next event; False where it has to wait for another rank."""
         event = rank.program[rank.at]
-        awaited = [*(rank.flights[number] for number in event.after), *rank.stands]
-        if any(self.end_s(flight) is None for flight in awaited):
+        awaited = [*(rank.collectives[number] for number in event.after), *rank.stands]
+        if any(self.end_s(collective) is None for collective in awaited):
             return False
-        if isinstance(event, Exchange):
+        if isinstance(event, RecordedCollective):
             self._begin(rank, event, awaited)
         else:
             self._compute(rank, event, awaited)
         return True
 
-    def _compute(self, rank: _Rank, event: Operation, awaited: list[Flight]) -> None:
+    def _compute(self, rank: _Rank, event: Operation, awaited: list[CollectiveInFlight]) -> None:
         rank.stands = []
         rank.cpu_s += self._launch_s
         begin = max(rank.gpu_s, rank.cpu_s)
-        for flight in sorted(awaited, key=lambda awaited_flight: awaited_flight.end_s or 0.0):
-            until = max(begin, flight.end_s or 0.0)
-            late = min(max(flight.begin_s - begin, 0.0), until - begin)
+        for collective in sorted(awaited, key=lambda call: call.end_s or 0.0):
+            until = max(begin, collective.end_s or 0.0)
+            late = min(max(collective.begin_s - begin, 0.0), until - begin)
             rank.late_s, rank.bytes_s = rank.late_s + late, rank.bytes_s + until - begin - late
             begin = until
         seconds = self._compute_s(rank.rank, event)
@@ -100,49 +157,51 @@ class _Replay:
         if event.read:
             rank.cpu_s = rank.gpu_s
 
-    def _begin(self, rank: _Rank, event: Exchange, awaited: list[Flight]) -> None:
+    def _begin(self, rank: _Rank, event: RecordedCollective, awaited: list[CollectiveInFlight]) -> None:
         call = rank.calls[event.call]
-        if self._exchange_s(call) is None:
-            rank.flights.append(Flight(call, end_s=0.0))
+        if self._communicate_s(call) is None:
+            rank.collectives.append(CollectiveInFlight(call, end_s=0.0))
             return
-        flight = self._flights.setdefault((call.group, call.ranks, call.number), Flight(call))
+        collective = self._collectives.setdefault((call.group, call.ranks, call.number), CollectiveInFlight(call))
         rank.cpu_s += self._launch_s
         sends = rank.ended[event.operations - 1] if event.operations else 0.0
-        flight.ready[rank.rank] = max([rank.cpu_s, sends, *(earlier.end_s or 0.0 for earlier in awaited)])
+        collective.ready[rank.rank] = max([rank.cpu_s, sends, *(earlier.end_s or 0.0 for earlier in awaited)])
         line = (call.group, call.ranks, call.kind in ("send", "receive"))
-        if line in rank.last and not any(rank.last[line] is earlier for earlier in flight.before):
-            flight.before.append(rank.last[line])
-        rank.last[line] = flight
-        rank.flights.append(flight)
+        if line in rank.last and not any(rank.last[line] is earlier for earlier in collective.before):
+            collective.before.append(rank.last[line])
+        rank.last[line] = collective
+        rank.collectives.append(collective)
         if event.waits:
-            rank.stands.append(flight)
+            rank.stands.append(collective)
 
-    def end_s(self, flight: Flight) -> float | None:
+    def end_s(self, collective: CollectiveInFlight) -> float | None:
         """Returns when a collective ends; None as long as not all its ranks have begun it."""
-        if flight.end_s is None:
-            before = [self.end_s(earlier) for earlier in flight.before]
-            if not set(flight.call.ranks) <= set(flight.ready) or None in before:
+        if collective.end_s is None:
+            before = [self.end_s(earlier) for earlier in collective.before]
+            if not set(collective.call.ranks) <= set(collective.ready) or None in before:
                 return None
-            flight.begin_s = max(flight.ready.values())
-            flight.end_s = max([flight.begin_s, *(end for end in before if end)]) + self.exchange_s(flight)
-        return flight.end_s
+            begin_s = collective.begin_s = max(collective.ready.values())
+            collective.end_s = max([begin_s, *(end for end in before if end)]) + self.communicate_s(collective)
+        return collective.end_s
 
-    def exchange_s(self, flight: Flight) -> float:
+    def communicate_s(self, collective: CollectiveInFlight) -> float:
         """Returns the seconds of a collective."""
-        return self._exchange_s(flight.call) or 0.0
+        return self._communicate_s(collective.call) or 0.0
 
     def times(self, rank: _Rank) -> Times:
         """Returns the seconds of a rank's step by kind."""
-        ends = [self.end_s(flight) or 0.0 for flight in rank.flights]
+        ends = [self.end_s(collective) or 0.0 for collective in rank.collectives]
         step = max([rank.gpu_s, rank.cpu_s, *ends])
-        pairs = zip(rank.flights, ends, strict=True)
-        flights = [Span(rank.rank, "", "", end - self.exchange_s(flight), end) for flight, end in pairs]
+        begins = [end - self.communicate_s(collective) for collective, end in zip(rank.collectives, ends, strict=True)]
+        spans = [Span(rank.rank, "", "", begin, end) for begin, end in zip(begins, ends, strict=True)]
         exposed, late = rank.bytes_s + max(0.0, step - max(rank.gpu_s, rank.cpu_s)), rank.late_s
-        hidden = max(covered_s(flights) - exposed, 0.0)
+        hidden = max(covered_s(spans) - exposed, 0.0)
         return Times(rank.rank, step, rank.busy_s, exposed, hidden, late, max(step - rank.busy_s - exposed - late, 0.0))
 
 
-def replay(programs: Programs, compute_s: ComputeTime, launch_s: float, exchange_s: ExchangeTime) -> list[Times]:
+def replay_step(
+    programs: Programs, compute_s: ComputeTime, launch_s: float, communicate_s: CommunicationTime
+) -> list[Times]:
     """Predicts each rank's step.
 
     A rank's GPU does its operations in their order, each when the processor has launched it and the collectives are
@@ -151,23 +210,23 @@ def replay(programs: Programs, compute_s: ComputeTime, launch_s: float, exchange
 
     Args:
         programs: by rank its operations and exchanges, and all its calls.
-        compute_s: of an operation on a rank. launch_s: the processor's, of an operation. exchange_s: of a collective;
-            None of one that later steps do not have.
+        compute_s: of an operation on a rank. launch_s: the processor's, of an operation.
+        communicate_s: of a collective; None of one that later steps do not have.
 
     Raises:
         ValueError: the step does not come to its end: ranks wait for one another for ever.
     """
-    played = _Replay(programs, compute_s, launch_s, exchange_s)
-    played.run()
-    for rank in played.ranks:
+    replayed = _Replay(programs, compute_s, launch_s, communicate_s)
+    replayed.run()
+    for rank in replayed.ranks:
         if rank.at < len(rank.program):
             event = rank.program[rank.at]
-            awaited = [*(rank.flights[number] for number in event.after), *rank.stands]
-            calls = [flight.call for flight in awaited if flight.end_s is None]
+            awaited = [*(rank.collectives[number] for number in event.after), *rank.stands]
+            calls = [collective.call for collective in awaited if collective.end_s is None]
             by_kind = {kind: {c.place.line: 0 for c in calls if c.kind == kind} for kind in {c.kind: 0 for c in calls}}
             lines_text = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in by_kind.items())
             raise ValueError(f"rank {rank.rank} waits for ever for {lines_text}")
-    return [played.times(rank) for rank in played.ranks]
+    return [replayed.times(rank) for rank in replayed.ranks]
 
 
 #: Of a processor, for one operation from Python: 24 layers of width 1,024, some 3,200 operations, take 79 ms on an A100
@@ -180,7 +239,7 @@ TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time
 
 
-def add_pace(asked: Pace, measured: Summary, seen: Sequence[RankTrace]) -> None:
+def add_predicted_step(asked: ReplaySettings, measured: Summary, seen: Sequence[RankTrace]) -> None:
     """Adds the predicted times that were asked for to the summary.
 
     Raises:
@@ -189,13 +248,13 @@ def add_pace(asked: Pace, measured: Summary, seen: Sequence[RankTrace]) -> None:
     if asked.gpu:
         host_ranks = asked.cluster.ranks_per_host if asked.cluster else measured.ranks
         machine = devices(asked.gpu, measured.ranks, host_ranks, asked.between, asked.inside)
-        measured.paced = on_gpus(seen, machine)
+        measured.predicted = on_gpus(seen, machine)
         return
     own_s = {
         name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
         for trace in seen
-        if trace.waited
-        for name, some in trace.waited.computed_s.items()
+        if trace.padded
+        for name, some in trace.padded.computed_s.items()
     }
     if own_s and max(own_s.values()) > asked.layer_s:
         name = max(own_s, key=own_s.__getitem__)
@@ -203,7 +262,7 @@ def add_pace(asked: Pace, measured: Summary, seen: Sequence[RankTrace]) -> None:
             f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own_s[name]:.1f} ms "
             "by itself; give --pace more, or make the layers smaller"
         )
-    measured.paced = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
+    measured.predicted = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
 
 
 def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
@@ -218,7 +277,7 @@ def devices(name: str, ranks: int, host_ranks: int, between: float | None, insid
     return Machine(device, ranks, host_ranks, **({} if between is None else {"between": between}))
 
 
-def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> Paced:
+def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> PredictedStep:
     """Predicts the second step of all ranks on GPUs.
 
     Raises:
@@ -236,10 +295,10 @@ def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> Paced:
     if any("compile" in note for trace in seen for note in trace.notes):
         assumed.append("operations one by one: torch.compile would launch fewer")
 
-    def exchange_s(call: Call) -> float:
+    def communicate_s(call: Call) -> float:
         return collective_s(call, machine)
 
-    return _paced(seen, machine, lambda _, operation: on_gpu(operation), LAUNCH_S, exchange_s, assumed)
+    return _predict(seen, machine, lambda _, operation: on_gpu(operation), LAUNCH_S, communicate_s, assumed)
 
 
 def _works(seen: Sequence[RankTrace]) -> dict[int, StepWork]:
@@ -250,10 +309,10 @@ def _works(seen: Sequence[RankTrace]) -> dict[int, StepWork]:
     return works
 
 
-def _paced(
+def _predict(
     seen: Sequence[RankTrace], machine: Machine, compute_s: ComputeTime, launch_s: float,
-    exchange_s: Callable[[Call], float], assumed: list[str],
-) -> Paced:  # fmt: skip
+    communicate_s: Callable[[Call], float], assumed: list[str],
+) -> PredictedStep:  # fmt: skip
     """Predicts the second step of all ranks, and the same step with collectives that take no time.
 
     A collective that no later step has takes none.
@@ -261,17 +320,17 @@ def _paced(
     later = set().union(*(_later(trace) for trace in seen))
     calls = {trace.rank: trace.calls for trace in seen}
     programs = {rank: (work.list, calls[rank]) for rank, work in _works(seen).items()}
-    with_links = replay(
-        programs, compute_s, launch_s, lambda call: exchange_s(call) if _call_key(call) in later else None
+    with_links = replay_step(
+        programs, compute_s, launch_s, lambda call: communicate_s(call) if _call_key(call) in later else None
     )
-    alone = replay(programs, compute_s, launch_s, lambda call: None)
-    return Paced(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
+    alone = replay_step(programs, compute_s, launch_s, lambda call: None)
+    return PredictedStep(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
 
 
-def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> Paced:
+def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> PredictedStep:
     """Predicts the second step of all ranks with these links, layers of the given time, and no time for all else.
 
-    It is what the run that waited is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.
+    It is what the run with padded layers is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.
 
     Raises:
         ValueError: the script has no layers, or ended within its second step.
@@ -283,17 +342,20 @@ def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> Paced:
     machine = Machine(device, cluster.size, cluster.ranks_per_host, between, 0.0, 0.0, link_share=1.0)
     shares = {trace.rank: _shares(trace) for trace in seen}
 
-    def exchange_s(call: Call) -> float:
+    def communicate_s(call: Call) -> float:
         return collective_s(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
 
-    paced = _paced(seen, machine, lambda rank, operation: shares[rank].get(id(operation), 0.0), 0.0, exchange_s, [])
-    return replace(paced, layer_s=seen[0].waited.forward_s if seen[0].waited else 0.0)
+    def compute_s(rank: int, operation: Operation) -> float:
+        return shares[rank].get(id(operation), 0.0)
+
+    predicted = _predict(seen, machine, compute_s, 0.0, communicate_s, [])
+    return replace(predicted, layer_s=seen[0].padded.forward_s if seen[0].padded else 0.0)
 
 
 def _shares(trace: RankTrace) -> dict[int, float]:
     """Divides the time of a layer's pass over its operations in proportion to what a GPU would take for them."""
     assert trace.work is not None
-    assert trace.waited is not None
+    assert trace.padded is not None
     machine = Machine(gpu("A100-80GB"))
     passes: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     for event in trace.work.list:
@@ -305,7 +367,7 @@ def _shares(trace: RankTrace) -> dict[int, float]:
     shares: dict[int, float] = {}
     for (_, phase), events in passes.items():
         total = sum(weight for _, weight in events) or 1.0
-        seconds = trace.waited.forward_s * (BACKWARD if phase == "backward" else 1) * trace.cuts[1].backwards
+        seconds = trace.padded.forward_s * (BACKWARD if phase == "backward" else 1) * trace.cuts[1].backwards
         shares |= {event: seconds * weight / total for event, weight in events}
     return shares
 
