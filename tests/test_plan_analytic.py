@@ -19,9 +19,10 @@ from pardemo.planner import dry_run_comparison, engines, hardware, models, table
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, configurations
+from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, kept_of_a_token
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
 from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
-from pardemo.planner.layouts.memory import OVERHEADS, kept_of_a_token, memory
+from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.layouts.shape import Mamba, Shape
 from pardemo.planner.layouts.step import step

@@ -17,9 +17,9 @@ from pardemo.planner import hardware
 from pardemo.planner.estimate import FULLEST
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, Overheads, peak
 from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import OVERHEADS, Overheads, peak
 from pardemo.planner.layouts.published.finetune_runs import (
     A800,
     QWEN,

@@ -8,8 +8,8 @@ from typing import Any
 
 from pardemo import project
 from pardemo.planner.layouts import intervals
+from pardemo.planner.layouts.fine_tune_memory import peak
 from pardemo.planner.layouts.intervals import COVERAGE, FINE_TUNES, RATIOS, kinds_of_runs, stage_hosts
-from pardemo.planner.layouts.memory import peak
 from pardemo.planner.layouts.published import against, finetune_runs, published
 from pardemo.planner.layouts.published.against import LEAST_MFU, ComparedRun
 from pardemo.planner.layouts.step import step

@@ -83,7 +83,7 @@ class Stack:
             parameters are gathered ahead.
 
     ``engine``: torch, deepspeed or fsdp2 under Transformers' Trainer, whose memory and traffic are read from their
-    sources (``memory.peak``, ``fine_tune_step``); "" for the others. ``overlaps``: whether DeepSpeed sends
+    sources (``fine_tune_memory``, ``fine_tune_step``); "" for the others. ``overlaps``: whether DeepSpeed sends
     beside the backward pass (``overlap_comm``); None: its default, stage 3 alone. ``bucket`` is its
     ``reduce_bucket_size``.
     ``can``: what it runs: tp, cp, pp, ep, etp, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks,
