@@ -199,7 +199,7 @@ def shares_on_gpu(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight:
     Args:
         ranks: the data-parallel ones that are asked for; the dry run may have had fewer.
         in_flight: micro-batches whose activations a pipeline stage holds.
-        offload: one of :data:`pardemo.planner.memory_curve.OFFLOADS`.
+        offload: one of :data:`pardemo.planner.estimate.OFFLOADS`.
     """
     fewer = footprint.job.ranks / ranks
     parts = np.zeros(len(footprint.lives))
