@@ -139,7 +139,17 @@ def test_a_precision_that_a_gpu_has_not_is_one_line():
 
 
 def test_fewer_bits_are_quicker_and_keep_less():
-    big = replace(SMALL, hidden=8192, heads=64, groups=8, middle=28672, layers=16, head=128, value=128, attention=())
+    big = replace(
+        SMALL,
+        hidden=8192,
+        heads=64,
+        kv_heads=8,
+        ffn_hidden=28672,
+        layers=16,
+        head_dim=128,
+        value_dim=128,
+        projections=(),
+    )
     layout = Layout(tp=2, dp=32, sharding="zero1", sequence_parallel=True, accumulation=4)
     given = {name: job(big, precision=name, sequence=8192) for name in hardware.PRECISIONS}
     seconds = {name: step(of, layout).seconds for name, of in given.items()}
@@ -159,29 +169,29 @@ def test_the_embedding_and_the_loss_take_a_layers_place():
     with pytest.raises(ValueError, match=r"126.*layers.*PP.*16.*8.*126"):
         check_layout(layout, llama, 256, 8192)
     for layers, mtp, count in ((61, 1, 16), (61, 0, 16), (82, 0, 16), (7, 1, 8), (94, 0, 32), (3, 0, 3)):
-        cut = pieces(replace(SMALL, layers=layers, mtp=mtp), count)
+        cut = pieces(replace(SMALL, layers=layers, mtp_layers=mtp), count)
         assert (sum(cut), len(cut), min(cut) >= 0) == (layers, count, True)
 
 
 def test_layers_of_each_kind_are_counted():
     gpt_oss = configurations.of(configurations.find_configuration("gpt-oss-20b"))
-    assert dict(gpt_oss.kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
-    assert gpt_oss.seen(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
-    assert gpt_oss.seen(Layer(window=128), 64) == 32, "a window that is wider than the sample"
+    assert dict(gpt_oss.layer_kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
+    assert gpt_oss.attended_tokens(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
+    assert gpt_oss.attended_tokens(Layer(window=128), 64) == 32, "a window that is wider than the sample"
     scout = configurations.of(configurations.find_configuration("llama4-scout"))
-    assert scout.seen(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
-    windowed = replace(SMALL, window=1024, windowed=8)
+    assert scout.attended_tokens(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
+    windowed = replace(SMALL, window=1024, windowed_layers=8)
     assert (
         step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
         < 0.1 * step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
     )
     maverick = configurations.of(configurations.find_configuration("llama4-maverick"))
-    assert sum(count for kind, count in maverick.kinds if kind.mlp == "experts") == 24
+    assert sum(count for kind, count in maverick.layer_kinds if kind.mlp == "experts") == 24
     hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
-                   linear=Mamba(16, 64, 128, 8))  # fmt: skip
-    assert sum(count for _, count in hybrid.kinds) == 4
+                   linear_mixer=Mamba(16, 64, 128, 8))  # fmt: skip
+    assert sum(count for _, count in hybrid.layer_kinds) == 4
     assert set(step(job(hybrid), Layout(dp=64, ep=8)).parts) >= {"matrix multiplications", "expert-parallel traffic"}
-    further = replace(SMALL, mtp=1)
+    further = replace(SMALL, mtp_layers=1)
     assert further.params > SMALL.params
     assert step(job(further), Layout(dp=64)).seconds > step(job(SMALL), Layout(dp=64)).seconds
 
@@ -190,13 +200,13 @@ def test_layers_of_each_kind_are_counted():
 def test_a_window_is_planned_where_a_configuration_has_one(kind):
     config = CONFIG_MAPPING[kind](num_hidden_layers=8)
     if kind == "qwen2":
-        assert configurations.of(config).windowed == 0, "use_sliding_window is false"
+        assert configurations.of(config).windowed_layers == 0, "use_sliding_window is false"
         config = CONFIG_MAPPING[kind](
             num_hidden_layers=8, use_sliding_window=True, max_window_layers=6, sliding_window=512
         )
-        assert (configurations.of(config).window, configurations.of(config).windowed) == (512, 2)
+        assert (configurations.of(config).window, configurations.of(config).windowed_layers) == (512, 2)
     else:
-        assert configurations.of(config).windowed == {"mistral": 8, "gemma2": 4}[kind]
+        assert configurations.of(config).windowed_layers == {"mistral": 8, "gemma2": 4}[kind]
 
 
 def test_a_rack_is_one_host():

@@ -71,14 +71,14 @@ def test_inputs_are_kept_for_adapters_alone():
     layout = Layout()
     full, some, every = (kept_bytes(job(tuning), layout) for tuning in (Tuning(), QKV, EVERY))
     # of a frozen MLP: its input in 16 bits, and what its second product multiplies
-    assert full - some == pytest.approx(2 * LLAMA.hidden + 2 * LLAMA.middle - 2 * 16)
+    assert full - some == pytest.approx(2 * LLAMA.hidden + 2 * LLAMA.ffn_hidden - 2 * 16)
     assert every == pytest.approx(full + 4 * 2 * 16), "all inputs, and four low ranks"
     dropped = kept_bytes(job(Tuning(16, ("qkv_proj",), dropout=0.1)), layout)
     assert dropped - some == 3 * LLAMA.hidden
 
 
 def test_adapters_move_what_tensor_parallelism_leaves_on_a_rank():
-    width, queries, middle = LLAMA.hidden, LLAMA.heads * LLAMA.head, LLAMA.middle
+    width, queries, middle = LLAMA.hidden, LLAMA.heads * LLAMA.head_dim, LLAMA.ffn_hidden
     whole, cut = (per_rank.adapters_moved_bytes(job(EVERY), Layout(tp=tp)) for tp in (1, 8))
     by_columns = 2 * 2 * width * (1 - 1 / 8)  # the input of qkv, of gate and up: each rank reads it whole
     assert cut - by_columns == pytest.approx(whole / 8)
@@ -116,7 +116,7 @@ def test_an_interval_says_that_no_run_with_lora_is_known():
 
 
 def test_models_with_state_spaces_are_refused():
-    hybrid = replace(LLAMA, pattern="M*-" * 26 + "M*", linear=Mamba(128, 64, 128, 8))
+    hybrid = replace(LLAMA, pattern="M*-" * 26 + "M*", linear_mixer=Mamba(128, 64, 128, 8))
     with pytest.raises(ValueError, match="LoRA"):
         replace(job(), shape=hybrid)
 

@@ -185,7 +185,7 @@ def test_beyond_the_hosts_of_any_measured_run_a_search_prefers_what_was_measured
     hosts, stage = intervals.measured_hosts("nanotron")
     assert (hosts, stage) == (32, 32)
     assert intervals.measured_hosts("meta-2024") is None
-    what = replace(SMALL, layers=32, hidden=4096, heads=32, groups=32, middle=14336)
+    what = replace(SMALL, layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=14336)
     many = job(what, 512, program="nanotron")
     answer = search(many, 512)
     (line,) = answers.describe_reach(answer)

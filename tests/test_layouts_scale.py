@@ -130,7 +130,7 @@ def test_runs_on_few_hosts_would_promise_too_much_for_32():
 
 
 LATENT = configurations.of(models.find("deepseek-v3"))
-DENSE, ROUTED = (next(kind for kind, _ in LATENT.kinds if kind.mlp == mlp) for mlp in ("dense", "experts"))
+DENSE, ROUTED = (next(kind for kind, _ in LATENT.layer_kinds if kind.mlp == mlp) for mlp in ("dense", "experts"))
 H, MIDDLE, HEADS = 7168, 2048, 128
 
 
@@ -188,7 +188,7 @@ def test_what_a_layer_keeps_by_hand():
 
 def test_heads_that_share_keys_keep_an_output_as_wide_as_queries():
     shape = Shape(4, 4096, 32, 8, 11008, 32000)
-    found = kept(training(shape), Layout(dp=64), shape.kinds[0][0])
+    found = kept(training(shape), Layout(dp=64), shape.layer_kinds[0][0])
     assert found["attention's output"] == pytest.approx(2 * 4096)
     assert found["heads"] == pytest.approx(2 * (4096 + 2 * 1024))
 

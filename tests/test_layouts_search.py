@@ -79,7 +79,7 @@ def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():
     assert contexts == {"ring", "all-to-all"}
     assert {("zero2", False), ("zero3", False), ("zero1", True)} < shardings
     assert not {("zero2", True), ("zero3", True)} & shardings, "its FSDP takes the place of a pipeline"
-    latent = replace(LLAMA, groups=64, head=192, value=128)  # keys and values of two widths go round a ring
+    latent = replace(LLAMA, kv_heads=64, head_dim=192, value_dim=128)  # keys and values of two widths go round a ring
     assert {one.context for one in layouts(latent, job(latent, 64).machine, 128, 8192)} == {"ring"}
     shardings, contexts = kinds("torchtitan")
     assert contexts == {"ring"}

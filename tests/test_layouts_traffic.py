@@ -46,7 +46,7 @@ def test_sequences_are_shared_by_a_ring_or_by_all_to_alls():
         check_layout(Layout(tp=8, cp=16, context="all-to-all"), LLAMA, 128, 65536)
     with pytest.raises(ValueError, match=r"8.*divide.*TP.*2.*CP.*8"):
         check_layout(Layout(tp=2, cp=8, context="all-to-all"), LLAMA, 16, 65536)
-    latent = replace(LLAMA, groups=64, head=192, value=128)
+    latent = replace(LLAMA, kv_heads=64, head_dim=192, value_dim=128)
     with pytest.raises(ValueError, match=r"192.*128.*through"):
         check_layout(Layout(cp=8, context="all-to-all"), latent, 8, 65536)
     check_layout(Layout(tp=16, context="all-to-all"), LLAMA, 16, 65536)  # nobody shares a sequence

@@ -134,7 +134,7 @@ def test_reports_of_memory():
 def test_weights_in_few_bits():
     shape = configurations.of(models.find("llama3.1-8b"))
     whole, four = (weight_bytes(Tuning(8, ("q_proj",), base=base), shape) for base in ("bf16", "nf4"))
-    ends = 2 * shape.ends_params
+    ends = 2 * shape.embedding_and_head_params
     assert four - ends == pytest.approx((whole - ends) * (0.5 + 4 / 64) / 2, rel=0.01)
     with pytest.raises(ValueError, match=r"nf4.*LoRA"):
         Tuning(base="nf4")
@@ -293,7 +293,7 @@ def test_what_lora_cannot_go_to_is_one_line(kind, more, target, told):
 
 
 def test_a_model_with_state_spaces_is_refused():
-    hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", linear=Mamba(4, 16, 16, 2), name="nemotron_h")
+    hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", linear_mixer=Mamba(4, 16, 16, 2), name="nemotron_h")
     with pytest.raises(ValueError, match="nemotron_h"):
         fine_tune(hybrid, A100S)
 

@@ -33,7 +33,7 @@ from pardemo.zero import Zero1, Zero3
 
 #: 4 layers of 1.3 MB each in bf16; activations of 512 KiB. At 100 Mbit/s that is 105 and 42 ms: long beside the tenths
 #: of a millisecond in which one process wakes another, and beside what it takes to add such tensors.
-SHAPE = Shape(layers=4, hidden=256, heads=4, groups=4, middle=768, vocabulary=1, gated=False, name="paced")
+SHAPE = Shape(layers=4, hidden=256, heads=4, kv_heads=4, ffn_hidden=768, vocabulary=1, gated=False, name="paced")
 SEQUENCE = 1024
 STEPS = 2
 SOURCE = "emulated hosts on this machine"

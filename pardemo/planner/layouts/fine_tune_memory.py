@@ -49,14 +49,14 @@ def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool 
             the norms' part.
     """
     full, h, m = not tuning.lora, shape.hidden, _middle(shape)
-    queries, others = shape.heads * shape.head, shape.groups * (shape.head + shape.value)
+    queries, others = shape.heads * shape.head_dim, shape.kv_heads * (shape.head_dim + shape.value_dim)
     norm = 8.0 * full + 4.0 * (not full) if shape.gated else 2.0 + 2.0 * full
-    of_heads = (4.0 + 2.0 * full) * (queries + shape.groups * shape.head)
-    uncut = shape.norms * norm * h
-    kept = of_heads if shape.head_norms else 0.0
-    kept += 6 * shape.heads * scores + 2 * (queries + others + shape.heads * shape.value)
+    of_heads = (4.0 + 2.0 * full) * (queries + shape.kv_heads * shape.head_dim)
+    uncut = shape.norms_per_layer * norm * h
+    kept = of_heads if shape.qk_norm else 0.0
+    kept += 6 * shape.heads * scores + 2 * (queries + others + shape.heads * shape.value_dim)
     kept += (6 + 2 * full) * m if shape.gated else (2 + 2 * full) * m
-    kept += 6 * m + 2 * h if shape.by_hand else 0.0
+    kept += 6 * m + 2 * h if shape.unfused_activation else 0.0
     if tuning.lora and inputs:
         kept += 4 * h + 2 * m
     if tuning.lora:
@@ -69,11 +69,11 @@ def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool 
 def _middle(shape: Shape) -> float:
     """An MLP's width that a token goes through, on average over the layers."""
     total = 0.0
-    for kind, count in shape.kinds:
+    for kind, count in shape.layer_kinds:
         if kind.mlp == "dense":
-            total += count * shape.middle
+            total += count * shape.ffn_hidden
         elif kind.mlp == "experts" and shape.experts:
-            total += count * (shape.experts.chosen * shape.experts.middle + shape.experts.shared)
+            total += count * (shape.experts.top_k * shape.experts.ffn_hidden + shape.experts.shared_ffn_hidden)
     return total / shape.layers
 
 
@@ -159,7 +159,7 @@ def _gathered(job: Job, layout: Layout) -> float:
     if layout.dp == 1 or engine not in ("zero-3", "fsdp2"):
         return 0.0
     if engine == "fsdp2":
-        return 2.0 * shape.ends_params / layout.tp
+        return 2.0 * shape.embedding_and_head_params / layout.tp
     return min(
         2.0 * shape.params / layout.tp, max(2.0 * LIVE, 2 * shape.head_params / layout.tp + _layer_bytes(job, layout))
     )
@@ -179,7 +179,7 @@ def _buckets(job: Job, layout: Layout) -> float:
 
 def _layer_bytes(job: Job, layout: Layout) -> float:
     """Of a layer's weights in 16 bits, on a tensor-parallel rank."""
-    return 2 * (job.shape.params - job.shape.ends_params) / job.shape.layers / layout.tp
+    return 2 * (job.shape.params - job.shape.embedding_and_head_params) / job.shape.layers / layout.tp
 
 
 def _update(job: Job, layout: Layout) -> float:

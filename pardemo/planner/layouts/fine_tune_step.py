@@ -88,12 +88,12 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
     engine, layers = engine_of(job, layout), shape.layers / layout.pp
     stage, again = stage_of(engine), layout.recompute == "full"
     parts = Parts()
-    for kind, count in shape.kinds:
+    for kind, count in shape.layer_kinds:
         parts.more(layer(job, layout, kind), layers * count / shape.layers)
     parts.more(head(job, layout), tuning.labels)  # of all tokens, and made of those that have a label
     if BASES[tuning.base] < 2:
         passes = 3 if again else 2
-        packed = (shape.params - shape.ends_params) / (layout.tp * layout.pp)
+        packed = (shape.params - shape.embedding_and_head_params) / (layout.tp * layout.pp)
         parts.add("memory bandwidth", passes * packed * UNPACKED / machine.memory_bytes_per_s)
     if stage:
         parts.seconds["launching kernels"] = _waited(job, layout, parts)
@@ -139,7 +139,7 @@ def _gradients(job: Job) -> int:
     if job.frozen:
         return 2 * len(adapted_parts(job.tuning, job.shape))
     attention, mlp = 4, 2 + job.shape.gated
-    return attention + mlp + job.shape.norms
+    return attention + mlp + job.shape.norms_per_layer
 
 
 def tensor_bytes(job: Job, layout: Layout) -> float:
@@ -164,7 +164,7 @@ def sent_bytes(job: Job, layout: Layout) -> tuple[float, float]:
         return 4 * trained * share, 0.0
     if engine in ("zero-1", "zero-2"):
         return 4 * trained * share, 2 * trained * share
-    kept = shape.ends_params / cut if engine == "fsdp2" else min(params, LIVE)
+    kept = shape.embedding_and_head_params / cut if engine == "fsdp2" else min(params, LIVE)
     again = params - kept
     if engine == "zero-3" and job.frozen and layout.recompute == "full":
         again = max(0.0, FROZEN_AGAIN * params - 0.8 * kept)

@@ -145,7 +145,7 @@ def exchanges_heads(layout: Layout, shape: Shape) -> bool:
     TransformerEngine asks for both (``AttnFuncWithCPAndQKVOA2A``), and for keys that are as wide as values.
     """
     ranks = layout.tp * layout.cp
-    return shape.heads % ranks == 0 and shape.groups % ranks == 0 and shape.head == shape.value
+    return shape.heads % ranks == 0 and shape.kv_heads % ranks == 0 and shape.head_dim == shape.value_dim
 
 
 def check_layout(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool = False) -> None:
@@ -165,9 +165,10 @@ def _wrongs(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_laye
         fits = _divisors(shape.heads, gpus)
         yield f"{shape.heads} attention heads do not divide by TP {tp}; {fits} would do"
     if cp > 1 and layout.context == "all-to-all" and not exchanges_heads(layout, shape):
-        if shape.head != shape.value:
-            yield f"keys of {shape.head} and values of {shape.value} go through no all-to-alls; they go round a ring"
-        heads = f"{shape.heads} attention" if shape.heads % (tp * cp) else f"{shape.groups} key-value"
+        if shape.head_dim != shape.value_dim:
+            widths = f"keys of {shape.head_dim} and values of {shape.value_dim}"
+            yield f"{widths} go through no all-to-alls; they go round a ring"
+        heads = f"{shape.heads} attention" if shape.heads % (tp * cp) else f"{shape.kv_heads} key-value"
         yield f"{heads} heads do not divide by TP {tp} × CP {cp}, as all-to-alls need; a ring does not"
     most = shape.layers + (2 if chunks > 1 and ends_as_layers else 0)
     if pp * chunks > most:
@@ -187,8 +188,8 @@ def _wrongs(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_laye
         yield f"an interleaved pipeline takes micro-batches in multiples of PP {pp}, not {layout.accumulation}"
     if experts and experts.count % ep:
         yield f"{experts.count} experts do not divide by EP {ep}; {_divisors(experts.count, experts.count)} would do"
-    if experts and experts.middle % etp:
-        yield f"experts of width {experts.middle} do not divide by ETP {etp}"
+    if experts and experts.ffn_hidden % etp:
+        yield f"experts of width {experts.ffn_hidden} do not divide by ETP {etp}"
     if etp > 1 and experts is None:
         yield f"ETP {etp} needs a model with experts; {name} has none"
     if (ranks := tp * layout.replicas) % layout.expert_ranks:

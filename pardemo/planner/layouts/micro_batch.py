@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pardemo.planner.layouts import per_rank
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.shape import COLUMNS, Layer, Product
-from pardemo.planner.layouts.shape import again as recomputed
+from pardemo.planner.layouts.shape import COLUMNS, Layer, Matmul, recomputed
 
 #: Where a step's time goes.
 PARTS = (
@@ -41,12 +40,12 @@ class Parts:
         return sum(self.seconds.values())
 
 
-def product(job: Job, weights: Product, tp: int, tokens: float, whole: bool = False) -> float:
+def product(job: Job, weights: Matmul, tp: int, tokens: float, whole: bool = False) -> float:
     """Seconds of ``tokens`` rows times one rank's share of the weights; ``whole``: in bf16, whatever the job's is.
 
     Operations over the rate of large products, which each of the three sizes loses something of when it is small.
     """
-    inputs, outputs = weights.on(tp)
+    inputs, outputs = weights.on_rank(tp)
     small, rate = job.small, 1.0 if whole else job.rate
     gpu = job.machine.gpu
     most = gpu.reachable * (1.0 if gpu.measured else MOST_OF_ALONE)
@@ -61,7 +60,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     ``kind``: by default the model's first.
     """
     shape, machine, stack, parts = job.shape, job.machine, job.stack, Parts()
-    kind = kind or shape.kinds[0][0]
+    kind = kind or shape.layer_kinds[0][0]
     tokens = layout.micro_batch * job.sequence / layout.cp
     full = layout.recompute == "full"
     passes = 4 if full else 3  # of a product: the backward pass makes two, or one for inputs alone
@@ -70,24 +69,24 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     again = stack.selective_products if layout.recompute == "selective" and not layout.modules else 0.0
     modules = recomputed(shape, layout.modules, kind)
     exchanges += modules.blocks
-    weights = shape.products(kind)
+    weights = shape.matmuls(kind)
     products = sum(product(job, each, layout.tp, tokens) for each in weights)
     uncut = stack.whole / (layout.tp if layout.sequence_parallel else 1)
     moved = tokens * shape.hidden * (uncut + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
-    moved += 6 * tokens * shape.hidden * (shape.streams - 1) * blocks  # read twice, written once, in 2 bytes
-    moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
-    more = sum(product(job, each, layout.tp, tokens) for each in modules.weights)
+    moved += 6 * tokens * shape.hidden * (shape.residual_streams - 1) * blocks  # read twice, written once, in 2 bytes
+    moved += tokens * job.casts * sum(sum(each.on_rank(layout.tp)) for each in weights)
+    more = sum(product(job, each, layout.tp, tokens) for each in modules.matmuls)
     more_moved = tokens * (
-        modules.blocks * shape.hidden * (uncut + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
+        modules.blocks * shape.hidden * (uncut + stack.cut / layout.tp) + 2 * modules.elements / layout.tp
     )
     if job.frozen and stack.adapters:
         moved += stack.adapters * tokens * per_rank.adapters_moved_bytes(job, layout)
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)
-    elif kind.mixer == "linear" and shape.linear:
-        moved += 2 * tokens * shape.linear.inner / layout.tp * stack.filtered
-        scan = tokens * shape.linear.scan_flops / layout.tp
+    elif kind.mixer == "linear" and shape.linear_mixer:
+        moved += 2 * tokens * shape.linear_mixer.inner_dim / layout.tp * stack.filtered
+        scan = tokens * shape.linear_mixer.scan_flops / layout.tp
         attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * stack.attention)
     launches = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
@@ -143,26 +142,26 @@ def experts(job: Job, layout: Layout) -> Routed:
     if of is None:
         raise ValueError(f"{shape.name or 'this model'} has no experts")
     tokens = layout.micro_batch * job.sequence / layout.cp / layout.tp
-    sent = tokens * of.chosen  # rows that a rank sends, and as many that it gets, if all are chosen alike
+    sent = tokens * of.top_k  # rows that a rank sends, and as many that it gets, if all are chosen alike
     rows = sent * layout.etp * job.imbalance
     here = of.count / layout.ep
-    weights, width = shape.expert, of.latent or shape.hidden
+    weights, width = shape.expert_matmuls, of.latent_dim or shape.hidden
     products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
     fused = job.dispatcher == "fused"
     moved = 2 * width * rows * (stack.routed_fused if fused else stack.routed)
     moved *= 1 - job.overlapped * stack.hides_routed
-    moved += 2 * rows * of.middle / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
-    moved += rows * job.casts * sum(sum(each.on(layout.etp)) for each in weights)
+    moved += 2 * rows * of.ffn_hidden / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
+    moved += rows * job.casts * sum(sum(each.on_rank(layout.etp)) for each in weights)
     nbytes = 2 * sent * width
     if fused:
-        exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.chosen)
+        exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.top_k)
     else:
         exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
     exchange *= 1 - job.overlapped * stack.hides_experts
     if layout.etp > 1:
         exchange += machine.gather(2 * rows * width, layout.etp)
-    if of.biased:
-        moved += 2 * rows * sum(each.on(layout.etp)[1] for each in weights) * stack.biased
+    if of.bias:
+        moved += 2 * rows * sum(each.on_rank(layout.etp)[1] for each in weights) * stack.biased
     host = job.dropless and not (fused and job.started_by_graphs)
     launches = stack.expert_launch_s if host else 0.0
     return Routed(products, moved, exchange, launches)
@@ -176,11 +175,11 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     """
     shape, machine, length = job.shape.with_heads_of(kind), job.machine, job.sequence
     heads = shape.heads / layout.tp
-    flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head + shape.value)
+    flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head_dim + shape.value_dim)
     chosen = "core_attn" in layout.modules if layout.modules else job.stack.selective_attention
     again = layout.recompute == "full" or (layout.recompute == "selective" and chosen)
     if job.fused:
-        flops *= shape.seen(kind, length) / length
+        flops *= shape.attended_tokens(kind, length) / length
         even = job.stack.even_context or layout.context == "all-to-all"  # then each rank has the whole sequence
         uneven = 1.0 if even else 2 - 1 / layout.cp
         return (1 + BACKWARD_ATTENTION + again) * uneven * flops / (machine.attention_flops * job.stack.attention)
@@ -198,11 +197,11 @@ def _context(job: Job, layout: Layout, kind: Layer, attention: float) -> float:
     shape = job.shape.with_heads_of(kind)
     if layout.context == "all-to-all":
         tokens = layout.micro_batch * job.sequence / layout.cp
-        width = shape.heads * (shape.head + shape.value) + shape.groups * (shape.head + shape.value)
+        width = shape.heads * (shape.head_dim + shape.value_dim) + shape.kv_heads * (shape.head_dim + shape.value_dim)
         passes = 3 if layout.recompute == "full" else 2
         sent = job.machine.all_to_all(2 * tokens * width / layout.tp, layout.cp, layout.tp)
         return passes * (sent + 3 * job.machine.latency(layout.cp, layout.tp))  # four of them
-    nbytes = 2 * layout.micro_batch * job.sequence * shape.groups * (shape.head + shape.value) / layout.tp
+    nbytes = 2 * layout.micro_batch * job.sequence * shape.kv_heads * (shape.head_dim + shape.value_dim) / layout.tp
     machine, ranks = job.machine, (layout.cp, layout.tp)
     if job.stack.gathers_context:
         forward, backward = machine.gather(nbytes, *ranks), 2 * machine.gather(nbytes, *ranks)
@@ -227,14 +226,14 @@ def head(job: Job, layout: Layout) -> Parts:
     """Seconds of the logits and their loss, both passes; and of the layers that predict further tokens."""
     shape, parts = job.shape, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
-    head = Product(shape.hidden, shape.vocabulary, COLUMNS)
-    times = 1 + shape.mtp
+    head = Matmul(shape.hidden, shape.vocabulary, COLUMNS)
+    times = 1 + shape.mtp_layers
     logits = tokens * shape.vocabulary / layout.tp
     passes = 3 if not job.frozen or job.tuning.embeddings else 2
     parts.add("matrix multiplications", times * passes * product(job, head, layout.tp, tokens, whole=True))
     parts.add("memory bandwidth", times * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
-    if shape.mtp:
-        parts.more(layer(job, layout, shape.mtp_layer), shape.mtp)
-        joined = product(job, Product(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
-        parts.add("matrix multiplications", shape.mtp * (3 - job.frozen) * joined)
+    if shape.mtp_layers:
+        parts.more(layer(job, layout, shape.mtp_layer_kind), shape.mtp_layers)
+        joined = product(job, Matmul(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
+        parts.add("matrix multiplications", shape.mtp_layers * (3 - job.frozen) * joined)
     return parts

@@ -37,10 +37,10 @@ def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owne
         dense += shape.embedding_params / layout.tp
     if place == layout.pp - 1 and not (place == 0 and shape.tied):
         dense += shape.head_params / layout.tp
-    if place == layout.pp - 1 and shape.mtp:
-        inside = shape.expert_params if shape.mtp_layer.mlp == "experts" else 0
-        dense += shape.mtp * (shape.mtp_params - inside) / layout.tp
-        experts += shape.mtp * inside / layout.expert_ranks
+    if place == layout.pp - 1 and shape.mtp_layers:
+        inside = shape.expert_params if shape.mtp_layer_kind.mlp == "experts" else 0
+        dense += shape.mtp_layers * (shape.mtp_params - inside) / layout.tp
+        experts += shape.mtp_layers * inside / layout.expert_ranks
     return Owned(dense, experts)
 
 
@@ -104,7 +104,7 @@ LOW = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 def kept_bytes(job: Job, layout: Layout) -> float:
     """Bytes that a layer keeps of each token for its backward pass, on one rank; of several kinds, on average."""
     if layout.recompute == "full":
-        return 2 * job.shape.hidden * job.shape.streams / (layout.tp if layout.sequence_parallel else 1)
+        return 2 * job.shape.hidden * job.shape.residual_streams / (layout.tp if layout.sequence_parallel else 1)
     key = "kept", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
     if key not in job.remembered:
         job.remembered[key] = _kept_bytes(job, layout)
@@ -112,7 +112,7 @@ def kept_bytes(job: Job, layout: Layout) -> float:
 
 
 def _kept_bytes(job: Job, layout: Layout) -> float:
-    kinds = job.shape.kinds
+    kinds = job.shape.layer_kinds
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
     nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
     by_itself = layout.recompute == "selective" and not layout.modules
@@ -135,14 +135,14 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     blocks = bool(kind.mixer) + bool(kind.mlp)
     normed = 2 * shape.hidden / along
     nbytes = {"residuals": (stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along) * blocks / 2}
-    nbytes["residuals"] += 2 * shape.hidden * (shape.streams - 1) / along * blocks
+    nbytes["residuals"] += 2 * shape.hidden * (shape.residual_streams - 1) / along * blocks
     nbytes["residuals"] -= normed * blocks
     if kind.mixer:
         own_norm = kind.mixer == "attention" and bool(up_projections(shape))
         nbytes["mixer's input"] = 0.0 if own_norm and "layernorm" in modules else for_mixer * normed * low / 2
     if kind.mixer == "attention":
-        out = shape.heads * shape.value
-        inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
+        out = shape.heads * shape.value_dim
+        inner = shape.heads * shape.head_dim + shape.kv_heads * (shape.head_dim + shape.value_dim)
         nbytes["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * stack.keeps_heads * inner / layout.tp
         nbytes["attention's output"] = 0.75 * stack.keeps_heads * out / layout.tp
         if "core_attn" in modules:  # the next product's input is left
@@ -152,12 +152,12 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
         )
         if not job.fused and not scores:
             nbytes["scores"] = 5 * shape.heads * job.sequence / layout.cp / layout.tp
-    elif kind.mixer == "linear" and shape.linear:
-        nbytes["mixer"] = stack.keeps_heads * shape.linear.kept / layout.tp
+    elif kind.mixer == "linear" and shape.linear_mixer:
+        nbytes["mixer"] = stack.keeps_heads * shape.linear_mixer.kept_elements / layout.tp
     if kind.mlp == "dense":
         if "mlp" not in modules:  # else it starts from the residual, its norm being one with its first product
             nbytes["MLP's input"] = for_mlp * normed * low / 2
-            nbytes["MLP"] = sum(_mlp(job, shape.middle, low)) / layout.tp
+            nbytes["MLP"] = sum(_mlp(job, shape.ffn_hidden, low)) / layout.tp
     elif kind.mlp == "experts" and shape.experts:
         nbytes |= _experts(job, layout, low)
     return nbytes
@@ -171,12 +171,12 @@ def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
     nbytes = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / along}
     if "moe" in modules:
         return nbytes
-    width = of.latent or shape.hidden
-    nbytes["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * width / along
-    outputs, acted = _mlp(job, of.chosen * of.middle, low)
+    width = of.latent_dim or shape.hidden
+    nbytes["tokens of experts"] = 0.0 if job.frozen else of.top_k * low * width / along
+    outputs, acted = _mlp(job, of.top_k * of.ffn_hidden, low)
     nbytes["experts"] = (outputs + (0.0 if "moe_act" in modules else acted)) / layout.tp
-    if of.shared and "shared_experts" not in modules:
-        nbytes["shared experts"] = sum(_mlp(job, of.shared, low)) / layout.tp
+    if of.shared_ffn_hidden and "shared_experts" not in modules:
+        nbytes["shared experts"] = sum(_mlp(job, of.shared_ffn_hidden, low)) / layout.tp
     return nbytes
 
 

@@ -38,7 +38,7 @@ def pieces(shape: Shape, count: int) -> list[int]:
     The embedding, the loss and each layer of multi-token prediction take a layer's place where the pieces come out even
     so: 126 layers are cut into 128 pieces. Else the loss does, and the first pieces have a layer more.
     """
-    last = 1 + shape.mtp
+    last = 1 + shape.mtp_layers
     each, rest = divmod(shape.layers + 1 + last, count)
     if rest == 0 and each >= last:
         return [each - 1, *[each] * (count - 2), each - last]
@@ -61,7 +61,7 @@ def idle_stages(job: Job, layout: Layout) -> int:
 
 def _balanced(shape: Shape, pp: int) -> list[int]:
     """Stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
-    each = shape.attention_params + sum(product.params for product in shape.mlp(shape.middle))
+    each = shape.attention_params + sum(product.params for product in shape.mlp_matmuls(shape.ffn_hidden))
     share = (shape.layers * each + shape.head_params) / pp
     placement, done, stage = [], 0.0, 0
     for cost in (*[each] * shape.layers, 0, shape.head_params, 0, 0):
@@ -123,7 +123,7 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
     )  # fmt: skip
     if key not in job.remembered:
         mean = Parts()
-        for kind, count in job.shape.kinds:
+        for kind, count in job.shape.layer_kinds:
             mean.more(layer(job, layout, kind), count / job.shape.layers)
         job.remembered[key] = mean, head(job, layout)
     return job.remembered[key]

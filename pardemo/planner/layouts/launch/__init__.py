@@ -64,7 +64,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.
     """
     machine, shape = job.machine, job.shape
-    if shape.hybrid or (shape.experts and shape.experts.latent):
+    if shape.hybrid or (shape.experts and shape.experts.latent_dim):
         raise ValueError(f"--write: files are written for layers of attention and an MLP; {shape.name} has others")
     check_layout(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
     if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:

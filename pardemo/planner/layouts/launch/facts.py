@@ -54,7 +54,7 @@ class Model:
         return (
             self.rms and self.positions == "rope" and shape.gated and shape.experts is None and not self.latent
             and self.activation == "silu" and not (self.query_bias or self.linear_bias or self.query_norm)
-            and self.rotary == 1 and shape.head * shape.heads == shape.hidden and not self.left_out
+            and self.rotary == 1 and shape.head_dim * shape.heads == shape.hidden and not self.left_out
         )  # fmt: skip
 
 

@@ -42,8 +42,8 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         (layout.sequence_parallel and layout.tp == 1, "sequence parallelism goes with tensor parallelism; TP is 1"),
         (shape.experts and layout.tp > 1 and not layout.sequence_parallel,
          "experts under tensor parallelism need sequence parallelism"),
-        (not model.latent and shape.groups % layout.tp and layout.tp % shape.groups,
-         "{shape.groups} key-value heads neither divide TP {layout.tp} nor are divided by it"),
+        (not model.latent and shape.kv_heads % layout.tp and layout.tp % shape.kv_heads,
+         "{shape.kv_heads} key-value heads neither divide TP {layout.tp} nor are divided by it"),
         (learned and model.longest < job.sequence,
          "{model.longest} learned positions are fewer than {job.sequence} tokens"),
         job=job, layout=layout, model=model, shape=shape,
@@ -63,9 +63,9 @@ def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
 def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
     """What ``megatron.yaml`` names beside a layout's, a job's and a model's fields; None: nothing is to be said."""
     shape, experts, pieces = job.shape, job.shape.experts, layout.pp * layout.chunks
-    grouped, divides = not model.latent and shape.groups != shape.heads, shape.layers % pieces == 0
+    grouped, divides = not model.latent and shape.kv_heads != shape.heads, shape.layers % pieces == 0
     fused = job.dispatcher == "fused" and layout.expert_ranks > 1
-    shared, dense = layout.sharding != "none", experts.dense_layers if experts else 0
+    shared, dense = layout.sharding != "none", experts.first_dense_layers if experts else 0
     return {
         "job": job, "layout": layout, "shape": shape, "model": model,
         "overlaps_tensor": layout.sequence_parallel and bool(job.stack.hides_tensor),
@@ -79,8 +79,8 @@ def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
         "attention": None if job.fused else "unfused", "full": layout.recompute == "full",
         "modules": (layout.modules or "core_attn") if layout.recompute == "selective" else None,
         "norm": "RMSNorm" if model.rms else "LayerNorm", "longest": max(model.longest, job.sequence),
-        "head": None if model.latent else shape.head,
-        "grouped": grouped, "groups": shape.groups if grouped else None,
+        "head": None if model.latent else shape.head_dim,
+        "grouped": grouped, "groups": shape.kv_heads if grouped else None,
         "positions": {"rope": "rope", "learned": "learned_absolute"}.get(model.positions, "none"),
         "rotary": model.positions == "rope", "theta": int(model.theta),
         "turned": None if model.rotary == 1 else model.rotary, "stretched": bool(model.factor),
@@ -88,9 +88,9 @@ def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
         "no_bias": not model.linear_bias, "query_bias": not model.linear_bias and model.query_bias,
         "query_norm": model.query_norm or bool(model.latent),
         "dispatcher": "flex" if fused else "alltoall", "dispatcher_backend": "deepep" if fused else None,
-        "shared_experts": (experts and experts.shared) or None,
+        "shared_experts": (experts and experts.shared_ffn_hidden) or None,
         "routed_layers": f"([0]*{dense}+[1]*{shape.layers - dense})" if dense else None,
-        "pre_softmax": experts is not None and experts.chosen == 1,  # a softmax over the one chosen has no gradient
+        "pre_softmax": experts is not None and experts.top_k == 1,  # a softmax over the one chosen has no gradient
         "router": experts and model.router, "grouped_router": experts and model.router.get("groups", 1) > 1,
         "vocabulary": vocabulary(shape.vocabulary, layout.tp),
     }  # fmt: skip
@@ -107,7 +107,7 @@ def uneven(job: Job, layout: Layout) -> str:
     text = "".join(
         f"({piece}|)*{len(alike)}" if len(alike := [*equal]) > 1 else f"{piece}|" for piece, equal in groupby(middle)
     )
-    return f"E{start}|{text}{last}{'m' * shape.mtp}L"
+    return f"E{start}|{text}{last}{'m' * shape.mtp_layers}L"
 
 
 def _letters(layers: int) -> str:

@@ -28,7 +28,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     """
     degree = next((name for name in ("cp", "ep", "etp", "chunks") if getattr(layout, name) > 1), "")
     idle = idle_stages(replace(job, stack=NANOTRON), layout) if layout.pp > 1 else 0
-    groups, tp = job.shape.groups, layout.tp
+    kv_heads, tp = job.shape.kv_heads, layout.tp
     return settings.refusal(
         (not model.like_llama or model.factor, "nanotron's Llama is not {model.name} ({model.kind})"),
         (degree, f"nanotron.yaml has no {degree} {{layout.{degree}}}"),
@@ -40,9 +40,9 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         (layout.accumulation < layout.pp - 1,
          "nanotron's 1F1B takes at least {least} micro-batches, not {layout.accumulation}"),
         (idle, "nanotron would leave {idle} of PP {layout.pp} stages without anything"),
-        (groups % tp, "{groups} key-value heads do not divide by TP {layout.tp}"),
+        (kv_heads % tp, "{kv_heads} key-value heads do not divide by TP {layout.tp}"),
         (job.rate > 1 or not job.fused, "nanotron's products are bf16's, its attention is fused"),
-        layout=layout, model=model, least=layout.pp - 1, idle=idle, groups=groups,
+        layout=layout, model=model, least=layout.pp - 1, idle=idle, kv_heads=kv_heads,
     )  # fmt: skip
 
 

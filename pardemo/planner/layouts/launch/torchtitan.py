@@ -46,8 +46,8 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
          "torchtitan's replicas without FSDP go with no other parallelism"),
         (layout.tp > 1 and not layout.sequence_parallel,
          "torchtitan's tensor parallelism is sequence parallel as well"),
-        (not model.latent and job.shape.groups % layout.tp,
-         "{job.shape.groups} key-value heads do not divide by TP {layout.tp}"),
+        (not model.latent and job.shape.kv_heads % layout.tp,
+         "{job.shape.kv_heads} key-value heads do not divide by TP {layout.tp}"),
         (layout.schedule != "1f1b", "torchtitan has no {layout.schedule} schedule"),
         (layout.pp > 1 and layout.accumulation < layout.pp,
          "torch's pipelines take at least as many micro-batches as stages, {layout.pp}"),
@@ -73,9 +73,9 @@ def name_of(model: Model) -> str | None:
 def flavor(model: Model) -> str | None:
     """torchtitan's name of the model's sizes."""
     shape, kind = model.shape, name_of(model) or ""
-    middle = shape.experts.middle if shape.experts else shape.middle
+    ffn_hidden = shape.experts.ffn_hidden if shape.experts else shape.ffn_hidden
     flavors = FLAVORS[kind] if shape.vocabulary == _WORDS.get(kind) else {}
-    return next((name for name, sizes in flavors.items() if sizes == (shape.layers, shape.hidden, middle)), None)
+    return next((name for name, sizes in flavors.items() if sizes == (shape.layers, shape.hidden, ffn_hidden)), None)
 
 
 def per_piece(job: Job, layout: Layout) -> int | None:
@@ -114,8 +114,8 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         shape = model.shape
         more += (
             f"# torchtitan has no flavor of these sizes: add {model.name!r} to models/{name_of(model)}/__init__.py "
-            f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.groups} key-value heads, "
-            f"MLP {shape.middle}, {shape.vocabulary} words)\n"
+            f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.kv_heads} key-value heads, "
+            f"MLP {shape.ffn_hidden}, {shape.vocabulary} words)\n"
         )
     why = python_why_not(job, layout)
     after = f"{PYTHON_FILE} is for its main branch" if why is None else f"{PYTHON_FILE} is not there: {why}"

@@ -43,8 +43,8 @@ MODELS = {
     **{theirs: replace(configurations.of(configurations.find_configuration(ours)), name=ours)
        for theirs, ours in _TABLES["built_in"].items()},
     "Nemotron_3_Nano": Shape(
-        52, 2688, 32, 2, 1856, 131072, gated=False, head=128, experts=Experts(128, 6, 1856, 3712),
-        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", linear=Mamba(64, 64, 128, 8),
+        52, 2688, 32, 2, 1856, 131072, gated=False, head_dim=128, experts=Experts(128, 6, 1856, 3712),
+        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", linear_mixer=Mamba(64, 64, 128, 8),
         name="nemotron-3-nano-30b-a3b",
     ),
 }  # fmt: skip
@@ -74,7 +74,7 @@ def _run(row: Cells, place: int) -> PublishedRun:
     words = (values.text("Model") or named[0]).split(" (")[0]
     model = Cells({"Model": words}).one_of("Model", MODELS)
     if "w/ MTP" in row.text("Model") or (words == "DeepSeekV3" and release.startswith("26.")):
-        model = replace(model, mtp=1)
+        model = replace(model, mtp_layers=1)
     gpu = (values.text("System") or named[1]).removeprefix("DGX-")
     gpus, each = values.whole("#-GPUs"), RACK if gpu.startswith("G") else 8
     precision = (

@@ -196,7 +196,7 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     )  # fmt: skip
     shape, sequence = _shape(value), value.whole("sequence")
     if mtp := value.whole("mtp", 0):
-        shape = replace(shape, mtp=mtp)
+        shape = replace(shape, mtp_layers=mtp)
     program = stack(value.text("program"))
     check_layout(layout, shape, gpus, sequence, program.ends_as_layers)
     job = Job(
