@@ -13,7 +13,7 @@ from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob as DryJob
-from pardemo.planner.layouts import answers, configurations, stacks
+from pardemo.planner.layouts import answers, configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts
 from pardemo.planner.layouts.layout import Layout, check_layout
@@ -29,7 +29,7 @@ SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
 
 def job(what=SMALL, gpus=8, gpu="H100", host_gpus=8, between=400e9, program="megatron-core", sequence=4096, **more):
     machine = Machine(hardware.gpu(gpu), gpus, min(gpus, host_gpus), between)
-    return Job(what, machine, stacks.stack(program), sequence, **more)
+    return Job(what, machine, programs.find_program(program), sequence, **more)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_tensor_parallelism_beyond_a_host_is_allowed_and_has_its_price():
     ("order", "kind", "chunks"), [(one_f_one_b, "1f1b", 1), (interleaved, "1f1b", 2), (zb_h1, "zb-h1", 1)]
 )
 def test_a_pipelines_time_is_its_timetables(order, kind, chunks, ranks, micro):
-    free = stacks.MEGATRON.but(send_s=0.0)
+    free = programs.MEGATRON.but(send_s=0.0)
     what = replace(SMALL, layers=16, vocabulary=1)
     fast = replace(hardware.gpu("H100"), link_bytes_per_s=1e30)
     given = Job(what, Machine(fast, ranks, ranks, 1e30, 0.0, 0.0), free, 4096)
@@ -204,7 +204,9 @@ def test_activations_are_korthikantis(name):
 
 def test_states_are_16_or_18_bytes_and_are_shared():
     for sharding, whole in (("none", 18), ("zero1", 6 + 12 / 8), ("zero2", 2 + 16 / 8), ("zero3", 18 / 8)):
-        lines = memory(replace(job(), stack=stacks.MEGATRON.but(queued=0)), Layout(dp=8, sharding=sharding)).lines
+        lines = memory(
+            replace(job(), program=programs.MEGATRON.but(bucketed_gradients=0)), Layout(dp=8, sharding=sharding)
+        ).lines
         states = sum(lines[name] for name in ("parameters", "gradients", "optimizer states"))
         assert states == pytest.approx(whole * SMALL.params, rel=1e-3)
 
@@ -253,8 +255,8 @@ def test_experts_on_several_ranks_take_less_memory_and_talk():
 def test_all_ranks_together_keep_each_experts_states_once(ep, sharding):
     """However experts are spread: what is shared is there once, by the formula's 12 bytes a parameter."""
     what = replace(SMALL, experts=Experts(16, 2, 4096))
-    layout, bare = Layout(dp=8, ep=ep, sharding=sharding), stacks.MEGATRON.but(state=12.0)
-    lines = memory(replace(job(what), stack=bare), layout).lines
+    layout, bare = Layout(dp=8, ep=ep, sharding=sharding), programs.MEGATRON.but(state_bytes=12.0)
+    lines = memory(replace(job(what), program=bare), layout).lines
     assert 8 * lines["optimizer states"] == pytest.approx(12 * what.params, rel=1e-6)
     if sharding == "zero3":
         assert 8 * lines["parameters"] == pytest.approx(bare.weight * what.params, rel=1e-6)
@@ -269,7 +271,7 @@ def test_a_model_of_experts_that_does_not_fit_is_not_said_to():
 
 def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():
     guessed = job(program="nanotron")
-    measured = replace(guessed, stack=guessed.stack.but(layer_s=0.03))
+    measured = replace(guessed, program=guessed.program.but(layer_s=0.03))
     layout = Layout(tp=4, dp=2, sharding="zero1")
     before, after = step(guessed, layout).parts, step(measured, layout).parts
     assert after["layers as measured"] == pytest.approx(8 * 0.03)

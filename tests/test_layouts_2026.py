@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, configurations, intervals, launch, stacks
+from pardemo.planner.layouts import answers, configurations, intervals, launch, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
@@ -21,7 +21,7 @@ from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import experts
 from pardemo.planner.layouts.published import against, published
 from pardemo.planner.layouts.published.runs import read
-from pardemo.planner.layouts.search import correct_pace, search, sensitivity
+from pardemo.planner.layouts.search import correct_seconds, search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
 from pardemo.planner.layouts.step import pieces, stages, step
 
@@ -36,7 +36,7 @@ def bridge():
 
 
 def job(what=ROUTED, gpus=64, gpu="B200", each=8, **more):
-    return Job(what, Machine(hardware.gpu(gpu), gpus, each, 4e11), stacks.MEGATRON, **more)
+    return Job(what, Machine(hardware.gpu(gpu), gpus, each, 4e11), programs.MEGATRON, **more)
 
 
 def errors(half, experts):
@@ -165,7 +165,7 @@ def test_the_embedding_and_the_loss_take_a_layers_place():
     assert (sum(cut), cut[0], cut[-1], set(cut[1:-1])) == (126, 0, 0, {1})
     layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
     assert stages(job(llama, 256), layout) == [7, *[8] * 14, 7]
-    check_layout(layout, llama, 256, 8192, ends_as_layers=True)
+    check_layout(layout, llama, 256, 8192, embedding_and_loss_as_layers=True)
     with pytest.raises(ValueError, match=r"126.*layers.*PP.*16.*8.*126"):
         check_layout(layout, llama, 256, 8192)
     for layers, mtp, count in ((61, 1, 16), (61, 0, 16), (82, 0, 16), (7, 1, 8), (94, 0, 32), (3, 0, 3)):
@@ -265,7 +265,7 @@ def test_where_nothing_is_known_an_interval_is_wider_and_says_so():
     assert near.like
     assert near.why.startswith("from ")
     far = intervals.of_seconds(job(SMALL, 1024), Layout(dp=1024), 1.0)
-    strange = replace(job(SMALL, 8), stack=stacks.MEGATRON.but(name="own"))
+    strange = replace(job(SMALL, 8), program=programs.MEGATRON.but(name="own"))
     unknown = intervals.of_seconds(strange, Layout(dp=8), 1.0)
     for wide in (far, unknown):
         assert not wide.like
@@ -282,13 +282,13 @@ def test_one_measured_run_corrects_a_machine(tmp_path):
         "gpu,gpus,sequence,micro_batch,accumulation,seconds,layers,hidden,heads,groups,middle,vocabulary,sharding,between\n"
         f"B200,8,4096,1,2,{slow},8,1024,16,4,2816,32000,zero1,3200\n"
     )
-    corrected, told = correct_pace(given, read(path))
+    corrected, told = correct_seconds(given, read(path))
     assert step(corrected, layout).seconds == pytest.approx(slow)
     assert says(told, "1", "1.40", "predicted")
     other = layout.but(micro_batch=2)
     assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
     with pytest.raises(ValueError, match=r"--measured.*H100.*B200"):
-        correct_pace(job(SMALL, 8, "H100"), read(path))
+        correct_seconds(job(SMALL, 8, "H100"), read(path))
 
 
 def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):
@@ -339,7 +339,7 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
 )  # fmt: skip
 def test_what_is_chosen_is_what_its_program_can_run(program, model):
     what = configurations.of(configurations.find_configuration(model))
-    given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), stacks.stack(program), 4096)
+    given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), programs.find_program(program), 4096)
     able = launch.runnable_by_program(given, model)
     answer = search(given, 64, able=able)
     wanted = {"torchtitan": "torchtitan.toml", "nanotron": "nanotron.yaml", "llm-foundry": "accelerate.yaml"}

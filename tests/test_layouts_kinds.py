@@ -9,7 +9,7 @@ from pardemo.cli import main
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import configurations, stacks
+from pardemo.planner.layouts import configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -157,7 +157,7 @@ def test_models_of_2026_have_their_published_sizes(kind, sizes, billions, active
 
 
 def job(shape, gpus=64, **more):
-    return Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 4e11), stacks.MEGATRON, **more)
+    return Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 4e11), programs.MEGATRON, **more)
 
 
 def test_a_delta_net_sees_no_sequence_and_compressed_attention_little_of_it():

@@ -29,7 +29,7 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
 from pardemo.planner.layouts.layout import SHARDING, Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.step import stages
 
 DENSE = Layout(
@@ -44,7 +44,7 @@ ONE_STAGE = Layout(tp=2, pp=4, dp=8, sharding="zero3", sequence_parallel=True, a
 
 def job(model: str, layout: Layout, program: str = "megatron-core", **changes) -> Job:
     machine = Machine(hardware.gpu("H100"), layout.gpus, min(8, layout.gpus), 400e9)
-    return Job(of(models.find(model)), machine, stack(program), **{"sequence": 8192} | changes)
+    return Job(of(models.find(model)), machine, find_program(program), **{"sequence": 8192} | changes)
 
 
 def written(tmp_path, model, layout, program="megatron-core", **changes) -> dict[str, str]:
@@ -502,12 +502,12 @@ def test_models_facts():
 def test_every_layout_of_a_search_is_one_that_megatron_core_takes(model):
     """All ways to cut a small job: each is written by some program, and megatron-core builds its configuration."""
     machine = Machine(hardware.gpu("H100"), 16, 8, 400e9)
-    wanted = Job(shape := of(config := models.find(model)), machine, stack("megatron-core"), 4096)
+    wanted = Job(shape := of(config := models.find(model)), machine, find_program("megatron-core"), 4096)
     described, seen = facts.model_of(config, shape, model), set()
     for layout in search.layouts(shape, machine, 32, 4096):
         key = (layout.tp, layout.pp, layout.cp, layout.chunks, layout.sharding, layout.shard_group, layout.recompute,
                layout.context)  # fmt: skip
-        if not wanted.stack.runs(layout) or key in seen or len(seen) > 400:
+        if not wanted.program.can_run(layout) or key in seen or len(seen) > 400:
             continue
         seen.add(key)
         if (why := megatron.why_not(wanted, layout, described)) is not None:

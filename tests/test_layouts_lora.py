@@ -15,8 +15,8 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.per_rank import kept_bytes
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Mamba
-from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import stages, step
 from pardemo.planner.layouts.tuning import Tuning, adapter_params
 
@@ -27,7 +27,9 @@ EVERY = Tuning(16, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), dropout=
 
 def job(tuning=QKV, gpu="H100", gpus=8, sequence=4096, host=8, **changes):
     machine = Machine(hardware.gpu(gpu), gpus, host)
-    return Job(LLAMA, machine, stack(changes.pop("program", "megatron-core")), sequence, tuning=tuning, **changes)
+    return Job(
+        LLAMA, machine, find_program(changes.pop("program", "megatron-core")), sequence, tuning=tuning, **changes
+    )
 
 
 #: Example outputs of two versions of NVIDIA/dgxc-benchmarking's ``llama3/finetune/README.md``: Llama 3 70B, bf16, LoRA
@@ -55,7 +57,7 @@ def test_what_is_trained_is_the_adapters_of_a_stages_layers():
     assert 2 * sum(one.whole for one in each) == adapter_params(QKV, LLAMA)
     assert per_rank.trained_layer(job(), layout).whole == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
     states = memory(job(), layout).lines["optimizer states"]
-    assert states == stack("megatron-core").state * each[0].whole
+    assert states == find_program("megatron-core").state_bytes * each[0].whole
     whole = memory(job(Tuning()), layout).lines
     held = memory(job(), layout).lines["parameters"]
     assert held - min(whole["parameters"], held) == pytest.approx(2 * each[0].whole)
@@ -91,9 +93,9 @@ def test_adapters_move_what_tensor_parallelism_leaves_on_a_rank():
 def test_fully_sharded_weights_are_gathered_and_no_gradient_of_theirs_is_sent():
     layout = Layout(dp=64, sharding="zero3")
     asked = [job(tuning, gpus=64) for tuning in (Tuning(), QKV)]
-    assert asked[0].stack.gradient == 4, "two gathers of 2 bytes, and gradients of 4"
+    assert asked[0].program.gradient_bytes == 4, "two gathers of 2 bytes, and gradients of 4"
     full, frozen = (
-        step(Job(LLAMA, each.machine, each.stack.but(hidden=0.0), 4096, tuning=each.tuning), layout)
+        step(Job(LLAMA, each.machine, each.program.but(dp_overlap=0.0), 4096, tuning=each.tuning), layout)
         for each in asked
     )  # fmt: skip
     ratio = frozen.parts["data-parallel traffic"] / full.parts["data-parallel traffic"]

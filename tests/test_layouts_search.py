@@ -7,7 +7,7 @@ from conftest import says
 
 from pardemo.planner import hardware, models
 from pardemo.planner.estimate import NEAR
-from pardemo.planner.layouts import configurations, stacks
+from pardemo.planner.layouts import configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
@@ -20,13 +20,13 @@ LLAMA = configurations.of(models.find("llama3-70b"))
 
 
 def job(what, gpus, gpu="H100", between=400e9, program="megatron-core", sequence=8192):
-    return Job(what, Machine(hardware.gpu(gpu), gpus, min(gpus, 8), between), stacks.stack(program), sequence)
+    return Job(what, Machine(hardware.gpu(gpu), gpus, min(gpus, 8), between), programs.find_program(program), sequence)
 
 
 def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
     given = job(LLAMA, 64, sequence=8192)
     every = list(layouts(LLAMA, given.machine, 128, 8192))
-    tried = [one for one in every if given.stack.runs(one) and one.recompute != "selective"]
+    tried = [one for one in every if given.program.can_run(one) and one.recompute != "selective"]
     assert 0 < len(tried) < len(every), "a search leaves out what the program does not run"
     for layout in tried:
         check_layout(layout, LLAMA, 64, 8192)
@@ -72,7 +72,7 @@ def test_a_choice_may_depend_on_what_was_assumed():
 def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():
     def kinds(program):
         given = job(LLAMA, 64, program=program)
-        tried = [one for one in layouts(LLAMA, given.machine, 128, 8192) if given.stack.runs(one)]
+        tried = [one for one in layouts(LLAMA, given.machine, 128, 8192) if given.program.can_run(one)]
         return {(one.sharding, one.pp > 1) for one in tried}, {one.context for one in tried}
 
     shardings, contexts = kinds("megatron-core")

@@ -7,7 +7,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, table, validate
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.layouts import Machine, Shape, Stack, configurations, fine_tune_step
+from pardemo.planner.layouts import Machine, Program, Shape, configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import Tuning
@@ -16,7 +16,7 @@ from pardemo.planner.storage_recorder import StorageRecorder
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
 WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multiplied with
 #: A program that loses nothing, and launches kernels in no time.
-PLAIN = Stack("plain", small=0, whole=0, cut=0, launch_s=0, can=frozenset({"lora"}))
+PLAIN = Program("plain", tile_loss=0, uncut_passes=0, cut_passes=0, launch_s=0, supports=frozenset({"lora"}))
 
 
 def machine(flops=1e30, memory=1e30, link=1e30, gpus=8):
@@ -87,7 +87,7 @@ def test_a_dry_run_counts_the_updates_bytes():
 
 
 def test_small_micro_batches_take_longer():
-    program = PLAIN.but(small=512)
+    program = PLAIN.but(tile_loss=512)
     large, little = (
         parts(job(batch=b, accumulation=8 // b), program, flops=1e12)["matrix multiplications"] for b in (8, 1)
     )
@@ -198,7 +198,7 @@ def test_tensor_parallel_traffic_by_hand(pp, checkpointing, reduces):
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_tensor_parallel_ranks_each_move_the_whole_residual_stream(tp):
     """Norms and sums of the stream are made on all ranks (1909.08053, 3); heads and the MLP's width are cut."""
-    moved = parts(job(tp=tp), PLAIN.but(whole=10, cut=12), memory=1e9)["memory bandwidth"]
+    moved = parts(job(tp=tp), PLAIN.but(uncut_passes=10, cut_passes=12), memory=1e9)["memory bandwidth"]
     stream = LAYERS * 3 * BATCH * S * H * 2 * (10 + 12 / tp)
     assert moved == pytest.approx((stream + 16 * BATCH * S * V / tp) / 1e9)
 

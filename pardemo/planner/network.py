@@ -25,8 +25,8 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.per_rank import owned_layer
+from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import Stack
 from pardemo.planner.layouts.step import step
 from pardemo.tensor_parallel import copy_to, reduce_from
 from pardemo.zero import Zero1, Zero3
@@ -70,8 +70,8 @@ class Case:
         hidden = 1 - 1 / self.buckets  # of the backward pass: until the first bucket is full nothing is sent
         if self.layout.sharding == "zero3":
             hidden = 1.0
-        stack = Stack("pardemo", layer_s=3 * self.forward_s, send_s=0.0, hidden=hidden, gradient=2)
-        return Job(SHAPE, machine, stack, SEQUENCE)
+        program = Program("pardemo", layer_s=3 * self.forward_s, send_s=0.0, dp_overlap=hidden, gradient_bytes=2)
+        return Job(SHAPE, machine, program, SEQUENCE)
 
     @property
     def start_s(self) -> float:

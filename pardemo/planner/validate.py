@@ -17,7 +17,7 @@ from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, stack
+from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, find_program
 from pardemo.planner.layouts.job import engine_of, fine_tune
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
@@ -71,7 +71,7 @@ def megatron() -> list[Check]:
     """
     rows, alone = [], 0.0
     for tp, of in scaling.TABLE_1.items():
-        planned = step(megatron_2019.job(of, stack("megatron-2022")), megatron_2019.layout(of, tp))
+        planned = step(megatron_2019.job(of, find_program("megatron-2022")), megatron_2019.layout(of, tp))
         rate = of.flops / tp / planned.seconds
         label = f"Megatron, {of.parameters / 1e9:.1f}B, {tp}-way"
         if tp == 1:
@@ -114,7 +114,7 @@ def nanotron() -> list[Check]:
     """Checks nanotron's tokens/s of each H100; its constants are fitted to runs of this table."""
     rows, machine = [], Machine(hardware.gpu("H100"))
     for (sharding, shape), runs in NANOTRON.items():
-        job = Job(shape, machine, stack("nanotron"))
+        job = Job(shape, machine, find_program("nanotron"))
         for batch, tokens_per_s in runs.items():
             layout = Layout(dp=8, sharding=sharding, micro_batch=batch, accumulation=256 // 8 // batch)
             predicted = step(job, layout).tokens_per_s

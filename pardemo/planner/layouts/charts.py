@@ -17,8 +17,8 @@ from pardemo.planner.layouts.configurations import find_configuration, of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import MEGATRON
 from pardemo.planner.layouts.search import PlannedLayout
-from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.project import is_headless
 
 with extras.needed_by(__name__):

@@ -106,7 +106,7 @@ def states(job: Job, layout: Layout) -> dict[str, float]:
 
 def _states(job: Job, layout: Layout) -> float:
     """Bytes of the optimizer's states of a trained parameter, with DeepSpeed's master copy in fp32."""
-    return STATES[job.tuning.optimizer] + (4 if job.stack.engine == "deepspeed" else 0)
+    return STATES[job.tuning.optimizer] + (4 if job.program.engine == "deepspeed" else 0)
 
 
 def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[str, dict[str, float]]:
@@ -128,7 +128,7 @@ def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[
         before["gradients"] = 0.0 if tuning.lora else 2.0 * shape.head_params / layout.tp
     loss = before | passing | {"activations": activations, "logits": logits}
     if stage == 2 and layout.dp > 1:  # made when the first gradient is there
-        passing["buckets"] = 2 * job.stack.bucket
+        passing["buckets"] = 2 * job.program.bucket_elements
     temporary = tokens * ((kept if again else 0.0) + 4 * _middle(shape) / layout.tp + 4 * h)
     below = activations - tokens * (stored + ends)  # without the last layer's, nor what follows it
     late = tuning.lora and stage == 2  # a bucket comes with the first gradient, LoRA's when the layer is done
@@ -171,7 +171,7 @@ def _buckets(job: Job, layout: Layout) -> float:
     if layout.dp == 1:
         return 0.0
     if engine in ("zero-1", "zero-3"):
-        return 2 * job.stack.bucket
+        return 2 * job.program.bucket_elements
     if engine == "fsdp2":
         return _layer_bytes(job, layout)
     return 0.0

@@ -104,7 +104,7 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
     rounds = reductions(engine, m)
     if layout.dp > 1:
         rate = machine.rate(layout.dp, layout.tp)
-        shown = exposed(engine, each / rate, busy, job.stack.overlaps)
+        shown = exposed(engine, each / rate, busy, job.program.overlap_comm)
         waits = 2 * machine.latency(layout.dp, layout.tp)
         parts.add("data-parallel traffic", rounds * shown + once / rate + waits)
     trained, gpus = trained_params(tuning, shape), layout.gpus
@@ -128,9 +128,9 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
 
 def _waited(job: Job, layout: Layout, parts: Parts) -> float:
     """Seconds of a micro-batch that a GPU waits for its host, where DeepSpeed handles every gradient."""
-    waited, stack = parts.seconds.get("launching kernels", 0.0), job.stack
-    launches = stack.launch_s * (4 if layout.recompute == "full" else 3) / 3
-    host = job.shape.layers / layout.pp * (launches + _gradients(job) * stack.gradient_s)
+    waited, program = parts.seconds.get("launching kernels", 0.0), job.program
+    launches = program.launch_s * (4 if layout.recompute == "full" else 3) / 3
+    host = job.shape.layers / layout.pp * (launches + _gradients(job) * program.gradient_hook_s)
     return max(waited, host - (parts.total - waited))
 
 

@@ -77,7 +77,7 @@ def network_level(job: Job, layout: Layout) -> str:
 def kinds_of_runs(job: Job, layout: Layout) -> list[str]:
     """The kinds that a layout is of, from the narrowest on; the second may be the one that is nearest to it."""
     experts = ("experts" if job.shape.experts else "dense") + (LORA if job.frozen else "")
-    program, reached = job.stack.name.removesuffix("-compiled"), network_level(job, layout)
+    program, reached = job.program.name.removesuffix("-compiled"), network_level(job, layout)
     levels = [reached, *([NEARER[reached]] if reached in NEARER else [])]
     return [*(f"{program}, {experts}, {each}" for each in levels), f"{program}, {experts.removesuffix(LORA)}", program]
 
@@ -89,12 +89,12 @@ def of_seconds(job: Job, layout: Layout, seconds: float) -> Interval:
     month; runs on the very machine (``job.measured``) have measured that away.
     """
     found = _of(_ratios()["seconds"], kinds_of_runs(job, layout), seconds, job.measured)
-    months, program = job.stack.months_ahead, job.stack
+    months, program = job.program.months_ahead, job.program
     if job.measured or not months:
         return found
     faster = 1 - (1 - faster_a_month(program.name)) ** months
     newer = f"release {program.release} is {months} month{'s' * (months > 1)} newer than the last one that was fitted, "
-    newer += f"{program.fitted}, so it goes {100 * faster:.0f} % further down"
+    newer += f"{program.fitted_release}, so it goes {100 * faster:.0f} % further down"
     return replace(found, low=found.low * (1 - faster), newer=newer)
 
 
@@ -119,7 +119,7 @@ def stage_hosts(job: Job, layout: Layout) -> int:
 
 def beyond_measured(job: Job, layout: Layout) -> bool:
     """Whether a layout's stages go over more hosts than those of any published run of the program."""
-    known = measured_hosts(job.stack.name)
+    known = measured_hosts(job.program.name)
     return known is not None and job.machine.hosts > known[0] and stage_hosts(job, layout) > known[1]
 
 

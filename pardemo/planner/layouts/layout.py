@@ -148,16 +148,20 @@ def exchanges_heads(layout: Layout, shape: Shape) -> bool:
     return shape.heads % ranks == 0 and shape.kv_heads % ranks == 0 and shape.head_dim == shape.value_dim
 
 
-def check_layout(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool = False) -> None:
+def check_layout(
+    layout: Layout, shape: Shape, gpus: int, sequence: int, embedding_and_loss_as_layers: bool = False
+) -> None:
     """Raises ValueError, one line, where the layout cannot be run: what is wrong, and what would be right.
 
-    ``ends_as_layers``: whether the program may give the embedding and the loss a piece of the model each.
+    ``embedding_and_loss_as_layers``: whether the program may give the embedding and the loss a piece of the model each.
     """
-    for wrong in _wrongs(layout, shape, gpus, sequence, ends_as_layers):
+    for wrong in _wrongs(layout, shape, gpus, sequence, embedding_and_loss_as_layers):
         raise ValueError(wrong)
 
 
-def _wrongs(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool) -> Iterator[str]:
+def _wrongs(
+    layout: Layout, shape: Shape, gpus: int, sequence: int, embedding_and_loss_as_layers: bool
+) -> Iterator[str]:
     """What is wrong with a layout, the most telling first."""
     tp, cp, pp, ep, etp, chunks = layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.chunks
     experts, name = shape.experts, shape.name or "this one"
@@ -170,7 +174,7 @@ def _wrongs(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_laye
             yield f"{widths} go through no all-to-alls; they go round a ring"
         heads = f"{shape.heads} attention" if shape.heads % (tp * cp) else f"{shape.kv_heads} key-value"
         yield f"{heads} heads do not divide by TP {tp} × CP {cp}, as all-to-alls need; a ring does not"
-    most = shape.layers + (2 if chunks > 1 and ends_as_layers else 0)
+    most = shape.layers + (2 if chunks > 1 and embedding_and_loss_as_layers else 0)
     if pp * chunks > most:
         yield f"{shape.layers} layers cannot be cut into PP {pp} × {chunks} chunks; at most {most}"
     if ep > 1 and experts is None:

@@ -12,7 +12,7 @@ LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "
 
 def memory(job: Job, layout: Layout) -> Memory:
     """Bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer as its engine holds them."""
-    if job.stack.engine:
+    if job.program.engine:
         return peak(job, layout)
     split = stages(job, layout)
     alike = len(set(split)) == 1  # then it is the first or the last one
@@ -27,18 +27,18 @@ def memory(job: Job, layout: Layout) -> Memory:
 def _made_again(job: Job, layout: Layout) -> float:
     """Bytes of each token that the layer whose backward pass runs has beside what it kept."""
     key = "made again", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
-    if key not in job.remembered:
+    if key not in job.cache:
         nbytes = 0.0
         if layout.recompute == "full":
             nbytes = kept_bytes(job, layout.but(recompute="none"))
         elif layout.modules:
             nbytes = kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
-        job.remembered[key] = nbytes
-    return job.remembered[key]
+        job.cache[key] = nbytes
+    return job.cache[key]
 
 
 def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, made_again: float) -> dict[str, float]:
-    shape, stack = job.shape, job.stack
+    shape, program = job.shape, job.program
     owned = owned_params(job, layout, split, place)
     shard = owned.sharded(layout)
     updated, part = owned.whole, shard
@@ -50,31 +50,31 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, 
     tokens = layout.micro_batch * job.sequence / layout.cp
     micro_batches = in_flight(layout, place)
     lines = {
-        "parameters": stack.weight * (shard if stage == 3 else owned.whole),
-        "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else updated),
-        "optimizer states": stack.state * (part if stage >= 1 else updated),
+        "parameters": program.weight_bytes * (shard if stage == 3 else owned.whole),
+        "gradients": (program.gradient_bytes + program.gradient_copy_bytes) * (part if stage >= 2 else updated),
+        "optimizer states": program.state_bytes * (part if stage >= 1 else updated),
         "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept,
-        "program": stack.program,
+        "program": program.program_bytes,
     }
-    if stage >= 2 and stack.queued:  # beside those that are kept
+    if stage >= 2 and program.bucketed_gradients:  # beside those that are kept
         least = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
-        lines["gradients"] += stack.gradient * min(max(stack.queued, least), updated)
+        lines["gradients"] += program.gradient_bytes * min(max(program.bucketed_gradients, least), updated)
     if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
         each = owned_layer(shape, layout)
-        ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
+        ahead = min(owned.whole, each.whole + max(each.whole, program.bucketed_gradients / 2))
         lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
         lines["gathered parameters"] = 2 * (owned.whole - shard)
-        lines["gradients"] = stack.gradient * updated
+        lines["gradients"] = program.gradient_bytes * updated
     if layout.tp > 1:
-        lines["activations"] += tokens * stack.gathered * shape.hidden
+        lines["activations"] += tokens * program.gathered_input_bytes * shape.hidden
     lines["activations"] += tokens * made_again
     if place == 0:
         lines["activations"] += (
             micro_batches * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
         )
     if place == layout.pp - 1:
-        lines["logits"] = tokens * shape.vocabulary / layout.tp * stack.logits
+        lines["logits"] = tokens * shape.vocabulary / layout.tp * program.logit_bytes
     return lines
 
 

@@ -46,10 +46,10 @@ def product(job: Job, weights: Matmul, tp: int, tokens: float, whole: bool = Fal
     Operations over the rate of large products, which each of the three sizes loses something of when it is small.
     """
     inputs, outputs = weights.on_rank(tp)
-    small, rate = job.small, 1.0 if whole else job.rate
+    small, rate = job.tile_loss, 1.0 if whole else job.matmul_speedup
     gpu = job.machine.gpu
     most = gpu.reachable * (1.0 if gpu.measured else MOST_OF_ALONE)
-    reached = min(job.machine.matrix_flops * job.stack.products, most)
+    reached = min(job.machine.matrix_flops * job.program.matmul_efficiency, most)
     full = 2 * tokens * inputs * outputs / (reached * rate)
     return full * (1 + small / tokens) * (1 + small / inputs) * (1 + small / outputs)
 
@@ -59,35 +59,35 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
 
     ``kind``: by default the model's first.
     """
-    shape, machine, stack, parts = job.shape, job.machine, job.stack, Parts()
+    shape, machine, program, parts = job.shape, job.machine, job.program, Parts()
     kind = kind or shape.layer_kinds[0][0]
     tokens = layout.micro_batch * job.sequence / layout.cp
     full = layout.recompute == "full"
     passes = 4 if full else 3  # of a product: the backward pass makes two, or one for inputs alone
     blocks = bool(kind.mixer) + bool(kind.mlp)
     exchanges = (3 if full else 2) * blocks  # one of each in each pass, and in the recomputed one
-    again = stack.selective_products if layout.recompute == "selective" and not layout.modules else 0.0
+    again = program.selective_matmul_share if layout.recompute == "selective" and not layout.modules else 0.0
     modules = recomputed(shape, layout.modules, kind)
     exchanges += modules.blocks
     weights = shape.matmuls(kind)
     products = sum(product(job, each, layout.tp, tokens) for each in weights)
-    uncut = stack.whole / (layout.tp if layout.sequence_parallel else 1)
-    moved = tokens * shape.hidden * (uncut + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
+    uncut = program.uncut_passes / (layout.tp if layout.sequence_parallel else 1)
+    moved = tokens * shape.hidden * (uncut + program.cut_passes / layout.tp) * blocks  # two blocks, of 2 bytes
     moved += 6 * tokens * shape.hidden * (shape.residual_streams - 1) * blocks  # read twice, written once, in 2 bytes
-    moved += tokens * job.casts * sum(sum(each.on_rank(layout.tp)) for each in weights)
+    moved += tokens * job.cast_bytes * sum(sum(each.on_rank(layout.tp)) for each in weights)
     more = sum(product(job, each, layout.tp, tokens) for each in modules.matmuls)
     more_moved = tokens * (
-        modules.blocks * shape.hidden * (uncut + stack.cut / layout.tp) + 2 * modules.elements / layout.tp
+        modules.blocks * shape.hidden * (uncut + program.cut_passes / layout.tp) + 2 * modules.elements / layout.tp
     )
-    if job.frozen and stack.adapters:
-        moved += stack.adapters * tokens * per_rank.adapters_moved_bytes(job, layout)
+    if job.frozen and program.adapter_passes:
+        moved += program.adapter_passes * tokens * per_rank.adapters_moved_bytes(job, layout)
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)
     elif kind.mixer == "linear" and shape.linear_mixer:
-        moved += 2 * tokens * shape.linear_mixer.inner_dim / layout.tp * stack.filtered
+        moved += 2 * tokens * shape.linear_mixer.inner_dim / layout.tp * program.mixer_passes
         scan = tokens * shape.linear_mixer.scan_flops / layout.tp
-        attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * stack.attention)
+        attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * program.attention_efficiency)
     launches = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
         routed = experts(job, layout)
@@ -99,20 +99,20 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         launches += routed.launches * (4 / 3 if whole_again else 1)
         times = 6 if full or whole_again else 4  # there and back, in each pass
         parts.add("expert-parallel traffic", times * routed.exchange)
-    if stack.layer_s is None:
+    if program.layer_s is None:
         parts.add("matrix multiplications", (passes + again - job.frozen) * products + more)
         parts.add("attention", attention)
         parts.add("memory bandwidth", ((passes + again) * moved + more_moved) / machine.memory_bytes_per_s)
     else:
-        parts.add("layers as measured", passes / 3 * stack.layer_s)
+        parts.add("layers as measured", passes / 3 * program.layer_s)
     if layout.tp > 1:
         once = machine.all_reduce(2 * tokens * shape.hidden, layout.tp)
-        once += (stack.start - 1) * machine.latency(layout.tp)
-        once += 0.0 if machine.inside(layout.tp) else stack.crossing_s
-        parts.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
+        once += (program.exchange_latency - 1) * machine.latency(layout.tp)
+        once += 0.0 if machine.inside(layout.tp) else program.exchange_across_hosts_s
+        parts.add("tensor-parallel traffic", exchanges * once * (1 - program.tp_overlap))
     if layout.cp > 1 and kind.mixer == "attention":
         parts.add("context-parallel traffic", _context(job, layout, kind, attention))
-    if stack.layer_s is None:
+    if program.layer_s is None:
         parts.add("launching kernels", max(0.0, launches * passes / 3 - parts.total))
     return parts
 
@@ -138,7 +138,7 @@ def experts(job: Job, layout: Layout) -> Routed:
     The tokens are those of ``ep`` × ``etp`` ranks, each of which has a tensor-parallel share of its own (sequence
     parallel), and each goes to ``chosen`` experts.
     """
-    shape, machine, stack, of = job.shape, job.machine, job.stack, job.shape.experts
+    shape, machine, program, of = job.shape, job.machine, job.program, job.shape.experts
     if of is None:
         raise ValueError(f"{shape.name or 'this model'} has no experts")
     tokens = layout.micro_batch * job.sequence / layout.cp / layout.tp
@@ -148,22 +148,22 @@ def experts(job: Job, layout: Layout) -> Routed:
     weights, width = shape.expert_matmuls, of.latent_dim or shape.hidden
     products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
     fused = job.dispatcher == "fused"
-    moved = 2 * width * rows * (stack.routed_fused if fused else stack.routed)
-    moved *= 1 - job.overlapped * stack.hides_routed
+    moved = 2 * width * rows * (program.fused_routed_passes if fused else program.routed_passes)
+    moved *= 1 - job.overlapped * program.routed_overlap
     moved += 2 * rows * of.ffn_hidden / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
-    moved += rows * job.casts * sum(sum(each.on_rank(layout.etp)) for each in weights)
+    moved += rows * job.cast_bytes * sum(sum(each.on_rank(layout.etp)) for each in weights)
     nbytes = 2 * sent * width
     if fused:
         exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.top_k)
     else:
         exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
-    exchange *= 1 - job.overlapped * stack.hides_experts
+    exchange *= 1 - job.overlapped * program.ep_overlap
     if layout.etp > 1:
         exchange += machine.gather(2 * rows * width, layout.etp)
     if of.bias:
-        moved += 2 * rows * sum(each.on_rank(layout.etp)[1] for each in weights) * stack.biased
+        moved += 2 * rows * sum(each.on_rank(layout.etp)[1] for each in weights) * program.expert_bias_passes
     host = job.dropless and not (fused and job.started_by_graphs)
-    launches = stack.expert_launch_s if host else 0.0
+    launches = program.expert_launch_s if host else 0.0
     return Routed(products, moved, exchange, launches)
 
 
@@ -176,14 +176,15 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     shape, machine, length = job.shape.with_heads_of(kind), job.machine, job.sequence
     heads = shape.heads / layout.tp
     flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head_dim + shape.value_dim)
-    chosen = "core_attn" in layout.modules if layout.modules else job.stack.selective_attention
+    chosen = "core_attn" in layout.modules if layout.modules else job.program.selective_attention
     again = layout.recompute == "full" or (layout.recompute == "selective" and chosen)
     if job.fused:
         flops *= shape.attended_tokens(kind, length) / length
-        even = job.stack.even_context or layout.context == "all-to-all"  # then each rank has the whole sequence
+        even = job.program.balanced_context or layout.context == "all-to-all"  # then each rank has the whole sequence
         uneven = 1.0 if even else 2 - 1 / layout.cp
-        return (1 + BACKWARD_ATTENTION + again) * uneven * flops / (machine.attention_flops * job.stack.attention)
-    scores = layout.micro_batch * length / layout.cp * length * heads * 2 * job.stack.scores
+        reached = machine.attention_flops * job.program.attention_efficiency
+        return (1 + BACKWARD_ATTENTION + again) * uneven * flops / reached
+    scores = layout.micro_batch * length / layout.cp * length * heads * 2 * job.program.score_passes
     return (3 + again) * (flops / machine.matrix_flops + scores / machine.memory_bytes_per_s)
 
 
@@ -203,7 +204,7 @@ def _context(job: Job, layout: Layout, kind: Layer, attention: float) -> float:
         return passes * (sent + 3 * job.machine.latency(layout.cp, layout.tp))  # four of them
     nbytes = 2 * layout.micro_batch * job.sequence * shape.kv_heads * (shape.head_dim + shape.value_dim) / layout.tp
     machine, ranks = job.machine, (layout.cp, layout.tp)
-    if job.stack.gathers_context:
+    if job.program.gathers_context:
         forward, backward = machine.gather(nbytes, *ranks), 2 * machine.gather(nbytes, *ranks)
     else:
         forward, backward = machine.ring(nbytes, *ranks), machine.ring(2 * nbytes, *ranks)
@@ -213,12 +214,12 @@ def _context(job: Job, layout: Layout, kind: Layer, attention: float) -> float:
 
 def _launching(job: Job, layout: Layout) -> float:
     """Host time to start a layer's kernels, nothing recomputed: a GPU that is quicker waits for it."""
-    stack = job.stack
+    program = job.program
     if job.started_by_graphs:
         return 0.0
-    each = stack.launch_s + stack.launch_rank_s * (layout.tp - 1)
+    each = program.launch_s + program.launch_rank_s * (layout.tp - 1)
     if layout.tp > 1 and layout.pp > 1 and layout.gpus > job.machine.host_gpus:
-        each += stack.crossing_rank_s * layout.tp
+        each += program.launch_across_hosts_s * layout.tp
     return each
 
 

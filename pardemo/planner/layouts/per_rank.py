@@ -106,9 +106,9 @@ def kept_bytes(job: Job, layout: Layout) -> float:
     if layout.recompute == "full":
         return 2 * job.shape.hidden * job.shape.residual_streams / (layout.tp if layout.sequence_parallel else 1)
     key = "kept", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
-    if key not in job.remembered:
-        job.remembered[key] = _kept_bytes(job, layout)
-    return job.remembered[key]
+    if key not in job.cache:
+        job.cache[key] = _kept_bytes(job, layout)
+    return job.cache[key]
 
 
 def _kept_bytes(job: Job, layout: Layout) -> float:
@@ -116,7 +116,7 @@ def _kept_bytes(job: Job, layout: Layout) -> float:
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
     nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
     by_itself = layout.recompute == "selective" and not layout.modules
-    return nbytes * (job.stack.selective_keeps if by_itself else 1.0)
+    return nbytes * (job.program.selective_kept_share if by_itself else 1.0)
 
 
 def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
@@ -128,13 +128,17 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     in 8 or 4 bits keep their inputs in these, but for attention's output and a router's input, which stay in bf16.
     A frozen weight keeps its input only for an adapter beside it.
     """
-    shape, stack, modules = job.shape.with_heads_of(kind), job.stack, layout.modules
+    shape, program, modules = job.shape.with_heads_of(kind), job.program, layout.modules
     for_mixer, for_mlp = (keeps_input(job.tuning, shape, shared) for shared in (MIXER, UP))
     along = layout.tp if layout.sequence_parallel else 1
-    low = LOW.get(job.precision, 2.0) if stack.keeps_low else 2.0
+    low = LOW.get(job.precision, 2.0) if program.keeps_low_precision else 2.0
     blocks = bool(kind.mixer) + bool(kind.mlp)
     normed = 2 * shape.hidden / along
-    nbytes = {"residuals": (stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along) * blocks / 2}
+    nbytes = {
+        "residuals": (program.kept_uncut_bytes * shape.hidden + program.kept_cut_bytes * shape.hidden / along)
+        * blocks
+        / 2
+    }
     nbytes["residuals"] += 2 * shape.hidden * (shape.residual_streams - 1) / along * blocks
     nbytes["residuals"] -= normed * blocks
     if kind.mixer:
@@ -143,17 +147,17 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     if kind.mixer == "attention":
         out = shape.heads * shape.value_dim
         inner = shape.heads * shape.head_dim + shape.kv_heads * (shape.head_dim + shape.value_dim)
-        nbytes["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * stack.keeps_heads * inner / layout.tp
-        nbytes["attention's output"] = 0.75 * stack.keeps_heads * out / layout.tp
+        nbytes["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * program.kept_head_bytes * inner / layout.tp
+        nbytes["attention's output"] = 0.75 * program.kept_head_bytes * out / layout.tp
         if "core_attn" in modules:  # the next product's input is left
             nbytes["attention's output"] *= low / 2
         scores = layout.recompute == "selective" and (
-            stack.selective_attention if not modules else "core_attn" in modules
+            program.selective_attention if not modules else "core_attn" in modules
         )
         if not job.fused and not scores:
             nbytes["scores"] = 5 * shape.heads * job.sequence / layout.cp / layout.tp
     elif kind.mixer == "linear" and shape.linear_mixer:
-        nbytes["mixer"] = stack.keeps_heads * shape.linear_mixer.kept_elements / layout.tp
+        nbytes["mixer"] = program.kept_head_bytes * shape.linear_mixer.kept_elements / layout.tp
     if kind.mlp == "dense":
         if "mlp" not in modules:  # else it starts from the residual, its norm being one with its first product
             nbytes["MLP's input"] = for_mlp * normed * low / 2
@@ -182,6 +186,6 @@ def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
 
 def _mlp(job: Job, middle: int, low: float) -> tuple[float, float]:
     """What an MLP of that width keeps: its first product's outputs, and its second one's inputs."""
-    every = job.stack.keeps_middle * (1.5 if job.shape.gated else 1.0) * middle
+    every = job.program.kept_ffn_bytes * (1.5 if job.shape.gated else 1.0) * middle
     acted = job.shape.experts is None and keeps_input(job.tuning, job.shape, DOWN)
     return every - 2 * middle, (acted or not job.frozen) * low * middle

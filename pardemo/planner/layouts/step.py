@@ -20,8 +20,8 @@ def stages(job: Job, layout: Layout) -> list[int]:
     when the last one has its share: nanotron's ``build_model`` (huggingface/nanotron, ``models/base.py``).
     """
     shape, pp = job.shape, layout.pp
-    if not job.stack.balanced:
-        if job.stack.ends_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
+    if not job.program.balanced_stages:
+        if job.program.embedding_and_loss_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
             split = pieces(shape, pp * layout.chunks)
             return [sum(split[stage::pp]) for stage in range(pp)]
         each, rest = divmod(shape.layers, pp)
@@ -56,7 +56,7 @@ def idle_stages(job: Job, layout: Layout) -> int:
 
     nanotron's ``check_model_has_grad`` asks for more layers or fewer stages then.
     """
-    return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.stack.balanced else 0
+    return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.program.balanced_stages else 0
 
 
 def _balanced(shape: Shape, pp: int) -> list[int]:
@@ -81,9 +81,9 @@ def step(job: Job, layout: Layout) -> PredictedStep:
 
     A fine-tune under Transformers' Trainer sends as its engine does (:func:`tuned_step`).
     """
-    if job.stack.engine:
+    if job.program.engine:
         return tuned_step(job, layout)
-    shape, machine, stack = job.shape, job.machine, job.stack
+    shape, machine, program = job.shape, job.machine, job.program
     mean, last = _micro_batch(job, layout)
     split = stages(job, layout)
     busy = [count * mean.total for count in split]
@@ -98,14 +98,14 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     if layout.pp > 1:
         tokens = layout.micro_batch * job.sequence / layout.cp
         nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
-        parts.add("pipeline messages", stack.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
+        parts.add("pipeline messages", program.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
         others = sum(busy) - busy[slowest]
         if layout.schedule == "zb-h1" and m >= layout.pp and not job.frozen:
             others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
         parts.add("pipeline bubble", others / layout.chunks)
     data_parallel(job, layout, split, mean, parts)
     tokens = layout.batch * job.sequence
-    seconds = {name: job.pace * value for name, value in parts.seconds.items()}
+    seconds = {name: job.correction * value for name, value in parts.seconds.items()}
     return PredictedStep(
         seconds, tokens * shape.flops(job.sequence, frozen=job.frozen), job.peak_flops, tokens, layout.gpus,
         tuple(split),
@@ -121,12 +121,12 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
         "micro-batch", layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, layout.gpus, layout.micro_batch,
         layout.sequence_parallel, layout.recompute, layout.modules, layout.context,
     )  # fmt: skip
-    if key not in job.remembered:
+    if key not in job.cache:
         mean = Parts()
         for kind, count in job.shape.layer_kinds:
             mean.more(layer(job, layout, kind), count / job.shape.layers)
-        job.remembered[key] = mean, head(job, layout)
-    return job.remembered[key]
+        job.cache[key] = mean, head(job, layout)
+    return job.cache[key]
 
 
 def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
@@ -164,7 +164,7 @@ def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
 
 def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
     """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
-    machine, stack = job.machine, job.stack
+    machine, program = job.machine, job.program
     owned = max(
         (owned_trained_params(job, layout, split, place) for place in range(layout.pp)),
         key=lambda rank_params: rank_params.whole,
@@ -174,30 +174,30 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
         _fully_sharded(job, layout, split, mean, parts)
     elif n > 1:
         covered = 0.0
-        if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
-            covered = stack.hidden * 2 / 3 * mean.total * split[0]
+        if layout.sharding == "none" or program.sharded_dp_overlap:  # behind the last micro-batch's backward pass
+            covered = program.dp_overlap * 2 / 3 * mean.total * split[0]
         out, back = _exchange(job, layout, owned)
         once = _over_groups(job, layout, owned)
         again = layout.accumulation - 1 if layout.sharding == "zero2" else 0  # gradients go with each micro-batch
-        each = out + back if stack.regathers else out
+        each = out + back if program.regathers_parameters else out
         exposed = max(0.0, out + once + back - covered) + again * max(0.0, each - covered)
         parts.add("data-parallel traffic", exposed)
-    moved = owned.sharded(layout) * (2 * stack.state + stack.gradient)
+    moved = owned.sharded(layout) * (2 * program.state_bytes + program.gradient_bytes)
     parts.add("optimizer", moved / machine.memory_bytes_per_s)
 
 
 def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
     """Seconds until gradients are where they are used, and until parameters that were updated there are everywhere."""
-    machine, stack, n = job.machine, job.stack, layout.replicas
+    machine, program, n = job.machine, job.program, layout.replicas
     group = layout.shard_group or n
-    out, back = stack.reduce_s * (n - 1).bit_length(), 0.0
+    out, back = program.reduce_s * (n - 1).bit_length(), 0.0
     for params, ranks, stride in _groups(owned, group, layout):
         share = _share(job, ranks, stride)
-        out += math.ceil(params / stack.bucket) * stack.bucket_host_s * machine.crossings(ranks, stride)
+        out += math.ceil(params / program.bucket_elements) * program.bucket_host_s * machine.crossings(ranks, stride)
         if layout.sharding == "none":
-            out += machine.all_reduce(stack.gradient * params, ranks, stride) / share
+            out += machine.all_reduce(program.gradient_bytes * params, ranks, stride) / share
         else:
-            out += machine.gather(stack.gradient * params, ranks, stride) / share
+            out += machine.gather(program.gradient_bytes * params, ranks, stride) / share
             back += machine.gather(2 * params, ranks, stride) / share
     return out, back
 
@@ -213,7 +213,7 @@ def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
     in_groups, in_all = (_groups(owned, ranks, layout) for ranks in (layout.shard_group, layout.replicas))
     for (params, within, stride), (_, everywhere, _) in zip(in_groups, in_all, strict=True):
         groups, apart = everywhere // within, stride * within
-        sent = job.machine.all_reduce(job.stack.gradient * params / within, groups, apart)
+        sent = job.machine.all_reduce(job.program.gradient_bytes * params / within, groups, apart)
         seconds += sent / _share(job, groups, apart)
     return seconds
 
@@ -226,10 +226,10 @@ def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]
 
 def _share(job: Job, n: int, stride: int) -> float:
     """The share of the links' rate that an exchange of gradients reaches; between hosts at most ``reduce_most``."""
-    stack = job.stack
+    program = job.program
     if job.machine.inside(n, stride):
-        return stack.reduce_share
-    return min(stack.reduce_share, stack.reduce_most / job.machine.rate(n, stride))
+        return program.reduce_efficiency
+    return min(program.reduce_efficiency, program.ring_bytes_per_s / job.machine.rate(n, stride))
 
 
 def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
@@ -238,7 +238,7 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, part
     With LoRA the gradients are the adapters' alone. Nothing hides the first layer's gathers, before either pass begins,
     nor its scatter, when both are over.
     """
-    shape, machine, stack = job.shape, job.machine, job.stack
+    shape, machine, program = job.shape, job.machine, job.program
     group, stride = layout.shard_group or layout.replicas, layout.tp
     per_layer = owned_layer(shape, layout)
     trained = trained_layer(job, layout) if job.frozen else per_layer
@@ -248,11 +248,11 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, part
         return sum(machine.gather(times * params, ranks, apart) / _share(job, ranks, apart)
                    for params, ranks, apart in groups)  # fmt: skip
 
-    each = 2 * seconds(2, per_layer) + seconds(stack.gradient, trained)
-    exposed = max(each, max(split) * (each - stack.hidden * mean.total))
+    each = 2 * seconds(2, per_layer) + seconds(program.gradient_bytes, trained)
+    exposed = max(each, max(split) * (each - program.dp_overlap * mean.total))
     ends = shape.embedding_params / layout.tp
     once = 2 * machine.gather(2 * ends, group, stride)
-    once += 0.0 if job.frozen else machine.gather(stack.gradient * ends, group, stride)
+    once += 0.0 if job.frozen else machine.gather(program.gradient_bytes * ends, group, stride)
     once /= _share(job, group, stride)
     parts.add("data-parallel traffic", layout.accumulation * (exposed + once))
     updated = Owned(max(split) * trained.dense, max(split) * trained.experts)

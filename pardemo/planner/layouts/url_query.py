@@ -24,9 +24,9 @@ from pardemo.planner.layouts.configurations import MODELS, key_of
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import LINES
 from pardemo.planner.layouts.micro_batch import PARTS
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published.against import room
 from pardemo.planner.layouts.search import SearchResult, changes, if_changed, search
-from pardemo.planner.layouts.stacks import stack
 
 #: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
 #: configuration in place of a model's name, ``rank`` and ``target`` LoRA's, ``price`` what a GPU costs an hour.
@@ -117,7 +117,7 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         if asked["link"]:
             hardware.link(asked["link"])
     with _about("program"):
-        program = stack(asked["program"] or command.PROGRAM)
+        program = find_program(asked["program"] or command.PROGRAM)
         if asked["target"] or rank:
             program.check_lora()
     with _about("precision"):

@@ -11,7 +11,7 @@ from pardemo.cluster import Cluster
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
 from pardemo.planner.layouts.machines import ATTENTION, Machine
-from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.programs import Program
 from pardemo.script.step.collectives import Call
 from pardemo.script.step.measurement import Pace
 from pardemo.script.step.operations import BACKWARD, Exchange, Operation, StepWork
@@ -174,7 +174,7 @@ def replay(programs: Programs, compute_s: ComputeTime, launch_s: float, exchange
 #: whether a micro-batch has one sample or nearly two (vTrain's measurements).
 LAUNCH_S = 24e-6
 #: What a product loses of its rows, depth and columns to tiles that are not full: the planner's, of any program.
-SMALL = Stack("any").small
+SMALL = Program("any").tile_loss
 #: TF32's rate of the datasheets, as a share of that of 16 bits.
 TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time

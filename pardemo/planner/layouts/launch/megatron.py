@@ -68,14 +68,14 @@ def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
     shared, dense = layout.sharding != "none", experts.first_dense_layers if experts else 0
     return {
         "job": job, "layout": layout, "shape": shape, "model": model,
-        "overlaps_tensor": layout.sequence_parallel and bool(job.stack.hides_tensor),
+        "overlaps_tensor": layout.sequence_parallel and bool(job.program.tp_overlap),
         "context": {"ring": "p2p", "all-to-all": "a2a"}[layout.context] if layout.cp > 1 else None,
         "uneven": None if divides else uneven(job, layout),  # piece by piece, as Megatron-LM wants it then
         "piece": shape.layers // pieces if divides and layout.chunks > 1 else None,
         "shared": shared, "reduces": shared or layout.replicas > 1,
         "fsdp": {"zero2": "optim_grads", "zero3": "optim_grads_params"}.get(layout.sharding),
         "instances": layout.replicas // layout.shards if shared and layout.shards < layout.replicas else None,
-        "reduces_in_bf16": job.stack.gradient == 2, "bits": _PRECISIONS[job.precision],
+        "reduces_in_bf16": job.program.gradient_bytes == 2, "bits": _PRECISIONS[job.precision],
         "attention": None if job.fused else "unfused", "full": layout.recompute == "full",
         "modules": (layout.modules or "core_attn") if layout.recompute == "selective" else None,
         "norm": "RMSNorm" if model.rms else "LayerNorm", "longest": max(model.longest, job.sequence),
@@ -143,8 +143,8 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         for line in (f"# {title}", *(argument(name, value) for name, value in group.items()))
     ]
     comments = [f"# left out, since Megatron-LM has no argument for it: {feature}" for feature in left_out(model)]
-    if job.stack.name != "megatron-core":
-        comments.append(f"# planned with the constants of {job.stack.name}")
+    if job.program.name != "megatron-core":
+        comments.append(f"# planned with the constants of {job.program.name}")
     alone = "[ $# -gt 0 ] || set -- --standalone"
     if hosts > 1:
         wanted = f"megatron.sh takes torchrun's options: --nnodes {hosts} --node_rank ..."

@@ -13,7 +13,7 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import settings
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.stacks import NANOTRON
+from pardemo.planner.layouts.programs import NANOTRON
 from pardemo.planner.layouts.step import idle_stages
 
 FILE = "nanotron.yaml"
@@ -27,7 +27,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     1cc9cb31ea09e6be1efb1cf5466b98b18a3bf947).
     """
     degree = next((name for name in ("cp", "ep", "etp", "chunks") if getattr(layout, name) > 1), "")
-    idle = idle_stages(replace(job, stack=NANOTRON), layout) if layout.pp > 1 else 0
+    idle = idle_stages(replace(job, program=NANOTRON), layout) if layout.pp > 1 else 0
     kv_heads, tp = job.shape.kv_heads, layout.tp
     return settings.refusal(
         (not model.like_llama or model.factor, "nanotron's Llama is not {model.name} ({model.kind})"),
@@ -53,7 +53,7 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
         "tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
         "recomputed": layout.recompute == "full", "longest": max(model.longest, job.sequence),
         "theta": float(model.theta), "epsilon": float(model.epsilon),
-        "stage": 1 if layout.sharding == "zero1" else 0, "sums_in_fp32": job.stack.gradient == 4,
+        "stage": 1 if layout.sharding == "zero1" else 0, "sums_in_fp32": job.program.gradient_bytes == 4,
     })  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
         "piece": per_piece(job, layout) if layout.chunks > 1 else None,
         "ep": layout.ep if experts else None, "etp": layout.etp if experts else None,
         "option": "op" if layout.recompute == "selective" else None,
-        "compiled": job.stack.name.endswith("-compiled"),
+        "compiled": job.program.name.endswith("-compiled"),
     })  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
     stage = SHARDING.index(layout.sharding)
     return settings.fill(settings.table("deepspeed.yaml"), {
         "layout": layout, "stage": stage, "overlaps": stage > 0, "gathers": True if stage == 3 else None,
-        "data_types": {"grad_accum_dtype": "fp32"} if job.stack.gradient == 4 else None,
+        "data_types": {"grad_accum_dtype": "fp32"} if job.program.gradient_bytes == 4 else None,
     })  # fmt: skip
 
 

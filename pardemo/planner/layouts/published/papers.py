@@ -18,8 +18,8 @@ from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import MEGATRON_2022, OTHER_PROGRAMS
 from pardemo.planner.layouts.shape import Shape, gpt
-from pardemo.planner.layouts.stacks import MEGATRON_2022, OTHERS
 from pardemo.planner.layouts.step import step
 
 
@@ -74,8 +74,9 @@ def narayanan(pipelines: bool, adapters: int = 8) -> list[PublishedTraining]:
             sharding="none" if pipelines else "zero3",
         )  # fmt: skip
         machine = Machine(hardware.gpu("A100-80GB"), gpus, 8, adapters * 200e9 / 8)
-        stack = MEGATRON_2022 if pipelines else MEGATRON_2022.but(gradient=2)  # DeepSpeed's is the products' precision
-        job = Job(shape, machine, stack, 2048, fused=False)
+        # DeepSpeed's gradients are in the matrix multiplications' precision
+        program = MEGATRON_2022 if pipelines else MEGATRON_2022.but(gradient_bytes=2)
+        job = Job(shape, machine, program, 2048, fused=False)
         trainings.append(PublishedTraining(job, layout, tflops, batch * _as_counted(shape, 2048)))
     return trainings
 
@@ -88,14 +89,14 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, stack = of(configurations.find_configuration("llama3.1-405b")), OTHERS["meta-2024"]
+    shape, program = of(configurations.find_configuration("llama3.1-405b")), OTHER_PROGRAMS["meta-2024"]
     trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
             tp=8, cp=cp, pp=16, dp=dp, sharding="zero1", sequence_parallel=True, accumulation=samples,
             chunks=shape.layers // 16,
         )  # fmt: skip
-        job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), stack, sequence)
+        job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), program, sequence)
         flops = layout.batch * sequence * shape.flops(sequence, causal=False)
         trainings.append(PublishedTraining(job, layout, tflops, flops))
     return trainings

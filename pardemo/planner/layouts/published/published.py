@@ -24,10 +24,10 @@ from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, recomputation
 from pardemo.planner.layouts.machines import Machine, machine
+from pardemo.planner.layouts.programs import FOUNDRY, NANOTRON, PROGRAMS, Program, find_program
 from pardemo.planner.layouts.published import runs
 from pardemo.planner.layouts.published.runs import TRUTH, Cells, PublishedRun, rows
 from pardemo.planner.layouts.shape import Experts, Mamba, Shape, gpt
-from pardemo.planner.layouts.stacks import FOUNDRY, NANOTRON, STACKS, Stack, stack
 from pardemo.planner.layouts.tuning import FULL, Tuning
 from pardemo.planner.profile import GpuProfile
 
@@ -50,13 +50,13 @@ MODELS = {
 }  # fmt: skip
 
 
-def program(release: str) -> Stack:
+def nvidia_program(release: str) -> Program:
     """Megatron-core with the constants of a release, as NVIDIA's recipes run it.
 
     Their grad_reduce_in_fp32 is false. Their cross_entropy_fusion_impl is TransformerEngine's, which writes the
     gradient where the logits are (transformer_engine/pytorch/triton/cross_entropy.py at v2.9).
     """
-    return stack(f"megatron-core@{release}").but(gradient=2, logits=2.0)
+    return find_program(f"megatron-core@{release}").but(gradient_bytes=2, logit_bytes=2.0)
 
 
 def megatron_bridge(row: Cells) -> Iterator[PublishedRun]:
@@ -96,8 +96,9 @@ def _run(row: Cells, place: int) -> PublishedRun:
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
     return _published(
-        f"Megatron-Bridge, {release}", model, program(release), gpu, min(each, gpus), ADAPTER[gpu] * min(each, gpus),
-        layout, values.whole("Sequence Length"), tokens=values.number("Tokens / sec / GPU"), batch=batch, wrong=wrong,
+        f"Megatron-Bridge, {release}", model, nvidia_program(release), gpu, min(each, gpus),
+        ADAPTER[gpu] * min(each, gpus), layout, values.whole("Sequence Length"),
+        tokens=values.number("Tokens / sec / GPU"), batch=batch, wrong=wrong,
         gpus=gpus, precision=precision, dispatch=recipe.get("dispatch", ""),
         graphs=recipe["graphs"] == "1" if recipe else None, overlap=recipe.get("overlap") == "1",
         dropless="tokendrop" not in row.text("Model"), tuning=LORA if "> LoRA " in row.text("headings") else FULL,
@@ -105,9 +106,9 @@ def _run(row: Cells, place: int) -> PublishedRun:
 
 
 def _published(
-    source: str, shape: Shape, program: Stack, gpu: str, host_gpus: int, between: float, layout: Layout, sequence: int,
-    *, tokens: float = 0.0, seconds: float | None = None, peak: float | None = None, batch: int = 0, wrong: str = "",
-    gpus: int = 0, **more: Any,
+    source: str, shape: Shape, program: Program, gpu: str, host_gpus: int, between: float, layout: Layout,
+    sequence: int, *, tokens: float = 0.0, seconds: float | None = None, peak: float | None = None, batch: int = 0,
+    wrong: str = "", gpus: int = 0, **more: Any,
 ) -> PublishedRun:  # fmt: skip
     """The run of a row.
 
@@ -186,7 +187,7 @@ def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
     )  # fmt: skip
     yield _published(
         "Megatron-DeepSpeed", gpt(layers, hidden, heads, 51200, sequence, f"GPT {layers} × {hidden}"),
-        STACKS["megatron-deepspeed"], "A100-80GB", 8, 4 * 200, layout, sequence, gpus=row.whole("# GPUs"),
+        PROGRAMS["megatron-deepspeed"], "A100-80GB", 8, 4 * 200, layout, sequence, gpus=row.whole("# GPUs"),
         seconds=row.number("iteration time (ms)") / 1e3, fused=False,
     )  # fmt: skip
 

@@ -12,8 +12,8 @@ from pardemo.planner import hardware, profile
 from pardemo.planner.layouts import machines
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.profile import GpuProfile
 
 Value = TypeVar("Value")
@@ -197,8 +197,8 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     shape, sequence = _shape(value), value.whole("sequence")
     if mtp := value.whole("mtp", 0):
         shape = replace(shape, mtp_layers=mtp)
-    program = stack(value.text("program"))
-    check_layout(layout, shape, gpus, sequence, program.ends_as_layers)
+    program = find_program(value.text("program"))
+    check_layout(layout, shape, gpus, sequence, program.embedding_and_loss_as_layers)
     job = Job(
         shape, machine, program, sequence, value.one_of("fused", TRUTH),
         hardware.precision(value.text("precision")),
