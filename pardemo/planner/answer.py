@@ -8,7 +8,6 @@ from typing import Any
 
 from pardemo.finetune import recipe
 from pardemo.planner import profile, table
-from pardemo.planner.command import progress
 from pardemo.planner.estimate import BUILT_SHARDED
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import command as layout_command
@@ -19,6 +18,7 @@ from pardemo.planner.layouts.job import HYBRID
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
+from pardemo.planner.progress import progress
 from pardemo.planner.rates import LINK_SHARE
 from pardemo.planner.table import ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.tables import text_table
