@@ -12,8 +12,7 @@ The kernel keeps the limits, on each connection that ranks open, whoever opens i
 from dataclasses import dataclass
 
 from pardemo import options
-from pardemo.cluster import latency as latencies
-from pardemo.cluster.bandwidth import bandwidth_text, bytes_per_second
+from pardemo.cluster.units import bandwidth_text, bytes_per_second, seconds
 
 __all__ = ["Cluster"]
 
@@ -49,7 +48,7 @@ class Cluster:
         if self.tier not in (None, "namespaces", "pacing", "none"):
             raise ValueError(f"Cluster: tier is 'namespaces', 'pacing', 'none' or None, not {self.tier!r}")
         if self.latency is not None:
-            latencies.seconds(self.latency, "Cluster: latency")
+            seconds(self.latency, "Cluster: latency")
         for name in ("between", "inside"):
             if getattr(self, name) is not None:
                 bytes_per_second(getattr(self, name), f"Cluster: {name}")
@@ -79,7 +78,7 @@ class Cluster:
     @property
     def latency_s(self) -> float:
         """Seconds that a message between hosts takes longer, one way."""
-        return 0.0 if self.latency is None else latencies.seconds(self.latency)
+        return 0.0 if self.latency is None else seconds(self.latency)
 
     def host_of(self, rank: int) -> int:
         """The host of a rank: neighbours by number live together, as launchers place them."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pardemo.cluster import Cluster, loopback
-from pardemo.cluster.bandwidth import bytes_per_second
+from pardemo.cluster.units import bytes_per_second
 from pardemo.world.errors import RankDied, RankError
 from pardemo.world.rank_processes import Ranks
 

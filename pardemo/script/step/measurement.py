@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 
 from pardemo.cluster import Cluster
-from pardemo.cluster.bandwidth import bytes_per_second
-from pardemo.cluster.latency import seconds
+from pardemo.cluster.units import bytes_per_second, seconds
 from pardemo.planner.hardware import LINKS, gpu, link
 from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
