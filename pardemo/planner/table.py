@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pardemo.planner.estimate import RESERVE, choose
+from pardemo.planner.estimate import OFFLOADS, RESERVE, choose
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.fine_tune_step import stage_of
 from pardemo.planner.layouts.intervals import Interval, of_fine_tune
-from pardemo.planner.layouts.job import BUCKET, Job, engine_of, fine_tune
+from pardemo.planner.layouts.job import BUCKET, ENGINES, Job, engine_of, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.search import PlannedLayout
 from pardemo.planner.layouts.shape import Shape
 
-ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
+PLANNED_ENGINES = tuple(engine for engine in ENGINES if engine != "plain")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
 
 
@@ -38,9 +38,9 @@ class Request:
     steps: int
     tp: int = 1
     pp: int = 1
-    engines: Sequence[str] = ENGINES
+    engines: Sequence[str] = PLANNED_ENGINES
     checkpointing: Sequence[bool] = (True, False)
-    offloads: Sequence[str] = ("none", "optimizer", "optimizer+parameters")
+    offloads: Sequence[str] = OFFLOADS
     batches: Sequence[int] = ()
     rows: int = 0
     epochs: float = 0.0
@@ -176,7 +176,7 @@ OFFLOADED = {
     "zero-0": ("none",),
     "zero-1": ("none", "optimizer"),
     "zero-2": ("none", "optimizer"),
-    "zero-3": ("none", "optimizer", "optimizer+parameters"),
+    "zero-3": OFFLOADS,
     "fsdp2": ("none",),
 }
 

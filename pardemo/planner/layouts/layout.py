@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo import options
+from pardemo.planner.estimate import OFFLOADS
 from pardemo.planner.layouts.shape import MODULES, Shape, missing
 
 SHARDING = ("none", "zero1", "zero2", "zero3")
@@ -13,7 +14,7 @@ CONTEXTS = ("ring", "all-to-all")
 #: By field, the words that it may be.
 WORDS = {
     "sharding": SHARDING, "recompute": RECOMPUTE, "schedule": ("1f1b", "zb-h1"), "context": CONTEXTS,
-    "on_host": ("none", "optimizer", "optimizer+parameters"),
+    "on_host": OFFLOADS,
 }  # fmt: skip
 COUNTS = ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
 
