@@ -109,15 +109,15 @@ def test_a_fused_dispatch_sends_a_token_to_a_host_once():
 def test_what_slows_experts_down():
     layout = Layout(dp=64, ep=8, sharding="zero1", micro_batch=2)
     even = experts(job(), layout)
-    assert experts(job(imbalance=1.5), layout).products > 1.4 * even.products
-    assert even.launches == 0 < experts(job(graphs=False), layout).launches
-    assert experts(job(dropless=False, graphs=False), layout).launches == 0, "nobody waits for counts"
+    assert experts(job(imbalance=1.5), layout).matmul_s > 1.4 * even.matmul_s
+    assert even.launch_s == 0 < experts(job(graphs=False), layout).launch_s
+    assert experts(job(dropless=False, graphs=False), layout).launch_s == 0, "nobody waits for counts"
     alone = experts(job(overlap=False), layout)
-    assert alone.exchange > even.exchange
-    assert alone.moved > even.moved, "tokens go through memory beside another micro-batch's computation"
-    assert experts(job(dispatch="alltoall", overlap=False), layout).moved > alone.moved
-    biased = replace(ROUTED, experts=replace(ROUTED.experts, biased=True))
-    assert experts(job(biased), layout).moved > even.moved
+    assert alone.exchange_s > even.exchange_s
+    assert alone.moved_bytes > even.moved_bytes, "tokens go through memory beside another micro-batch's computation"
+    assert experts(job(dispatch="alltoall", overlap=False), layout).moved_bytes > alone.moved_bytes
+    biased = replace(ROUTED, experts=replace(ROUTED.experts, bias=True))
+    assert experts(job(biased), layout).moved_bytes > even.moved_bytes
 
 
 def test_a_precision_that_a_gpu_has_not_is_one_line():

@@ -86,38 +86,38 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
     """A step of ``accumulation`` micro-batches on each data-parallel rank."""
     shape, machine, tuning, m = job.shape, job.machine, job.tuning, layout.accumulation
     engine, layers = engine_of(job, layout), shape.layers / layout.pp
-    stage, again = stage_of(engine), layout.recompute == "full"
+    stage, recomputes = stage_of(engine), layout.recompute == "full"
     parts = Parts()
     for kind, count in shape.layer_kinds:
-        parts.more(layer(job, layout, kind), layers * count / shape.layers)
-    parts.more(head(job, layout), tuning.labels)  # of all tokens, and made of those that have a label
+        parts.add_all(layer(job, layout, kind), layers * count / shape.layers)
+    parts.add_all(head(job, layout), tuning.labels)  # of all tokens, and made of those that have a label
     if BASES[tuning.base] < 2:
-        passes = 3 if again else 2
-        packed = (shape.params - shape.embedding_and_head_params) / (layout.tp * layout.pp)
-        parts.add("memory bandwidth", passes * packed * UNPACKED / machine.memory_bytes_per_s)
+        passes = 3 if recomputes else 2
+        packed_params = (shape.params - shape.embedding_and_head_params) / (layout.tp * layout.pp)
+        parts.add("memory bandwidth", passes * packed_params * UNPACKED / machine.memory_bytes_per_s)
     if stage:
         parts.seconds["launching kernels"] = _waited(job, layout, parts)
     busy = parts.total
     parts = Parts({name: m * seconds for name, seconds in parts.seconds.items()})
     parts.add("pipeline bubble", (layout.pp - 1) * busy)
-    each, once = sent_bytes(job, layout)
+    reduced_bytes, step_bytes = sent_bytes(job, layout)
     rounds = reductions(engine, m)
     if layout.dp > 1:
         rate = machine.rate(layout.dp, layout.tp)
-        shown = exposed(engine, each / rate, busy, job.program.overlap_comm)
-        waits = 2 * machine.latency(layout.dp, layout.tp)
-        parts.add("data-parallel traffic", rounds * shown + once / rate + waits)
+        exposed_s = exposed(engine, reduced_bytes / rate, busy, job.program.overlap_comm)
+        latency_s = 2 * machine.latency(layout.dp, layout.tp)
+        parts.add("data-parallel traffic", rounds * exposed_s + step_bytes / rate + latency_s)
     trained, gpus = trained_params(tuning, shape), layout.gpus
     if layout.on_host == "none":
         owned = trained / (gpus if layout.sharding != "none" else layout.tp * layout.pp)
         moved = 26 * owned  # gradients, copy, moments; read and written
         parts.add("optimizer", moved / machine.memory_bytes_per_s)
     else:
-        here = min(machine.host_gpus, gpus) / gpus
+        host_share = min(machine.host_gpus, gpus) / gpus
         parts.add("offload", offload_seconds(
-            layout.on_host, trained * here, shape.params * here, rounds, m, again
+            layout.on_host, trained * host_share, shape.params * host_share, rounds, m, recomputes
         ))  # fmt: skip
-    sent = rounds * each + once + m * tensor_bytes(job, layout)
+    sent = rounds * reduced_bytes + step_bytes + m * tensor_bytes(job, layout)
     tokens = layout.batch * job.sequence
     return PredictedStep(
         {name: seconds for name, seconds in parts.seconds.items() if seconds},
@@ -128,10 +128,10 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
 
 def _waited(job: Job, layout: Layout, parts: Parts) -> float:
     """Seconds of a micro-batch that a GPU waits for its host, where DeepSpeed handles every gradient."""
-    waited, program = parts.seconds.get("launching kernels", 0.0), job.program
-    launches = program.launch_s * (4 if layout.recompute == "full" else 3) / 3
-    host = job.shape.layers / layout.pp * (launches + _gradients(job) * program.gradient_hook_s)
-    return max(waited, host - (parts.total - waited))
+    waiting_s, program = parts.seconds.get("launching kernels", 0.0), job.program
+    launch_s = program.launch_s * (4 if layout.recompute == "full" else 3) / 3
+    host_s = job.shape.layers / layout.pp * (launch_s + _gradients(job) * program.gradient_hook_s)
+    return max(waiting_s, host_s - (parts.total - waiting_s))
 
 
 def _gradients(job: Job) -> int:
@@ -158,14 +158,14 @@ def sent_bytes(job: Job, layout: Layout) -> tuple[float, float]:
     Under stage 3 a frozen layer that is recomputed is gathered for that, and half of the time again to go back through.
     """
     shape, share = job.shape, 1 - 1 / layout.dp
-    cut, engine = layout.tp * layout.pp, engine_of(job, layout)
-    trained, params = trained_params(job.tuning, shape) / cut, shape.params / cut
+    model_parallel, engine = layout.tp * layout.pp, engine_of(job, layout)
+    trained, params = trained_params(job.tuning, shape) / model_parallel, shape.params / model_parallel
     if layout.sharding == "none":
         return 4 * trained * share, 0.0
     if engine in ("zero-1", "zero-2"):
         return 4 * trained * share, 2 * trained * share
-    kept = shape.embedding_and_head_params / cut if engine == "fsdp2" else min(params, LIVE)
-    again = params - kept
+    kept = shape.embedding_and_head_params / model_parallel if engine == "fsdp2" else min(params, LIVE)
+    gathered_again = params - kept
     if engine == "zero-3" and job.frozen and layout.recompute == "full":
-        again = max(0.0, FROZEN_AGAIN * params - 0.8 * kept)
-    return 2 * share * (params + again + trained), 0.0
+        gathered_again = max(0.0, FROZEN_AGAIN * params - 0.8 * kept)
+    return 2 * share * (params + gathered_again + trained), 0.0

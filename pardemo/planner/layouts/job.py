@@ -11,6 +11,7 @@ from pardemo.planner.layouts.programs import OTHER_PROGRAMS, Program
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
+#: Sorted, then NCCL's all-to-all; or a kernel that sorts and sends, as DeepEP's.
 DISPATCHERS = ("alltoall", "fused")
 #: Of these only a training of all parameters is planned.
 HYBRID = "models with layers that have state spaces, linear or compressed attention, or other heads"
@@ -18,40 +19,22 @@ HYBRID = "models with layers that have state spaces, linear or compressed attent
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, by which program, on which machine.
-
-    Args:
-        sequence: tokens of a sample. fused: FlashAttention; else attention's scores go through memory.
-        precision: of its products: bf16, fp8 (a scale for each tensor or block), mxfp8, nvfp4; the head's, the router's
-            and attention are bf16's.
-        graphs: whether CUDA graphs start its kernels, but those of experts; None: where there are experts, as the
-            program usually does.
-        dispatch: how tokens get to their experts: ``alltoall`` (sorted, then NCCL's) or ``fused`` (a kernel that sorts
-            and sends, as DeepEP's); "": as the program usually does.
-        dropless: whether each token gets to all the experts that it chose, so that the host waits until it knows how
-            many go where; else experts have room for the average, and what is above it is dropped.
-        overlap: whether another micro-batch's computation runs beside the exchange of tokens; None: as the program
-            usually does.
-        pace: what every part of a step is multiplied by, as runs on the very machine have shown (``measured``).
-        imbalance: tokens of the rank whose experts are chosen most, over the average.
-        tuning: what is trained: with LoRA the model's own weights are frozen, so that a backward pass makes one product
-            for each of them, and not two.
-    """
+    """What is trained, by which program, on which machine."""
 
     shape: Shape
     machine: Machine
     program: Program
-    sequence: int = 4096
-    fused: bool = True
-    precision: str = "bf16"
-    graphs: bool | None = None
-    dispatch: str = ""
-    imbalance: float = 1.0
-    dropless: bool = True
-    overlap: bool | None = None
-    correction: float = 1.0
+    sequence: int = 4096  # tokens of a sample
+    fused: bool = True  # whether attention is (FlashAttention); else its scores go through memory
+    precision: str = "bf16"  # or fp8 (a scale for each tensor or block), mxfp8, nvfp4; head, router, attention: bf16
+    graphs: bool | None = None  # whether CUDA graphs start all kernels but experts'; None: as the program usually does
+    dispatch: str = ""  # how tokens get to experts, of :data:`DISPATCHERS`; "": as the program usually does
+    imbalance: float = 1.0  # tokens of the rank whose experts are chosen most, over the average
+    dropless: bool = True  # whether no expert drops tokens above the average, so that the host waits for their counts
+    overlap: bool | None = None  # of the exchange of tokens by another micro-batch; None: as the program usually does
+    correction: float = 1.0  # of each part's seconds, as runs on the very machine have shown (``measured``)
     measured: bool = False
-    tuning: Tuning = FULL
+    tuning: Tuning = FULL  # with LoRA a frozen weight needs one matrix multiplication in the backward pass, not two
 
     def __post_init__(self):
         if self.sequence < 1:
@@ -77,17 +60,17 @@ class Job:
 
     @property
     def tile_loss(self) -> float:
-        """Rows, columns and depth that a product loses: as measured of its machine, else as the program's runs say."""
+        """Rows, columns and depth that a matrix multiplication loses: as measured, else as the program's runs say."""
         return self.program.tile_loss if self.machine.gpu.small is None else self.machine.gpu.small
 
     @property
     def peak_flops(self) -> float:
-        """Operations/s of the data sheet, in the products' precision."""
+        """Operations/s of the data sheet, in the job's precision."""
         return hardware.peak(self.machine.gpu, self.precision)
 
     @property
     def matmul_speedup(self) -> float:
-        """How many times as quick as bf16's its products are: the data sheet's ratio, by what the program reaches."""
+        """How many times as fast as in bf16 it multiplies: the data sheet's ratio, by what the program reaches."""
         if self.precision == "bf16":
             return 1.0
         kept = self.program.fp4_efficiency if self.precision == "nvfp4" else self.program.fp8_efficiency

@@ -23,45 +23,28 @@ COUNTS = ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "c
 class Layout:
     """Degrees of parallelism, in the order in which ranks follow one another: tensor, context, data, pipeline.
 
-    Args:
-        tp: ranks that share each product (tensor parallel). cp: that share a sequence. dp: that have other samples.
-        pp: stages of the pipeline. ep: ranks that share a layer's experts, each some of them; etp: ranks that share
-            each expert's products. Their groups are formed anew over all ranks of a stage (TP × CP × DP), as
-            Megatron-core's ``parallel_state`` does.
-        sharding: what the data- and context-parallel ranks share of the states: nothing, the optimizer's (zero1),
-            gradients as well (zero2), parameters as well (zero3, FSDP).
-        shard_group: ranks over which states are shared, where these are fewer than all (HSDP); 0 means all.
-        sequence_parallel: whether what is not cut by tensor parallelism is cut along the sequence.
-        micro_batch: samples of a micro-batch. accumulation: micro-batches of a step, on each rank of ``dp``.
-        chunks: pieces of the model on each stage (interleaved schedule). recompute: none, selective, full. modules: of
-            a layer, those that selective recomputation makes again, by Megatron-core's names; (): what the program does
-            by itself.
-        offload: layers of a rank whose activations wait in the host's memory for the backward pass.
-        on_host: what of the states is in the host's memory, as DeepSpeed offloads it: none, optimizer, or
-            optimizer+parameters.
-        context: how ranks of ``cp`` meet: keys and values go round a ring, or all-to-alls give each rank some heads of
-            the whole sequence (Ulysses).
-        schedule: 1f1b, interleaved where there are chunks, or zb-h1 (zero bubble).
+    Groups of experts are formed anew over all ranks of a stage (TP × CP × DP), as Megatron-core's ``parallel_state``
+    does.
     """
 
-    tp: int = 1
-    cp: int = 1
-    dp: int = 1
-    pp: int = 1
-    ep: int = 1
-    etp: int = 1
-    sharding: str = "none"
-    shard_group: int = 0
-    sequence_parallel: bool = False
-    micro_batch: int = 1
-    accumulation: int = 1
-    chunks: int = 1
-    recompute: str = "none"
-    schedule: str = "1f1b"
-    context: str = "ring"
-    offload: int = 0
-    modules: tuple[str, ...] = ()
-    on_host: str = "none"
+    tp: int = 1  # ranks that share each matrix multiplication
+    cp: int = 1  # ranks that share a sequence
+    dp: int = 1  # ranks that have other samples
+    pp: int = 1  # stages of the pipeline
+    ep: int = 1  # ranks that share a layer's experts, each some of them
+    etp: int = 1  # ranks that share each expert's matrix multiplications
+    sharding: str = "none"  # of optimizer states (zero1), gradients as well (zero2), parameters as well (zero3, FSDP)
+    shard_group: int = 0  # ranks over which states are sharded, if fewer than all data-parallel ones (HSDP); 0: all
+    sequence_parallel: bool = False  # whether what tensor parallelism does not cut is cut along the sequence
+    micro_batch: int = 1  # samples of one, on each rank of ``dp``
+    accumulation: int = 1  # micro-batches of a step
+    chunks: int = 1  # pieces of the model on each stage (interleaved schedule)
+    recompute: str = "none"  # or selective, full
+    schedule: str = "1f1b"  # interleaved where there are chunks; or zb-h1 (zero bubble)
+    context: str = "ring"  # keys and values go round it; or all-to-all: each rank gets some heads (Ulysses)
+    offload: int = 0  # layers of a rank whose activations wait in the host's memory for the backward pass
+    modules: tuple[str, ...] = ()  # recomputed selectively, by Megatron-core's names; (): the program's own choice
+    on_host: str = "none"  # states in the host's memory, as DeepSpeed offloads them: optimizer, optimizer+parameters
 
     def __post_init__(self):
         counts = [getattr(self, name) for name in COUNTS]

@@ -38,16 +38,16 @@ def pieces(shape: Shape, count: int) -> list[int]:
     The embedding, the loss and each layer of multi-token prediction take a layer's place where the pieces come out even
     so: 126 layers are cut into 128 pieces. Else the loss does, and the first pieces have a layer more.
     """
-    last = 1 + shape.mtp_layers
-    each, rest = divmod(shape.layers + 1 + last, count)
-    if rest == 0 and each >= last:
-        return [each - 1, *[each] * (count - 2), each - last]
-    each, rest = divmod(shape.layers + last, count)
-    split = [each + (place < rest) for place in range(count)]
-    short = max(0, last - split[-1])
-    split[-1] = max(0, split[-1] - last)
-    for place in range(count - 2, count - 2 - short, -1):
-        split[place] -= 1
+    ends = 1 + shape.mtp_layers
+    layers, remainder = divmod(shape.layers + 1 + ends, count)
+    if remainder == 0 and layers >= ends:
+        return [layers - 1, *[layers] * (count - 2), layers - ends]
+    layers, remainder = divmod(shape.layers + ends, count)
+    split = [layers + (index < remainder) for index in range(count)]
+    missing = max(0, ends - split[-1])
+    split[-1] = max(0, split[-1] - ends)
+    for index in range(count - 2, count - 2 - missing, -1):
+        split[index] -= 1
     return split
 
 
@@ -61,13 +61,13 @@ def idle_stages(job: Job, layout: Layout) -> int:
 
 def _balanced(shape: Shape, pp: int) -> list[int]:
     """Stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
-    each = shape.attention_params + sum(product.params for product in shape.mlp_matmuls(shape.ffn_hidden))
-    share = (shape.layers * each + shape.head_params) / pp
-    placement, done, stage = [], 0.0, 0
-    for cost in (*[each] * shape.layers, 0, shape.head_params, 0, 0):
+    layer_params = shape.attention_params + sum(product.params for product in shape.mlp_matmuls(shape.ffn_hidden))
+    stage_params = (shape.layers * layer_params + shape.head_params) / pp
+    placement, placed, stage = [], 0.0, 0
+    for cost in (*[layer_params] * shape.layers, 0, shape.head_params, 0, 0):
         placement.append(stage)
-        done += cost
-        if done > share * (stage + 1) and stage < pp - 1:
+        placed += cost
+        if placed > stage_params * (stage + 1) and stage < pp - 1:
             stage += 1
     return placement
 
@@ -90,9 +90,9 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     busy[-1] += last.total
     slowest = max(range(layout.pp), key=busy.__getitem__)
     parts, m = Parts(), layout.accumulation
-    parts.more(mean, m * split[slowest])
+    parts.add_all(mean, m * split[slowest])
     if slowest == layout.pp - 1:
-        parts.more(last, m)
+        parts.add_all(last, m)
     if layout.offload:
         parts.add("offload", m * _offloaded(job, layout, mean, split[slowest]))
     if layout.pp > 1:
@@ -124,7 +124,7 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
     if key not in job.cache:
         mean = Parts()
         for kind, count in job.shape.layer_kinds:
-            mean.more(layer(job, layout, kind), count / job.shape.layers)
+            mean.add_all(layer(job, layout, kind), count / job.shape.layers)
         job.cache[key] = mean, head(job, layout)
     return job.cache[key]
 
@@ -173,33 +173,36 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
     if n > 1 and layout.sharding == "zero3":
         _fully_sharded(job, layout, split, mean, parts)
     elif n > 1:
-        covered = 0.0
+        hidden_s = 0.0
         if layout.sharding == "none" or program.sharded_dp_overlap:  # behind the last micro-batch's backward pass
-            covered = program.dp_overlap * 2 / 3 * mean.total * split[0]
-        out, back = _exchange(job, layout, owned)
-        once = _over_groups(job, layout, owned)
-        again = layout.accumulation - 1 if layout.sharding == "zero2" else 0  # gradients go with each micro-batch
-        each = out + back if program.regathers_parameters else out
-        exposed = max(0.0, out + once + back - covered) + again * max(0.0, each - covered)
+            hidden_s = program.dp_overlap * 2 / 3 * mean.total * split[0]
+        reduce_s, gather_s = _exchange(job, layout, owned)
+        across_groups_s = _over_groups(job, layout, owned)
+        # stage 2 reduces gradients with each micro-batch
+        earlier_reductions = layout.accumulation - 1 if layout.sharding == "zero2" else 0
+        micro_batch_s = reduce_s + gather_s if program.regathers_parameters else reduce_s
+        exposed = max(0.0, reduce_s + across_groups_s + gather_s - hidden_s)
+        exposed += earlier_reductions * max(0.0, micro_batch_s - hidden_s)
         parts.add("data-parallel traffic", exposed)
-    moved = owned.sharded(layout) * (2 * program.state_bytes + program.gradient_bytes)
-    parts.add("optimizer", moved / machine.memory_bytes_per_s)
+    moved_bytes = owned.sharded(layout) * (2 * program.state_bytes + program.gradient_bytes)
+    parts.add("optimizer", moved_bytes / machine.memory_bytes_per_s)
 
 
 def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
     """Seconds until gradients are where they are used, and until parameters that were updated there are everywhere."""
     machine, program, n = job.machine, job.program, layout.replicas
     group = layout.shard_group or n
-    out, back = program.reduce_s * (n - 1).bit_length(), 0.0
+    reduce_s, gather_s = program.reduce_s * (n - 1).bit_length(), 0.0
     for params, ranks, stride in _groups(owned, group, layout):
         share = _share(job, ranks, stride)
-        out += math.ceil(params / program.bucket_elements) * program.bucket_host_s * machine.crossings(ranks, stride)
+        buckets = math.ceil(params / program.bucket_elements)
+        reduce_s += buckets * program.bucket_host_s * machine.crossings(ranks, stride)
         if layout.sharding == "none":
-            out += machine.all_reduce(program.gradient_bytes * params, ranks, stride) / share
+            reduce_s += machine.all_reduce(program.gradient_bytes * params, ranks, stride) / share
         else:
-            out += machine.gather(program.gradient_bytes * params, ranks, stride) / share
-            back += machine.gather(2 * params, ranks, stride) / share
-    return out, back
+            reduce_s += machine.gather(program.gradient_bytes * params, ranks, stride) / share
+            gather_s += machine.gather(2 * params, ranks, stride) / share
+    return reduce_s, gather_s
 
 
 def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
@@ -248,12 +251,12 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, part
         return sum(machine.gather(times * params, ranks, apart) / _share(job, ranks, apart)
                    for params, ranks, apart in groups)  # fmt: skip
 
-    each = 2 * seconds(2, per_layer) + seconds(program.gradient_bytes, trained)
-    exposed = max(each, max(split) * (each - program.dp_overlap * mean.total))
-    ends = shape.embedding_params / layout.tp
-    once = 2 * machine.gather(2 * ends, group, stride)
-    once += 0.0 if job.frozen else machine.gather(program.gradient_bytes * ends, group, stride)
-    once /= _share(job, group, stride)
-    parts.add("data-parallel traffic", layout.accumulation * (exposed + once))
+    layer_s = 2 * seconds(2, per_layer) + seconds(program.gradient_bytes, trained)
+    exposed = max(layer_s, max(split) * (layer_s - program.dp_overlap * mean.total))
+    embedding_params = shape.embedding_params / layout.tp
+    ends_s = 2 * machine.gather(2 * embedding_params, group, stride)
+    ends_s += 0.0 if job.frozen else machine.gather(program.gradient_bytes * embedding_params, group, stride)
+    ends_s /= _share(job, group, stride)
+    parts.add("data-parallel traffic", layout.accumulation * (exposed + ends_s))
     updated = Owned(max(split) * trained.dense, max(split) * trained.experts)
     parts.add("data-parallel traffic", _over_groups(job, layout, updated))
