@@ -191,7 +191,7 @@ def measure_seconds(
 
 
 def _engine(layout: Layout, stage: nn.Module, group: dist.ProcessGroup, bucket_bytes: int) -> nn.Module:
-    """The stage in the engine that sums its gradients over the replicas."""
+    """Returns the stage in the engine that sums its gradients over the replicas."""
     if layout.dp == 1 or layout.pp > 1:
         return stage
     sharded: Any = {"zero1": Zero1, "zero3": Zero3}.get(layout.sharding)

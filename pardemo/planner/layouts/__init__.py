@@ -1,4 +1,4 @@
-"""Which layout? A step's time and memory for every way to cut a model over GPUs, and the search for the best one.
+"""Predicts a step's time and memory for every way to cut a model over GPUs, and searches for the best one.
 
 >>> from pardemo.planner.layouts import Job, Layout, Machine, Shape, find_program  # doctest: +SKIP
 >>> from pardemo.planner.layouts.step import step  # doctest: +SKIP

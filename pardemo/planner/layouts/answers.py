@@ -71,7 +71,7 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
 
 
 def _field(name: str, value: str) -> dict[str, Any]:
-    """The value of a field of a layout, of the kind that its default is."""
+    """Returns the value of a field of a layout, of the kind that its default is."""
     kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(Layout)}
     if name not in kinds:
         raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
@@ -123,7 +123,7 @@ def constants_of_parts(job: Job) -> dict[str, str]:
 
 
 def three_digits(value: float) -> str:
-    """At least three significant digits, without an exponent."""
+    """Returns at least three significant digits, without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.{2 - math.floor(math.log10(value))}f}" if value > 0 else "0"
@@ -192,7 +192,7 @@ def slower_card(planned: PlannedLayout) -> PlannedLayout | None:
 
 
 def slower_card_json(planned: PlannedLayout) -> dict[str, Any] | None:
-    """The same for JSON: the share that it is slower by, and the seconds of a step then."""
+    """Returns the same for JSON: the share that it is slower by, and the seconds of a step then."""
     slower = slower_card(planned)
     return None if slower is None else {"slower_by": SLOWER, "seconds": slower.seconds}
 
@@ -225,12 +225,12 @@ Changed = dict[str, tuple[PlannedLayout, PlannedLayout]]
 
 
 def changed_json(best: PlannedLayout, same: PlannedLayout) -> dict[str, Any]:
-    """The best layout of a changed job, and the present best one as it then is, for JSON."""
+    """Returns the best layout of a changed job, and the present best one as it then is, for JSON."""
     return {"best": layout_json(best), "same": layout_json(same)}
 
 
 def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any], warning: str | None) -> dict[str, Any]:
-    """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions_warning` does."""
+    """Returns all of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions_warning` does."""
     return {
         "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
         "best": [layout_json(candidate) for candidate in answer.best],
@@ -241,7 +241,7 @@ def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any],
 
 
 def describe_job(job: Job, assumed: dict[str, Any]) -> str:
-    """Two lines: the job and its machine, with the options that are defaults; then what is not planned."""
+    """Returns two lines: the job and its machine, with the options that are defaults; then what is not planned."""
     between = three_digits(assumed["link_bytes_per_s"] * 8 / 1e9)
     hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
     samples = assumed["samples_per_step"]
@@ -281,7 +281,7 @@ def positions_warning(answer: SearchResult, model_name: str) -> str | None:
 
 
 def _without_context(answer: SearchResult) -> str:
-    """The best layout of a program that has no context parallelism."""
+    """Returns the best layout of a program that has no context parallelism."""
     job = answer.job
     try:
         program = job.program.but(supports=job.program.supports - {"cp"})
@@ -294,7 +294,7 @@ def _without_context(answer: SearchResult) -> str:
 def search_text(
     answer: SearchResult, changed: Changed, assumed: dict[str, Any], warning: str | None, whole_front: bool = False
 ) -> str:
-    """A search for a terminal: the best layouts, why the first one, what it depends on, what takes less memory."""
+    """Writes a search for a terminal: the best layouts, reasons for the first, what it depends on, what takes less."""
     from pardemo.tables import text_table
 
     lines = [describe_job(answer.job, assumed), f"{answer.tried:,} layouts divide it, {answer.fitting:,} of them fit"]
@@ -390,7 +390,7 @@ def describe_reach(answer: SearchResult) -> list[str]:
 
 
 def _front(answer: SearchResult, complete: bool) -> list[str]:
-    """How many layouts no other beats in both time and memory, and which: the ends and the middle, or all."""
+    """Returns how many layouts no other beats in both time and memory, and which: the ends and the middle, or all."""
     from pardemo.tables import text_table
 
     front = answer.front
@@ -406,7 +406,7 @@ def _front(answer: SearchResult, complete: bool) -> list[str]:
 
 
 def _cost(candidate: PlannedLayout) -> str:
-    """The two largest parts beside products and attention."""
+    """Returns the two largest parts beside products and attention."""
     useful = {"matrix multiplications", "attention"}
     rest = sorted(((s, name) for name, s in candidate.step.parts.items() if name not in useful), reverse=True)[:2]
     return ", ".join(f"{name} {seconds / candidate.seconds:.0%}" for seconds, name in rest)

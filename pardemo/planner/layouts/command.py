@@ -233,7 +233,7 @@ def _tell(
 
 
 def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
-    """The job, at the pace of the runs that --measured names, and a line that says so; "" without them.
+    """Returns the job, at the pace of the runs that --measured names, and a line that says so; "" without them.
 
     Raises:
         ValueError: as :func:`job_of`; what is to be written cannot be, which is said before anything is searched.

@@ -41,7 +41,7 @@ _SAME_SIZES = re.compile(
 
 
 def key_of(name: str) -> str | None:
-    """The built-in model of that name, its own or the hub's: ``meta-llama/Llama-3.1-8B-Instruct`` is llama3.1-8b.
+    """Finds the built-in model of a name, its own or the hub's: ``meta-llama/Llama-3.1-8B-Instruct`` is llama3.1-8b.
 
     None where there is none, and where a folder has the name.
     """
@@ -60,7 +60,7 @@ def key_of(name: str) -> str | None:
 
 
 def not_planned(name: str) -> list[str]:
-    """What the configuration of a folder or file says that a plan leaves out, one clause each."""
+    """Returns what the configuration of a folder or file says that a plan leaves out, one clause each."""
     values = _values(name)
     if not isinstance(values, dict):
         return []
@@ -75,7 +75,7 @@ def not_planned(name: str) -> list[str]:
 
 
 def config_file(name: str) -> Path:
-    """The ``config.json`` of a folder, or the file itself.
+    """Returns the ``config.json`` of a folder, or the file itself.
 
     Raises:
         ValueError: there is none; the nearest built-in models are offered.
@@ -94,7 +94,7 @@ def _path(name: str) -> Path:
 
 
 def _values(name: str) -> Any:
-    """What the ``config.json`` of a folder, or a file, says; None where there is none that can be read."""
+    """Returns what the ``config.json`` of a folder, or a file, says; None where there is none that can be read."""
     path = _path(name)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def _values(name: str) -> Any:
 
 
 def find_configuration(name: str) -> "SimpleNamespace | PreTrainedConfig":
-    """The configuration that :func:`pardemo.planner.models.find` returns; of a built-in model its sizes alone.
+    """Returns the configuration that :func:`pardemo.planner.models.find` returns; of a built-in model its sizes alone.
 
     Raises:
         ValueError: as :func:`pardemo.planner.models.find`.
@@ -120,19 +120,19 @@ def find_configuration(name: str) -> "SimpleNamespace | PreTrainedConfig":
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a model by its name or file; raises as :func:`find_configuration` and :func:`of`."""
+    """Returns the shape of a model by its name or file; raises as :func:`find_configuration` and :func:`of`."""
     return of(find_configuration(name))
 
 
 def plain(values: Any) -> SimpleNamespace | None:
-    """The configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
+    """Returns the configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
     if unsaid(values):
         return None
     return SimpleNamespace(**USUAL | {"tie_word_embeddings": False} | values)
 
 
 def unsaid(values: Any) -> str:
-    """Why the values of a ``config.json`` do not say all sizes themselves; "" where they do."""
+    """Returns why the values of a ``config.json`` do not say all sizes themselves; "" where they do."""
     kind = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in KINDS["says_all"]:
         has = "it has no model_type" if kind is None else f"its model_type is {kind!r:.40}"
@@ -150,7 +150,7 @@ def unsaid(values: Any) -> str:
 
 
 def of(config: "PreTrainedConfig") -> Shape:
-    """The shape of a Hugging Face configuration, dense, with experts, or with other mixers than attention.
+    """Returns the shape of a Hugging Face configuration, dense, with experts, or with other mixers than attention.
 
     Its parameters are the model's, one by one: of kinds whose biases and norms are known (``KINDS["exact"]``), and of
     what :func:`pardemo.planner.models.find` has counted; else biases and other norms are left out.
@@ -204,7 +204,7 @@ def _shape(config: "PreTrainedConfig") -> Shape:
 
 
 def value_of(config: "PreTrainedConfig | SimpleNamespace", *names: str) -> Any:
-    """What a configuration says under the first of these names that it has; None where it has none."""
+    """Returns what a configuration says under the first of these names that it has; None where it has none."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
@@ -236,7 +236,7 @@ def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> d
 
 
 def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, Any]:
-    """How many layers see a part of the sequence alone, and how many tokens that is.
+    """Returns how many layers see a part of the sequence alone, and how many tokens that is.
 
     ``layer_types`` says it layer by layer, where Transformers fills it in; Mistral's window is every layer's; Qwen's
     is of the layers from ``max_window_layers`` on, and of none unless ``use_sliding_window`` says so.
@@ -304,7 +304,7 @@ def _global_and_windowed_heads(config: "PreTrainedConfig", sizes: dict[str, int]
 
 
 def _linear(config: "PreTrainedConfig", hidden: int) -> dict[str, Any]:
-    """The mixer of the layers that have no attention, and how many these are."""
+    """Returns the mixer of the layers that have no attention, and how many these are."""
     kind, types = config.model_type, value_of(config, "layer_types", "layers_block_type") or ()
     if kind not in KINDS["mixers"] or not (layers := sum(one not in _ATTENTION for one in types)):
         return {}
@@ -334,7 +334,7 @@ def _gated_attention(config: "PreTrainedConfig", hidden: int, heads: int, kv_hea
 
 
 def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
-    """What attention sees compressed, or chooses: DeepSeek-V4 (its paper's 2.3), DeepSeek-V3.2 (arXiv 2512.02556, 2.1).
+    """Returns compressed or selected attention: DeepSeek-V4 (its paper's 2.3), DeepSeek-V3.2 (arXiv 2512.02556, 2.1).
 
     V4's queries are low-rank, one head of keys that are the values, too; the output goes through a low rank by groups.
     """
@@ -431,7 +431,7 @@ def _widths(config: "PreTrainedConfig", shape: Shape) -> dict[str, int]:
 
 
 def _as_counted(shape: Shape, counted: dict[str, Any]) -> Shape:
-    """The shape with all parameters of the model that was counted.
+    """Returns the shape with all parameters of the model that was counted.
 
     Raises:
         ValueError: the model has matrices that the shape has not, or the other way round.

@@ -19,17 +19,17 @@ HOST_ADAM_PARAMS_PER_S = 1.3e9
 
 
 def stage_of(engine: str) -> int | None:
-    """DeepSpeed's ZeRO stage of ``zero-2``; None for other engines."""
+    """Returns the ZeRO stage of ``zero-2``; None for other engines."""
     return int(engine[-1]) if engine.startswith("zero-") else None
 
 
 def reductions(engine: str, accumulation: int) -> int:
-    """How often a step of so many micro-batches reduces gradients: stages 0 and 1, and DDP, wait for the last one."""
+    """Counts the reductions of gradients in a step: stages 0 and 1, and DDP, wait for the last micro-batch."""
     return 1 if stage_of(engine) in (0, 1) or engine == "plain" else accumulation
 
 
 def overlaps(engine: str, setting: bool | None = None) -> bool:
-    """Whether the engine sends while it computes: FSDP2 does, DeepSpeed where ``overlap_comm`` (``setting``) says so.
+    """Tells whether the engine sends while it computes: FSDP2 does, DeepSpeed by its ``overlap_comm`` (``setting``).
 
     Left out it is DeepSpeed's default: stage 3 alone. Stage 0 reduces after the backward pass whatever it says. The
     plain engine sends nothing here.
@@ -41,7 +41,7 @@ def overlaps(engine: str, setting: bool | None = None) -> bool:
 
 
 def exposed(engine: str, exchange: float, busy: float, setting: bool | None = None) -> float:
-    """Of the seconds that a micro-batch's exchange takes, those that its ``busy`` seconds of computation do not cover.
+    """Returns the seconds of a micro-batch's exchange that its ``busy`` seconds of computation do not hide.
 
     ``setting``: DeepSpeed's ``overlap_comm``.
     """
@@ -54,7 +54,7 @@ def exposed(engine: str, exchange: float, busy: float, setting: bool | None = No
 def offload_seconds(
     offload: str, updated: float, params: float, rounds: int, accumulation: int, checkpointing: bool
 ) -> float:
-    """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
+    """Returns the seconds that DeepSpeed's offload adds; a host's GPUs share memory, links, cores; nothing overlaps.
 
     Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
     2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
@@ -83,7 +83,7 @@ FROZEN_AGAIN = 1.65
 
 
 def tuned_step(job: Job, layout: Layout) -> PredictedStep:
-    """A step of ``accumulation`` micro-batches on each data-parallel rank."""
+    """Predicts a fine-tune's step of ``accumulation`` micro-batches on each data-parallel rank."""
     shape, machine, tuning, m = job.shape, job.machine, job.tuning, layout.accumulation
     engine, layers = engine_of(job, layout), shape.layers / layout.pp
     stage, recomputes = stage_of(engine), layout.recompute == "full"
@@ -127,7 +127,7 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
 
 
 def _waited(job: Job, layout: Layout, parts: Parts) -> float:
-    """Seconds of a micro-batch that a GPU waits for its host, where DeepSpeed handles every gradient."""
+    """Returns the seconds of a micro-batch that a GPU waits for its host, where DeepSpeed handles every gradient."""
     waiting_s, program = parts.seconds.get("launching kernels", 0.0), job.program
     launch_s = program.launch_s * (4 if layout.recompute == "full" else 3) / 3
     host_s = job.shape.layers / layout.pp * (launch_s + _gradients(job) * program.gradient_hook_s)
@@ -135,7 +135,7 @@ def _waited(job: Job, layout: Layout, parts: Parts) -> float:
 
 
 def _gradients(job: Job) -> int:
-    """A layer's tensors that have a gradient, by Transformers' usual modules: queries, keys and values apart."""
+    """Counts a layer's tensors with a gradient, by Transformers' usual modules: queries, keys and values apart."""
     if job.frozen:
         return 2 * len(adapted_parts(job.tuning, job.shape))
     attention, mlp = 4, 2 + job.shape.gated
@@ -143,7 +143,7 @@ def _gradients(job: Job) -> int:
 
 
 def tensor_bytes(job: Job, layout: Layout) -> float:
-    """Bytes that a tensor-parallel rank sends in a micro-batch (Korthikanti et al. 2022, 4.2.1)."""
+    """Returns the bytes that a tensor-parallel rank sends in a micro-batch (Korthikanti et al. 2022, 4.2.1)."""
     if layout.tp == 1:
         return 0.0
     exchanged = phi(layout.micro_batch, job.sequence, job.shape.hidden, layout.tp, 2)
@@ -151,7 +151,7 @@ def tensor_bytes(job: Job, layout: Layout) -> float:
 
 
 def sent_bytes(job: Job, layout: Layout) -> tuple[float, float]:
-    """Bytes that a rank sends each time gradients are reduced, and once a step.
+    """Returns the bytes that a rank sends each time gradients are reduced, and once a step.
 
     DeepSpeed's default stages 0 to 2 all-reduce gradients (2Ψ), and 1 and 2 gather the parameters after the update.
     Stage 3 gathers what it has not kept (:data:`LIVE`) a second time for the backward pass, FSDP2 all but the root's.

@@ -1,4 +1,4 @@
-"""A training job: what is trained, by which program, on which machine."""
+"""Describes a training job: what is trained, by which program, on which machine."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,7 +133,7 @@ def fine_tune(
     overlaps: bool | None = None,
     program: Program = TRANSFORMERS,
 ) -> tuple[Job, Layout]:
-    """A fine-tune's job and how it is laid out.
+    """Returns a fine-tune's job and how it is laid out.
 
     Args:
         engine: of :data:`ENGINES`. ranks: that share states. batch: samples of a micro-batch; sequence: tokens of each.
@@ -158,7 +158,7 @@ def fine_tune(
 
 
 def engine_of(job: Job, layout: Layout) -> str:
-    """The name of a fine-tune's engine, of :data:`ENGINES`.
+    """Returns the name of a fine-tune's engine, of :data:`ENGINES`.
 
     Raises:
         ValueError: the layout has what fine-tunes are not planned with; names it.

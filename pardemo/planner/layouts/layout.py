@@ -1,4 +1,4 @@
-"""A job's layout over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
+"""Describes a job's layout over GPUs: its degrees of parallelism, and what is sharded, recomputed and offloaded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,7 +124,7 @@ def recomputation(word: str) -> dict[str, Any]:
 
 
 def exchanges_heads(layout: Layout, shape: Shape) -> bool:
-    """Whether all-to-alls can give each context-parallel rank whole heads, of the queries and of keys and values.
+    """Tells whether all-to-alls can give each context-parallel rank whole heads, of the queries and of keys and values.
 
     TransformerEngine asks for both (``AttnFuncWithCPAndQKVOA2A``), and for keys that are as wide as values.
     """
@@ -146,7 +146,7 @@ def check_layout(
 def _wrongs(
     layout: Layout, shape: Shape, gpus: int, sequence: int, embedding_and_loss_as_layers: bool
 ) -> Iterator[str]:
-    """What is wrong with a layout, the most telling first."""
+    """Yields what is wrong with a layout, the most telling first."""
     tp, cp, pp, ep, etp, chunks = layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.chunks
     experts, name = shape.experts, shape.name or "this one"
     if shape.heads % tp:

@@ -71,7 +71,7 @@ class Machine:
         return self.gpu.memory_bytes * (1 - RESERVE)
 
     def inside(self, ranks: int, stride: int = 1) -> bool:
-        """Whether a group of so many ranks, every ``stride``-th, is on one host."""
+        """Returns whether a group of so many ranks, every ``stride``-th, is on one host."""
         return ranks * stride <= self.host_gpus
 
     def rate(self, ranks: int, stride: int = 1) -> float:

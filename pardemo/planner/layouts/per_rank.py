@@ -86,7 +86,7 @@ def adapters_moved_bytes(job: Job, layout: Layout) -> float:
 
 
 def keeps_input(tuning: Tuning, shape: Shape, modules: set[str]) -> bool:
-    """Whether the input that ``modules`` share is kept for gradients of weights: of theirs, or of an adapter's."""
+    """Tells whether the input that ``modules`` share is kept for gradients: of their weights, or of an adapter's."""
     return not tuning.lora or bool(modules & set(adapted_parts(tuning, shape)))
 
 

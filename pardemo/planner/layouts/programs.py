@@ -124,7 +124,7 @@ class Program(ProgramTime, ProgramMemory):
         return max(0, _month(self.release) - _month(self.fitted_release)) if self.release else 0
 
     def can_run(self, layout: "Layout") -> bool:
-        """Whether the program has what a layout needs."""
+        """Returns whether the program has what a layout needs."""
         return not self.missing_features(layout)
 
     def check_lora(self) -> None:

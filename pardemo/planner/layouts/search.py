@@ -131,7 +131,7 @@ def chunks_of(layers: int, pp: int, micro_batches: int, most: int) -> list[int]:
 
 
 def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] | None = None) -> SearchResult:
-    """The best layouts of a job on its machine.
+    """Returns the best layouts of a job on its machine.
 
     Memory comes first, since it is quick to compute; then the time of the layouts that fit. ``able`` says what the
     program can run of those that its constants allow (:func:`pardemo.planner.layouts.launch.runnable_by_program`).
@@ -164,7 +164,7 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
 
 
 def worth_selecting(job: Job) -> bool:
-    """Whether selective recomputation saves memory: where it recomputes scores alone, FlashAttention has saved it."""
+    """Tells whether selective recomputation saves memory: beside FlashAttention, scores alone save none."""
     return not job.fused or job.program.selective_kept_share < 1
 
 
@@ -236,7 +236,7 @@ def divisors(number: int, most: int) -> list[int]:
 
 
 def _contexts(ranks: int, sequence: int) -> list[int]:
-    """Context-parallel ranks: powers of two, each with at least 2,048 tokens."""
+    """Yields context-parallel ranks: powers of two, each with at least 2,048 tokens."""
     return [n for n in (2**k for k in range(11)) if ranks % n == 0 and (n == 1 or sequence >= 2048 * n)]
 
 
@@ -272,7 +272,7 @@ def correct_seconds(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
 
 
 def _as(measured: Job, planned: Job) -> Job:
-    """A measured run's job with the constants of the release that is planned with."""
+    """Returns a measured run's job with the constants of the release that is planned with."""
     if measured.program.release == planned.program.release:
         return measured
     return replace(measured, program=planned.program)

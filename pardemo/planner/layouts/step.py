@@ -14,7 +14,7 @@ from pardemo.planner.layouts.shape import Shape
 
 
 def stages(job: Job, layout: Layout) -> list[int]:
-    """Layers of each stage.
+    """Returns the layers of each stage.
 
     A program that balances stages counts the head as the layers that have as many weights, and goes to the next stage
     when the last one has its share: nanotron's ``build_model`` (huggingface/nanotron, ``models/base.py``).
@@ -33,7 +33,7 @@ def stages(job: Job, layout: Layout) -> list[int]:
 
 
 def pieces(shape: Shape, count: int) -> list[int]:
-    """Layers of each piece of the model where they do not divide, as Megatron-core's recipes cut it.
+    """Returns the layers of each piece of the model where they do not divide, as Megatron-core's recipes cut it.
 
     The embedding, the loss and each layer of multi-token prediction take a layer's place where the pieces come out even
     so: 126 layers are cut into 128 pieces. Else the loss does, and the first pieces have a layer more.
@@ -52,7 +52,7 @@ def pieces(shape: Shape, count: int) -> list[int]:
 
 
 def idle_stages(job: Job, layout: Layout) -> int:
-    """Stages that a program that balances them leaves without anything: it cannot run such a pipeline.
+    """Counts the stages that a program that balances them leaves empty: it cannot run such a pipeline.
 
     nanotron's ``check_model_has_grad`` asks for more layers or fewer stages then.
     """
@@ -60,7 +60,7 @@ def idle_stages(job: Job, layout: Layout) -> int:
 
 
 def _balanced(shape: Shape, pp: int) -> list[int]:
-    """Stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
+    """Returns the stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
     layer_params = shape.attention_params + sum(product.params for product in shape.mlp_matmuls(shape.ffn_hidden))
     stage_params = (shape.layers * layer_params + shape.head_params) / pp
     placement, placed, stage = [], 0.0, 0
@@ -73,7 +73,7 @@ def _balanced(shape: Shape, pp: int) -> list[int]:
 
 
 def step(job: Job, layout: Layout) -> PredictedStep:
-    """A step's time, part by part.
+    """Predicts a step's time, part by part.
 
     From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
     bubble. Interleaved, that is a ``chunks``-th (Narayanan et al. 2021, arXiv 2104.04473, 2.2). In ZB-H1 gradients of
@@ -113,7 +113,7 @@ def step(job: Job, layout: Layout) -> PredictedStep:
 
 
 def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
-    """Seconds of a micro-batch on a rank: through an average layer, and through the head.
+    """Returns the seconds of a micro-batch on a rank: through an average layer, and through the head.
 
     How ranks share states and how many micro-batches a step has changes nothing here, so it is remembered.
     """
@@ -130,14 +130,14 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
 
 
 def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
-    """Seconds of a micro-batch in which activations go to the host and come back, beside the layers' computation."""
+    """Returns the seconds by which a micro-batch's offload of activations outlasts its layers."""
     tokens = layout.micro_batch * job.sequence / layout.cp
     nbytes = 2 * min(layout.offload, layers) * tokens * kept_bytes(job, layout)
     return max(0.0, nbytes / hardware.host_bytes_per_s(job.machine.gpu) - layers * mean.total)
 
 
 def waited_messages(layout: Layout) -> int:
-    """Messages between stages on the longest path of a step; each is received when it is needed, and not before.
+    """Counts the messages between stages on the longest path of a step; each is received when it is needed, not before.
 
     Two for each micro-batch, an activation and a gradient, and as many to fill and to drain. With two stages both
     go at once, one to each side, and an 1F1B pipeline of more saves three where the middle meets its ends.
@@ -149,7 +149,7 @@ def waited_messages(layout: Layout) -> int:
 
 
 def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
-    """Seconds on the way of the messages between stages that are waited for.
+    """Returns the seconds of the messages between stages that are waited for.
 
     Stages of one host may be neighbours, and the next ones are on another. To fill and to drain, each step of the way
     is taken once in each direction; between, all wait for the slowest step.
@@ -189,7 +189,7 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
 
 
 def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
-    """Seconds until gradients are where they are used, and until parameters that were updated there are everywhere."""
+    """Returns the seconds in which gradients are reduced, and in which updated parameters are gathered."""
     machine, program, n = job.machine, job.program, layout.replicas
     group = layout.shard_group or n
     reduce_s, gather_s = program.reduce_s * (n - 1).bit_length(), 0.0
@@ -206,7 +206,7 @@ def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
 
 
 def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
-    """Seconds in which gradients are summed over groups that share states, once a step, where these are several (HSDP).
+    """Returns the seconds in which gradients are summed over groups that share states, once a step (HSDP).
 
     Zhao et al. 2023 (arXiv 2304.11277), 3.2.2.
     """
@@ -222,13 +222,13 @@ def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
 
 
 def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
-    """Groups of ``n`` ranks with the same parameters: (parameters, ranks, stride). Experts are on every ``ep``-th."""
+    """Lists groups of ``n`` ranks with the same parameters: (parameters, ranks, stride); experts on every ``ep``-th."""
     dense = (owned.dense, n, layout.tp)
     return [dense] if not owned.experts else [dense, (owned.experts, layout.expert_copies(n), layout.expert_ranks)]
 
 
 def _share(job: Job, n: int, stride: int) -> float:
-    """The share of the links' rate that an exchange of gradients reaches; between hosts at most ``reduce_most``."""
+    """Returns the share of the links' rate that an exchange of gradients reaches; ``ring_bytes_per_s`` limits it."""
     program = job.program
     if job.machine.inside(n, stride):
         return program.reduce_efficiency
@@ -236,10 +236,10 @@ def _share(job: Job, n: int, stride: int) -> float:
 
 
 def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
-    """Each micro-batch gathers a layer's parameters twice and scatters its gradients, beside the layers' computation.
+    """Adds ZeRO-3's traffic: each micro-batch gathers a layer's parameters twice and scatters its gradients.
 
-    With LoRA the gradients are the adapters' alone. Nothing hides the first layer's gathers, before either pass begins,
-    nor its scatter, when both are over.
+    It runs beside the layers' computation. With LoRA the gradients are the adapters' alone. Nothing hides the first
+    layer's gathers, before either pass begins, nor its scatter, when both are over.
     """
     shape, machine, program = job.shape, job.machine, job.program
     group, stride = layout.shard_group or layout.replicas, layout.tp

@@ -196,7 +196,7 @@ def _about(field: str) -> Iterator[None]:
 
 
 def _model(asked: Mapping[str, str], folder: Path) -> str:
-    """A built-in model's name, or the file into which the configuration was written."""
+    """Returns a built-in model's name, or the file into which the configuration was written."""
     if not asked["config"]:
         name = asked["model"]
         if not name:
@@ -246,7 +246,7 @@ def _price(text: str) -> float | None:
 
 
 def _counted(able: Callable[[Layout], bool], looked: Callable[[int], object] | None) -> Callable[[Layout], bool]:
-    """The same, telling ``looked`` at each :data:`EVERY` layouts how many there were."""
+    """Returns the same, telling ``looked`` at each :data:`EVERY` layouts how many there were."""
     if looked is None:
         return able
     counter = itertools.count(1)

@@ -41,7 +41,7 @@ def write_files(folder: Path, job: Job, layout: Layout, model_name: str) -> list
 
 
 def _differs(path: Path, text: str) -> bool:
-    """Whether there is a file of that name with another content."""
+    """Returns whether there is a file of that name with another content."""
     return path.exists() and not (path.is_file() and path.read_bytes() == text.encode("utf-8"))
 
 
@@ -58,7 +58,7 @@ def why_not_by_file(job: Job, layout: Layout, model: facts.Model) -> dict[str, s
 
 
 def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
-    """The files by name, the one that the jobs start first.
+    """Returns the files by name, the one that the jobs start first.
 
     Raises:
         ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.

@@ -98,6 +98,6 @@ def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
 
 
 def _rope(settings: dict) -> dict:
-    """The rotary settings; of a model with several kinds of layers, those of full attention."""
+    """Returns the rotary settings; of a model with several kinds of layers, those of full attention."""
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return settings.get("full_attention", nested[0]) if nested else settings

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments for a layout: ``megatron.sh``, which torchrun starts on each host.
+"""Writes Megatron-LM's arguments for a layout: ``megatron.sh``, which torchrun starts on each host.
 
 Names are those of ``megatron/training/arguments.py`` in NVIDIA/Megatron-LM at commit
 000c4ac24f61159c138b0975def722c65245983c, and of its later form, for which megatron-core 0.16 is made: there most flags
@@ -29,7 +29,7 @@ _GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why Megatron-LM cannot run the layout; None where it can."""
+    """Returns why Megatron-LM cannot run the layout; None where it can."""
     shape, learned = job.shape, model.positions == "learned"
     return settings.refusal(
         (layout.schedule != "1f1b", "Megatron-LM has no {layout.schedule} schedule"),
@@ -51,7 +51,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
 
 
 def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
-    """The arguments by name, without their dashes, in groups; True is a flag alone."""
+    """Returns the arguments by name, without their dashes, in groups; True is a flag alone."""
     values, groups, title = _values(job, layout, model), dict[str, Flags](), ""
     for group in settings.table("megatron.yaml"):
         title = group.get("title", title)
@@ -61,7 +61,7 @@ def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
 
 
 def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
-    """What ``megatron.yaml`` names beside a layout's, a job's and a model's fields; None: nothing is to be said."""
+    """Returns what ``megatron.yaml`` names beside fields of layout, job and model; None: nothing is to be said."""
     shape, experts, pieces = job.shape, job.shape.experts, layout.pp * layout.chunks
     grouped, divides = not model.latent and shape.kv_heads != shape.heads, shape.layers % pieces == 0
     fused = job.dispatcher == "fused" and layout.expert_ranks > 1
@@ -115,7 +115,7 @@ def _letters(layers: int) -> str:
 
 
 def vocabulary(words: int, tp: int) -> Flags:
-    """The head's width: Megatron rounds it up to so many words on each tensor-parallel rank.
+    """Returns the head's width: Megatron rounds it up to so many words on each tensor-parallel rank.
 
     Its NullTokenizer has a word more than it is told (``megatron/core/tokenizers/text/libraries/null_tokenizer.py``).
     """
@@ -124,7 +124,7 @@ def vocabulary(words: int, tp: int) -> Flags:
 
 
 def left_out(model: Model) -> list[str]:
-    """What the arguments leave out of the model, one line each."""
+    """Returns what the arguments leave out of the model, one line each."""
     missing = list(model.left_out)
     if model.shape.gated and model.activation != "silu":
         missing.append(f"the gate's {model.activation}, in the place of which stands SiLU")
@@ -163,12 +163,12 @@ _CONNECTIONS = {
 
 
 def argument(name: str, value: Any) -> str:
-    """One argument as a shell reads it; several words of a list or a tuple."""
+    """Returns one argument as a shell reads it; several words of a list or a tuple."""
     if value is True:
         return f"--{name}"
     return f"--{name} {shlex.join(value if isinstance(value, (list, tuple)) else [str(value)])}"
 
 
 def command(job: Job, torchrun: str) -> str:
-    """What a host runs."""
+    """Returns what a host runs."""
     return f"bash {FILE} {torchrun}"

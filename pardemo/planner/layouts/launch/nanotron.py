@@ -1,4 +1,4 @@
-"""nanotron's configuration for a layout: ``nanotron.yaml``.
+"""Writes nanotron's configuration for a layout: ``nanotron.yaml``.
 
 Names are those of ``src/nanotron/config/`` in huggingface/nanotron: ``config.py`` at
 00708b80c88ee7c05c89502e80c3201df916d774, ``parallelism_config.py`` at
@@ -21,7 +21,7 @@ ENVIRONMENT = {"NANOTRON": "nanotron"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why nanotron's Llama cannot run the layout; None where it can.
+    """Returns why nanotron's Llama cannot run the layout; None where it can.
 
     Its 1F1B asks for as many micro-batches as stages, less one (``parallel/pipeline_parallel/engine.py`` at
     1cc9cb31ea09e6be1efb1cf5466b98b18a3bf947).
@@ -47,7 +47,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
 
 
 def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
-    """The file's content."""
+    """Returns the file's content."""
     return settings.fill(settings.table("nanotron.yaml"), {
         "job": job, "layout": layout, "shape": job.shape, "model": model, "run": f"{model.name}_%date_%jobid",
         "tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
@@ -70,7 +70,7 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
 
 
 def command(job: Job, torchrun: str) -> str:
-    """What a host runs, as nanotron's README has it."""
+    """Returns what a host runs, as nanotron's README has it."""
     each = min(job.machine.host_gpus, job.machine.gpus)
     script = f'"${{NANOTRON:-.}}/run_train.py" --config-file {FILE}'
     return f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node {each} {torchrun} {script}"

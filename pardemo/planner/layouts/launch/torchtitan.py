@@ -1,4 +1,4 @@
-"""torchtitan's job config for a layout: ``torchtitan.toml``, and the same in Python, ``torchtitan_config.py``.
+"""Writes torchtitan's job config for a layout: ``torchtitan.toml``, and the same in Python, ``torchtitan_config.py``.
 
 Names are those of ``torchtitan/config/job_config.py`` in pytorch/torchtitan at commit 6404b932421f5ce382e7dac5ad381b2c1
 7b1373c, and of ``models/deepseek_v3/train_configs/deepseek_v3_671b.toml`` at 0a8d2b0a6b4ebadee4f99e7cbc924714adf4a0d1
@@ -31,7 +31,7 @@ _NAMES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "deepseek_v3": "deepseek_v3"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why torchtitan cannot run the layout; None where it can.
+    """Returns why torchtitan cannot run the layout; None where it can.
 
     Its rules: ``_validate`` of ``torchtitan/distributed/parallel_dims.py`` at 0119de156de558030726b8539ef0078d8aaaec99,
     ``parallelize.py`` of its models ("DDP has not supported > 1D parallelism"), torch's schedules.
@@ -86,7 +86,7 @@ def per_piece(job: Job, layout: Layout) -> int | None:
 
 
 def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
-    """The file by its sections."""
+    """Returns the file by its sections."""
     stages, experts = layout.pp > 1, job.shape.experts is not None
     return settings.fill(settings.table("torchtitan.yaml"), {
         "job": job, "layout": layout, "description": f"{model.name}: {layout}", "name": name_of(model),
@@ -104,7 +104,7 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
-    """Both files, of which a job takes the one that the torchtitan it finds can read.
+    """Returns both files, of which a job takes the one that the torchtitan it finds can read.
 
     ``hf_assets_path`` and dataset are those of torchtitan's tests.
     """
@@ -151,7 +151,7 @@ _RECOMPUTES = {"none": "None", "selective": "SelectiveAC.Config()", "full": "Ful
 
 
 def python_why_not(job: Job, layout: Layout) -> str | None:
-    """Why the main branch cannot run a layout that 0.2.2 runs; None where it can.
+    """Returns why the main branch cannot run a layout that 0.2.2 runs; None where it can.
 
     Expert-parallel ranks have whole experts there, and without expert parallelism tensor parallelism cuts them.
     """
@@ -164,7 +164,7 @@ def python_why_not(job: Job, layout: Layout) -> str | None:
 
 
 def _python(job: Job, layout: Layout, model: Model, comments: str) -> str:
-    """The file, which begins with ``comments``."""
+    """Returns the file, which begins with ``comments``."""
     sections = config(job, layout, model)
     # a pipeline's micro-batches have a number now; experts' tensor parallelism follows from the rest
     degrees = {key: value for key, value in sections["parallelism"].items()

@@ -1,4 +1,4 @@
-"""DeepSpeed's and Accelerate's configurations for a layout that is ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
+"""Writes DeepSpeed's and Accelerate's configurations of ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
 
 Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settings` and
 :mod:`pardemo.peers.accelerate.config_files`.
@@ -18,7 +18,7 @@ ENVIRONMENT = {"SCRIPT": "train.py"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why DeepSpeed's ZeRO alone cannot run the layout; None where it can."""
+    """Returns why DeepSpeed's ZeRO alone cannot run the layout; None where it can."""
     for name in ("tp", "pp", "cp", "ep", "etp"):
         if (value := getattr(layout, name)) > 1:
             return f"ZeRO alone has no {name.upper()} {value}"
@@ -39,7 +39,7 @@ def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
-    """Both files; recomputation and the length of samples are the script's to set."""
+    """Returns both files; recomputation and the length of samples are the script's to set."""
     import yaml
 
     comments = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples a step",

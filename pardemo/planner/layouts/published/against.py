@@ -296,7 +296,7 @@ def as_text(outcomes: list[ComparedRun]) -> str:
 
 
 def _lines(outcomes: list[ComparedRun]) -> list[str]:
-    """A line for each run, where these are few enough to be read."""
+    """Returns a line for each run, where these are few enough to be read."""
     from pardemo.tables import text_table
 
     if len(outcomes) > MOST_LINES:

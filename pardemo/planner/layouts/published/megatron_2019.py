@@ -1,4 +1,4 @@
-"""Megatron's weak scaling of 2019, planned: Shoeybi et al. (arXiv 1909.08053), 5.1, Figure 5.
+"""Plans Megatron's weak scaling of 2019: Shoeybi et al. (arXiv 1909.08053), 5.1, Figure 5.
 
 Its numbers stand in :mod:`pardemo.formulas.scaling`. The jobs are planned as any other: a machine by its data sheet, a
 program's constants, ``step``. The program is that of 2022 (:data:`~pardemo.planner.layouts.programs.MEGATRON_2022`),
@@ -33,7 +33,7 @@ def dgx_2h(gpus: int) -> Machine:
 
 
 def job(of: ScaledModel, program: Program, gpus: int = HOST_GPUS) -> Job:
-    """A model of the study's Table 1 on its machines."""
+    """Returns a model of the study's Table 1 on its machines."""
     shape = gpt(of.layers, of.hidden, of.heads, of.vocabulary, of.sequence)
     return Job(shape, dgx_2h(gpus), program, of.sequence, fused=False)
 
@@ -45,7 +45,7 @@ def layout(of: ScaledModel, tp: int, dp: int = 1) -> Layout:
 
 @functools.cache
 def program() -> Program:
-    """The program whose one-GPU step has the paper's rate."""
+    """Returns the program whose one-GPU step has the paper's rate."""
     base, smallest = MEGATRON_2022.but(name="megatron-2019", gradient_bytes=2), scaling.TABLE_1[1]
     uncalibrated = step(job(smallest, base), layout(smallest, 1))
     products = uncalibrated.parts["matrix multiplications"]
@@ -54,7 +54,7 @@ def program() -> Program:
 
 
 def planned(of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2) -> PredictedStep:
-    """The step as the planner has it.
+    """Returns the step as the planner has it.
 
     Args:
         of: of the study's Table 1, whatever its own t. overlap: whether the gradients' all-reduce runs beside the
@@ -67,7 +67,7 @@ def planned(of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gra
 def longer(
     of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2
 ) -> dict[str, float]:
-    """How much longer than with linear scaling a step takes, part by part of :data:`PARTS`, in per cent."""
+    """Returns how much longer than with linear scaling a step takes, part by part of :data:`PARTS`, in per cent."""
     predicted, linear = planned(of, tp, dp, overlap=overlap, gradient_bytes=gradient_bytes), of.linear_seconds(tp)
     tensor, data = (predicted.parts.get(f"{kind}-parallel traffic", 0.0) for kind in ("tensor", "data"))
     seconds = (predicted.seconds - tensor - data - linear, tensor, data)

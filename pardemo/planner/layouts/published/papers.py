@@ -1,4 +1,4 @@
-"""Rates that papers print of whole trainings; no constant of the planner was fitted to them.
+"""Lists rates that papers print of whole trainings; no constant of the planner was fitted to them.
 
 Narayanan et al. 2021 (arXiv 2104.04473), Table 2: GPT with 175 and 530 billion parameters on A100-80GB, hosts of eight
 with eight adapters of 200 Gbit/s; by pipeline, tensor and data parallelism together ("PTD-P"), and by DeepSpeed's
@@ -62,7 +62,7 @@ _TABLE_4 = (
 
 
 def narayanan(pipelines: bool, adapters: int = 8) -> list[PublishedTraining]:
-    """The rows with a pipeline, or those of ZeRO-3; with fewer ``adapters``, as if a host's others carried nothing."""
+    """Returns the rows with a pipeline, or of ZeRO-3; with fewer ``adapters``, as if others were idle."""
     trainings = []
     for name, pp, batch, gpus, micro, tflops in _TABLE_2:
         if (pp > 1) != pipelines:

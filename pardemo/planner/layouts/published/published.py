@@ -1,13 +1,14 @@
-"""NVIDIA's tables of Megatron-core's trainings: ``megatron_bridge*.csv``, each row in one or two precisions.
+"""Reads published tables of runs: nanotron's, Megatron-DeepSpeed's, LLM-Foundry's, and NVIDIA's Megatron-Bridge's.
 
-What the table leaves open stands in the repository's ``scripts/performance/configs`` at the tag of the release (v0.2.0
-for 25.11, v0.3.0 and v0.3.1 for 26.02 and 26.02.01, v0.4.0 for 26.04, v0.5.0 for 26.06).
-``megatron_bridge_recipes.csv`` has of it how tokens are sent to experts, whether CUDA graphs start kernels, whether
-another micro-batch runs beside the exchange, how many layers' activations are offloaded under FSDP, and which modules
-are recomputed. (Those of 25.09 stand in ``run_script.py`` at v0.1.0rc4. 25.11's GPT-OSS names modules, but nothing at
-v0.2.0 turns their recomputation on.) From release 26.02 on DeepSeek-V3's recipe has a layer of multi-token prediction
-(``mtp_num_layers`` is 1); before, the table says whether a row has. The sizes of Nemotron 3 Nano are those of its
-configuration on Hugging Face; those of Nemotron 3 Super are not here, so that its rows cannot be read.
+A row of NVIDIA's is one run or two, in as many precisions. What the table leaves open stands in the repository's
+``scripts/performance/configs`` at the tag of the release (v0.2.0 for 25.11, v0.3.0 and v0.3.1 for 26.02 and 26.02.01,
+v0.4.0 for 26.04, v0.5.0 for 26.06). ``megatron_bridge_recipes.csv`` has of it how tokens are sent to experts, whether
+CUDA graphs start kernels, whether another micro-batch runs beside the exchange, how many layers' activations are
+offloaded under FSDP, and which modules are recomputed. (Those of 25.09 stand in ``run_script.py`` at v0.1.0rc4.
+25.11's GPT-OSS names modules, but nothing at v0.2.0 turns their recomputation on.) From release 26.02 on DeepSeek-V3's
+recipe has a layer of multi-token prediction (``mtp_num_layers`` is 1); before, the table says whether a row has. The
+sizes of Nemotron 3 Nano are those of its configuration on Hugging Face; those of Nemotron 3 Super are not here, so
+that its rows cannot be read.
 """
 
 import csv
@@ -51,7 +52,7 @@ MODELS = {
 
 
 def nvidia_program(release: str) -> Program:
-    """Megatron-core with the constants of a release, as NVIDIA's recipes run it.
+    """Returns Megatron-core with the constants of a release, as NVIDIA's recipes run it.
 
     Their grad_reduce_in_fp32 is false. Their cross_entropy_fusion_impl is TransformerEngine's, which writes the
     gradient where the logits are (transformer_engine/pytorch/triton/cross_entropy.py at v2.9).
@@ -60,7 +61,7 @@ def nvidia_program(release: str) -> Program:
 
 
 def megatron_bridge(row: Cells) -> Iterator[PublishedRun]:
-    """The runs of a row: where cells have a second value in parentheses, it is another run's."""
+    """Yields the runs of a row: where cells have a second value in parentheses, it is another run's."""
     yield _run(row, 0)
     if any("(" in row.text(name) for name in ("Tokens / sec / GPU", "Precision")):
         yield _run(row, 1)
@@ -110,7 +111,7 @@ def _published(
     sequence: int, *, tokens: float = 0.0, seconds: float | None = None, peak: float | None = None, batch: int = 0,
     wrong: str = "", gpus: int = 0, **more: Any,
 ) -> PublishedRun:  # fmt: skip
-    """The run of a row.
+    """Returns the run of a row.
 
     Args:
         between: Gbit/s of a host's adapters. tokens: of a GPU and second, 0 where it ended otherwise; or seconds.
@@ -140,7 +141,7 @@ def _degree(values: Cells, name: str) -> int:
 
 
 def _heading(text: str) -> tuple[str, tuple[str, str]]:
-    """The release, and the model or the system that the heading says: the other one has a column."""
+    """Returns the release, and the model or the system that the heading says: the other one has a column."""
     release = re.search(r"> ([\d.]+) NeMo", text)
     last = text.rsplit("> ", 1)[-1]
     model, system = last.removeprefix("Model: "), last.removeprefix("System: ")
@@ -151,7 +152,7 @@ def _heading(text: str) -> tuple[str, tuple[str, str]]:
 
 @functools.cache
 def recipes() -> dict[tuple[str, str, str], dict[str, str]]:
-    """The recipes by release, model and GPU."""
+    """Returns the recipes by release, model and GPU."""
     with RECIPES.open(encoding="utf-8", newline="") as file:
         return {(row["release"], row["model"], row["gpu"]): row for row in csv.DictReader(file)}
 
@@ -161,7 +162,7 @@ ROCE = 1600  # LLM-Foundry's A100 hosts, in its tables' headings
 
 
 def nanotron(row: Cells) -> Iterator[PublishedRun]:
-    """The Ultra-Scale Playbook's benchmarks: fp32 gradients, no recomputation, sequence parallel."""
+    """Yields the run of a row of the Ultra-Scale Playbook's: fp32 gradients, no recomputation, sequence parallel."""
     layout = Layout(
         tp=row.whole("tp"), pp=row.whole("pp"), dp=row.whole("dp"),
         sharding=row.one_of("zero", {"0": "none", "1": "zero1"}), micro_batch=row.whole("mbs"),
@@ -178,7 +179,7 @@ def nanotron(row: Cells) -> Iterator[PublishedRun]:
 
 
 def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
-    """vTrain's measurements: GPT, everything recomputed, attention unfused."""
+    """Yields the run of a row of vTrain's: GPT, everything recomputed, attention unfused."""
     layers, hidden, heads = (row.whole(name) for name in ("# layers", "hidden size", "attention heads"))
     sequence, micro, dp = (row.whole(name) for name in ("sequence length", "micro batch", "data parallelism"))
     layout = Layout(
@@ -193,7 +194,7 @@ def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
 
 
 def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
-    """MosaicML's tables: MPT with FSDP."""
+    """Yields the run of a row of MosaicML's: MPT with FSDP."""
     sequence, gpus = row.whole("SeqLen (T)"), row.whole("# GPUs")
     layout = Layout(
         dp=gpus, sharding=row.one_of("Sharding Strategy", {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}),
@@ -218,7 +219,7 @@ _READERS: dict[str, Callable[[Cells], Iterator[PublishedRun]]] = {
 
 
 def _table(header: list[str]) -> str | None:
-    """The table that a header is meant to be: it has at least half of the columns that are the table's alone."""
+    """Returns the table that a header is meant to be: it has at least half of the columns of this table alone."""
     shares = {}
     for name, columns in _COLUMNS.items():
         alone = set(columns) - set(runs.NEEDED) - set(runs.OPTIONAL)
@@ -228,7 +229,7 @@ def _table(header: list[str]) -> str | None:
 
 
 def knows(path: Path) -> bool:
-    """Whether a file's header is a published table's, even where some of its columns are missing.
+    """Returns whether a file's header is a published table's, even where some of its columns are missing.
 
     Raises:
         ValueError: the file is not UTF-8 text.
@@ -237,7 +238,7 @@ def knows(path: Path) -> bool:
 
 
 def read(path: Path, left_out: list[str] | None = None) -> list[PublishedRun]:
-    """The runs of one of the published files, by its header; ``left_out`` as in :func:`.runs.read`.
+    """Returns the runs of one of the published files, by its header; ``left_out`` as in :func:`.runs.read`.
 
     Raises:
         ValueError: its columns are those of none; one is missing; a cell is wrong, whose line and column are named.
@@ -252,7 +253,7 @@ def read(path: Path, left_out: list[str] | None = None) -> list[PublishedRun]:
 
 
 def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
-    """The runs of a file: a published table's, or anybody's in the columns of :mod:`.runs`.
+    """Returns the runs of a file: a published table's, or anybody's in the columns of :mod:`.runs`.
 
     ``measured`` takes the place of the GPU that has its name, between hosts only where that was measured as well;
     ``left_out`` as in :func:`.runs.read`.

@@ -1,4 +1,4 @@
-"""Reads the cells of a CSV row as words and numbers; the error for a wrong cell is one line."""
+"""Describes a published run, and reads a user's CSV file of runs; the error for a wrong cell is one line."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ class Cells:
         self._row, self._left_out = row, left_out or {}
 
     def has(self, name: str) -> bool:
-        """Whether the row itself has a value in that column."""
+        """Returns whether the row itself has a value in that column."""
         return bool((self._row.get(name) or "").strip())
 
     def text(self, name: str) -> str:
@@ -47,7 +47,7 @@ class Cells:
         return value
 
     def number(self, name: str, least: float | None = None) -> float:
-        """A number above 0, or of at least ``least``."""
+        """Returns a number above 0, or of at least ``least``."""
         try:
             value = float(self.text(name))
         except ValueError:
@@ -58,7 +58,7 @@ class Cells:
         return value
 
     def one_of(self, name: str, meanings: Mapping[str, Value]) -> Value:
-        """The meaning of the cell's word; capitals do not matter."""
+        """Returns the meaning of the cell's word; capitals do not matter."""
         words = {word.lower(): value for word, value in meanings.items()}
         if (word := self.text(name).lower()) not in words:
             raise ValueError(f"{self._problem(name)}; right would be {', '.join(meanings)}")
@@ -69,7 +69,7 @@ class Cells:
 
 
 def rows(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
-    """A file's columns; and its rows, each with the number of its line.
+    """Returns a file's columns; and its rows, each with the number of its line.
 
     Raises:
         ValueError: the file is not UTF-8 text.
@@ -127,7 +127,7 @@ class PublishedRun:
 
 
 def read(path: Path, measured: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
-    """The rows of a file of the columns above.
+    """Returns the rows of a file of the columns above.
 
     Args:
         measured: takes the place of the GPU that has its name.
@@ -157,7 +157,7 @@ def each(
     runs_of: Callable[[dict[str, str]], Iterable[PublishedRun]],
     left_out: list[str] | None,
 ) -> list[PublishedRun]:
-    """The runs of all rows; what ``left_out`` is, and what is raised: :func:`read`."""
+    """Returns the runs of all rows; what ``left_out`` is, and what is raised: :func:`read`."""
     published: list[PublishedRun] = []
     problems = [] if left_out is None else left_out
     for number, row in lines:
@@ -173,7 +173,7 @@ def each(
 
 
 def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path = Path()) -> PublishedRun:
-    """The run of one row; paths in it start from ``folder``.
+    """Returns the run of one row; paths in it start from ``folder``.
 
     Raises:
         ValueError: a value is wrong, or the layout cannot be run.
@@ -222,7 +222,7 @@ def _seconds(value: Cells, layout: Layout, sequence: int, outcome: str) -> float
 
 
 def _gpu(name: str, gpus: int, measured: GpuProfile | None, folder: Path) -> GpuProfile:
-    """A GPU's name, the own profile's, or a profile's file, seen from the folder of the runs."""
+    """Returns a GPU's name, the own profile's, or a profile's file, seen from the folder of the runs."""
     if measured is not None and name == measured.gpu.name:
         return measured
     return profile.find_profile(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
