@@ -96,31 +96,33 @@ def _run(row: Cells, place: int) -> PublishedRun:
     wrong = ""
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
-    return _published(
-        f"Megatron-Bridge, {release}", model, nvidia_program(release), gpu, min(each, gpus),
-        ADAPTER[gpu] * min(each, gpus), layout, values.whole("Sequence Length"),
-        tokens=values.number("Tokens / sec / GPU"), batch=batch, wrong=wrong,
-        gpus=gpus, precision=precision, dispatch=recipe.get("dispatch", ""),
+    host_gpus = min(each, gpus)
+    job = Job(
+        model, _machine(gpu, gpus, host_gpus, ADAPTER[gpu] * host_gpus), nvidia_program(release),
+        values.whole("Sequence Length"), precision=precision, dispatch=recipe.get("dispatch", ""),
         graphs=recipe["graphs"] == "1" if recipe else None, overlap=recipe.get("overlap") == "1",
         dropless="tokendrop" not in row.text("Model"), tuning=LORA if "> LoRA " in row.text("headings") else FULL,
     )  # fmt: skip
+    tokens = values.number("Tokens / sec / GPU")
+    return _published(f"Megatron-Bridge, {release}", job, layout, tokens=tokens, batch=batch, wrong=wrong)
+
+
+def _machine(gpu: str, gpus: int, host_gpus: int, gigabits: float) -> Machine:
+    """Returns GPUs on hosts; ``gigabits`` a second go through a host's adapters together."""
+    return Machine(hardware.gpu(gpu), gpus, host_gpus, gigabits * 1e9 / 8)
 
 
 def _published(
-    source: str, shape: Shape, program: Program, gpu: str, host_gpus: int, between: float, layout: Layout,
-    sequence: int, *, tokens: float = 0.0, seconds: float | None = None, peak: float | None = None, batch: int = 0,
-    wrong: str = "", gpus: int = 0, **more: Any,
+    source: str, job: Job, layout: Layout, *, tokens: float = 0.0, seconds: float | None = None,
+    peak: float | None = None, batch: int = 0, wrong: str = "",
 ) -> PublishedRun:  # fmt: skip
     """Returns the run of a row.
 
     Args:
-        between: Gbit/s of a host's adapters. tokens: of a GPU and second, 0 where it ended otherwise; or seconds.
-        batch: samples of a step, as the row says; it is wrong where the layout has others. gpus: the layout's, by
-            default. more: of the job.
+        tokens: of a GPU and second, 0 where it ended otherwise; or seconds. batch: samples of a step, as the row says;
+            it is wrong where the layout has others.
     """
-    cluster = Machine(hardware.gpu(gpu), gpus or layout.gpus, host_gpus, between * 1e9 / 8)
-    job = Job(shape, cluster, program, sequence, **more)
-    seconds = layout.batch * sequence / tokens / cluster.gpus if tokens else seconds
+    seconds = layout.batch * job.sequence / tokens / job.machine.gpus if tokens else seconds
     if batch and batch != layout.batch and not wrong:
         wrong = f"says {batch} samples a step, but has {layout.batch}"
     return PublishedRun(job, layout, seconds, peak, "ok" if seconds else "failed", source, wrong)
@@ -171,11 +173,9 @@ def nanotron(row: Cells) -> Iterator[PublishedRun]:
     ended = row.one_of("status", {"ok": "ok", "crashed or oom": "failed"})
     tokens = row.number("tokens_per_s_per_gpu", 0) if row.has("tokens_per_s_per_gpu") and ended == "ok" else 0.0
     shape = Shape(*row.one_of("model", _TABLES["nanotron"]), name=row.text("model"))  # type: ignore[misc]
-    yield _published(
-        "nanotron", shape, NANOTRON, "H100", 8, EFA, layout, 4096, tokens=tokens,
-        peak=row.number("memory_gb") * 2**30 if row.has("memory_gb") and tokens else None, batch=row.whole("gbs"),
-        gpus=row.whole("nodes") * 8,
-    )  # fmt: skip
+    job = Job(shape, _machine("H100", row.whole("nodes") * 8, 8, EFA), NANOTRON, 4096)
+    peak = row.number("memory_gb") * 2**30 if row.has("memory_gb") and tokens else None
+    yield _published("nanotron", job, layout, tokens=tokens, peak=peak, batch=row.whole("gbs"))
 
 
 def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
@@ -186,11 +186,10 @@ def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
         tp=row.whole("tensor parallelism"), pp=row.whole("pipeline parallelism"), dp=dp, micro_batch=micro,
         accumulation=row.whole("global batch", micro * dp) // micro // dp, recompute="full",
     )  # fmt: skip
-    yield _published(
-        "Megatron-DeepSpeed", gpt(layers, hidden, heads, 51200, sequence, f"GPT {layers} × {hidden}"),
-        PROGRAMS["megatron-deepspeed"], "A100-80GB", 8, 4 * 200, layout, sequence, gpus=row.whole("# GPUs"),
-        seconds=row.number("iteration time (ms)") / 1e3, fused=False,
-    )  # fmt: skip
+    shape = gpt(layers, hidden, heads, 51200, sequence, f"GPT {layers} × {hidden}")
+    machine = _machine("A100-80GB", row.whole("# GPUs"), 8, 4 * 200)
+    job = Job(shape, machine, PROGRAMS["megatron-deepspeed"], sequence, fused=False)
+    yield _published("Megatron-DeepSpeed", job, layout, seconds=row.number("iteration time (ms)") / 1e3)
 
 
 def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
@@ -203,12 +202,11 @@ def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
     )  # fmt: skip
     a100s = {f"a100_{size}gb": (f"A100-{size}GB", ROCE) for size in (80, 40)}
     gpu, between = row.one_of("GPU", {"h100_80gb": ("H100", EFA)} | a100s)
-    yield _published(
-        "LLM-Foundry",
-        gpt(*row.one_of("Model", _TABLES["mpt"]), 50368, sequence, f"MPT {row.text('Model')}"),  # type: ignore[call-arg]
-        FOUNDRY, gpu, 8, between, layout, sequence, tokens=row.number("Throughput (T/s/GPU)"),
-        precision="fp8" if "FP8" in row.text("section") else "bf16",
-    )  # fmt: skip
+    sizes, name = row.one_of("Model", _TABLES["mpt"]), f"MPT {row.text('Model')}"
+    shape = gpt(*sizes, 50368, sequence, name)  # type: ignore[call-arg]
+    precision = "fp8" if "FP8" in row.text("section") else "bf16"
+    job = Job(shape, _machine(gpu, gpus, 8, between), FOUNDRY, sequence, precision=precision)
+    yield _published("LLM-Foundry", job, layout, tokens=row.number("Throughput (T/s/GPU)"))
 
 
 _COLUMNS: dict[str, list[str]] = _TABLES["columns"]
