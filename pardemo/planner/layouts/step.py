@@ -61,7 +61,7 @@ def idle_stages(job: Job, layout: Layout) -> int:
 
 def _balanced(shape: Shape, pp: int) -> list[int]:
     """Returns the stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
-    layer_params = shape.attention_params + sum(product.params for product in shape.mlp_matmuls(shape.ffn_hidden))
+    layer_params = shape.attention_params + sum(matmul.params for matmul in shape.mlp_matmuls(shape.ffn_hidden))
     stage_params = (shape.layers * layer_params + shape.head_params) / pp
     placement, placed, stage = [], 0.0, 0
     for cost in (*[layer_params] * shape.layers, 0, shape.head_params, 0, 0):

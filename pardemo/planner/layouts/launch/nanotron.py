@@ -41,7 +41,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
          "nanotron's 1F1B takes at least {least} micro-batches, not {layout.accumulation}"),
         (idle, "nanotron would leave {idle} of PP {layout.pp} stages without anything"),
         (kv_heads % tp, "{kv_heads} key-value heads do not divide by TP {layout.tp}"),
-        (job.rate > 1 or not job.fused, "nanotron's products are bf16's, its attention is fused"),
+        (job.matmul_speedup > 1 or not job.fused, "nanotron's products are bf16's, its attention is fused"),
         layout=layout, model=model, least=layout.pp - 1, idle=idle, kv_heads=kv_heads,
     )  # fmt: skip
 

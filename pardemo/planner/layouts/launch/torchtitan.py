@@ -58,7 +58,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
          "torchtitan's EP {layout.ep} must be a multiple of CP {layout.cp} and divide {layout.shards} shards"),
         (layout.etp not in (1, layout.tp),
          "torchtitan cuts experts by TP {layout.tp} or not at all, not by ETP {layout.etp}"),
-        (job.rate > 1 and job.shape.experts, "torchtitan's fp8 of experts is set elsewhere"),
+        (job.matmul_speedup > 1 and job.shape.experts, "torchtitan's fp8 of experts is set elsewhere"),
         (job.precision not in ("bf16", "fp8"),
          "torchtitan.toml has no {job.precision}, which torchtitan sets elsewhere"),
         job=job, layout=layout, model=model,
@@ -90,7 +90,7 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
     stages, experts = layout.pp > 1, job.shape.experts is not None
     return settings.fill(settings.table("torchtitan.yaml"), {
         "job": job, "layout": layout, "description": f"{model.name}: {layout}", "name": name_of(model),
-        "flavor": flavor(model) or model.name, "converters": ["float8"] if job.rate > 1 else [],
+        "flavor": flavor(model) or model.name, "converters": ["float8"] if job.matmul_speedup > 1 else [],
         "local_batch": layout.micro_batch * (layout.accumulation if stages else 1),
         "replicas": layout.replicas // layout.shards,
         "shards": layout.shards // layout.cp if layout.sharding == "zero3" else 1,
@@ -172,7 +172,7 @@ def _python(job: Job, layout: Layout, model: Model, comments: str) -> str:
     degrees |= {"num_pp_microbatches": layout.accumulation} if layout.pp > 1 else {}
     degrees |= {"context_parallel_load_balancer": "ptrr"} if layout.cp > 1 else {}  # flex attention's
     compiled, recomputes, imported, converted = sections["compile"]["enable"], _RECOMPUTES[layout.recompute], "", ""
-    if job.rate > 1:
+    if job.matmul_speedup > 1:
         imported = "from torchtitan.components.quantization import Float8LinearConverter\n"
         filtered = f'filter_fqns=["lm_head"], model_compile_enabled={compiled}'
         converted = f", converters=[Float8LinearConverter.Config({filtered})]"

@@ -26,7 +26,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         return "DeepSpeed has no offload of activations, layer by layer"
     if layout.shard_group and layout.shard_group < layout.replicas:
         return f"groups of {layout.shard_group} that share states are FSDP's, not DeepSpeed's"
-    return "DeepSpeed's products are bf16's" if job.rate > 1 else None
+    return "DeepSpeed's products are bf16's" if job.matmul_speedup > 1 else None
 
 
 def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
