@@ -23,7 +23,7 @@ from pardemo.planner.layouts.search import layouts, search
 from pardemo.planner.layouts.shape import Experts, Shape
 from pardemo.planner.layouts.step import stages, step
 
-LLAMA = configurations.of(models.find("llama3-70b"))
+LLAMA = configurations.shape_of_config(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
 
 
@@ -38,7 +38,9 @@ def job(what=SMALL, gpus=8, gpu="H100", host_gpus=8, between=400e9, program="meg
 def test_a_shape_has_the_models_parameters(name):
     config = models.find(name)
     real = sum(p.numel() for p in outline(DryJob(config, sequence=8)).parameters())
-    assert configurations.of(config).params == pytest.approx(real, rel=2e-3), "biases and heads' norms are left out"
+    assert configurations.shape_of_config(config).params == pytest.approx(real, rel=2e-3), (
+        "biases and heads' norms are left out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_shape_of_another_architecture_has_its_parameters(kind, sizes):
         max_position_embeddings=128, **({"num_key_value_heads": 4} | sizes),
     )  # fmt: skip
     real = sum(p.numel() for p in outline(DryJob(config, sequence=8)).parameters())
-    assert configurations.of(config).params == pytest.approx(real, rel=0.02)
+    assert configurations.shape_of_config(config).params == pytest.approx(real, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_layers_that_are_not_attention_are_refused(kind, told):
     else:
         config = CONFIG_MAPPING[kind]()
     with pytest.raises(ValueError, match=told) as error:
-        configurations.of(config)
+        configurations.shape_of_config(config)
     assert "\n" not in str(error.value)
 
 
@@ -264,7 +266,7 @@ def test_all_ranks_together_keep_each_experts_states_once(ep, sharding):
 
 def test_a_model_of_experts_that_does_not_fit_is_not_said_to():
     """Mixtral 8 × 7B in full: 46.7 billion parameters of 18 bytes are more than eight GPUs of 80 GB have."""
-    mixtral = configurations.of(CONFIG_MAPPING["mixtral"](num_hidden_layers=32, vocab_size=32000))
+    mixtral = configurations.shape_of_config(CONFIG_MAPPING["mixtral"](num_hidden_layers=32, vocab_size=32000))
     assert mixtral.params == pytest.approx(46.7e9, rel=0.01)
     assert search(job(mixtral, 8, between=12.5e9), 8).best == ()
 
@@ -296,7 +298,7 @@ def test_links_reach_what_the_machine_says():
 def test_a_model_that_needs_no_file_is_the_same_without_transformers(name):
     config, plain = models.find(name), configurations.find_configuration(name)
     assert type(plain) is not type(config)
-    assert configurations.of(plain) == configurations.of(config)
-    assert facts.model_of(plain, configurations.of(plain), name) == facts.model_of(
-        config, configurations.of(config), name
+    assert configurations.shape_of_config(plain) == configurations.shape_of_config(config)
+    assert facts.model_of(plain, configurations.shape_of_config(plain), name) == facts.model_of(
+        config, configurations.shape_of_config(config), name
     )

@@ -160,7 +160,7 @@ def test_fewer_bits_are_quicker_and_keep_less():
 
 
 def test_the_embedding_and_the_loss_take_a_layers_place():
-    llama = configurations.of(configurations.find_configuration("llama3.1-405b"))
+    llama = configurations.shape_of_config(configurations.find_configuration("llama3.1-405b"))
     cut = pieces(llama, 128)
     assert (sum(cut), cut[0], cut[-1], set(cut[1:-1])) == (126, 0, 0, {1})
     layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
@@ -174,18 +174,18 @@ def test_the_embedding_and_the_loss_take_a_layers_place():
 
 
 def test_layers_of_each_kind_are_counted():
-    gpt_oss = configurations.of(configurations.find_configuration("gpt-oss-20b"))
+    gpt_oss = configurations.shape_of_config(configurations.find_configuration("gpt-oss-20b"))
     assert dict(gpt_oss.layer_kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
     assert gpt_oss.attended_tokens(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
     assert gpt_oss.attended_tokens(Layer(window=128), 64) == 32, "a window that is wider than the sample"
-    scout = configurations.of(configurations.find_configuration("llama4-scout"))
+    scout = configurations.shape_of_config(configurations.find_configuration("llama4-scout"))
     assert scout.attended_tokens(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
     windowed = replace(SMALL, window=1024, windowed_layers=8)
     assert (
         step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
         < 0.1 * step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
     )
-    maverick = configurations.of(configurations.find_configuration("llama4-maverick"))
+    maverick = configurations.shape_of_config(configurations.find_configuration("llama4-maverick"))
     assert sum(count for kind, count in maverick.layer_kinds if kind.mlp == "experts") == 24
     hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
                    linear_mixer=Mamba(16, 64, 128, 8))  # fmt: skip
@@ -200,13 +200,16 @@ def test_layers_of_each_kind_are_counted():
 def test_a_window_is_planned_where_a_configuration_has_one(kind):
     config = CONFIG_MAPPING[kind](num_hidden_layers=8)
     if kind == "qwen2":
-        assert configurations.of(config).windowed_layers == 0, "use_sliding_window is false"
+        assert configurations.shape_of_config(config).windowed_layers == 0, "use_sliding_window is false"
         config = CONFIG_MAPPING[kind](
             num_hidden_layers=8, use_sliding_window=True, max_window_layers=6, sliding_window=512
         )
-        assert (configurations.of(config).window, configurations.of(config).windowed_layers) == (512, 2)
+        assert (
+            configurations.shape_of_config(config).window,
+            configurations.shape_of_config(config).windowed_layers,
+        ) == (512, 2)
     else:
-        assert configurations.of(config).windowed_layers == {"mistral": 8, "gemma2": 4}[kind]
+        assert configurations.shape_of_config(config).windowed_layers == {"mistral": 8, "gemma2": 4}[kind]
 
 
 def test_a_rack_is_one_host():
@@ -338,7 +341,7 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
      ("torchtitan", "qwen3-8b"), ("nanotron", "llama3-8b"), ("llm-foundry", "llama3-8b")],
 )  # fmt: skip
 def test_what_is_chosen_is_what_its_program_can_run(program, model):
-    what = configurations.of(configurations.find_configuration(model))
+    what = configurations.shape_of_config(configurations.find_configuration(model))
     given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), programs.find_program(program), 4096)
     able = launch.runnable_by_program(given, model)
     answer = search(given, 64, able=able)

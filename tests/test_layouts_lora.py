@@ -9,7 +9,7 @@ from conftest import says
 from pardemo.cli import main
 from pardemo.planner import hardware
 from pardemo.planner.layouts import intervals, per_rank
-from pardemo.planner.layouts.configurations import find_configuration, of
+from pardemo.planner.layouts.configurations import find_configuration, shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -20,7 +20,7 @@ from pardemo.planner.layouts.shape import Mamba
 from pardemo.planner.layouts.step import stages, step
 from pardemo.planner.layouts.tuning import Tuning, adapter_params
 
-LLAMA = of(find_configuration("llama3-70b"))
+LLAMA = shape_of_config(find_configuration("llama3-70b"))
 QKV = Tuning(16, ("qkv_proj",), dropout=0.0)
 EVERY = Tuning(16, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), dropout=0.0)
 

@@ -132,7 +132,7 @@ def test_runs_on_few_hosts_would_promise_too_much_for_32():
     assert statistics.fmean(low <= ratio <= high for ratio in ratios[32]) >= 0.8
 
 
-LATENT = configurations.of(models.find("deepseek-v3"))
+LATENT = configurations.shape_of_config(models.find("deepseek-v3"))
 DENSE, ROUTED = (next(kind for kind, _ in LATENT.layer_kinds if kind.mlp == mlp) for mlp in ("dense", "experts"))
 H, MIDDLE, HEADS = 7168, 2048, 128
 

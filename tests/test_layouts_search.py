@@ -16,7 +16,7 @@ from pardemo.planner.layouts.published import against
 from pardemo.planner.layouts.search import layouts, search, sensitivity
 from pardemo.planner.layouts.step import step
 
-LLAMA = configurations.of(models.find("llama3-70b"))
+LLAMA = configurations.shape_of_config(models.find("llama3-70b"))
 
 
 def job(what, gpus, gpu="H100", between=400e9, program="megatron-core", sequence=8192):
@@ -45,7 +45,7 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
 @pytest.mark.parametrize("model", ["llama3-70b", "qwen3-30b-a3b", "deepseek-v3"])
 def test_a_job_remembers_only_what_a_layout_does_not_change(model):
     """Each of some hundred layouts, asked of a job that has been asked for all before it and of a new one."""
-    shape = configurations.of(models.find(model))
+    shape = configurations.shape_of_config(models.find(model))
     used = job(shape, 64)
     tried = list(layouts(shape, used.machine, 128, 8192))
     for layout in tried[:: len(tried) // 150]:
@@ -89,7 +89,7 @@ def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():
 @pytest.mark.parametrize(("gpus", "tp", "cp", "quicker"), [(8, 1, 8, "ring"), (32, 2, 16, "all-to-all")])
 def test_the_quicker_way_to_share_a_sequence_is_chosen(gpus, tp, cp, quicker):
     """Attention hides a ring of 8 within a host; over hosts 15 messages one after the other are not hidden."""
-    given = job(configurations.of(models.find("llama2-7b")), gpus, sequence=32768)
+    given = job(configurations.shape_of_config(models.find("llama2-7b")), gpus, sequence=32768)
     ways = {way: step(given, Layout(tp=tp, cp=cp, sharding="zero1", context=way)).seconds for way in CONTEXTS}
     assert min(ways, key=ways.get) == quicker
     assert max(ways.values()) > 1.01 * ways[quicker]

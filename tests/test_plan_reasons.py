@@ -11,7 +11,7 @@ from pardemo.planner import answer, hardware, table
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, fine_tune
-from pardemo.planner.layouts.configurations import of as shape_of
+from pardemo.planner.layouts.configurations import shape_of_config as shape_of
 from pardemo.planner.measured_peak import example_config
 from pardemo.planner.memory_curve import BUILT_SHARDED, Estimate
 

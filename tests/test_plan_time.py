@@ -119,7 +119,7 @@ def test_a_ring_between_hosts_takes_what_an_emulated_cluster_took():
 
 def test_two_hosts_by_hand():
     """13.9e9 gradients of 2 bytes on 16 GPUs: 3Ψ·15/16 = 78.2 GB through 100 Gbit/s a host."""
-    large = configurations.of(Baichuan2Config.b13())
+    large = configurations.shape_of_config(Baichuan2Config.b13())
     two = Machine(hardware.gpu("A800-80GB"), 16, between=100e9 / 8)
     shown = step(*fine_tune(large, two, Tuning(), "zero-2", 16)).parts["data-parallel traffic"]
     assert shown == pytest.approx(3 * 15 / 16 * 2 * 13.9e9 / (12.5e9 * 0.8), rel=0.002)
@@ -243,8 +243,8 @@ PSI = 6.738e9
 def llama(stage, accumulation, offload="optimizer", ranks=8, **changes):
     """Seconds that offload adds to a step."""
     tuned = fine_tune(
-        configurations.of(models.find("llama2-7b")), Machine(hardware.gpu("A800-80GB"), ranks), engine=f"zero-{stage}",
-        ranks=ranks, sequence=4096, accumulation=accumulation, offload=offload, **changes,
+        configurations.shape_of_config(models.find("llama2-7b")), Machine(hardware.gpu("A800-80GB"), ranks),
+        engine=f"zero-{stage}", ranks=ranks, sequence=4096, accumulation=accumulation, offload=offload, **changes,
     )  # fmt: skip
     return step(*tuned).parts.get("offload", 0.0)
 

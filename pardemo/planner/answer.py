@@ -111,7 +111,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
         config: Any = models.find(name)
     else:
         config = configurations.find_configuration(name)
-    if (shape := configurations.of(config)).hybrid:
+    if (shape := configurations.shape_of_config(config)).hybrid:
         raise ValueError(
             f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
         )

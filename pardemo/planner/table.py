@@ -198,7 +198,7 @@ def plan(request: Request) -> Plan:
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
     """
-    shape = configurations.of(request.job.config)
+    shape = configurations.shape_of_config(request.job.config)
     rows = [
         plan_row(request, shape, engine, again, offload, batch)
         for engine in request.engines
@@ -233,8 +233,9 @@ def job_and_layout(
         ValueError: the model is none that is known.
     """
     of_labels = getattr(job.config, "loss_head", "full") == "labels"  # others make logits of all tokens
+    tuning = replace(job.tuning, labels=job.labels if of_labels else 1.0)
     return fine_tune(
-        shape or configurations.of(job.config), machine, replace(job.tuning, labels=job.labels if of_labels else 1.0),
+        shape or configurations.shape_of_config(job.config), machine, tuning,
         job.engine, job.ranks, job.batch, job.sequence, checkpointing=job.checkpointing,
         accumulation=job.accumulation, offload=offload, tp=tp, pp=pp,
         bucket=job.zero.get("reduce_bucket_size", BUCKET), overlaps=job.zero.get("overlap_comm"),
@@ -272,7 +273,7 @@ def least_bytes(request: Request, gpus: int, engine: str = "zero-3", offload: st
     """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
     engine = engine if dp > 1 else "zero-0"
-    one = plan_row(request, configurations.of(request.job.config), engine, True, offload, 1)
+    one = plan_row(request, configurations.shape_of_config(request.job.config), engine, True, offload, 1)
     return memory(one.job, one.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
 
 
@@ -421,6 +422,6 @@ def describe_weights(plan: Plan) -> str:
 
     tuning = plan.request.job.tuning
     kept = "" if tuning.base == "bf16" else f", frozen weights in {tuning.base}"
-    if left := left_in_16_bits(tuning, configurations.of(plan.request.job.config)):
+    if left := left_in_16_bits(tuning, configurations.shape_of_config(plan.request.job.config)):
         kept += f", but {2 * left / 1e9:.1f} GB of experts in 16 bits, which bitsandbytes does not convert"
     return kept + (", embedding and head trained" if tuning.embeddings else "")

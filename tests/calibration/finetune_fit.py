@@ -16,7 +16,7 @@ from statistics import fmean, median
 from pardemo.planner import hardware
 from pardemo.planner.estimate import FULLEST
 from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of_config
 from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, Overheads, peak
 from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
 from pardemo.planner.layouts.machines import Machine
@@ -92,7 +92,10 @@ def of_time(runs: Sequence[ReportedRun]) -> Program:
 
 def of_plain(found: Program) -> Program:
     """The same with as many passes through memory as LLaMA-7B's runs at stages 2 and 3 tell, each the smallest one."""
-    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(configurations.find_configuration("llama2-7b"))
+    machine, shape = (
+        Machine(hardware.gpu("A800-80GB"), 8),
+        shape_of_config(configurations.find_configuration("llama2-7b")),
+    )
     rows = [(stage, next(run for run in runs if run[0] == "none")) for (stage, _), runs in A800.items()]
 
     def missed(one: Program) -> float:

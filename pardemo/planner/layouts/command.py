@@ -114,7 +114,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
     config = configurations.find_configuration(arguments.model)
-    shape = replace(configurations.of(config), name=Path(arguments.model).name)
+    shape = replace(configurations.shape_of_config(config), name=Path(arguments.model).name)
     gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
     each = arguments.gpus // gpu_profile.hosts(arguments.gpus, arguments.hosts)
     between = None

@@ -120,8 +120,8 @@ def find_configuration(name: str) -> "SimpleNamespace | PreTrainedConfig":
 
 
 def shape_of(name: str) -> Shape:
-    """Returns the shape of a model by its name or file; raises as :func:`find_configuration` and :func:`of`."""
-    return of(find_configuration(name))
+    """Returns the shape of a model by its name or file; raises as the two functions that it calls."""
+    return shape_of_config(find_configuration(name))
 
 
 def plain(values: Any) -> SimpleNamespace | None:
@@ -149,7 +149,7 @@ def unsaid(values: Any) -> str:
     return ""
 
 
-def of(config: "PreTrainedConfig") -> Shape:
+def shape_of_config(config: "PreTrainedConfig") -> Shape:
     """Returns the shape of a Hugging Face configuration, dense, with experts, or with other mixers than attention.
 
     Its parameters are the model's, one by one: of kinds whose biases and norms are known (``KINDS["exact"]``), and of

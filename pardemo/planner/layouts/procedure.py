@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find_configuration, of
+from pardemo.planner.layouts.configurations import find_configuration, shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -250,7 +250,7 @@ def job_of(
         ValueError: a model, GPU or program that is not known.
     """
     machine = Machine(hardware.gpu(gpu), gpus, min(8, gpus), network * 1e9)
-    return Job(of(find_configuration(model)), machine, find_program(program), sequence)
+    return Job(shape_of_config(find_configuration(model)), machine, find_program(program), sequence)
 
 
 def jobs(program: str = "megatron-core") -> Iterator[tuple[str, Job, int]]:

@@ -124,7 +124,7 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
         config = configurations.find_configuration(model)
-        command.tuning_of(asked["target"], rank, config, configurations.of(config))
+        command.tuning_of(asked["target"], rank, config, configurations.shape_of_config(config))
     words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // each) if each else None, explain=None,
@@ -216,7 +216,7 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
         if (plain := configurations.plain(values)) is None:
             more = "pardemo plan --search --model config.json asks Transformers"
             raise RefusedField("config", f"{configurations.unsaid(values)}; {more}")
-        configurations.of(plain)
+        configurations.shape_of_config(plain)
     path = folder / "config.json"
     path.write_text(asked["config"], encoding="utf-8")
     return str(path)

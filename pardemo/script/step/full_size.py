@@ -60,7 +60,9 @@ def full_size_question(
         return None
     from pardemo.planner.layouts import configurations
 
-    return Question(model, configurations.of(configurations.find_configuration(model)), gpus, sequence, micro_batch)
+    return Question(
+        model, configurations.shape_of_config(configurations.find_configuration(model)), gpus, sequence, micro_batch
+    )
 
 
 def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -89,7 +89,7 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, program = of(configurations.find_configuration("llama3.1-405b")), OTHER_PROGRAMS["meta-2024"]
+    shape, program = shape_of_config(configurations.find_configuration("llama3.1-405b")), OTHER_PROGRAMS["meta-2024"]
     trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(

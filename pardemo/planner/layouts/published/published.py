@@ -41,7 +41,7 @@ RACK = 64  # GPUs of an NVL72 that a training uses; the rest stand in for those 
 ADAPTER = {"H100": 400, "B200": 400, "GB200": 400, "B300": 800, "GB300": 800}
 #: The table's names, and ours: built-in models, and one whose sizes stand here.
 MODELS = {
-    **{theirs: replace(configurations.of(configurations.find_configuration(ours)), name=ours)
+    **{theirs: replace(configurations.shape_of_config(configurations.find_configuration(ours)), name=ours)
        for theirs, ours in _TABLES["built_in"].items()},
     "Nemotron_3_Nano": Shape(
         52, 2688, 32, 2, 1856, 131072, gated=False, head_dim=128, experts=Experts(128, 6, 1856, 3712),

@@ -232,7 +232,7 @@ def _shape(value: Cells) -> Shape:
     if value.has("model") and not value.has("layers"):
         from pardemo.planner.layouts import configurations
 
-        return configurations.of(configurations.find_configuration(value.text("model")))
+        return configurations.shape_of_config(configurations.find_configuration(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
         if not value.has(name):
             raise ValueError(f"neither a model nor its {name}")
