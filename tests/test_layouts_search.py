@@ -33,7 +33,7 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
         assert layout.batch == 128
     assert len(tried) == len(set(tried))
     answer = search(given, 128)
-    fitting = [one for one in tried if memory(given, one).peak_bytes <= against.room(given)]
+    fitting = [one for one in tried if memory(given, one).peak_bytes <= against.usable_bytes(given)]
     assert (answer.tried, answer.fitting) == (len(tried), len(fitting))
     quickest = min(step(given, one).seconds for one in fitting)
     assert answer.best[0].seconds <= NEAR * quickest
@@ -59,7 +59,7 @@ def test_a_job_remembers_only_what_a_layout_does_not_change(model):
 def test_what_fits_nowhere_is_told_with_the_least():
     answer = search(job(LLAMA, 8, "4090"), 8)
     assert (answer.best, answer.fitting) == ((), 0)
-    assert answer.least.memory.peak_bytes > answer.least.room
+    assert answer.least.memory.peak_bytes > answer.least.usable_bytes
     assert sensitivity(answer) == {}
 
 

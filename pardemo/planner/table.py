@@ -163,7 +163,7 @@ class Plan:
         """Rows that may be recommended: of those that fit, those that leave room; all that fit where none does."""
         fitting = [row for row in self.rows if row.fits]
         fitting = [row for row in fitting if row.engine != "fsdp2"] or fitting
-        return [row for row in fitting if row.peak_bytes <= row.room] or fitting
+        return [row for row in fitting if row.peak_bytes <= row.usable_bytes] or fitting
 
 
 def _preference(row: PlanRow) -> tuple:
@@ -352,7 +352,7 @@ def explain_best(plan: Plan) -> str:
     if best is None:
         return "nothing fits"
     fastest = f"the fastest that fits {best.job.machine.most_bytes / 1e9:.1f} GB"
-    if best.peak_bytes <= best.room:
+    if best.peak_bytes <= best.usable_bytes:
         fastest = f"the fastest that leaves {RESERVE:.0%} of a GPU free"
     if best.hours != min(row.hours for row in plan.eligible):
         fastest = f"within 1 % of {fastest}, and offloads or shards less or takes less memory"

@@ -145,7 +145,7 @@ def explained_json(planned: PlannedLayout) -> dict[str, Any]:
     """Returns :func:`layout_json` with the stages, and with the constants that each part is computed from."""
     return layout_json(planned) | {
         "slower_card": slower_card_json(planned), "stages": list(planned.step.stages),
-        "fullest_stage": planned.memory.stage, "room_bytes": planned.room,
+        "fullest_stage": planned.memory.stage, "room_bytes": planned.usable_bytes,
         "reasons": constants_of_parts(planned.job),
     }  # fmt: skip
 
@@ -213,7 +213,7 @@ def card_line(planned: PlannedLayout) -> list[str]:
 
 def describe_fit(planned: PlannedLayout) -> str:
     """Says in one line whether the fullest GPU has the room."""
-    sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.room
+    sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.usable_bytes
     needed, capacity, free = (three_digits(value / GB) for value in sizes)
     verdict = "fits" if planned.fits else "does not fit"
     return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"
@@ -302,7 +302,7 @@ def search_text(
         least = answer.least
         lines.append(
             f"nothing fits; the least is {least.layout}, {least.peak_bytes / GB:.0f} GB of "
-            f"{least.room / GB:.0f}: {suggest_savings(least)}"
+            f"{least.usable_bytes / GB:.0f}: {suggest_savings(least)}"
         )
         return "\n".join(lines)
     rows = [("", "layout", "s a step", "in 4 of 5 cases", "tokens/s/GPU", "MFU", "GB", "free",

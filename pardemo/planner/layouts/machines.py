@@ -66,7 +66,7 @@ class Machine:
         return self.gpu.memory_bytes * FULLEST
 
     @property
-    def room(self) -> float:
+    def usable_bytes(self) -> float:
         """Bytes of a GPU that a plan fills at most where it can choose."""
         return self.gpu.memory_bytes * (1 - RESERVE)
 

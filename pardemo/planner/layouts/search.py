@@ -52,13 +52,13 @@ class PlannedLayout:
         return of_seconds(self.job, self.layout, self.seconds)
 
     @property
-    def room(self) -> float:
+    def usable_bytes(self) -> float:
         """Bytes of a GPU that a plan may fill."""
-        return self.job.machine.room
+        return self.job.machine.usable_bytes
 
     @property
     def fits(self) -> bool:
-        return self.peak_bytes <= self.room
+        return self.peak_bytes <= self.usable_bytes
 
     @property
     def headroom(self) -> float:

@@ -29,33 +29,19 @@ EVERYTHING = "all-linear"
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a model is fine-tuned.
+    """How a model is fine-tuned."""
 
-    Args:
-        rank: of LoRA's matrices; 0 trains all parameters. target: names of the modules that have them, or
-            ``all-linear``. dropout: before them; without it nothing is copied for them. alpha: their product is scaled
-            by alpha / rank.
-        base: what frozen weights are kept in, of :data:`BASES`; embeddings, head and norms stay in 16 bits.
-        embeddings: whether embedding and head are trained as well, whole (PEFT's ``modules_to_save``).
-        optimizer: of :data:`STATES`.
-        adapters_fp32: whether adapters are trained in fp32 beside a 16-bit model (PEFT's ``autocast_adapter_dtype``);
-            DeepSpeed's engine casts them.
-        fused_loss: whether logits are made piece by piece inside the loss (Liger's, cut cross entropy).
-        labels: share of the tokens that logits are made for.
-        experts_apart: whether each expert is a module of its own, as in Transformers before version 5.
-    """
-
-    rank: int = 0
-    target: tuple[str, ...] = ()
-    dropout: float = 0.1
-    base: str = "bf16"
-    embeddings: bool = False
-    optimizer: str = "adamw"
-    adapters_fp32: bool = False
-    fused_loss: bool = False
-    labels: float = 1.0
-    experts_apart: bool = False
-    alpha: float = 32
+    rank: int = 0  # of LoRA's matrices; 0 trains all parameters
+    target: tuple[str, ...] = ()  # names of the modules that have them, or ``all-linear``
+    dropout: float = 0.1  # before them; 0 copies nothing for it
+    base: str = "bf16"  # of frozen weights, of :data:`BASES`; embeddings, head and norms stay in 16 bits
+    embeddings: bool = False  # whether embedding and head are trained whole, too (PEFT's ``modules_to_save``)
+    optimizer: str = "adamw"  # of :data:`STATES`
+    adapters_fp32: bool = False  # beside a 16-bit model (PEFT's ``autocast_adapter_dtype``); DeepSpeed casts them
+    fused_loss: bool = False  # whether logits are made piece by piece in the loss (Liger's, cut cross entropy)
+    labels: float = 1.0  # share of the tokens that logits are made for
+    experts_apart: bool = False  # whether each expert is a module of its own, as in Transformers before version 5
+    alpha: float = 32  # LoRA's product is scaled by alpha / rank
 
     def __post_init__(self):
         if self.base not in BASES:
