@@ -261,7 +261,7 @@ def test_all_ranks_together_keep_each_experts_states_once(ep, sharding):
     lines = memory(replace(job(what), program=bare), layout).lines
     assert 8 * lines["optimizer states"] == pytest.approx(12 * what.params, rel=1e-6)
     if sharding == "zero3":
-        assert 8 * lines["parameters"] == pytest.approx(bare.weight * what.params, rel=1e-6)
+        assert 8 * lines["parameters"] == pytest.approx(bare.weight_bytes * what.params, rel=1e-6)
 
 
 def test_a_model_of_experts_that_does_not_fit_is_not_said_to():

@@ -300,5 +300,5 @@ def test_nineteen_of_twenty_of_nvidias_runs_fit():
     }  # fmt: skip
     bare = [replace(one.run, layout=one.run.layout.but(recompute="none", modules=())) for one in good]
     assert sum(not one.fits for one in against.compare(bare)) == 7
-    more = [fit.with_constants(one.run, {"logits": 10.0}) for one in good]
+    more = [fit.with_constants(one.run, {"logit_bytes": 10.0}) for one in good]
     assert sum(not one.fits for one in against.compare(more)) == 9

@@ -138,9 +138,9 @@ def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_ch
     assert layer(job, layout).seconds == pytest.approx(
         {
             "matrix multiplications": (
-                6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.products)
+                6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.matmul_efficiency)
             ),
-            "attention": 3.5 * 2 * 4 * 4096**2 * h / t / (machine.attention_flops * bare.attention),
+            "attention": 3.5 * 2 * 4 * 4096**2 * h / t / (machine.attention_flops * bare.attention_efficiency),
             "memory bandwidth": 3 * 2 * tokens * h * 22 / t / machine.memory_bytes_per_s,
             "tensor-parallel traffic": 4 * a_sum,
         }

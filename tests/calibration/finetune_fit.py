@@ -142,5 +142,5 @@ if __name__ == "__main__":
     print(of_memory(fitted))
     names = ("tile_loss", "uncut_passes", "adapter_passes", "launch_s", "gradient_hook_s")
     print(", ".join(f"{name} {getattr(found, name)}" for name in names) + "; cut as whole")
-    print(f"where norms and rotations are no kernels of their own: whole {of_plain(found).whole}")
+    print(f"where norms and rotations are no kernels of their own: uncut_passes {of_plain(found).uncut_passes}")
     print(*errors(runs), sep="\n")
