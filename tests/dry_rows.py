@@ -42,7 +42,7 @@ def planned_and_run(
     tuning = Tuning(8, usual_target(config.model_type) or ()) if lora else Tuning()
     job = RankJob(config, 2, 1024, tuning, again, engine, ranks, accumulation=2, clipping=1.0)
     planned, layout = fine_tune(
-        configurations.of(config), Machine(hardware.gpu("A100-80GB"), ranks), tuning,
+        configurations.shape_of_config(config), Machine(hardware.gpu("A100-80GB"), ranks), tuning,
         engine, ranks, 2, 1024,
         checkpointing=again, accumulation=2,
     )  # fmt: skip

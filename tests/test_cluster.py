@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pardemo import Cluster, RankError, World
 from pardemo.book.run import doctor
 from pardemo.cluster import hosts, loopback, pacer, tiers
-from pardemo.cluster.bandwidth import bandwidth_text, bytes_per_second
+from pardemo.cluster.units import bandwidth_text, bytes_per_second
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters.links import LinkMeter

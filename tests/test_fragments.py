@@ -5,7 +5,7 @@ import torch
 from book import drawings
 
 from pardemo.book.chapters.zero_r.drawings import MOMENTS
-from pardemo.meters import matmul_flops
+from pardemo.meters import operation_costs
 from pardemo.planner.allocator import by_the_rules, replay
 
 MIB = 1 << 20
@@ -59,7 +59,7 @@ def test_the_drawing_tells_what_the_allocator_did():
 
 def test_a_cpus_fused_attention_is_counted():
     q = torch.zeros(1, 2, 64, 16, requires_grad=True)  # [b, heads, s, h / heads]
-    with matmul_flops.MatmulCounter() as counted:
+    with operation_costs.MatmulCounter() as counted:
         torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
     forward = 4 * 64**2 * 32
     assert counted.flops == 3.5 * forward

@@ -13,7 +13,7 @@ from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob as DryJob
-from pardemo.planner.layouts import answers, configurations, stacks
+from pardemo.planner.layouts import answers, configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts
 from pardemo.planner.layouts.layout import Layout, check_layout
@@ -23,13 +23,13 @@ from pardemo.planner.layouts.search import layouts, search
 from pardemo.planner.layouts.shape import Experts, Shape
 from pardemo.planner.layouts.step import stages, step
 
-LLAMA = configurations.of(models.find("llama3-70b"))
+LLAMA = configurations.shape_of_config(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
 
 
 def job(what=SMALL, gpus=8, gpu="H100", host_gpus=8, between=400e9, program="megatron-core", sequence=4096, **more):
     machine = Machine(hardware.gpu(gpu), gpus, min(gpus, host_gpus), between)
-    return Job(what, machine, stacks.stack(program), sequence, **more)
+    return Job(what, machine, programs.find_program(program), sequence, **more)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,9 @@ def job(what=SMALL, gpus=8, gpu="H100", host_gpus=8, between=400e9, program="meg
 def test_a_shape_has_the_models_parameters(name):
     config = models.find(name)
     real = sum(p.numel() for p in outline(DryJob(config, sequence=8)).parameters())
-    assert configurations.of(config).params == pytest.approx(real, rel=2e-3), "biases and heads' norms are left out"
+    assert configurations.shape_of_config(config).params == pytest.approx(real, rel=2e-3), (
+        "biases and heads' norms are left out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_shape_of_another_architecture_has_its_parameters(kind, sizes):
         max_position_embeddings=128, **({"num_key_value_heads": 4} | sizes),
     )  # fmt: skip
     real = sum(p.numel() for p in outline(DryJob(config, sequence=8)).parameters())
-    assert configurations.of(config).params == pytest.approx(real, rel=0.02)
+    assert configurations.shape_of_config(config).params == pytest.approx(real, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_layers_that_are_not_attention_are_refused(kind, told):
     else:
         config = CONFIG_MAPPING[kind]()
     with pytest.raises(ValueError, match=told) as error:
-        configurations.of(config)
+        configurations.shape_of_config(config)
     assert "\n" not in str(error.value)
 
 
@@ -132,7 +134,7 @@ def test_tensor_parallelism_beyond_a_host_is_allowed_and_has_its_price():
     ("order", "kind", "chunks"), [(one_f_one_b, "1f1b", 1), (interleaved, "1f1b", 2), (zb_h1, "zb-h1", 1)]
 )
 def test_a_pipelines_time_is_its_timetables(order, kind, chunks, ranks, micro):
-    free = stacks.MEGATRON.but(send_s=0.0)
+    free = programs.MEGATRON.but(send_s=0.0)
     what = replace(SMALL, layers=16, vocabulary=1)
     fast = replace(hardware.gpu("H100"), link_bytes_per_s=1e30)
     given = Job(what, Machine(fast, ranks, ranks, 1e30, 0.0, 0.0), free, 4096)
@@ -204,7 +206,9 @@ def test_activations_are_korthikantis(name):
 
 def test_states_are_16_or_18_bytes_and_are_shared():
     for sharding, whole in (("none", 18), ("zero1", 6 + 12 / 8), ("zero2", 2 + 16 / 8), ("zero3", 18 / 8)):
-        lines = memory(replace(job(), stack=stacks.MEGATRON.but(queued=0)), Layout(dp=8, sharding=sharding)).lines
+        lines = memory(
+            replace(job(), program=programs.MEGATRON.but(bucketed_gradients=0)), Layout(dp=8, sharding=sharding)
+        ).lines
         states = sum(lines[name] for name in ("parameters", "gradients", "optimizer states"))
         assert states == pytest.approx(whole * SMALL.params, rel=1e-3)
 
@@ -253,23 +257,23 @@ def test_experts_on_several_ranks_take_less_memory_and_talk():
 def test_all_ranks_together_keep_each_experts_states_once(ep, sharding):
     """However experts are spread: what is shared is there once, by the formula's 12 bytes a parameter."""
     what = replace(SMALL, experts=Experts(16, 2, 4096))
-    layout, bare = Layout(dp=8, ep=ep, sharding=sharding), stacks.MEGATRON.but(state=12.0)
-    lines = memory(replace(job(what), stack=bare), layout).lines
+    layout, bare = Layout(dp=8, ep=ep, sharding=sharding), programs.MEGATRON.but(state_bytes=12.0)
+    lines = memory(replace(job(what), program=bare), layout).lines
     assert 8 * lines["optimizer states"] == pytest.approx(12 * what.params, rel=1e-6)
     if sharding == "zero3":
-        assert 8 * lines["parameters"] == pytest.approx(bare.weight * what.params, rel=1e-6)
+        assert 8 * lines["parameters"] == pytest.approx(bare.weight_bytes * what.params, rel=1e-6)
 
 
 def test_a_model_of_experts_that_does_not_fit_is_not_said_to():
     """Mixtral 8 × 7B in full: 46.7 billion parameters of 18 bytes are more than eight GPUs of 80 GB have."""
-    mixtral = configurations.of(CONFIG_MAPPING["mixtral"](num_hidden_layers=32, vocab_size=32000))
+    mixtral = configurations.shape_of_config(CONFIG_MAPPING["mixtral"](num_hidden_layers=32, vocab_size=32000))
     assert mixtral.params == pytest.approx(46.7e9, rel=0.01)
     assert search(job(mixtral, 8, between=12.5e9), 8).best == ()
 
 
 def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():
     guessed = job(program="nanotron")
-    measured = replace(guessed, stack=guessed.stack.but(layer_s=0.03))
+    measured = replace(guessed, program=guessed.program.but(layer_s=0.03))
     layout = Layout(tp=4, dp=2, sharding="zero1")
     before, after = step(guessed, layout).parts, step(measured, layout).parts
     assert after["layers as measured"] == pytest.approx(8 * 0.03)
@@ -294,7 +298,7 @@ def test_links_reach_what_the_machine_says():
 def test_a_model_that_needs_no_file_is_the_same_without_transformers(name):
     config, plain = models.find(name), configurations.find_configuration(name)
     assert type(plain) is not type(config)
-    assert configurations.of(plain) == configurations.of(config)
-    assert facts.model_of(plain, configurations.of(plain), name) == facts.model_of(
-        config, configurations.of(config), name
+    assert configurations.shape_of_config(plain) == configurations.shape_of_config(config)
+    assert facts.model_of(plain, configurations.shape_of_config(plain), name) == facts.model_of(
+        config, configurations.shape_of_config(config), name
     )

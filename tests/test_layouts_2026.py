@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, configurations, intervals, launch, stacks
+from pardemo.planner.layouts import answers, configurations, intervals, launch, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
@@ -21,7 +21,7 @@ from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import experts
 from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.runs import read
-from pardemo.planner.layouts.search import correct_pace, search, sensitivity
+from pardemo.planner.layouts.search import correct_seconds, search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
 from pardemo.planner.layouts.step import pieces, stages, step
 
@@ -36,7 +36,7 @@ def bridge():
 
 
 def job(what=ROUTED, gpus=64, gpu="B200", each=8, **more):
-    return Job(what, Machine(hardware.gpu(gpu), gpus, each, 4e11), stacks.MEGATRON, **more)
+    return Job(what, Machine(hardware.gpu(gpu), gpus, each, 4e11), programs.MEGATRON, **more)
 
 
 def errors(half, experts):
@@ -109,15 +109,15 @@ def test_a_fused_dispatch_sends_a_token_to_a_host_once():
 def test_what_slows_experts_down():
     layout = Layout(dp=64, ep=8, sharding="zero1", micro_batch=2)
     even = experts(job(), layout)
-    assert experts(job(imbalance=1.5), layout).products > 1.4 * even.products
-    assert even.launches == 0 < experts(job(graphs=False), layout).launches
-    assert experts(job(dropless=False, graphs=False), layout).launches == 0, "nobody waits for counts"
+    assert experts(job(imbalance=1.5), layout).matmul_s > 1.4 * even.matmul_s
+    assert even.launch_s == 0 < experts(job(graphs=False), layout).launch_s
+    assert experts(job(dropless=False, graphs=False), layout).launch_s == 0, "nobody waits for counts"
     alone = experts(job(overlap=False), layout)
-    assert alone.exchange > even.exchange
-    assert alone.moved > even.moved, "tokens go through memory beside another micro-batch's computation"
-    assert experts(job(dispatch="alltoall", overlap=False), layout).moved > alone.moved
-    biased = replace(ROUTED, experts=replace(ROUTED.experts, biased=True))
-    assert experts(job(biased), layout).moved > even.moved
+    assert alone.exchange_s > even.exchange_s
+    assert alone.moved_bytes > even.moved_bytes, "tokens go through memory beside another micro-batch's computation"
+    assert experts(job(dispatch="alltoall", overlap=False), layout).moved_bytes > alone.moved_bytes
+    biased = replace(ROUTED, experts=replace(ROUTED.experts, bias=True))
+    assert experts(job(biased), layout).moved_bytes > even.moved_bytes
 
 
 def test_a_precision_that_a_gpu_has_not_is_one_line():
@@ -139,7 +139,17 @@ def test_a_precision_that_a_gpu_has_not_is_one_line():
 
 
 def test_fewer_bits_are_quicker_and_keep_less():
-    big = replace(SMALL, hidden=8192, heads=64, groups=8, middle=28672, layers=16, head=128, value=128, attention=())
+    big = replace(
+        SMALL,
+        hidden=8192,
+        heads=64,
+        kv_heads=8,
+        ffn_hidden=28672,
+        layers=16,
+        head_dim=128,
+        value_dim=128,
+        projections=(),
+    )
     layout = Layout(tp=2, dp=32, sharding="zero1", sequence_parallel=True, accumulation=4)
     given = {name: job(big, precision=name, sequence=8192) for name in hardware.PRECISIONS}
     seconds = {name: step(of, layout).seconds for name, of in given.items()}
@@ -150,38 +160,38 @@ def test_fewer_bits_are_quicker_and_keep_less():
 
 
 def test_the_embedding_and_the_loss_take_a_layers_place():
-    llama = configurations.of(configurations.find_configuration("llama3.1-405b"))
+    llama = configurations.shape_of_config(configurations.find_configuration("llama3.1-405b"))
     cut = pieces(llama, 128)
     assert (sum(cut), cut[0], cut[-1], set(cut[1:-1])) == (126, 0, 0, {1})
     layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
     assert stages(job(llama, 256), layout) == [7, *[8] * 14, 7]
-    check_layout(layout, llama, 256, 8192, ends_as_layers=True)
+    check_layout(layout, llama, 256, 8192, embedding_and_loss_as_layers=True)
     with pytest.raises(ValueError, match=r"126.*layers.*PP.*16.*8.*126"):
         check_layout(layout, llama, 256, 8192)
     for layers, mtp, count in ((61, 1, 16), (61, 0, 16), (82, 0, 16), (7, 1, 8), (94, 0, 32), (3, 0, 3)):
-        cut = pieces(replace(SMALL, layers=layers, mtp=mtp), count)
+        cut = pieces(replace(SMALL, layers=layers, mtp_layers=mtp), count)
         assert (sum(cut), len(cut), min(cut) >= 0) == (layers, count, True)
 
 
 def test_layers_of_each_kind_are_counted():
-    gpt_oss = configurations.of(configurations.find_configuration("gpt-oss-20b"))
-    assert dict(gpt_oss.kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
-    assert gpt_oss.seen(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
-    assert gpt_oss.seen(Layer(window=128), 64) == 32, "a window that is wider than the sample"
-    scout = configurations.of(configurations.find_configuration("llama4-scout"))
-    assert scout.seen(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
-    windowed = replace(SMALL, window=1024, windowed=8)
+    gpt_oss = configurations.shape_of_config(configurations.find_configuration("gpt-oss-20b"))
+    assert dict(gpt_oss.layer_kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
+    assert gpt_oss.attended_tokens(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
+    assert gpt_oss.attended_tokens(Layer(window=128), 64) == 32, "a window that is wider than the sample"
+    scout = configurations.shape_of_config(configurations.find_configuration("llama4-scout"))
+    assert scout.attended_tokens(Layer(window=8192), 32768) == 4096, "half of its chunk, on average"
+    windowed = replace(SMALL, window=1024, windowed_layers=8)
     assert (
         step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
         < 0.1 * step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
     )
-    maverick = configurations.of(configurations.find_configuration("llama4-maverick"))
-    assert sum(count for kind, count in maverick.kinds if kind.mlp == "experts") == 24
+    maverick = configurations.shape_of_config(configurations.find_configuration("llama4-maverick"))
+    assert sum(count for kind, count in maverick.layer_kinds if kind.mlp == "experts") == 24
     hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
-                   linear=Mamba(16, 64, 128, 8))  # fmt: skip
-    assert sum(count for _, count in hybrid.kinds) == 4
+                   linear_mixer=Mamba(16, 64, 128, 8))  # fmt: skip
+    assert sum(count for _, count in hybrid.layer_kinds) == 4
     assert set(step(job(hybrid), Layout(dp=64, ep=8)).parts) >= {"matrix multiplications", "expert-parallel traffic"}
-    further = replace(SMALL, mtp=1)
+    further = replace(SMALL, mtp_layers=1)
     assert further.params > SMALL.params
     assert step(job(further), Layout(dp=64)).seconds > step(job(SMALL), Layout(dp=64)).seconds
 
@@ -190,13 +200,16 @@ def test_layers_of_each_kind_are_counted():
 def test_a_window_is_planned_where_a_configuration_has_one(kind):
     config = CONFIG_MAPPING[kind](num_hidden_layers=8)
     if kind == "qwen2":
-        assert configurations.of(config).windowed == 0, "use_sliding_window is false"
+        assert configurations.shape_of_config(config).windowed_layers == 0, "use_sliding_window is false"
         config = CONFIG_MAPPING[kind](
             num_hidden_layers=8, use_sliding_window=True, max_window_layers=6, sliding_window=512
         )
-        assert (configurations.of(config).window, configurations.of(config).windowed) == (512, 2)
+        assert (
+            configurations.shape_of_config(config).window,
+            configurations.shape_of_config(config).windowed_layers,
+        ) == (512, 2)
     else:
-        assert configurations.of(config).windowed == {"mistral": 8, "gemma2": 4}[kind]
+        assert configurations.shape_of_config(config).windowed_layers == {"mistral": 8, "gemma2": 4}[kind]
 
 
 def test_a_rack_is_one_host():
@@ -255,7 +268,7 @@ def test_where_nothing_is_known_an_interval_is_wider_and_says_so():
     assert near.like
     assert near.why.startswith("from ")
     far = intervals.of_seconds(job(SMALL, 1024), Layout(dp=1024), 1.0)
-    strange = replace(job(SMALL, 8), stack=stacks.MEGATRON.but(name="own"))
+    strange = replace(job(SMALL, 8), program=programs.MEGATRON.but(name="own"))
     unknown = intervals.of_seconds(strange, Layout(dp=8), 1.0)
     for wide in (far, unknown):
         assert not wide.like
@@ -272,13 +285,13 @@ def test_one_measured_run_corrects_a_machine(tmp_path):
         "gpu,gpus,sequence,micro_batch,accumulation,seconds,layers,hidden,heads,groups,middle,vocabulary,sharding,between\n"
         f"B200,8,4096,1,2,{slow},8,1024,16,4,2816,32000,zero1,3200\n"
     )
-    corrected, told = correct_pace(given, read(path))
+    corrected, told = correct_seconds(given, read(path))
     assert step(corrected, layout).seconds == pytest.approx(slow)
     assert says(told, "1", "1.40", "predicted")
     other = layout.but(micro_batch=2)
     assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
     with pytest.raises(ValueError, match=r"--measured.*H100.*B200"):
-        correct_pace(job(SMALL, 8, "H100"), read(path))
+        correct_seconds(job(SMALL, 8, "H100"), read(path))
 
 
 def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):
@@ -328,8 +341,8 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
      ("torchtitan", "qwen3-8b"), ("nanotron", "llama3-8b"), ("llm-foundry", "llama3-8b")],
 )  # fmt: skip
 def test_what_is_chosen_is_what_its_program_can_run(program, model):
-    what = configurations.of(configurations.find_configuration(model))
-    given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), stacks.stack(program), 4096)
+    what = configurations.shape_of_config(configurations.find_configuration(model))
+    given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), programs.find_program(program), 4096)
     able = launch.runnable_by_program(given, model)
     answer = search(given, 64, able=able)
     wanted = {"torchtitan": "torchtitan.toml", "nanotron": "nanotron.yaml", "llm-foundry": "accelerate.yaml"}

@@ -17,10 +17,10 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.programs import MEGATRON, NANOTRON, PROGRAMS
 from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.published.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, STACKS
 from pardemo.planner.layouts.step import step
 
 FOLDER = project.root() / "data" / "published_runs"
@@ -169,7 +169,7 @@ def test_tensor_parallelism_across_hosts_is_chosen_with_caution(known):
     assert statistics.median(took[True]) == pytest.approx(1.02, abs=0.006)
     assert statistics.median(took[False]) == pytest.approx(1.26, abs=0.006)
     job = Job(Shape(16, 4096, 32, 32, 5504, 32000), Machine(hardware.gpu("H100"), 32), NANOTRON)
-    other = replace(job, stack=MEGATRON)
+    other = replace(job, program=MEGATRON)
     assert against.expected(other, Layout(tp=16, dp=2), 1.0) == against.ACROSS
     record = against.RECORDS["nanotron"]
     assert against.expected(job, Layout(tp=16, dp=2, sharding="zero1"), 1.0) == record["TP"]
@@ -186,7 +186,7 @@ def waits(one):
 
 
 def test_the_comparison_can_fail(known):
-    slow = NANOTRON.but(products=0.2, small=5)
+    slow = NANOTRON.but(matmul_efficiency=0.2, tile_loss=5)
     rows = [fit.with_constants(one.run, vars(slow)) for one in against.usable(known["nanotron_h100"], 0.05)]
     assert against.errors([one.error for one in against.compare(rows)])["mean"] > 0.5
 
@@ -201,14 +201,14 @@ def test_rows_that_contradict_themselves_are_named_and_left_out(known):
 def test_constants_are_what_the_fit_finds():
     """A program with known constants is made up; the fit finds them again from its runs."""
     shape, machine = Shape(16, 2048, 16, 16, 5504, 32000), Machine(hardware.gpu("H100"), 8)
-    real = {"products": 0.7, "small": 300.0}
+    real = {"matmul_efficiency": 0.7, "tile_loss": 300.0}
     made = []
     for tp, micro in ((1, 1), (2, 1), (4, 2), (8, 4), (1, 2), (2, 8)):
-        job = Job(shape, machine, STACKS["megatron-core"].but(launch_s=1e-6, **real))
+        job = Job(shape, machine, PROGRAMS["megatron-core"].but(launch_s=1e-6, **real))
         layout = Layout(tp=tp, dp=8 // tp, micro_batch=micro)
         made.append(PublishedRun(job, layout, step(job, layout).seconds, None))
-    bounds = {"products": (0.3, 1.0), "small": (5, 800)}
-    found = fit.fit(made, fit.with_constants, {"products": 1.0, "small": 50.0}, bounds)
+    bounds = {"matmul_efficiency": (0.3, 1.0), "tile_loss": (5, 800)}
+    found = fit.fit(made, fit.with_constants, {"matmul_efficiency": 1.0, "tile_loss": 50.0}, bounds)
     assert found == pytest.approx(real, rel=0.01)
 
 

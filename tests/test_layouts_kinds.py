@@ -9,7 +9,7 @@ from pardemo.cli import main
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import configurations, stacks
+from pardemo.planner.layouts import configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -100,7 +100,7 @@ def real(config):
 @pytest.mark.parametrize(("kind", "more"), KINDS)
 def test_parameters_are_the_models_one_by_one(kind, more):
     config = config_of(kind, more)
-    assert configurations.of(config).params == real(config)
+    assert configurations.shape_of_config(config).params == real(config)
 
 
 def test_each_kind_that_is_said_to_be_exact_is_held_to_its_model():
@@ -112,7 +112,7 @@ def test_each_kind_that_is_said_to_be_exact_is_held_to_its_model():
 def test_what_is_not_known_of_a_kind_is_counted_from_its_model(kind, more, tmp_path):
     config_of(kind, more).save_pretrained(tmp_path)
     read = models.find(str(tmp_path))
-    assert configurations.of(read).params == real(read)
+    assert configurations.shape_of_config(read).params == real(read)
 
 
 @pytest.mark.parametrize(
@@ -150,40 +150,40 @@ PRO = {
      ("nemotron_h", ULTRA, 550, 55)],
 )  # fmt: skip
 def test_models_of_2026_have_their_published_sizes(kind, sizes, billions, active):
-    shape = configurations.of(CONFIG_MAPPING[kind](**sizes))
+    shape = configurations.shape_of_config(CONFIG_MAPPING[kind](**sizes))
     assert shape.params / 1e9 == pytest.approx(billions, rel=0.03)
-    unused = shape.expert_layers * shape.expert_params * (1 - shape.experts.chosen / shape.experts.count)
+    unused = shape.expert_layers * shape.expert_params * (1 - shape.experts.top_k / shape.experts.count)
     assert (shape.params - unused) / 1e9 == pytest.approx(active, rel=0.1)
 
 
 def job(shape, gpus=64, **more):
-    return Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 4e11), stacks.MEGATRON, **more)
+    return Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 4e11), programs.MEGATRON, **more)
 
 
 def test_a_delta_net_sees_no_sequence_and_compressed_attention_little_of_it():
     """Per token: attention's operations grow with the sequence, the state's do not, and compressed entries are few."""
-    mixed = configurations.of(config_of("qwen3_5_text", DELTA | {"layer_types": MIXED}))
-    assert dict(mixed.kinds) == {Layer(): 1, Layer("linear"): 3}
-    all_state = mixed.seen(Layer("linear"), 4096), mixed.linear.scan_flops
+    mixed = configurations.shape_of_config(config_of("qwen3_5_text", DELTA | {"layer_types": MIXED}))
+    assert dict(mixed.layer_kinds) == {Layer(): 1, Layer("linear"): 3}
+    all_state = mixed.attended_tokens(Layer("linear"), 4096), mixed.linear_mixer.scan_flops
     assert all_state[1] == 7 * 8 * 48 * 32
-    v4 = configurations.of(CONFIG_MAPPING["deepseek_v4"]())
+    v4 = configurations.shape_of_config(CONFIG_MAPPING["deepseek_v4"]())
     sparse, heavy = (Layer("attention", "experts", 128, place) for place in (1, 2))
     assert [each.rate for each in v4.compressors] == [4, 128]
-    near = v4.seen(Layer("attention", "experts", 128), 65536)
-    assert v4.seen(heavy, 65536) - near == 65536 / 128 / 2
+    near = v4.attended_tokens(Layer("attention", "experts", 128), 65536)
+    assert v4.attended_tokens(heavy, 65536) - near == 65536 / 128 / 2
     chosen = 512 - 512**2 / (2 * 65536 / 4)
     scored = 65536 / 4 / 2 * (64 * 128) / (64 * 2 * 512)
-    assert v4.seen(sparse, 65536) - near == pytest.approx(chosen + scored)
-    assert v4.seen(sparse, 65536) < 0.2 * v4.seen(Layer(), 65536)
+    assert v4.attended_tokens(sparse, 65536) - near == pytest.approx(chosen + scored)
+    assert v4.attended_tokens(sparse, 65536) < 0.2 * v4.attended_tokens(Layer(), 65536)
 
 
 def test_wider_heads_of_the_layers_that_see_everything_are_counted():
-    shape = configurations.of(config_of("gemma4_text", GEMMA4))
+    shape = configurations.shape_of_config(config_of("gemma4_text", GEMMA4))
     near, far = Layer(window=128), Layer()
-    assert dict(shape.kinds) == {near: 3, far: 1}
-    assert [shape.with_heads_of(kind).head for kind in (near, far)] == [32, 64]
-    assert [shape.products(kind)[0].outputs for kind in (near, far)] == [(8 + 2 * 4) * 32, (8 + 2) * 64]
-    narrow = configurations.of(config_of("gemma4_text", GEMMA4 | {"global_head_dim": 32}))
+    assert dict(shape.layer_kinds) == {near: 3, far: 1}
+    assert [shape.with_heads_of(kind).head_dim for kind in (near, far)] == [32, 64]
+    assert [shape.matmuls(kind)[0].outputs for kind in (near, far)] == [(8 + 2 * 4) * 32, (8 + 2) * 64]
+    narrow = configurations.shape_of_config(config_of("gemma4_text", GEMMA4 | {"global_head_dim": 32}))
     layout = Layout(dp=64, sharding="zero1")
     for of in (shape, narrow):
         assert of.flops(8192) > 0
@@ -193,7 +193,8 @@ def test_wider_heads_of_the_layers_that_see_everything_are_counted():
 
 def test_experts_behind_a_latent_width_get_less_on_the_wire():
     wide, narrow = (
-        configurations.of(config_of("nemotron_h", NEMOTRON | {"moe_latent_size": latent})) for latent in (None, 64)
+        configurations.shape_of_config(config_of("nemotron_h", NEMOTRON | {"moe_latent_size": latent}))
+        for latent in (None, 64)
     )
     layout = Layout(dp=64, ep=8, sharding="zero1")
     sent = [step(job(shape, overlap=False), layout).parts["expert-parallel traffic"] for shape in (wide, narrow)]

@@ -24,12 +24,12 @@ from pardemo.peers.accelerate import config_files as accelerate_configs
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts import launch, search
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
 from pardemo.planner.layouts.layout import SHARDING, Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.step import stages
 
 DENSE = Layout(
@@ -44,7 +44,7 @@ ONE_STAGE = Layout(tp=2, pp=4, dp=8, sharding="zero3", sequence_parallel=True, a
 
 def job(model: str, layout: Layout, program: str = "megatron-core", **changes) -> Job:
     machine = Machine(hardware.gpu("H100"), layout.gpus, min(8, layout.gpus), 400e9)
-    return Job(of(models.find(model)), machine, stack(program), **{"sequence": 8192} | changes)
+    return Job(shape_of_config(models.find(model)), machine, find_program(program), **{"sequence": 8192} | changes)
 
 
 def written(tmp_path, model, layout, program="megatron-core", **changes) -> dict[str, str]:
@@ -483,7 +483,7 @@ def test_megatron_core_would_refuse_what_is_not_written():
 def test_models_facts():
     def model(name):
         config = models.find(name)
-        return facts.model_of(config, of(config), name)
+        return facts.model_of(config, shape_of_config(config), name)
 
     llama = model("llama3.1-8b")
     assert (llama.theta, llama.rms, llama.positions, llama.like_llama) == (5e5, True, "rope", True)
@@ -502,12 +502,12 @@ def test_models_facts():
 def test_every_layout_of_a_search_is_one_that_megatron_core_takes(model):
     """All ways to cut a small job: each is written by some program, and megatron-core builds its configuration."""
     machine = Machine(hardware.gpu("H100"), 16, 8, 400e9)
-    wanted = Job(shape := of(config := models.find(model)), machine, stack("megatron-core"), 4096)
+    wanted = Job(shape := shape_of_config(config := models.find(model)), machine, find_program("megatron-core"), 4096)
     described, seen = facts.model_of(config, shape, model), set()
     for layout in search.layouts(shape, machine, 32, 4096):
         key = (layout.tp, layout.pp, layout.cp, layout.chunks, layout.sharding, layout.shard_group, layout.recompute,
                layout.context)  # fmt: skip
-        if not wanted.stack.runs(layout) or key in seen or len(seen) > 400:
+        if not wanted.program.can_run(layout) or key in seen or len(seen) > 400:
             continue
         seen.add(key)
         if (why := megatron.why_not(wanted, layout, described)) is not None:

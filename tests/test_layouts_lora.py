@@ -9,25 +9,27 @@ from conftest import says
 from pardemo.cli import main
 from pardemo.planner import hardware
 from pardemo.planner.layouts import intervals, per_rank
-from pardemo.planner.layouts.configurations import find_configuration, of
+from pardemo.planner.layouts.configurations import find_configuration, shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.per_rank import kept_bytes
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Mamba
-from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import stages, step
 from pardemo.planner.layouts.tuning import Tuning, adapter_params
 
-LLAMA = of(find_configuration("llama3-70b"))
+LLAMA = shape_of_config(find_configuration("llama3-70b"))
 QKV = Tuning(16, ("qkv_proj",), dropout=0.0)
 EVERY = Tuning(16, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), dropout=0.0)
 
 
 def job(tuning=QKV, gpu="H100", gpus=8, sequence=4096, host=8, **changes):
     machine = Machine(hardware.gpu(gpu), gpus, host)
-    return Job(LLAMA, machine, stack(changes.pop("program", "megatron-core")), sequence, tuning=tuning, **changes)
+    return Job(
+        LLAMA, machine, find_program(changes.pop("program", "megatron-core")), sequence, tuning=tuning, **changes
+    )
 
 
 #: Example outputs of two versions of NVIDIA/dgxc-benchmarking's ``llama3/finetune/README.md``: Llama 3 70B, bf16, LoRA
@@ -55,7 +57,7 @@ def test_what_is_trained_is_the_adapters_of_a_stages_layers():
     assert 2 * sum(one.whole for one in each) == adapter_params(QKV, LLAMA)
     assert per_rank.trained_layer(job(), layout).whole == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
     states = memory(job(), layout).lines["optimizer states"]
-    assert states == stack("megatron-core").state * each[0].whole
+    assert states == find_program("megatron-core").state_bytes * each[0].whole
     whole = memory(job(Tuning()), layout).lines
     held = memory(job(), layout).lines["parameters"]
     assert held - min(whole["parameters"], held) == pytest.approx(2 * each[0].whole)
@@ -71,14 +73,14 @@ def test_inputs_are_kept_for_adapters_alone():
     layout = Layout()
     full, some, every = (kept_bytes(job(tuning), layout) for tuning in (Tuning(), QKV, EVERY))
     # of a frozen MLP: its input in 16 bits, and what its second product multiplies
-    assert full - some == pytest.approx(2 * LLAMA.hidden + 2 * LLAMA.middle - 2 * 16)
+    assert full - some == pytest.approx(2 * LLAMA.hidden + 2 * LLAMA.ffn_hidden - 2 * 16)
     assert every == pytest.approx(full + 4 * 2 * 16), "all inputs, and four low ranks"
     dropped = kept_bytes(job(Tuning(16, ("qkv_proj",), dropout=0.1)), layout)
     assert dropped - some == 3 * LLAMA.hidden
 
 
 def test_adapters_move_what_tensor_parallelism_leaves_on_a_rank():
-    width, queries, middle = LLAMA.hidden, LLAMA.heads * LLAMA.head, LLAMA.middle
+    width, queries, middle = LLAMA.hidden, LLAMA.heads * LLAMA.head_dim, LLAMA.ffn_hidden
     whole, cut = (per_rank.adapters_moved_bytes(job(EVERY), Layout(tp=tp)) for tp in (1, 8))
     by_columns = 2 * 2 * width * (1 - 1 / 8)  # the input of qkv, of gate and up: each rank reads it whole
     assert cut - by_columns == pytest.approx(whole / 8)
@@ -91,9 +93,9 @@ def test_adapters_move_what_tensor_parallelism_leaves_on_a_rank():
 def test_fully_sharded_weights_are_gathered_and_no_gradient_of_theirs_is_sent():
     layout = Layout(dp=64, sharding="zero3")
     asked = [job(tuning, gpus=64) for tuning in (Tuning(), QKV)]
-    assert asked[0].stack.gradient == 4, "two gathers of 2 bytes, and gradients of 4"
+    assert asked[0].program.gradient_bytes == 4, "two gathers of 2 bytes, and gradients of 4"
     full, frozen = (
-        step(Job(LLAMA, each.machine, each.stack.but(hidden=0.0), 4096, tuning=each.tuning), layout)
+        step(Job(LLAMA, each.machine, each.program.but(dp_overlap=0.0), 4096, tuning=each.tuning), layout)
         for each in asked
     )  # fmt: skip
     ratio = frozen.parts["data-parallel traffic"] / full.parts["data-parallel traffic"]
@@ -116,7 +118,7 @@ def test_an_interval_says_that_no_run_with_lora_is_known():
 
 
 def test_models_with_state_spaces_are_refused():
-    hybrid = replace(LLAMA, pattern="M*-" * 26 + "M*", linear=Mamba(128, 64, 128, 8))
+    hybrid = replace(LLAMA, pattern="M*-" * 26 + "M*", linear_mixer=Mamba(128, 64, 128, 8))
     with pytest.raises(ValueError, match="LoRA"):
         replace(job(), shape=hybrid)
 

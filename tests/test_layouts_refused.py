@@ -10,9 +10,9 @@ from pardemo.planner import hardware
 from pardemo.planner.layouts import answers
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import NANOTRON, PROGRAMS
 from pardemo.planner.layouts.search import search
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import NANOTRON, STACKS
 
 #: Impossible layouts of llama3-8b on 64 GPUs, with what else is said and what is told.
 EXPLAINED = [
@@ -82,7 +82,7 @@ def test_a_pipeline_with_stages_left_over_is_one_line():
     job = Job(large_head, Machine(hardware.gpu("H100"), 16), NANOTRON)
     with pytest.raises(ValueError, match=r"nanotron.*1.*PP.*16"):
         answers.parse_layout("pp=16", job)
-    answers.parse_layout("pp=16", replace(job, stack=STACKS["megatron-core"]))
+    answers.parse_layout("pp=16", replace(job, program=PROGRAMS["megatron-core"]))
     assert all(one.layout.pp < 16 for one in search(job, 16).best)
 
 

@@ -11,14 +11,14 @@ from conftest import says
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, intervals, stacks
+from pardemo.planner.layouts import answers, intervals, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, runs
-from pardemo.planner.layouts.search import PlannedLayout, correct_pace, search
+from pardemo.planner.layouts.search import PlannedLayout, correct_seconds, search
 from pardemo.planner.layouts.shape import Experts, Shape
-from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import step
 
 FOLDER = project.root() / "data" / "published_runs"
@@ -27,7 +27,7 @@ ROUTED = replace(SMALL, experts=Experts(64, 4, 512))
 
 
 def job(what=SMALL, gpus=8, gpu="H100", program="megatron-core", **more):
-    return Job(what, Machine(hardware.gpu(gpu), gpus, 8, 4e11), stack(program), 4096, **more)
+    return Job(what, Machine(hardware.gpu(gpu), gpus, 8, 4e11), find_program(program), 4096, **more)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def job(what=SMALL, gpus=8, gpu="H100", program="megatron-core", **more):
      ("megatron-core@27.01", "26.06", 7), ("nanotron", "", 0)],
 )  # fmt: skip
 def test_a_release_has_the_constants_of_the_first_fitted_one_that_is_not_older(name, fitted, ahead):
-    program = stack(name)
-    assert (program.fitted, program.months_ahead) == (fitted, ahead)
-    newest = next(one for one in stacks.fitted_releases(program.name) if one.fitted == fitted)
+    program = find_program(name)
+    assert (program.fitted_release, program.months_ahead) == (fitted, ahead)
+    newest = next(one for one in programs.fitted_releases(program.name) if one.fitted_release == fitted)
     assert program.but(release=newest.release) == newest
 
 
@@ -52,7 +52,7 @@ def test_a_release_has_the_constants_of_the_first_fitted_one_that_is_not_older(n
 )  # fmt: skip
 def test_what_is_no_release_is_one_line(name, told, capsys):
     with pytest.raises(ValueError, match=told.replace("?", r"\?")):
-        stack(name)
+        find_program(name)
     assert main(["plan", "--search", "--model", "llama3-8b", "--gpus", "8", "--gpu", "H100", "--program", name]) == 2
     error = capsys.readouterr().err
     assert told in error
@@ -61,12 +61,12 @@ def test_what_is_no_release_is_one_line(name, told, capsys):
 
 def test_later_constants_say_the_same_of_dense_models_in_16_bits():
     layout = Layout(tp=2, dp=4, sharding="zero1", sequence_parallel=True)
-    seconds = {step(job(program=f"megatron-core@{one.fitted}"), layout).seconds
-               for one in stacks.fitted_releases("megatron-core")}  # fmt: skip
+    seconds = {step(job(program=f"megatron-core@{one.fitted_release}"), layout).seconds
+               for one in programs.fitted_releases("megatron-core")}  # fmt: skip
     assert len(seconds) == 1
     routed = [
-        step(job(ROUTED, gpu="B200", program=f"megatron-core@{one.fitted}"), Layout(dp=8, ep=8)).seconds
-        for one in stacks.fitted_releases("megatron-core")
+        step(job(ROUTED, gpu="B200", program=f"megatron-core@{one.fitted_release}"), Layout(dp=8, ep=8)).seconds
+        for one in programs.fitted_releases("megatron-core")
     ]
     assert routed == sorted(routed, reverse=True), "experts have become faster"
 
@@ -76,15 +76,15 @@ def test_published_runs_are_judged_by_the_constants_of_their_release():
     found = loaders.load(FOLDER / "newer/megatron_bridge_26.csv", left_out=left_out)
     assert len(found) + len(left_out) == 85
     assert all("Nemotron_3_Super" in line for line in left_out)
-    assert all(run.source == f"Megatron-Bridge, {run.job.stack.release}" for run in found)
-    assert {run.job.stack.fitted for run in found} == {"26.04", "26.06"}
+    assert all(run.source == f"Megatron-Bridge, {run.job.program.release}" for run in found)
+    assert {run.job.program.fitted_release for run in found} == {"26.04", "26.06"}
     assert sum(run.job.frozen for run in found) == 5, "LoRA's table"
     older = loaders.load(FOLDER / "megatron_bridge.csv")
-    assert {run.job.stack.fitted for run in older} == {"26.02"}
+    assert {run.job.program.fitted_release for run in older} == {"26.02"}
     kept_back = against.halves("newer/megatron_bridge_26.csv")[1]
     assert len(kept_back) >= 34
     for release in ("26.04", "26.06"):
-        errors = [one.error for one in kept_back if one.run.job.stack.fitted == release]
+        errors = [one.error for one in kept_back if one.run.job.program.fitted_release == release]
         assert against.errors(errors)["mean"] < 0.12, release
 
 
@@ -111,7 +111,7 @@ def test_runs_measured_in_another_release_correct_the_one_that_is_planned_with(t
     layout = Layout(dp=8, ep=8, sharding="zero1")
     newest, older = (job(ROUTED, gpu="B200", program=name) for name in ("megatron-core", "megatron-core@26.02"))
     took = 1.5 * step(newest, layout).seconds
-    corrected, _ = correct_pace(newest, [runs.PublishedRun(older, layout, took, None)])
+    corrected, _ = correct_seconds(newest, [runs.PublishedRun(older, layout, took, None)])
     assert step(corrected, layout).seconds == pytest.approx(took)
 
 
@@ -119,7 +119,7 @@ def test_earlier_constants_hold_for_later_releases_within_their_intervals():
     inside = {}
     for earlier, one in against.later_runs():
         found = intervals.of_seconds(one.run.job, one.run.layout, one.step.seconds)
-        key = earlier.fitted, one.run.job.stack.release
+        key = earlier.fitted_release, one.run.job.program.release
         inside.setdefault(key, []).append(found.low <= one.run.seconds <= found.high)
     assert {key: sum(of) / len(of) >= 0.8 for key, of in inside.items()} == {
         ("26.02", "26.04"): True, ("26.02", "26.06"): True, ("26.04", "26.06"): True,
@@ -185,7 +185,7 @@ def test_beyond_the_hosts_of_any_measured_run_a_search_prefers_what_was_measured
     hosts, stage = intervals.measured_hosts("nanotron")
     assert (hosts, stage) == (32, 32)
     assert intervals.measured_hosts("meta-2024") is None
-    what = replace(SMALL, layers=32, hidden=4096, heads=32, groups=32, middle=14336)
+    what = replace(SMALL, layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=14336)
     many = job(what, 512, program="nanotron")
     answer = search(many, 512)
     (line,) = answers.describe_reach(answer)

@@ -21,9 +21,9 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.per_rank import kept, kept_bytes, owned_params
+from pardemo.planner.layouts.programs import MEGATRON, NANOTRON, find_program
 from pardemo.planner.layouts.published import against, loaders, runs
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, stack
 from pardemo.planner.layouts.step import stages, step
 
 SMALL = Shape(16, 4096, 32, 32, 11008, 32000)
@@ -51,7 +51,7 @@ def test_each_bucket_of_gradients_waits_at_each_host_that_its_ring_goes_on_to(tp
     layout = Layout(tp=tp, dp=dp, sharding="zero1", sequence_parallel=tp > 1)
     given = job(tp * dp)
     more = step(given, layout).parts[EXCHANGE] - step(job(tp * dp, bucket_host_s=0.0), layout).parts[EXCHANGE]
-    buckets = math.ceil(owned_params(given, layout, stages(given, layout), 0).whole / NANOTRON.bucket)
+    buckets = math.ceil(owned_params(given, layout, stages(given, layout), 0).whole / NANOTRON.bucket_elements)
     assert more == pytest.approx(buckets * NANOTRON.bucket_host_s * (tp * dp // 8 - 1))
 
 
@@ -59,7 +59,7 @@ def test_each_bucket_of_gradients_waits_at_each_host_that_its_ring_goes_on_to(tp
 def test_constants_are_within_the_bounds_of_their_fit(name):
     for bounds in (fit.FITTED, fit.FITTED_MEMORY):
         for constant, (least, most) in bounds.get(name, ("", {}))[1].items():
-            assert least <= getattr(stack(name), constant) <= most, constant
+            assert least <= getattr(find_program(name), constant) <= most, constant
 
 
 def miss(runs, **constants):
@@ -71,7 +71,10 @@ def miss(runs, **constants):
 def test_what_few_hosts_say_of_an_exchange_holds_on_32(exchanging):
     """Constants from 1, 4 and 8 hosts, judged on 32 (docs/records/planner-error.md): with each host's wait or not."""
     _, bounds = fit.FITTED["nanotron"]
-    names = {"products", "small", "launch_s", "launch_rank_s", "reduce_s", "reduce_share", "reduce_most"}
+    names = {
+        "matmul_efficiency", "tile_loss", "launch_s", "launch_rank_s", "reduce_s", "reduce_efficiency",
+        "ring_bytes_per_s",
+    }  # fmt: skip
     found = {}
     for term, fixed in (("with", {}), ("without", {"bucket_host_s": 0.0})):
         few = [fit.with_constants(run, fixed) for hosts in (1, 4, 8) for run in exchanging[hosts]]
@@ -88,7 +91,7 @@ def test_the_wait_is_of_the_size_that_nccl_reckons_with():
         2 * 14e-6 * 1.4
     )  # two steps of an all-reduce to another host, and the plateau of a ring (src/graph/tuning.cc)
     assert NANOTRON.bucket_host_s == pytest.approx(nccl, rel=0.25)
-    assert NANOTRON.bucket == pytest.approx(25 * 2**20 / 2, rel=0.01)
+    assert NANOTRON.bucket_elements == pytest.approx(25 * 2**20 / 2, rel=0.01)
 
 
 def test_compute_is_not_slower_on_more_hosts():
@@ -129,8 +132,8 @@ def test_runs_on_few_hosts_would_promise_too_much_for_32():
     assert statistics.fmean(low <= ratio <= high for ratio in ratios[32]) >= 0.8
 
 
-LATENT = configurations.of(models.find("deepseek-v3"))
-DENSE, ROUTED = (next(kind for kind, _ in LATENT.kinds if kind.mlp == mlp) for mlp in ("dense", "experts"))
+LATENT = configurations.shape_of_config(models.find("deepseek-v3"))
+DENSE, ROUTED = (next(kind for kind, _ in LATENT.layer_kinds if kind.mlp == mlp) for mlp in ("dense", "experts"))
 H, MIDDLE, HEADS = 7168, 2048, 128
 
 
@@ -188,7 +191,7 @@ def test_what_a_layer_keeps_by_hand():
 
 def test_heads_that_share_keys_keep_an_output_as_wide_as_queries():
     shape = Shape(4, 4096, 32, 8, 11008, 32000)
-    found = kept(training(shape), Layout(dp=64), shape.kinds[0][0])
+    found = kept(training(shape), Layout(dp=64), shape.layer_kinds[0][0])
     assert found["attention's output"] == pytest.approx(2 * 4096)
     assert found["heads"] == pytest.approx(2 * (4096 + 2 * 1024))
 
@@ -263,8 +266,8 @@ def test_a_module_that_a_model_does_not_have_is_refused(module):
 
 
 def test_what_programs_do_not_recompute_is_refused():
-    assert NANOTRON.lacks(recomputing("mlp", ep=1)) == ["recomputed modules"]
-    assert MEGATRON.lacks(recomputing("mlp", ep=1)) == []
+    assert NANOTRON.missing_features(recomputing("mlp", ep=1)) == ["recomputed modules"]
+    assert MEGATRON.missing_features(recomputing("mlp", ep=1)) == []
     described = facts.model_of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
     offloading = recomputing("mlp", offload=4)
     assert says(megatron.why_not(training(), offloading, described), "recomputes", "offloads")
@@ -297,5 +300,5 @@ def test_nineteen_of_twenty_of_nvidias_runs_fit():
     }  # fmt: skip
     bare = [replace(one.run, layout=one.run.layout.but(recompute="none", modules=())) for one in good]
     assert sum(not one.fits for one in against.compare(bare)) == 7
-    more = [fit.with_constants(one.run, {"logits": 10.0}) for one in good]
+    more = [fit.with_constants(one.run, {"logit_bytes": 10.0}) for one in good]
     assert sum(not one.fits for one in against.compare(more)) == 9

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from test_layouts import LLAMA, SMALL, job
 
-from pardemo.planner.layouts import stacks
+from pardemo.planner.layouts import programs
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
@@ -16,7 +16,7 @@ from pardemo.planner.layouts.step import stages, step
 
 def test_gradients_wait_in_a_queue_until_it_is_full():
     """Megatron-FSDP's, of 10⁹: stages 2 and 3 hold as many beside their shards, stage 3 gathers half as many ahead."""
-    given, bare = job(LLAMA, 64), replace(job(LLAMA, 64), stack=stacks.MEGATRON.but(queued=0))
+    given, bare = job(LLAMA, 64), replace(job(LLAMA, 64), program=programs.MEGATRON.but(bucketed_gradients=0))
     each = 2 * 4 * LLAMA.layer_params(Layer())  # of stage 3 at least two layers', which are 1.7·10⁹ here
     for sharding, more in (("zero1", {}), ("zero2", {"gradients": 4e9}), ("zero3", {"gradients": each})):
         one = Layout(dp=64, sharding=sharding)
@@ -40,13 +40,13 @@ def test_sequences_are_shared_by_a_ring_or_by_all_to_alls():
     assert step(given, ring).parts[of] == pytest.approx(80 * 0.2 * round_and_back), "attention hides four fifths"
     again = machine.ring(keys, 8)
     assert step(given, ring.but(recompute="full")).parts[of] == pytest.approx(80 * 0.2 * (round_and_back + again))
-    gathers = replace(given, stack=given.stack.but(gathers_context=True))
+    gathers = replace(given, program=given.program.but(gathers_context=True))
     assert step(gathers, ring).parts[of] == pytest.approx(80 * 0.2 * 3 * machine.gather(keys, 8))
     with pytest.raises(ValueError, match=r"64.*attention.*TP.*8.*CP.*16"):
         check_layout(Layout(tp=8, cp=16, context="all-to-all"), LLAMA, 128, 65536)
     with pytest.raises(ValueError, match=r"8.*divide.*TP.*2.*CP.*8"):
         check_layout(Layout(tp=2, cp=8, context="all-to-all"), LLAMA, 16, 65536)
-    latent = replace(LLAMA, groups=64, head=192, value=128)
+    latent = replace(LLAMA, kv_heads=64, head_dim=192, value_dim=128)
     with pytest.raises(ValueError, match=r"192.*128.*through"):
         check_layout(Layout(cp=8, context="all-to-all"), latent, 8, 65536)
     check_layout(Layout(tp=16, context="all-to-all"), LLAMA, 16, 65536)  # nobody shares a sequence
@@ -55,9 +55,11 @@ def test_sequences_are_shared_by_a_ring_or_by_all_to_alls():
 def test_stage_two_sends_gradients_with_each_micro_batch():
     """Parameters go once a step (Megatron-FSDP's optim_grads), or with each micro-batch (FSDP's SHARD_GRAD_OP)."""
     of, p, ranks = "data-parallel traffic", LLAMA.params, 64
-    for again, stack in ((0, stacks.MEGATRON.but(hides_shards=False)), (3, stacks.FOUNDRY)):
-        given = replace(job(LLAMA, ranks), stack=stack.but(reduce_share=1.0, reduce_most=1e15, reduce_s=0.0))
-        gradients, parameters = (given.machine.gather(n * p, ranks) for n in (stack.gradient, 2))
+    for again, program in ((0, programs.MEGATRON.but(sharded_dp_overlap=False)), (3, programs.FOUNDRY)):
+        given = replace(
+            job(LLAMA, ranks), program=program.but(reduce_efficiency=1.0, ring_bytes_per_s=1e15, reduce_s=0.0)
+        )
+        gradients, parameters = (given.machine.gather(n * p, ranks) for n in (program.gradient_bytes, 2))
         traffic = [step(given, Layout(dp=ranks, sharding="zero2", accumulation=m)).parts[of] for m in (1, 4)]
         assert traffic[0] == pytest.approx(gradients + parameters, rel=1e-3)
         assert traffic[1] == pytest.approx(4 * gradients + (1 + again) * parameters, rel=1e-3)
@@ -68,9 +70,12 @@ def test_stage_two_sends_gradients_with_each_micro_batch():
 def test_a_backward_pass_hides_gradients_of_stage_two():
     """Each micro-batch's own; what is left over waits."""
     of, ranks = "data-parallel traffic", 64
-    given = replace(job(LLAMA, ranks, between=25e9), stack=stacks.MEGATRON.but(reduce_share=1.0, reduce_most=1e15))
+    given = replace(
+        job(LLAMA, ranks, between=25e9),
+        program=programs.MEGATRON.but(reduce_efficiency=1.0, ring_bytes_per_s=1e15),
+    )
     layouts = {m: Layout(dp=ranks, sharding="zero2", accumulation=m) for m in (1, 4)}
-    hidden = given.stack.hidden * 2 / 3 * LLAMA.layers * layer(given, layouts[1]).total
+    hidden = given.program.dp_overlap * 2 / 3 * LLAMA.layers * layer(given, layouts[1]).total
     gradients, parameters = (given.machine.gather(n * LLAMA.params, ranks) for n in (4, 2))
     assert 0.5 * gradients < gradients - hidden < 0.95 * gradients
     found = {m: step(given, one).parts[of] for m, one in layouts.items()}
@@ -81,12 +86,17 @@ def test_a_backward_pass_hides_gradients_of_stage_two():
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "stack"),
-    [(4, stacks.MEGATRON), (4, stacks.TORCHTITAN), (4, stacks.FOUNDRY), (2, stacks.MEGATRON.but(gradient=2))],
+    ("nbytes", "program"),
+    [
+        (4, programs.MEGATRON),
+        (4, programs.TORCHTITAN),
+        (4, programs.FOUNDRY),
+        (2, programs.MEGATRON.but(gradient_bytes=2)),
+    ],
 )
-def test_stage_three_sends_gradients_as_they_are_kept(nbytes, stack):
+def test_stage_three_sends_gradients_as_they_are_kept(nbytes, program):
     """Parameters twice in 2 bytes, and gradients: all that is on no rank, where nothing hides it."""
-    given = replace(job(LLAMA, 64), stack=stack.but(reduce_share=1.0, reduce_most=1e15, hidden=0.0))
+    given = replace(job(LLAMA, 64), program=program.but(reduce_efficiency=1.0, ring_bytes_per_s=1e15, dp_overlap=0.0))
     machine = replace(given.machine, latency_within=0.0, latency_between=0.0)
     found = step(replace(given, machine=machine), Layout(dp=64, sharding="zero3")).parts["data-parallel traffic"]
     sent = LLAMA.layers * LLAMA.layer_params(Layer()) + LLAMA.embedding_params
@@ -96,8 +106,8 @@ def test_stage_three_sends_gradients_as_they_are_kept(nbytes, stack):
 def test_experts_are_summed_over_the_groups_that_have_them():
     """On 64 ranks 16 share the experts: each is on four, in groups of eight on one rank of every second group."""
     what = replace(SMALL, experts=Experts(16, 2, 4096))
-    stack = stacks.MEGATRON.but(hides_shards=False, reduce_share=1.0, reduce_most=1e15)
-    given = replace(job(what, 64), stack=stack)
+    program = programs.MEGATRON.but(sharded_dp_overlap=False, reduce_efficiency=1.0, ring_bytes_per_s=1e15)
+    given = replace(job(what, 64), program=program)
     layout = Layout(dp=64, ep=16, sharding="zero1", shard_group=8)
     owned, machine = owned_params(given, layout, stages(given, layout), 0), given.machine
     expected = machine.gather(4 * owned.dense, 8) + machine.gather(2 * owned.dense, 8)
@@ -107,7 +117,10 @@ def test_experts_are_summed_over_the_groups_that_have_them():
 
 def test_groups_that_share_states_meet_once_a_step():
     """Within a host gradients are scattered and parameters gathered; over the hosts an eighth of the gradients is."""
-    given = replace(job(LLAMA, 64), stack=stacks.MEGATRON.but(hides_shards=False, reduce_share=1.0, reduce_most=1e15))
+    given = replace(
+        job(LLAMA, 64),
+        program=programs.MEGATRON.but(sharded_dp_overlap=False, reduce_efficiency=1.0, ring_bytes_per_s=1e15),
+    )
     machine, p, of = given.machine, LLAMA.params, "data-parallel traffic"
     gradients, parameters = machine.gather(4 * p, 8), machine.gather(2 * p, 8)
     over = machine.all_reduce(4 * p / 8, 8, 8)

@@ -149,7 +149,7 @@ def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, ho
 
 def test_the_scripts_own_states_and_groups_grow_with_it(script):
     """HSDP keeps its group of shards, SGD its one state; recomputed layers keep their inputs alone."""
-    llama3 = configurations.of(configurations.find_configuration("llama3-8b"))
+    llama3 = configurations.shape_of_config(configurations.find_configuration("llama3-8b"))
     asked = {"gpus": 64, "sequence": 4096, "micro_batch": 1}
     plain = script.answer("llama3-8b", "--as", "fsdp2", **asked)
     hsdp = script.answer("llama3-8b", "--as", "hsdp", "--sgd", "--recompute", "3", "--micro", "2", ranks=4, **asked)

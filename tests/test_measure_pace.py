@@ -12,8 +12,8 @@ from pardemo.planner.layouts import micro_batch
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import Stack
 from pardemo.script.runtime.call_sites import CallSite, CallSites
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.launch_lines import Launch
@@ -166,7 +166,7 @@ def test_products_of_a_script_are_the_planners_of_its_shape(tmp_path, sizes):
     _, seen = recorded(tmp_path, LLAMA, *sizes)
     machine = Machine(GPUS["A100-80GB"], 1)
     shape = Shape(layers, hidden, heads, groups, middle, words)
-    job, layout = Job(shape, machine, Stack("any"), sequence), Layout(micro_batch=batch)
+    job, layout = Job(shape, machine, Program("any"), sequence), Layout(micro_batch=batch)
     part = "matrix multiplications"
     planned = layers * micro_batch.layer(job, layout, False).seconds[part] + micro_batch.head(job, layout).seconds[part]
     own = 0.0
@@ -199,7 +199,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
     machine = Machine(GPUS[gpu], 1)
     compute_s = replay.operation_s(machine, replay.gpu_rates({"16", "attention16", ""}, False, machine)[0])
     own = replay_step({0: (noted.list, [])}, lambda _, one: compute_s(one), replay.LAUNCH_S, lambda _: None)[0].step_s
-    job = Job(Shape(*sizes[:6]), machine, Stack("any"), sizes[7])
+    job = Job(Shape(*sizes[:6]), machine, Program("any"), sizes[7])
     assert own == pytest.approx(micro_batch.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
 
 

@@ -17,7 +17,7 @@ def test_one_gpu_is_the_baseline_and_nothing_but_the_rate_of_products_is_set_by_
     assert planned(SMALLEST, 1).seconds == pytest.approx(SMALLEST.linear_seconds(1), rel=1e-12)
     program, younger = megatron_2019.program(), megatron_2019.MEGATRON_2022
     changed = {name for name, value in vars(program).items() if value != getattr(younger, name)}
-    assert changed == {"name", "products", "gradient"}
+    assert changed == {"name", "matmul_efficiency", "gradient_bytes"}
     assert sum(longer(SMALLEST, 1).values()) == pytest.approx(0, abs=1e-9)
 
 

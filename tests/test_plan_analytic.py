@@ -19,9 +19,10 @@ from pardemo.planner import dry_run_comparison, engines, hardware, models, table
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, configurations
+from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, kept_of_a_token
 from pardemo.planner.layouts.fine_tune_step import sent_bytes
 from pardemo.planner.layouts.job import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
-from pardemo.planner.layouts.memory import OVERHEADS, kept_of_a_token, memory
+from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.layouts.shape import Mamba, Shape
 from pardemo.planner.layouts.step import step
@@ -80,7 +81,7 @@ def test_stage_3_gathers_frozen_layers_that_are_recomputed_once_more():
 
 
 def test_a_frozen_layer_keeps_less():
-    shape = configurations.of(models.find("llama3.1-8b"))
+    shape = configurations.shape_of_config(models.find("llama3.1-8b"))
     full, lora = kept_of_a_token(shape, Tuning()), kept_of_a_token(shape, Tuning(8, ("q_proj", "v_proj")))
     assert lora < full
     assert kept_of_a_token(shape, Tuning(8, ("q_proj", "v_proj")), inputs=True) > lora
@@ -131,9 +132,9 @@ def test_reports_of_memory():
 
 
 def test_weights_in_few_bits():
-    shape = configurations.of(models.find("llama3.1-8b"))
+    shape = configurations.shape_of_config(models.find("llama3.1-8b"))
     whole, four = (weight_bytes(Tuning(8, ("q_proj",), base=base), shape) for base in ("bf16", "nf4"))
-    ends = 2 * shape.ends_params
+    ends = 2 * shape.embedding_and_head_params
     assert four - ends == pytest.approx((whole - ends) * (0.5 + 4 / 64) / 2, rel=0.01)
     with pytest.raises(ValueError, match=r"nf4.*LoRA"):
         Tuning(base="nf4")
@@ -196,7 +197,7 @@ def test_the_plan_backwards_ends_where_the_room_does():
 
 
 def test_more_that_is_kept_takes_more_and_less_takes_less():
-    shape = configurations.of(models.find("llama3.1-8b"))
+    shape = configurations.shape_of_config(models.find("llama3.1-8b"))
     lora = Tuning(8, ("q_proj", "v_proj"))
 
     def held(tuning=lora, engine="zero-2", batch=2, **changes):
@@ -213,7 +214,7 @@ def test_more_that_is_kept_takes_more_and_less_takes_less():
 
 
 def test_an_engines_name_is_a_program_and_what_its_ranks_share():
-    shape = configurations.of(models.find("llama3.1-8b"))
+    shape = configurations.shape_of_config(models.find("llama3.1-8b"))
     for name in ENGINES:
         job, layout = fine_tune(shape, A100S, engine=name, ranks=8)
         assert engine_of(job, layout) == name
@@ -245,7 +246,7 @@ def test_a_configuration_on_disk_is_read_without_transformers(name, tmp_path):
     config.save_pretrained(tmp_path)
     read = configurations.find_configuration(str(tmp_path))
     assert isinstance(read, SimpleNamespace)
-    assert configurations.of(read) == configurations.of(config)
+    assert configurations.shape_of_config(read) == configurations.shape_of_config(config)
 
 
 SIZES = {
@@ -272,7 +273,7 @@ def test_lora_has_as_many_parameters_as_pefts(kind, more, target):
     there = Tuning(4, tuple(sorted(linear)) if target == ("all-linear",) else target)
     module = engines.outline(RankJob(config, sequence=64, tuning=there))
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    assert adapter_params(Tuning(4, target), configurations.of(config)) == trained
+    assert adapter_params(Tuning(4, target), configurations.shape_of_config(config)) == trained
 
 
 @pytest.mark.parametrize(
@@ -286,13 +287,13 @@ def test_lora_has_as_many_parameters_as_pefts(kind, more, target):
     ],
 )  # fmt: skip
 def test_what_lora_cannot_go_to_is_one_line(kind, more, target, told):
-    shape = configurations.of(CONFIG_MAPPING[kind](**SIZES | more))
+    shape = configurations.shape_of_config(CONFIG_MAPPING[kind](**SIZES | more))
     with pytest.raises(ValueError, match=told):
         adapter_params(Tuning(4, (target,)), shape)
 
 
 def test_a_model_with_state_spaces_is_refused():
-    hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", linear=Mamba(4, 16, 16, 2), name="nemotron_h")
+    hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", linear_mixer=Mamba(4, 16, 16, 2), name="nemotron_h")
     with pytest.raises(ValueError, match="nemotron_h"):
         fine_tune(hybrid, A100S)
 
@@ -318,13 +319,13 @@ def test_weights_in_few_bits_that_a_configuration_names_are_told(tmp_path, capsy
 
 
 def test_experts_that_bitsandbytes_does_not_convert_stay_in_16_bits():
-    shape = configurations.of(models.find("qwen3-30b-a3b"))
+    shape = configurations.shape_of_config(models.find("qwen3-30b-a3b"))
     tuning = Tuning(8, ("q_proj", "v_proj"), base="nf4")
     loaded = weight_bytes(tuning, shape)
     assert loaded == pytest.approx(59.8e9, rel=0.01), "as it was measured in Transformers 5"
     assert weight_bytes(replace(tuning, experts_apart=True), shape) == pytest.approx(18.1e9, rel=0.02)
     assert weight_bytes(replace(tuning, base="int4"), shape) < 20e9, "GPTQ converts them"
-    dense = configurations.of(models.find("llama3.1-8b"))
+    dense = configurations.shape_of_config(models.find("llama3.1-8b"))
     assert weight_bytes(tuning, dense) == weight_bytes(replace(tuning, experts_apart=True), dense)
 
 
@@ -370,7 +371,7 @@ def test_what_the_hosts_memory_would_hold_is_named(capsys):
     told = capsys.readouterr().err
     assert "in the hosts' memory: then 2 × A10G hold it, ZeRO 3 (offload of both) in " in told
     assert "or FSDP2 (CPUOffloadPolicy; its time is not planned) in " in told
-    shape, tuning = configurations.of(models.find("llama3.1-70b")), Tuning(8, ("q_proj", "v_proj"))
+    shape, tuning = configurations.shape_of_config(models.find("llama3.1-70b")), Tuning(8, ("q_proj", "v_proj"))
     for engine in table.ON_THE_HOST:
         held = memory(*fine_tune(shape, A100S, tuning, engine, 2, offload="optimizer+parameters")).lines
         assert not held.keys() & {"parameters", "frozen parameters", "gradients", "optimizer states"}

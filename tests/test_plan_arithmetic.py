@@ -202,7 +202,7 @@ def test_part_of_the_memory_stays_free():
     gpu = hardware.gpu("H100")
     assert 79.0 < gpu.memory_bytes / 2**30 < 79.7  # an "80 GB" board: torch's total_memory
     machine = Machine(gpu, 8)
-    assert machine.room == 0.92 * gpu.memory_bytes
+    assert machine.usable_bytes == 0.92 * gpu.memory_bytes
     assert machine.most_bytes == 0.98 * gpu.memory_bytes
     curve = memory_curve.Curve(job("zero-1", 4))
     room = sum(curve.estimate(B).lines[name] for name in memory_curve.LINES)

@@ -14,10 +14,10 @@ from pardemo.cluster import tiers
 from pardemo.planner import hardware, measured, profile, table
 from pardemo.planner.layouts import machines
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.micro_batch import product
+from pardemo.planner.layouts.micro_batch import matmul_seconds
+from pardemo.planner.layouts.programs import MEGATRON
 from pardemo.planner.layouts.published import loaders, runs
-from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
-from pardemo.planner.layouts.stacks import MEGATRON
+from pardemo.planner.layouts.shape import COLUMNS, Matmul, Shape
 
 OWN = {
     "name": "our H100", "memory_gib": 79.1, "peak_tflops": 989, "reachable_tflops": 700, "sustained": 0.9,
@@ -73,8 +73,8 @@ def test_rates_by_size_say_what_small_products_lose(tmp_path):
     gpu = profile.load_profile(saved(tmp_path, reachable_tflops=rates)).gpu
     assert (gpu.reachable, gpu.small) == pytest.approx((800e12, 300))
     here = machines.machine(profile.load_profile(saved(tmp_path, reachable_tflops=rates, sustained=1.0)), 8, 8)
-    job = Job(Shape(4, 2048, 16, 16, 8192, 32000), here, MEGATRON.but(small=1.0))
-    seconds = product(job, Product(2048, 2048, COLUMNS), 1, 2048)
+    job = Job(Shape(4, 2048, 16, 16, 8192, 32000), here, MEGATRON.but(tile_loss=1.0))
+    seconds = matmul_seconds(job, Matmul(2048, 2048, COLUMNS), 1, 2048)
     assert 2 * 2048**3 / seconds == pytest.approx(rates["2048"] * 1e12), "and no longer what its program's runs say"
 
 

@@ -11,7 +11,7 @@ from pardemo.planner import answer, hardware, table
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import Machine, fine_tune
-from pardemo.planner.layouts.configurations import of as shape_of
+from pardemo.planner.layouts.configurations import shape_of_config as shape_of
 from pardemo.planner.measured_peak import example_config
 from pardemo.planner.memory_curve import BUILT_SHARDED, Estimate
 
@@ -107,7 +107,7 @@ def test_every_recommendation_of_random_tables_is_true():
             assert best.hours / 1.01 <= other.hours < best.hours
         if "nothing fits" in why:
             assert not any(one.engine < best.engine for one in fitting)
-        roomy = [one for one in fitting if one.peak_bytes <= A800S.room]
+        roomy = [one for one in fitting if one.peak_bytes <= A800S.usable_bytes]
         if "the fastest that" in why and "within" not in why:
             assert best.hours == min(one.hours for one in roomy or fitting)
         assert ("of a GPU free" in why) == bool(roomy)
@@ -115,7 +115,7 @@ def test_every_recommendation_of_random_tables_is_true():
 
 def test_a_row_that_leaves_room_goes_before_a_faster_one_that_fits():
     roomy = row(hours=3, gigabytes=60)
-    full = row(hours=2, gigabytes=(A800S.room + A800S.most_bytes) / 2e9, batch=8)
+    full = row(hours=2, gigabytes=(A800S.usable_bytes + A800S.most_bytes) / 2e9, batch=8)
     found = plan(roomy, full)
     assert found.best == roomy
     assert says(table.explain_best(found), "8", "less than", "free")

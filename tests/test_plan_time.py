@@ -7,7 +7,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.planner import dry_run_comparison, hardware, measured_peak, models, table, validate
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.layouts import Machine, Shape, Stack, configurations, fine_tune_step
+from pardemo.planner.layouts import Machine, Program, Shape, configurations, fine_tune_step
 from pardemo.planner.layouts.job import fine_tune
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import Tuning
@@ -16,7 +16,7 @@ from pardemo.planner.storage_recorder import StorageRecorder
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
 WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multiplied with
 #: A program that loses nothing, and launches kernels in no time.
-PLAIN = Stack("plain", small=0, whole=0, cut=0, launch_s=0, can=frozenset({"lora"}))
+PLAIN = Program("plain", tile_loss=0, uncut_passes=0, cut_passes=0, launch_s=0, supports=frozenset({"lora"}))
 
 
 def machine(flops=1e30, memory=1e30, link=1e30, gpus=8):
@@ -87,7 +87,7 @@ def test_a_dry_run_counts_the_updates_bytes():
 
 
 def test_small_micro_batches_take_longer():
-    program = PLAIN.but(small=512)
+    program = PLAIN.but(tile_loss=512)
     large, little = (
         parts(job(batch=b, accumulation=8 // b), program, flops=1e12)["matrix multiplications"] for b in (8, 1)
     )
@@ -119,7 +119,7 @@ def test_a_ring_between_hosts_takes_what_an_emulated_cluster_took():
 
 def test_two_hosts_by_hand():
     """13.9e9 gradients of 2 bytes on 16 GPUs: 3Ψ·15/16 = 78.2 GB through 100 Gbit/s a host."""
-    large = configurations.of(Baichuan2Config.b13())
+    large = configurations.shape_of_config(Baichuan2Config.b13())
     two = Machine(hardware.gpu("A800-80GB"), 16, between=100e9 / 8)
     shown = step(*fine_tune(large, two, Tuning(), "zero-2", 16)).parts["data-parallel traffic"]
     assert shown == pytest.approx(3 * 15 / 16 * 2 * 13.9e9 / (12.5e9 * 0.8), rel=0.002)
@@ -198,7 +198,7 @@ def test_tensor_parallel_traffic_by_hand(pp, checkpointing, reduces):
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_tensor_parallel_ranks_each_move_the_whole_residual_stream(tp):
     """Norms and sums of the stream are made on all ranks (1909.08053, 3); heads and the MLP's width are cut."""
-    moved = parts(job(tp=tp), PLAIN.but(whole=10, cut=12), memory=1e9)["memory bandwidth"]
+    moved = parts(job(tp=tp), PLAIN.but(uncut_passes=10, cut_passes=12), memory=1e9)["memory bandwidth"]
     stream = LAYERS * 3 * BATCH * S * H * 2 * (10 + 12 / tp)
     assert moved == pytest.approx((stream + 16 * BATCH * S * V / tp) / 1e9)
 
@@ -243,8 +243,8 @@ PSI = 6.738e9
 def llama(stage, accumulation, offload="optimizer", ranks=8, **changes):
     """Seconds that offload adds to a step."""
     tuned = fine_tune(
-        configurations.of(models.find("llama2-7b")), Machine(hardware.gpu("A800-80GB"), ranks), engine=f"zero-{stage}",
-        ranks=ranks, sequence=4096, accumulation=accumulation, offload=offload, **changes,
+        configurations.shape_of_config(models.find("llama2-7b")), Machine(hardware.gpu("A800-80GB"), ranks),
+        engine=f"zero-{stage}", ranks=ranks, sequence=4096, accumulation=accumulation, offload=offload, **changes,
     )  # fmt: skip
     return step(*tuned).parts.get("offload", 0.0)
 

@@ -11,9 +11,9 @@ from pardemo.planner.layouts import Job, Layout, Machine, charts
 from pardemo.planner.layouts.layout import check_layout
 from pardemo.planner.layouts.micro_batch import layer
 from pardemo.planner.layouts.procedure import choose
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, papers
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import stack
 
 START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
 
@@ -129,8 +129,8 @@ def test_a_step_is_drawn_part_by_part_with_what_was_published(out):
 
 def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_chapter():
     machine = Machine(hardware.gpu("H100"), gpus=32, host_gpus=8, between=400e9)
-    model = Shape(layers=32, hidden=4096, heads=32, groups=32, middle=14336, vocabulary=131072)
-    bare = stack("nanotron").but(small=0, launch_s=0, launch_rank_s=0, crossing_rank_s=0)
+    model = Shape(layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=14336, vocabulary=131072)
+    bare = find_program("nanotron").but(tile_loss=0, launch_s=0, launch_rank_s=0, launch_across_hosts_s=0)
     job = Job(model, machine, bare, sequence=4096)
     layout = Layout(tp=4, pp=4, dp=2, micro_batch=4, accumulation=32, sharding="zero1", sequence_parallel=True)
     t, h, tokens = 4, 4096, 4 * 4096
@@ -138,9 +138,9 @@ def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_ch
     assert layer(job, layout).seconds == pytest.approx(
         {
             "matrix multiplications": (
-                6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.products)
+                6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.matmul_efficiency)
             ),
-            "attention": 3.5 * 2 * 4 * 4096**2 * h / t / (machine.attention_flops * bare.attention),
+            "attention": 3.5 * 2 * 4 * 4096**2 * h / t / (machine.attention_flops * bare.attention_efficiency),
             "memory bandwidth": 3 * 2 * tokens * h * 22 / t / machine.memory_bytes_per_s,
             "tensor-parallel traffic": 4 * a_sum,
         }

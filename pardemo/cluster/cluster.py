@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from pardemo import options
-from pardemo.cluster import latency as latencies
-from pardemo.cluster.bandwidth import bandwidth_text, bytes_per_second
+from pardemo.cluster.units import bandwidth_text, bytes_per_second, seconds
 
 MAX_RANKS = 64  # of a World
 
@@ -40,7 +39,7 @@ class Cluster:
         if self.tier not in (None, "namespaces", "pacing", "none"):
             raise ValueError(f"Cluster: tier is 'namespaces', 'pacing', 'none' or None, not {self.tier!r}")
         if self.latency is not None:
-            latencies.seconds(self.latency, "Cluster: latency")
+            seconds(self.latency, "Cluster: latency")
         for name in ("between", "inside"):
             if getattr(self, name) is not None:
                 bytes_per_second(getattr(self, name), f"Cluster: {name}")
@@ -70,7 +69,7 @@ class Cluster:
     @property
     def latency_s(self) -> float:
         """Seconds that a message between hosts takes longer, one way."""
-        return 0.0 if self.latency is None else latencies.seconds(self.latency)
+        return 0.0 if self.latency is None else seconds(self.latency)
 
     def host_of(self, rank: int) -> int:
         """The host of a rank: neighbours by number live together, as launchers place them."""

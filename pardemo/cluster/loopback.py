@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from pardemo.cluster.bandwidth import bandwidth_text
+from pardemo.cluster.units import bandwidth_text
 
 #: ``SO_MAX_PACING_RATE``, bytes a second; Python has no name for it.
 PACING = 47

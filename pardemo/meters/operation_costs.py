@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from pardemo import compat
 from pardemo.meters.tensors import tensors_in
@@ -61,3 +61,29 @@ FLOPS = {
     compat.attention_cpu: _attention_flops,
     compat.attention_cpu_backward: _attention_backward_flops,
 }
+
+_ATEN = torch.ops.aten
+#: The operators that a linear layer and fused attention end in, on CPUs and GPUs.
+LINEAR = (_ATEN.mm.default, _ATEN.addmm.default)
+ATTENTION = (
+    compat.attention_cpu.default,
+    compat.attention_flash.default,
+    compat.attention_efficient.default,
+    compat.attention_cudnn.default,
+)
+
+
+class MatmulCounter(FlopCounterMode):
+    """Counts the operations of the matrix multiplications in its block: ``flops``. All scores count, hidden or not."""
+
+    def __init__(self):
+        known = {
+            compat.attention_cpu: lambda *shapes, **kwargs: sdpa_flop_count(*shapes[:3]),  # query, key, value
+            # gradient, query, key, value
+            compat.attention_cpu_backward: lambda *shapes, **kwargs: sdpa_backward_flop_count(*shapes[:4]),
+        }
+        super().__init__(display=False, custom_mapping=known)
+
+    @property
+    def flops(self) -> int:
+        return self.get_total_flops()

@@ -128,7 +128,7 @@ def _segment(size: int) -> int:
 def reserved_bytes(
     resident: Iterable[tuple[int, float]], changes: Iterable[tuple[int, float]], room: float = math.inf
 ) -> int:
-    """The most bytes of segments during the step: what ``torch.cuda.max_memory_reserved`` would say.
+    """Returns the most bytes of segments during the step: what ``torch.cuda.max_memory_reserved`` would say.
 
     Args:
         resident: (number, bytes) of each storage that is alive when the step begins, in the order that they were made.
@@ -194,7 +194,7 @@ def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Re
 
 
 def by_the_rules(changes: Sequence[Change], room: int) -> Replay:
-    """What the model of the allocator's rules says, without torch."""
+    """Returns what the model of the allocator's rules says, without torch."""
     memory, taken = Allocator(room * MIB), 0
     for who, size in changes:
         if size < 0:

@@ -8,7 +8,6 @@ from typing import Any
 
 from pardemo.finetune import recipe
 from pardemo.planner import profile, table
-from pardemo.planner.command import progress
 from pardemo.planner.estimate import BUILT_SHARDED
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import command as layout_command
@@ -19,8 +18,9 @@ from pardemo.planner.layouts.job import HYBRID
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.published.finetune_runs import TIGHT
 from pardemo.planner.layouts.tuning import Tuning
+from pardemo.planner.progress import progress
 from pardemo.planner.rates import LINK_SHARE
-from pardemo.planner.table import ENGINES, Plan, PlanRow, Request, engine_title
+from pardemo.planner.table import PLANNED_ENGINES, Plan, PlanRow, Request, engine_title
 from pardemo.tables import text_table
 
 HEAD = (
@@ -111,7 +111,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
         config: Any = models.find(name)
     else:
         config = configurations.find_configuration(name)
-    if (shape := configurations.of(config)).hybrid:
+    if (shape := configurations.shape_of_config(config)).hybrid:
         raise ValueError(
             f"{shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
         )
@@ -137,7 +137,7 @@ def request_of(arguments: argparse.Namespace) -> tuple[Request, recipe.Recipe]:
     epochs = arguments.epochs or (0.0 if train.max_steps else float(train.num_train_epochs or 0))
     return Request(
         job, machine, per_step, steps, arguments.tp, arguments.pp,
-        engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or ENGINES,
+        engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or PLANNED_ENGINES,
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
         batches=() if arguments.batch is None else (arguments.batch,), rows=arguments.samples, epochs=epochs,
         price=arguments.price,

@@ -3,7 +3,6 @@
 import argparse
 import json
 import logging
-import sys
 import warnings
 from typing import Any
 
@@ -12,6 +11,7 @@ from pardemo.planner import hardware
 from pardemo.planner.layouts import command as layout_command
 from pardemo.planner.layouts.command import RANK, SEQUENCE
 from pardemo.planner.layouts.tuning import BASES, STATES
+from pardemo.planner.progress import progress
 
 #: What is taken where an option is left out. The parser fills none of them in, so that set options can be told from
 #: others.
@@ -125,11 +125,6 @@ def _validate(as_json: bool) -> int:
     rows = validate.validate(progress)
     print(json.dumps(rows, indent=1) if as_json else validate.as_text(rows))
     return 0
-
-
-def progress(text: str) -> None:
-    """Prints on the error stream what takes a while."""
-    print(f"plan: {text} …", file=sys.stderr, flush=True)
 
 
 def question_of(arguments: argparse.Namespace) -> str:

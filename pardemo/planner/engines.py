@@ -190,7 +190,7 @@ def lora_config(model: PreTrainedModel, tuning: Tuning) -> Any:
 
 
 def _without_cache(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy without a cache; the job's own stays as it is, since runs are looked up by it."""
+    """Returns a copy without a cache; the job's own stays as it is, since runs are looked up by it."""
     config = copy.deepcopy(config)
     config.use_cache = False
     return config

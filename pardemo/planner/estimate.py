@@ -1,4 +1,4 @@
-"""An estimate of a GPU's memory and a step's time, by a dry run or by the model of :mod:`pardemo.planner.layouts`."""
+"""Defines estimates of a GPU's memory and a step's time, which a dry run or the formulas of ``layouts`` make."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NEAR = 1.01  # what takes no longer than this many times the quickest is as quic
 
 
 def choose(candidates: Sequence[T], seconds: Callable[[T], float], preference: Callable[[T], Any]) -> T:
-    """The candidate with the least ``preference`` of those whose seconds are within 1 % of the quickest's."""
+    """Returns the candidate with the least ``preference`` of those whose seconds are within 1 % of the quickest's."""
     quickest = min(map(seconds, candidates))
     return min((each for each in candidates if seconds(each) <= NEAR * quickest), key=preference)
 

@@ -1,4 +1,4 @@
-"""A world of fake ranks and fake tensors, in which the real engines run: sizes are right, values are not there.
+"""Provides fake ranks and fake tensors in which the real engines run: sizes are right, values are not there.
 
 ``torch``'s fake process group answers every collective at once; FakeTensorMode (torch's own) keeps shapes, types and
 storages. What needs a value gets one here: a norm is 1, no gradient overflows, and so many positions have a label.
@@ -35,7 +35,7 @@ class Answers:
         self.gloo = not job.on_gpu
 
     def __call__(self, run_recorded: Callable, func: Any, args: tuple) -> Any:
-        """The answer, or NONE where the operation is to be run; ``run_recorded`` runs an operation and records it."""
+        """Returns the result, or NONE where it is to run; ``run_recorded`` runs an operation and records it."""
         if self.gloo and (place := _GLOO_COPIES.get(func)) is not None:
             run_recorded(torch.ops.aten.empty_like.default, (args[place],))  # for as long as the call takes
         if func is compat.local_scalar.default and isinstance(args[0], FakeTensor):

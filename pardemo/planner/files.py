@@ -235,7 +235,7 @@ ENGINE, RANKS = "{row.engine}", {request.machine.gpus}
 
 
 def _about(request: Request, row: PlanRow) -> str:
-    """What was planned."""
+    """Returns what was planned."""
     job, machine = request.job, request.machine
     trained = f"LoRA of rank {job.tuning.rank}" if job.tuning.lora else "all parameters"
     engine = "FSDP2" if row.stage is None else f"ZeRO {row.stage}, offload {row.offload}"

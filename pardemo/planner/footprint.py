@@ -30,7 +30,7 @@ _CUT_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward")
 
 
 def is_cut(module: str) -> bool:
-    """Whether tensor parallelism cuts what a module makes: heads and MLP widths, not the residual stream."""
+    """Returns whether tensor parallelism cuts what a module makes: heads and MLP widths, not the residual stream."""
     parts = module.split(".")
     return parts[-1] not in _ROWS and any(part in _CUT_INSIDE for part in parts)
 
@@ -157,12 +157,12 @@ def classify(recorder: StorageRecorder, running: Running, job: RankJob) -> None:
 
 
 def is_bucket(life: Life, job: RankJob) -> bool:
-    """Whether a storage is DeepSpeed's buffer for gradients on their way, whose size is a setting."""
+    """Returns whether a storage is DeepSpeed's buffer for gradients on their way, whose size is a setting."""
     return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
 
 
 def _line(life: Life, job: RankJob) -> str:
-    """A record's line: by what it turned out to be, else by who made it and how long it lived."""
+    """Returns a record's line: by what it turned out to be, else by who made it and how long it lived."""
     if life.kind != "activations":
         return life.kind
     if life.origin == "gather":
@@ -199,7 +199,7 @@ def shares_on_gpu(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight:
     Args:
         ranks: the data-parallel ones that are asked for; the dry run may have had fewer.
         in_flight: micro-batches whose activations a pipeline stage holds.
-        offload: one of :data:`pardemo.planner.memory_curve.OFFLOADS`.
+        offload: one of :data:`pardemo.planner.estimate.OFFLOADS`.
     """
     fewer = footprint.job.ranks / ranks
     parts = np.zeros(len(footprint.lives))
@@ -212,7 +212,7 @@ def shares_on_gpu(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight:
 
 
 def _is_sharded(line: str, life: Life, footprint: Footprint) -> bool:
-    """Whether the engine shards the storage: states, and what the update makes of a shard, in fp32 at most.
+    """Returns whether the engine shards the storage: states, and what the update makes of a shard, in fp32 at most.
 
     Larger storages of the update are of whole parameters on their way.
     """
@@ -232,7 +232,7 @@ def _model_parallel(line: str, life: Life, tp: int, pp: int, in_flight: int) -> 
 
 
 def _on_host(line: str, life: Life, offload: str) -> bool:
-    """Whether offload keeps the storage on the host; DeepSpeed's shards of gradients go with the states."""
+    """Returns whether offload keeps the storage on the host; DeepSpeed's shards of gradients go with the states."""
     if offload == "none":
         return False
     if offload == "optimizer+parameters" and line in ("parameters", "frozen parameters"):

@@ -1,4 +1,4 @@
-"""GPUs and links to plan with: memory, rates and their sources. Decimal units, dense rates, one direction of a link."""
+"""Lists GPUs and links: memory, rates and their sources. Units are decimal, rates dense, links' of one direction."""
 
 import csv
 import difflib
@@ -84,7 +84,7 @@ def host_gpus(gpu: Gpu, gpus: int | None = None) -> int:
 
 
 def usual_link(gpu: Gpu, each: int) -> tuple[str, float]:
-    """What links hosts of ``each`` GPUs where nothing is said: a name, and bytes/s of a host's adapters together.
+    """Returns the link of hosts of ``each`` GPUs if none is given: a name, and bytes/s of a host's adapters together.
 
     A rack has an adapter for each GPU, ConnectX-7 (GB200) or 8 (GB300); of other hosts the least is taken.
     """
@@ -102,7 +102,7 @@ _RECIPES = {
 
 
 def precision(name: str) -> str:
-    """One of :data:`PRECISIONS` by any of its names: FP8-CS, NVFP4, bfloat16.
+    """Returns one of :data:`PRECISIONS` by any of its names: FP8-CS, NVFP4, bfloat16.
 
     Raises:
         ValueError: there is none.
@@ -172,7 +172,7 @@ def _plain(name: str) -> str:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name: the table's, nvidia-smi's, or as people say it (``NVIDIA H100 80GB HBM3``, ``rtx4090``).
+    """Finds a GPU by name: the table's, nvidia-smi's, or as people say it (``NVIDIA H100 80GB HBM3``, ``rtx4090``).
 
     Raises:
         ValueError: there is none; the nearest names are offered.

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo import options
 from pardemo.planner.layouts.fine_tune_step import stage_of
+from pardemo.planner.layouts.job import ENGINES
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-ENGINES = ("plain", "zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def _matrices(n: int, rank_device: torch.device) -> tuple[torch.Tensor, torch.Te
 
 
 def _links(gpu: bool) -> dict[str, Any]:
-    """The links inside and between hosts, of all-reduces that all groups of a kind make at once."""
+    """Returns the links inside and between hosts, of all-reduces that all groups of a kind make at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     each = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     hosts = size // each
@@ -140,7 +140,7 @@ def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
 
 
 def _device(rank_device: torch.device) -> tuple[str, float]:
-    """The device's name, and the bytes of its memory: of cores, a rank's part of the machine's."""
+    """Returns the device's name, and the bytes of its memory: of cores, a rank's part of the machine's."""
     if rank_device.type == "cuda":
         return torch.cuda.get_device_name(rank_device), torch.cuda.get_device_properties(rank_device).total_memory
     import psutil
@@ -167,7 +167,7 @@ def _mean(value: float) -> float:
 
 
 def _short(value: float) -> float:
-    """The value with four digits."""
+    """Returns the value with four digits."""
     return float(f"{value:.4g}")
 
 

@@ -34,11 +34,6 @@ class Curve:
         if np.array_equal(self.low.changes[:, 0], high.changes[:, 0]):
             self._slope = (high.changes[:, 1] - self.low.changes[:, 1]) / (HIGH - LOW)
 
-    @property
-    def affine(self) -> bool:
-        """Whether the same events happen whatever the micro-batch."""
-        return self._slope is not None
-
     @classmethod
     def at_one(cls, job: RankJob) -> "Curve":
         """Makes a curve of one dry run, which holds for the job's own micro-batch alone."""

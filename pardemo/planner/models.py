@@ -1,4 +1,4 @@
-"""The model to plan for: a name, a folder or a config.json, read without running any code of it."""
+"""Reads the model to plan for: a name, a folder or a config.json, without running any code of it."""
 
 import difflib
 import json
@@ -19,7 +19,7 @@ from pardemo.planner.layouts.configurations import KINDS, MODELS, config_file, k
 
 
 def find(name: str) -> PreTrainedConfig:
-    """The configuration of a built-in model, of a folder that has a ``config.json``, or of such a file.
+    """Returns the configuration of a built-in model, of a folder that has a ``config.json``, or of such a file.
 
     A built-in model has its name on Hugging Face, too (``Qwen/Qwen2.5-7B``), where there is no folder of that name.
 

@@ -25,15 +25,15 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.per_rank import owned_layer
+from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import Stack
 from pardemo.planner.layouts.step import step
 from pardemo.tensor_parallel import copy_to, reduce_from
 from pardemo.zero import Zero1, Zero3
 
 #: 4 layers of 1.3 MB each in bf16; activations of 512 KiB. At 100 Mbit/s that is 105 and 42 ms: long beside the tenths
 #: of a millisecond in which one process wakes another, and beside what it takes to add such tensors.
-SHAPE = Shape(layers=4, hidden=256, heads=4, groups=4, middle=768, vocabulary=1, gated=False, name="paced")
+SHAPE = Shape(layers=4, hidden=256, heads=4, kv_heads=4, ffn_hidden=768, vocabulary=1, gated=False, name="paced")
 SEQUENCE = 1024
 STEPS = 2
 SOURCE = "emulated hosts on this machine"
@@ -70,8 +70,8 @@ class Case:
         hidden = 1 - 1 / self.buckets  # of the backward pass: until the first bucket is full nothing is sent
         if self.layout.sharding == "zero3":
             hidden = 1.0
-        stack = Stack("pardemo", layer_s=3 * self.forward_s, send_s=0.0, hidden=hidden, gradient=2)
-        return Job(SHAPE, machine, stack, SEQUENCE)
+        program = Program("pardemo", layer_s=3 * self.forward_s, send_s=0.0, dp_overlap=hidden, gradient_bytes=2)
+        return Job(SHAPE, machine, program, SEQUENCE)
 
     @property
     def start_s(self) -> float:
@@ -192,7 +192,7 @@ def measure_seconds(
 
 
 def _engine(layout: Layout, stage: nn.Module, group: dist.ProcessGroup, bucket_bytes: int) -> nn.Module:
-    """The stage in the engine that sums its gradients over the replicas."""
+    """Returns the stage in the engine that sums its gradients over the replicas."""
     if layout.dp == 1 or layout.pp > 1:
         return stage
     sharded: Any = {"zero1": Zero1, "zero3": Zero3}.get(layout.sharding)

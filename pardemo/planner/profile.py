@@ -68,7 +68,7 @@ class GpuProfile:
 
 
 def is_file(name: str) -> bool:
-    """Whether ``--gpu`` means a file."""
+    """Returns whether ``--gpu`` means a file."""
     return name.lower().endswith(".json") or Path(name).expanduser().is_file()
 
 
@@ -194,7 +194,7 @@ def _link(values: Mapping[str, Any], name: str) -> dict[str, float] | None:
 
 
 def _number(value: Any, name: str, limits: tuple[str, float, float] | None = None) -> float:
-    """The value of the field ``name``, within its limits, of :data:`NUMBERS` unless given."""
+    """Returns the value of the field ``name``, within its limits, of :data:`NUMBERS` unless given."""
     unit, least, most = limits or NUMBERS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number ({unit}), not {value!r}")

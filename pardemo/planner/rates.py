@@ -1,4 +1,4 @@
-"""What GPUs and links reach of the rates in their data sheets: one table for the book, its rule and the planner.
+"""Gives what GPUs and links reach of their data sheets' rates: one table for the book, its rule and the planner.
 
 A data sheet's rate is an upper bound. Three things take off it: large matrix multiplications alone reach 0.7 to 0.9 of
 the operations; inside a training step, where the GPU is warm and its power is shared, again less
@@ -30,7 +30,7 @@ class Rates(NamedTuple):
 
 
 def rates(gpu: Gpu) -> Rates:
-    """The row of a GPU: operations/s of its data sheet, reached alone, reached in a step; of its link, and reached."""
+    """Lists a GPU's rates: operations/s by data sheet, alone, in a step; its link's bytes/s by data sheet, reached."""
     return Rates(gpu.flops, gpu.reachable, matrix(gpu), gpu.link_bytes_per_s, inside(gpu))
 
 

@@ -133,7 +133,7 @@ class StorageRecorder(MemoryMeter):
         return out
 
     def _count_work(self, func, args, kwargs, out) -> None:
-        """What an operation costs in time: operations, bytes through memory, bytes on the wire."""
+        """Adds what an operation costs in time: operations, bytes through memory, bytes on the wire."""
         phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
         if func.namespace in ("c10d", "_c10d_functional"):
             self.sent[phase] = self.sent.get(phase, 0) + bytes_of_call(func, args, kwargs).sent

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pardemo.planner.estimate import RESERVE, choose
+from pardemo.planner.estimate import OFFLOADS, RESERVE, choose
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.fine_tune_step import stage_of
 from pardemo.planner.layouts.intervals import Interval, of_fine_tune
-from pardemo.planner.layouts.job import BUCKET, Job, engine_of, fine_tune
+from pardemo.planner.layouts.job import BUCKET, ENGINES, Job, engine_of, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.search import PlannedLayout
 from pardemo.planner.layouts.shape import Shape
 
-ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
+PLANNED_ENGINES = tuple(engine for engine in ENGINES if engine != "plain")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
 
 
@@ -38,9 +38,9 @@ class Request:
     steps: int
     tp: int = 1
     pp: int = 1
-    engines: Sequence[str] = ENGINES
+    engines: Sequence[str] = PLANNED_ENGINES
     checkpointing: Sequence[bool] = (True, False)
-    offloads: Sequence[str] = ("none", "optimizer", "optimizer+parameters")
+    offloads: Sequence[str] = OFFLOADS
     batches: Sequence[int] = ()
     rows: int = 0
     epochs: float = 0.0
@@ -163,7 +163,7 @@ class Plan:
         """Rows that may be recommended: of those that fit, those that leave room; all that fit where none does."""
         fitting = [row for row in self.rows if row.fits]
         fitting = [row for row in fitting if row.engine != "fsdp2"] or fitting
-        return [row for row in fitting if row.peak_bytes <= row.room] or fitting
+        return [row for row in fitting if row.peak_bytes <= row.usable_bytes] or fitting
 
 
 def _preference(row: PlanRow) -> tuple:
@@ -176,7 +176,7 @@ OFFLOADED = {
     "zero-0": ("none",),
     "zero-1": ("none", "optimizer"),
     "zero-2": ("none", "optimizer"),
-    "zero-3": ("none", "optimizer", "optimizer+parameters"),
+    "zero-3": OFFLOADS,
     "fsdp2": ("none",),
 }
 
@@ -198,7 +198,7 @@ def plan(request: Request) -> Plan:
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
     """
-    shape = configurations.of(request.job.config)
+    shape = configurations.shape_of_config(request.job.config)
     rows = [
         plan_row(request, shape, engine, again, offload, batch)
         for engine in request.engines
@@ -233,8 +233,9 @@ def job_and_layout(
         ValueError: the model is none that is known.
     """
     of_labels = getattr(job.config, "loss_head", "full") == "labels"  # others make logits of all tokens
+    tuning = replace(job.tuning, labels=job.labels if of_labels else 1.0)
     return fine_tune(
-        shape or configurations.of(job.config), machine, replace(job.tuning, labels=job.labels if of_labels else 1.0),
+        shape or configurations.shape_of_config(job.config), machine, tuning,
         job.engine, job.ranks, job.batch, job.sequence, checkpointing=job.checkpointing,
         accumulation=job.accumulation, offload=offload, tp=tp, pp=pp,
         bucket=job.zero.get("reduce_bucket_size", BUCKET), overlaps=job.zero.get("overlap_comm"),
@@ -272,7 +273,7 @@ def least_bytes(request: Request, gpus: int, engine: str = "zero-3", offload: st
     """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
     engine = engine if dp > 1 else "zero-0"
-    one = plan_row(request, configurations.of(request.job.config), engine, True, offload, 1)
+    one = plan_row(request, configurations.shape_of_config(request.job.config), engine, True, offload, 1)
     return memory(one.job, one.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
 
 
@@ -351,7 +352,7 @@ def explain_best(plan: Plan) -> str:
     if best is None:
         return "nothing fits"
     fastest = f"the fastest that fits {best.job.machine.most_bytes / 1e9:.1f} GB"
-    if best.peak_bytes <= best.room:
+    if best.peak_bytes <= best.usable_bytes:
         fastest = f"the fastest that leaves {RESERVE:.0%} of a GPU free"
     if best.hours != min(row.hours for row in plan.eligible):
         fastest = f"within 1 % of {fastest}, and offloads or shards less or takes less memory"
@@ -421,6 +422,6 @@ def describe_weights(plan: Plan) -> str:
 
     tuning = plan.request.job.tuning
     kept = "" if tuning.base == "bf16" else f", frozen weights in {tuning.base}"
-    if left := left_in_16_bits(tuning, configurations.of(plan.request.job.config)):
+    if left := left_in_16_bits(tuning, configurations.shape_of_config(plan.request.job.config)):
         kept += f", but {2 * left / 1e9:.1f} GB of experts in 16 bits, which bitsandbytes does not convert"
     return kept + (", embedding and head trained" if tuning.embeddings else "")

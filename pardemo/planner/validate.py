@@ -17,7 +17,7 @@ from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, stack
+from pardemo.planner.layouts import Job, Layout, Machine, Shape, configurations, find_program
 from pardemo.planner.layouts.job import engine_of, fine_tune
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import finetune_runs, megatron_2019
@@ -71,7 +71,7 @@ def megatron() -> list[Check]:
     """
     rows, alone = [], 0.0
     for tp, of in scaling.TABLE_1.items():
-        planned = step(megatron_2019.job(of, stack("megatron-2022")), megatron_2019.layout(of, tp))
+        planned = step(megatron_2019.job(of, find_program("megatron-2022")), megatron_2019.layout(of, tp))
         rate = of.flops / tp / planned.seconds
         label = f"Megatron, {of.parameters / 1e9:.1f}B, {tp}-way"
         if tp == 1:
@@ -86,7 +86,7 @@ def megatron() -> list[Check]:
 def a800() -> list[Check]:
     """Checks LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
     rows, machine = [], Machine(hardware.gpu("A800-80GB"), 8)
-    shape = configurations.of(models.find("llama2-7b"))
+    shape = configurations.shape_of_config(models.find("llama2-7b"))
     for (stage, checkpointing), runs in finetune_runs.A800.items():
         for offload, batch, samples_per_s in runs:
             seconds = step(*fine_tune(
@@ -114,7 +114,7 @@ def nanotron() -> list[Check]:
     """Checks nanotron's tokens/s of each H100; its constants are fitted to runs of this table."""
     rows, machine = [], Machine(hardware.gpu("H100"))
     for (sharding, shape), runs in NANOTRON.items():
-        job = Job(shape, machine, stack("nanotron"))
+        job = Job(shape, machine, find_program("nanotron"))
         for batch, tokens_per_s in runs.items():
             layout = Layout(dp=8, sharding=sharding, micro_batch=batch, accumulation=256 // 8 // batch)
             predicted = step(job, layout).tokens_per_s
@@ -126,7 +126,7 @@ def nanotron() -> list[Check]:
 def swift() -> list[Check]:
     """Checks ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum; ours are not, and take longer."""
     rows, machine = [], Machine(hardware.gpu("A100-80GB"), 1)
-    shape = configurations.of(Baichuan2Config.b13(loss_head="full"))
+    shape = configurations.shape_of_config(Baichuan2Config.b13(loss_head="full"))
     for length, (speed, gib) in SWIFT.items():
         planned = fine_tune(shape, machine, Tuning(8, ("W_pack",)), sequence=length, accumulation=16)
         seconds, held = step(*planned).seconds / 16, memory(*planned).peak_bytes / 2**30
@@ -137,7 +137,7 @@ def swift() -> list[Check]:
     return rows
 
 
-def here() -> list[Check]:
+def this_machine() -> list[Check]:
     """Checks steps on one core of this machine in fp32: what a dry run counts, over the rates of its profile."""
     from pardemo import World, machine
 
@@ -223,7 +223,7 @@ def emulated() -> list[Check]:
 
 PARTS: dict[str, Callable[[], list[Check]]] = {
     "memory on CPU ranks": peaks,
-    "time on this machine": here,
+    "time on this machine": this_machine,
     "time on emulated clusters": emulated,
     "Megatron": megatron,
     "LLaMA-7B on A800s": a800,

@@ -7,7 +7,7 @@ from typing import Any
 
 from pardemo import options
 from pardemo.cluster import MAX_RANKS, Cluster, loopback
-from pardemo.cluster.bandwidth import bytes_per_second
+from pardemo.cluster.units import bytes_per_second
 from pardemo.world.errors import RankDied, RankError
 from pardemo.world.rank_processes import Ranks
 

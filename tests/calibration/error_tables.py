@@ -62,10 +62,10 @@ def releases() -> str:
     groups: dict[tuple[str, str], list[ComparedRun]] = defaultdict(list)
     for release in ("26.02", "26.04", "26.06"):
         file = "megatron_bridge.csv" if release == "26.02" else "newer/megatron_bridge_26.csv"
-        kept = [one for one in against.halves(file)[1] if one.run.job.stack.fitted == release]
+        kept = [one for one in against.halves(file)[1] if one.run.job.program.fitted_release == release]
         groups[release, f"{release}, kept back" if release != "26.02" else "25.09 to 26.02, kept back"] = kept
     for earlier, one in against.later_runs():
-        groups[earlier.fitted, loaders.program(one.run.job.stack.release).fitted].append(one)
+        groups[earlier.fitted_release, loaders.nvidia_program(one.run.job.program.release).fitted_release].append(one)
     for (constants, of), outcomes in sorted(groups.items()):
         cells = [constants, of]
         for experts in (False, True):

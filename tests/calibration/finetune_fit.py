@@ -16,10 +16,11 @@ from statistics import fmean, median
 from pardemo.planner import hardware
 from pardemo.planner.estimate import FULLEST
 from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of_config
+from pardemo.planner.layouts.fine_tune_memory import OVERHEADS, Overheads, peak
 from pardemo.planner.layouts.job import FUSED_NORMS, fine_tune
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import OVERHEADS, Overheads, peak
+from pardemo.planner.layouts.programs import Program
 from pardemo.planner.layouts.published.finetune_runs import (
     A800,
     QWEN,
@@ -29,7 +30,6 @@ from pardemo.planner.layouts.published.finetune_runs import (
     halves,
     read_fine_tunes,
 )
-from pardemo.planner.layouts.stacks import Stack
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.tuning import FULL
 
@@ -64,12 +64,13 @@ def error(run: ReportedRun, overheads: Overheads = OVERHEADS) -> float | None:
     return peak(run.job, run.layout, overheads).peak_bytes / 1e9 / run.peak_gb - 1
 
 
-def time_error(run: ReportedRun, program: Stack | None = None) -> float | None:
+def time_error(run: ReportedRun, program: Program | None = None) -> float | None:
     """Predicted over known seconds of a step on one A100, less 1; with the constants of another program."""
     if run.seconds is None:
         return None
-    stack = run.job.stack if program is None else program.but(engine=run.job.stack.engine, can=run.job.stack.can)
-    return step(replace(run.job, stack=stack), run.layout).seconds / run.seconds - 1
+    own = run.job.program
+    program = own if program is None else program.but(engine=own.engine, supports=own.supports)
+    return step(replace(run.job, program=program), run.layout).seconds / run.seconds - 1
 
 
 def of_memory(runs: Sequence[ReportedRun]) -> Overheads:
@@ -78,22 +79,26 @@ def of_memory(runs: Sequence[ReportedRun]) -> Overheads:
     return min(tried, key=lambda one: fmean(abs(error(run, one) or 0.0) for run in runs))
 
 
-def of_time(runs: Sequence[ReportedRun]) -> Stack:
+def of_time(runs: Sequence[ReportedRun]) -> Program:
     """What misses the times beside 16-bit weights least: of LoRA's runs and of full ones alike."""
     timed = [run for run in runs if run.seconds and run.job.tuning.base == "bf16"]
     tried = [
-        FUSED_NORMS.but(small=small, whole=moved, cut=moved, adapters=adapters, launch_s=launch, gradient_s=gradient)
+        FUSED_NORMS.but(tile_loss=small, uncut_passes=moved, cut_passes=moved, adapter_passes=adapters,
+                        launch_s=launch, gradient_hook_s=gradient)
         for small, moved, adapters, launch, gradient in itertools.product(SMALL, MOVED, ADAPTERS, LAUNCH, GRADIENT)
-    ]
+    ]  # fmt: skip
     return min(tried, key=lambda one: fmean(abs(time_error(run, one) or 0.0) for run in timed))
 
 
-def of_plain(found: Stack) -> Stack:
+def of_plain(found: Program) -> Program:
     """The same with as many passes through memory as LLaMA-7B's runs at stages 2 and 3 tell, each the smallest one."""
-    machine, shape = Machine(hardware.gpu("A800-80GB"), 8), of(configurations.find_configuration("llama2-7b"))
+    machine, shape = (
+        Machine(hardware.gpu("A800-80GB"), 8),
+        shape_of_config(configurations.find_configuration("llama2-7b")),
+    )
     rows = [(stage, next(run for run in runs if run[0] == "none")) for (stage, _), runs in A800.items()]
 
-    def missed(one: Stack) -> float:
+    def missed(one: Program) -> float:
         misses = []
         for stage, (_, batch, rate) in rows:
             job = fine_tune(
@@ -102,7 +107,7 @@ def of_plain(found: Stack) -> Stack:
             misses.append(abs(64 / step(*job).seconds / rate - 1))
         return fmean(misses)
 
-    return min((found.but(name="transformers", whole=moved, cut=moved) for moved in PLAIN), key=missed)
+    return min((found.but(name="transformers", uncut_passes=moved, cut_passes=moved) for moved in PLAIN), key=missed)
 
 
 def errors(runs: Sequence[ReportedRun]) -> Iterator[str]:
@@ -135,7 +140,7 @@ if __name__ == "__main__":
     fitted, _ = halves(runs)
     found = of_time(fitted)
     print(of_memory(fitted))
-    names = ("small", "whole", "adapters", "launch_s", "gradient_s")
+    names = ("tile_loss", "uncut_passes", "adapter_passes", "launch_s", "gradient_hook_s")
     print(", ".join(f"{name} {getattr(found, name)}" for name in names) + "; cut as whole")
-    print(f"where norms and rotations are no kernels of their own: whole {of_plain(found).whole}")
+    print(f"where norms and rotations are no kernels of their own: uncut_passes {of_plain(found).uncut_passes}")
     print(*errors(runs), sep="\n")

@@ -1,4 +1,4 @@
-"""``python tests/calibration/fit.py``: the constants of :mod:`pardemo.planner.layouts.stacks` from published runs.
+"""``python tests/calibration/fit.py``: the constants of :mod:`pardemo.planner.layouts.programs` from published runs.
 
 A handful of constants for each program, each within what its meaning allows, at which every second run's step time
 (and memory, where it is known) is missed least; the rest of the runs are not looked at. (Of few runs all are fitted,
@@ -15,62 +15,73 @@ from dataclasses import replace
 import numpy as np
 
 from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.programs import Program, find_program
 from pardemo.planner.layouts.published import against
 from pardemo.planner.layouts.published.against import ComparedRun, Halves, compare, errors
 from pardemo.planner.layouts.published.runs import PublishedRun
-from pardemo.planner.layouts.stacks import Stack, stack
 from pardemo.planner.layouts.step import step
 from pardemo.tables import text_table
 
 SOFT = 0.1
-_EXPERTS = {"routed_fused": (1, 40), "expert_launch_s": (1e-4, 2e-2), "casts": (0.1, 12), "fp8": (0.6, 1)}
+_EXPERTS = {
+    "fused_routed_passes": (1, 40), "expert_launch_s": (1e-4, 2e-2), "cast_bytes": (0.1, 12),
+    "fp8_efficiency": (0.6, 1),
+}  # fmt: skip
 #: Of each program with enough runs: their file, and the constants that are fitted with the bounds that they may have.
 FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
     "nanotron": (
         "nanotron_h100.csv",
         {
-            "products": (0.5, 1.1), "small": (5, 500), "attention": (0.4, 1.5), "launch_s": (1e-4, 1e-2),
-            "launch_rank_s": (1e-6, 1e-3), "crossing_rank_s": (1e-4, 1e-2), "crossing_s": (1e-5, 5e-3),
-            "hidden": (0.05, 1), "reduce_s": (1e-4, 1e-1), "reduce_share": (0.05, 1), "reduce_most": (2e10, 3e11),
-            "bucket_host_s": (1e-6, 1e-3),
+            "matmul_efficiency": (0.5, 1.1), "tile_loss": (5, 500), "attention_efficiency": (0.4, 1.5),
+            "launch_s": (1e-4, 1e-2), "launch_rank_s": (1e-6, 1e-3), "launch_across_hosts_s": (1e-4, 1e-2),
+            "exchange_across_hosts_s": (1e-5, 5e-3), "dp_overlap": (0.05, 1), "reduce_s": (1e-4, 1e-1),
+            "reduce_efficiency": (0.05, 1), "ring_bytes_per_s": (2e10, 3e11), "bucket_host_s": (1e-6, 1e-3),
         },
     ),
     "megatron-deepspeed": (
         "megatron_deepspeed_a100_1_host.csv",
         {
-            "products": (0.5, 1.05), "small": (5, 500), "scores": (3, 15), "launch_s": (1e-4, 1e-2),
-            "launch_rank_s": (5e-5, 1e-3), "start": (0.2, 6), "send_s": (1e-6, 1e-2), "reduce_share": (0.3, 1),
+            "matmul_efficiency": (0.5, 1.05), "tile_loss": (5, 500), "score_passes": (3, 15),
+            "launch_s": (1e-4, 1e-2), "launch_rank_s": (5e-5, 1e-3), "exchange_latency": (0.2, 6),
+            "send_s": (1e-6, 1e-2), "reduce_efficiency": (0.3, 1),
         },
     ),
     "llm-foundry": (
         "llm_foundry_fsdp.csv",
-        {"small": (5, 500), "attention": (0.2, 1.5), "hidden": (0.2, 1), "reduce_share": (0.1, 1)},
+        {
+            "tile_loss": (5, 500), "attention_efficiency": (0.2, 1.5), "dp_overlap": (0.2, 1),
+            "reduce_efficiency": (0.1, 1),
+        },
     ),
     "megatron-core@26.02": (
         "megatron_bridge.csv",
         {
-            "attention": (0.4, 2.5), "fp8": (0.6, 1), "fp4": (0.3, 1), "casts": (0.1, 12),
-            "routed": (1, 40), "routed_fused": (1, 40), "expert_launch_s": (1e-4, 2e-2), "biased": (0.1, 40),
-            "filtered": (1, 300), "reduce_share": (0.1, 1),
+            "attention_efficiency": (0.4, 2.5), "fp8_efficiency": (0.6, 1), "fp4_efficiency": (0.3, 1),
+            "cast_bytes": (0.1, 12), "routed_passes": (1, 40), "fused_routed_passes": (1, 40),
+            "expert_launch_s": (1e-4, 2e-2), "expert_bias_passes": (0.1, 40), "mixer_passes": (1, 300),
+            "reduce_efficiency": (0.1, 1),
         },
     ),
     # Later releases: what is quicker than in the one before. Dense models in bf16 depend on none of it.
     "megatron-core@26.04": ("newer/megatron_bridge_26.csv", _EXPERTS),
-    "megatron-core@26.06": ("newer/megatron_bridge_26.csv", _EXPERTS | {"hides_routed": (0.05, 1)}),
+    "megatron-core@26.06": ("newer/megatron_bridge_26.csv", _EXPERTS | {"routed_overlap": (0.05, 1)}),
     "torchtitan-compiled": (
         "tables.csv",
-        {"attention": (0.3, 1.5), "whole": (4, 100), "cut": (4, 100), "fp8": (0.6, 0.95)},
+        {
+            "attention_efficiency": (0.3, 1.5), "uncut_passes": (4, 100), "cut_passes": (4, 100),
+            "fp8_efficiency": (0.6, 0.95),
+        },
     ),
-    "torchtitan": ("tables.csv", {"whole": (4, 150)}),
-    "megatron-2022": ("tables.csv", {"scores": (3, 15)}),
+    "torchtitan": ("tables.csv", {"uncut_passes": (4, 150)}),
+    "megatron-2022": ("tables.csv", {"score_passes": (3, 15)}),
 }  # fmt: skip
 #: The same for memory, of programs whose tables say what a GPU held.
 FITTED_MEMORY: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
     "nanotron": (
         "nanotron_h100.csv",
         {
-            "keeps_split": (4, 60), "keeps_heads": (1, 20), "keeps_middle": (1, 8), "logits": (4, 20),
-            "program": (1e8, 2e9),
+            "kept_cut_bytes": (4, 60), "kept_head_bytes": (1, 20), "kept_ffn_bytes": (1, 8), "logit_bytes": (4, 20),
+            "program_bytes": (1e8, 2e9),
         },
     ),
 }  # fmt: skip
@@ -101,8 +112,8 @@ def _print_fit(
     error: Callable[[ComparedRun], float | None],
 ) -> None:
     """Fits, and prints the program's constants, the fitted ones, and the errors of both on the other runs."""
-    program = stack(name)
-    fitted, other = ([one.run for one in half if _is(one.run.job.stack, program)] for half in split)
+    program = find_program(name)
+    fitted, other = ([one.run for one in half if _is(one.run.job.program, program)] for half in split)
     few, count = not other, len(fitted) + len(other)
     other = other or fitted
     present = {constant: getattr(program, constant) for constant in bounds}
@@ -116,14 +127,14 @@ def _print_fit(
         print(f"  of {whose}, {title}: mean {summary['mean']:.1%}, median {summary['median']:.1%}")
 
 
-def _is(stack: Stack, program: Stack) -> bool:
+def _is(one: Program, program: Program) -> bool:
     """Whether a run is one of the program's, and of the release that its constants are fitted to."""
-    return (stack.name, stack.fitted) == (program.name, program.fitted)
+    return (one.name, one.fitted_release) == (program.name, program.fitted_release)
 
 
 def with_constants(run: PublishedRun, constants: Mapping[str, float]) -> PublishedRun:
     """The run with some constants of its program changed."""
-    return replace(run, job=replace(run.job, stack=replace(run.job.stack, **constants)))
+    return replace(run, job=replace(run.job, program=replace(run.job.program, **constants)))
 
 
 def fit(

@@ -8,8 +8,8 @@ from typing import Any
 
 from pardemo import project
 from pardemo.planner.layouts import intervals
+from pardemo.planner.layouts.fine_tune_memory import peak
 from pardemo.planner.layouts.intervals import COVERAGE, FINE_TUNES, RATIOS, kinds_of_runs, stage_hosts
-from pardemo.planner.layouts.memory import peak
 from pardemo.planner.layouts.published import against, finetune_runs, loaders
 from pardemo.planner.layouts.published.against import LEAST_MFU, ComparedRun
 from pardemo.planner.layouts.step import step
@@ -61,9 +61,11 @@ def faster(seconds: dict[str, list[float]]) -> float:
     """
     gaps = defaultdict(list)
     for earlier, one in against.later_runs():
-        stack = one.run.job.stack
+        program = one.run.job.program
         plain = intervals._of(seconds, kinds_of_runs(one.run.job, one.run.layout), one.step.seconds, False)
-        gaps[earlier.fitted, stack.fitted, stack.release].append((one.run.seconds, plain, stack.months_ahead))
+        gaps[earlier.fitted_release, program.fitted_release, program.release].append(
+            (one.run.seconds, plain, program.months_ahead)
+        )
     for thousandth in range(500):
         rate = thousandth / 1000
         inside = [
@@ -81,7 +83,7 @@ def hosts() -> dict[str, list[int]]:
     for file in TABLES:
         for one in against.usable(against.compare(loaders.load(against.FOLDER / file, left_out=[])), LEAST_MFU):
             job, layout = one.run.job, one.run.layout
-            most = found.setdefault(job.stack.name.removesuffix("-compiled"), [1, 1])
+            most = found.setdefault(job.program.name.removesuffix("-compiled"), [1, 1])
             most[:] = max(most[0], job.machine.hosts), max(most[1], stage_hosts(job, layout))
     return dict(sorted(found.items()))
 

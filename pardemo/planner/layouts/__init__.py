@@ -1,14 +1,14 @@
-"""Which layout? A step's time and memory for every way to cut a model over GPUs, and the search for the best one.
+"""Predicts a step's time and memory for every way to cut a model over GPUs, and searches for the best one.
 
->>> from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack  # doctest: +SKIP
+>>> from pardemo.planner.layouts import Job, Layout, Machine, Shape, find_program  # doctest: +SKIP
 >>> from pardemo.planner.layouts.step import step  # doctest: +SKIP
 """
 
 from importlib import import_module
 
 _HOME = {
-    "STACKS": "stacks", "SearchResult": "search", "Job": "job", "Layout": "layout", "Machine": "machines",
-    "Memory": "memory", "Shape": "shape", "Stack": "stacks", "PredictedStep": "step", "stack": "stacks",
+    "PROGRAMS": "programs", "SearchResult": "search", "Job": "job", "Layout": "layout", "Machine": "machines",
+    "Memory": "memory", "Shape": "shape", "Program": "programs", "PredictedStep": "step", "find_program": "programs",
     "fine_tune": "job",
 }  # fmt: skip
 __all__ = [*_HOME]

@@ -53,16 +53,17 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
     if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
         layout = layout.but(accumulation=batch // each if divides else layout.pp)
     # first: it may be a wrong degree that does not divide
-    check_layout(layout, job.shape, job.machine.gpus, job.sequence, job.stack.ends_as_layers)
+    check_layout(layout, job.shape, job.machine.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
     if not divides:
         raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
     if batch and layout.batch != batch:
         raise ValueError(
             f"{layout} has {layout.batch} samples a step, and --per-step says {batch}; leave one of them out"
         )
-    if lacking := job.stack.lacks(layout):
+    if lacking := job.program.missing_features(layout):
         raise ValueError(
-            f"{job.stack.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.stack.can))} (--program)"
+            f"{job.program.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.program.supports))} "
+            "(--program)"
         )
     if why := why_not(job, layout):
         raise ValueError(why)
@@ -70,7 +71,7 @@ def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
 
 
 def _field(name: str, value: str) -> dict[str, Any]:
-    """The value of a field of a layout, of the kind that its default is."""
+    """Returns the value of a field of a layout, of the kind that its default is."""
     kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(Layout)}
     if name not in kinds:
         raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
@@ -85,7 +86,7 @@ def _field(name: str, value: str) -> dict[str, Any]:
 
 def constants_of_parts(job: Job) -> dict[str, str]:
     """Returns for each part of a step the rates and constants that it is computed from."""
-    machine, stack, gpu = job.machine, job.stack, job.machine.gpu
+    machine, program, gpu = job.machine, job.program, job.machine.gpu
     measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
     traffic = "as measured" if gpu.measured else f"{MEMORY_SHARE:g} of the datasheet's"
     within, between = three_digits(machine.rate(2) / 1e9), three_digits(machine.between * machine.link_share / 1e9)
@@ -93,32 +94,36 @@ def constants_of_parts(job: Job) -> dict[str, str]:
         f"{within} GB/s inside a host, {between} GB/s a host's adapters, {measured}; "
         f"{machine.latency_within * 1e6:.0f} and {machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
     )
-    layer_s = (
-        "none was given" if stack.layer_s is None else f"{stack.layer_s:g} s for both passes through a layer, as given"
-    )
+    layer_s = "none was given"
+    if program.layer_s is not None:
+        layer_s = f"{program.layer_s:g} s for both passes through a layer, as given"
+    matmul_flops = machine.matrix_flops * program.matmul_efficiency * job.matmul_speedup
+    attention_flops = machine.attention_flops * program.attention_efficiency
     return {
         "layers as measured": layer_s,
-        "matrix multiplications": f"{machine.matrix_flops * stack.products * job.rate / 1e12:.0f} TFLOP/s of "
+        "matrix multiplications": f"{matmul_flops / 1e12:.0f} TFLOP/s of "
         f"{gpu.flops / 1e12:.0f}: reached alone {gpu.reachable / 1e12:.0f}, in a step {gpu.sustained:g} of that, by "
-        f"{stack.name} {stack.products:g}; each size as if {job.small:g} larger",
-        "attention": f"{machine.attention_flops * stack.attention / 1e12:.0f} TFLOP/s: {ATTENTION:g} of the products' "
-        f"rate, by {stack.name} {stack.attention:g}",
+        f"{program.name} {program.matmul_efficiency:g}; each size as if {job.tile_loss:g} larger",
+        "attention": f"{attention_flops / 1e12:.0f} TFLOP/s: {ATTENTION:g} of the products' "
+        f"rate, by {program.name} {program.attention_efficiency:g}",
         "memory bandwidth": f"{machine.memory_bytes_per_s / 1e9:.0f} GB/s, {traffic}; an activation passes "
-        f"{stack.whole:g} times whole and {stack.cut:g} times cut, a layer and pass",
-        "launching kernels": f"{1e3 * stack.launch_s:g} ms of host time a layer, {1e6 * stack.launch_rank_s:g} µs more "
-        "for each tensor-parallel rank, where the GPU is quicker",
+        f"{program.uncut_passes:g} times whole and {program.cut_passes:g} times cut, a layer and pass",
+        "launching kernels": f"{1e3 * program.launch_s:g} ms of host time a layer, {1e6 * program.launch_rank_s:g} µs "
+        "more for each tensor-parallel rank, where the GPU is quicker",
         "tensor-parallel traffic": links,
         "context-parallel traffic": f"{links}, or for each message of a ring",
         "expert-parallel traffic": links,
-        "pipeline messages": f"{1e6 * stack.send_s:g} µs of host time each, then {links}",
+        "pipeline messages": f"{1e6 * program.send_s:g} µs of host time each, then {links}",
         "pipeline bubble": "the other stages' time for one micro-batch, by the chunks",
-        "data-parallel traffic": f"{links}; {stack.reduce_share:g} of it, {stack.hidden:g} of the computation hides it",
-        "optimizer": f"{stack.state} bytes of states, {stack.gradient} of gradients a parameter, through memory",
+        "data-parallel traffic": f"{links}; {program.reduce_efficiency:g} of it, {program.dp_overlap:g} of the "
+        "computation hides it",
+        "optimizer": f"{program.state_bytes} bytes of states, {program.gradient_bytes} of gradients a "
+        "parameter, through memory",
     }
 
 
 def three_digits(value: float) -> str:
-    """At least three significant digits, without an exponent."""
+    """Returns at least three significant digits, without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.{2 - math.floor(math.log10(value))}f}" if value > 0 else "0"
@@ -140,7 +145,7 @@ def explained_json(planned: PlannedLayout) -> dict[str, Any]:
     """Returns :func:`layout_json` with the stages, and with the constants that each part is computed from."""
     return layout_json(planned) | {
         "slower_card": slower_card_json(planned), "stages": list(planned.step.stages),
-        "fullest_stage": planned.memory.stage, "room_bytes": planned.room,
+        "fullest_stage": planned.memory.stage, "room_bytes": planned.usable_bytes,
         "reasons": constants_of_parts(planned.job),
     }  # fmt: skip
 
@@ -187,7 +192,7 @@ def slower_card(planned: PlannedLayout) -> PlannedLayout | None:
 
 
 def slower_card_json(planned: PlannedLayout) -> dict[str, Any] | None:
-    """The same for JSON: the share that it is slower by, and the seconds of a step then."""
+    """Returns the same for JSON: the share that it is slower by, and the seconds of a step then."""
     slower = slower_card(planned)
     return None if slower is None else {"slower_by": SLOWER, "seconds": slower.seconds}
 
@@ -208,7 +213,7 @@ def card_line(planned: PlannedLayout) -> list[str]:
 
 def describe_fit(planned: PlannedLayout) -> str:
     """Says in one line whether the fullest GPU has the room."""
-    sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.room
+    sizes = planned.peak_bytes, planned.job.machine.gpu.memory_bytes, planned.usable_bytes
     needed, capacity, free = (three_digits(value / GB) for value in sizes)
     verdict = "fits" if planned.fits else "does not fit"
     return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"
@@ -220,12 +225,12 @@ Changed = dict[str, tuple[PlannedLayout, PlannedLayout]]
 
 
 def changed_json(best: PlannedLayout, same: PlannedLayout) -> dict[str, Any]:
-    """The best layout of a changed job, and the present best one as it then is, for JSON."""
+    """Returns the best layout of a changed job, and the present best one as it then is, for JSON."""
     return {"best": layout_json(best), "same": layout_json(same)}
 
 
 def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any], warning: str | None) -> dict[str, Any]:
-    """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions_warning` does."""
+    """Returns all of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions_warning` does."""
     return {
         "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
         "best": [layout_json(candidate) for candidate in answer.best],
@@ -236,7 +241,7 @@ def search_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any],
 
 
 def describe_job(job: Job, assumed: dict[str, Any]) -> str:
-    """Two lines: the job and its machine, with the options that are defaults; then what is not planned."""
+    """Returns two lines: the job and its machine, with the options that are defaults; then what is not planned."""
     between = three_digits(assumed["link_bytes_per_s"] * 8 / 1e9)
     hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
     samples = assumed["samples_per_step"]
@@ -253,8 +258,8 @@ def describe_job(job: Job, assumed: dict[str, Any]) -> str:
         trained = f"LoRA of rank {lora['rank']} on {', '.join(lora['target'])} ({lora['parameters'] / 1e6:.1f}M "
         trained += f"parameters) beside the frozen {name}"
     return (
-        f"{trained}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
-        f"{job.stack.release}{' ' * bool(job.stack.release)}runs it ({job.stack.about})\n"
+        f"{trained}, {job.shape.params / 1e9:.1f}B parameters, as {job.program.name} "
+        f"{job.program.release}{' ' * bool(job.program.release)}runs it ({job.program.fitted_to})\n"
         f"{assumed['gpus']} × {assumed['gpu']} on {place}{link}; {samples:,} sample{'s' * (samples != 1)} of "
         f"{job.sequence:,} tokens a step, {job.precision}" + (f" (defaults: {', '.join(usual)})" if usual else "")
     ) + left_out
@@ -276,10 +281,11 @@ def positions_warning(answer: SearchResult, model_name: str) -> str | None:
 
 
 def _without_context(answer: SearchResult) -> str:
-    """The best layout of a program that has no context parallelism."""
+    """Returns the best layout of a program that has no context parallelism."""
     job = answer.job
     try:
-        best = search(replace(job, stack=job.stack.but(can=job.stack.can - {"cp"})), answer.batch, 1).best
+        program = job.program.but(supports=job.program.supports - {"cp"})
+        best = search(replace(job, program=program), answer.batch, 1).best
     except ValueError:
         best = ()
     return f"the best without is {best[0].layout}, {best[0].seconds:.2f} s" if best else "without it nothing fits"
@@ -288,7 +294,7 @@ def _without_context(answer: SearchResult) -> str:
 def search_text(
     answer: SearchResult, changed: Changed, assumed: dict[str, Any], warning: str | None, whole_front: bool = False
 ) -> str:
-    """A search for a terminal: the best layouts, why the first one, what it depends on, what takes less memory."""
+    """Writes a search for a terminal: the best layouts, reasons for the first, what it depends on, what takes less."""
     from pardemo.tables import text_table
 
     lines = [describe_job(answer.job, assumed), f"{answer.tried:,} layouts divide it, {answer.fitting:,} of them fit"]
@@ -296,7 +302,7 @@ def search_text(
         least = answer.least
         lines.append(
             f"nothing fits; the least is {least.layout}, {least.peak_bytes / GB:.0f} GB of "
-            f"{least.room / GB:.0f}: {suggest_savings(least)}"
+            f"{least.usable_bytes / GB:.0f}: {suggest_savings(least)}"
         )
         return "\n".join(lines)
     rows = [("", "layout", "s a step", "in 4 of 5 cases", "tokens/s/GPU", "MFU", "GB", "free",
@@ -345,7 +351,7 @@ def describe_trust(answer: SearchResult) -> list[str]:
     best, others = answer.best[0], answer.best[1:]
     interval = best.interval
     lines = [f"how far times may be off: {interval.why}"]
-    program = answer.job.stack
+    program = answer.job.program
     if program.release and not program.months_ahead and not answer.job.measured:
         lines.append(
             f"constants of release {program.release}; of a newer one the interval is wider: "
@@ -369,11 +375,11 @@ def describe_trust(answer: SearchResult) -> list[str]:
 
 def describe_reach(answer: SearchResult) -> list[str]:
     """Says where a search goes beyond the hosts of any published run of its program; nothing where it does not."""
-    job, known, best = answer.job, measured_hosts(answer.job.stack.name), answer.best[0]
+    job, known, best = answer.job, measured_hosts(answer.job.program.name), answer.best[0]
     if known is None or job.machine.hosts <= known[0]:
         return []
     hosts, stage = known
-    over = f"{job.machine.hosts} hosts are more than any published run of {job.stack.name} had ({hosts}, with a "
+    over = f"{job.machine.hosts} hosts are more than any published run of {job.program.name} had ({hosts}, with a "
     over += f"pipeline stage's ranks over up to {stage}): "
     quickest = min(answer.best, key=lambda candidate: candidate.seconds)
     if beyond_measured(job, best.layout):
@@ -384,7 +390,7 @@ def describe_reach(answer: SearchResult) -> list[str]:
 
 
 def _front(answer: SearchResult, complete: bool) -> list[str]:
-    """How many layouts no other beats in both time and memory, and which: the ends and the middle, or all."""
+    """Returns how many layouts no other beats in both time and memory, and which: the ends and the middle, or all."""
     from pardemo.tables import text_table
 
     front = answer.front
@@ -400,7 +406,7 @@ def _front(answer: SearchResult, complete: bool) -> list[str]:
 
 
 def _cost(candidate: PlannedLayout) -> str:
-    """The two largest parts beside products and attention."""
+    """Returns the two largest parts beside products and attention."""
     useful = {"matrix multiplications", "attention"}
     rest = sorted(((s, name) for name, s in candidate.step.parts.items() if name not in useful), reverse=True)[:2]
     return ", ".join(f"{name} {seconds / candidate.seconds:.0%}" for seconds, name in rest)

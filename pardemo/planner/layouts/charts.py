@@ -13,12 +13,12 @@ from pardemo.draw.parts import legend
 from pardemo.draw.player import Player
 from pardemo.draw.style import COLOURS, Picture, new
 from pardemo.planner import hardware
-from pardemo.planner.layouts.configurations import find_configuration, of
+from pardemo.planner.layouts.configurations import find_configuration, shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import MEGATRON
 from pardemo.planner.layouts.search import PlannedLayout
-from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.project import is_headless
 
 with extras.needed_by(__name__):
@@ -138,7 +138,7 @@ def planned_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp:
     Raises:
         ValueError: it cannot be run, and why.
     """
-    shape = of(find_configuration(model))
+    shape = shape_of_config(find_configuration(model))
     job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, link * 1e9 / 8), MEGATRON, sequence)
     if gpus % (tp * pp):
         raise ValueError(f"TP {tp} × PP {pp} does not divide {gpus} GPUs")

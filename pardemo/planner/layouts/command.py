@@ -107,14 +107,14 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     from pardemo.planner.layouts import configurations
     from pardemo.planner.layouts.job import Job
     from pardemo.planner.layouts.machines import machine
-    from pardemo.planner.layouts.stacks import stack
+    from pardemo.planner.layouts.programs import find_program
 
     if not arguments.model:
         raise ValueError("--search and --explain need --model: a name, a folder or a config.json")
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
     config = configurations.find_configuration(arguments.model)
-    shape = replace(configurations.of(config), name=Path(arguments.model).name)
+    shape = replace(configurations.shape_of_config(config), name=Path(arguments.model).name)
     gpu_profile = profile.find_profile(arguments.gpu, arguments.gpus)
     each = arguments.gpus // gpu_profile.hosts(arguments.gpus, arguments.hosts)
     between = None
@@ -125,7 +125,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     if arguments.sequence and arguments.sequence > most:
         raise ValueError(f"--sequence must be at most {most:,}: {shape.name} has learned no further positions")
     return Job(
-        shape, cluster, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
+        shape, cluster, find_program(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
         precision=hardware.precision(arguments.precision or "bf16"),
         tuning=tuning_of(arguments.target, arguments.rank, config, shape),
     )  # fmt: skip
@@ -169,7 +169,7 @@ def assumptions_of(arguments: argparse.Namespace, job: "Job", batch: int) -> dic
     lora = {"rank": tuning.rank, "target": list(tuning.target), "parameters": adapter_params(tuning, job.shape)}
     return {
         "training": "lora" if job.frozen else "full", "lora": lora if job.frozen else None,
-        "program": job.stack.name, "release": job.stack.release, "fitted_release": job.stack.fitted,
+        "program": job.program.name, "release": job.program.release, "fitted_release": job.program.fitted_release,
         "precision": job.precision, "not_planned": configurations.not_planned(arguments.model),
         "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
         "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": rate,
@@ -233,12 +233,12 @@ def _tell(
 
 
 def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
-    """The job, at the pace of the runs that --measured names, and a line that says so; "" without them.
+    """Returns the job, at the pace of the runs that --measured names, and a line that says so; "" without them.
 
     Raises:
         ValueError: as :func:`job_of`; what is to be written cannot be, which is said before anything is searched.
     """
-    from pardemo.planner.layouts.search import correct_pace
+    from pardemo.planner.layouts.search import correct_seconds
 
     job = job_of(arguments)
     if arguments.write and job.frozen:
@@ -250,7 +250,7 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
     if not arguments.measured:
         return job, ""
     left_out: list[str] = []
-    job, line = correct_pace(job, _runs(Path(arguments.measured), None, left_out))
+    job, line = correct_seconds(job, _runs(Path(arguments.measured), None, left_out))
     return job, "\n".join([line, *(f"left out: {each}" for each in left_out)])
 
 

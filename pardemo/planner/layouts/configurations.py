@@ -15,11 +15,11 @@ from pardemo.planner.layouts.shape import (
     Compressor,
     DeltaNet,
     Experts,
+    GlobalHeads,
     Mamba,
-    Product,
+    Matmul,
     Shape,
     ShortConvolution,
-    WholeHeads,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _SAME_SIZES = re.compile(
 
 
 def key_of(name: str) -> str | None:
-    """The built-in model of that name, its own or the hub's: ``meta-llama/Llama-3.1-8B-Instruct`` is llama3.1-8b.
+    """Finds the built-in model of a name, its own or the hub's: ``meta-llama/Llama-3.1-8B-Instruct`` is llama3.1-8b.
 
     None where there is none, and where a folder has the name.
     """
@@ -60,7 +60,7 @@ def key_of(name: str) -> str | None:
 
 
 def not_planned(name: str) -> list[str]:
-    """What the configuration of a folder or file says that a plan leaves out, one clause each."""
+    """Returns what the configuration of a folder or file says that a plan leaves out, one clause each."""
     values = _values(name)
     if not isinstance(values, dict):
         return []
@@ -75,7 +75,7 @@ def not_planned(name: str) -> list[str]:
 
 
 def config_file(name: str) -> Path:
-    """The ``config.json`` of a folder, or the file itself.
+    """Returns the ``config.json`` of a folder, or the file itself.
 
     Raises:
         ValueError: there is none; the nearest built-in models are offered.
@@ -94,7 +94,7 @@ def _path(name: str) -> Path:
 
 
 def _values(name: str) -> Any:
-    """What the ``config.json`` of a folder, or a file, says; None where there is none that can be read."""
+    """Returns what the ``config.json`` of a folder, or a file, says; None where there is none that can be read."""
     path = _path(name)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def _values(name: str) -> Any:
 
 
 def find_configuration(name: str) -> "SimpleNamespace | PreTrainedConfig":
-    """The configuration that :func:`pardemo.planner.models.find` returns; of a built-in model its sizes alone.
+    """Returns the configuration that :func:`pardemo.planner.models.find` returns; of a built-in model its sizes alone.
 
     Raises:
         ValueError: as :func:`pardemo.planner.models.find`.
@@ -120,19 +120,19 @@ def find_configuration(name: str) -> "SimpleNamespace | PreTrainedConfig":
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a model by its name or file; raises as :func:`find_configuration` and :func:`of`."""
-    return of(find_configuration(name))
+    """Returns the shape of a model by its name or file; raises as the two functions that it calls."""
+    return shape_of_config(find_configuration(name))
 
 
 def plain(values: Any) -> SimpleNamespace | None:
-    """The configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
+    """Returns the configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
     if unsaid(values):
         return None
     return SimpleNamespace(**USUAL | {"tie_word_embeddings": False} | values)
 
 
 def unsaid(values: Any) -> str:
-    """Why the values of a ``config.json`` do not say all sizes themselves; "" where they do."""
+    """Returns why the values of a ``config.json`` do not say all sizes themselves; "" where they do."""
     kind = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in KINDS["says_all"]:
         has = "it has no model_type" if kind is None else f"its model_type is {kind!r:.40}"
@@ -149,11 +149,11 @@ def unsaid(values: Any) -> str:
     return ""
 
 
-def of(config: "PreTrainedConfig") -> Shape:
-    """The shape of a Hugging Face configuration, dense, with experts, or with other mixers than attention.
+def shape_of_config(config: "PreTrainedConfig") -> Shape:
+    """Returns the shape of a Hugging Face configuration, dense, with experts, or with other mixers than attention.
 
     Its parameters are the model's, one by one: of kinds whose biases and norms are known (``KINDS["exact"]``), and of
-    what :func:`pardemo.planner.models.find` has counted; else biases and further norms are left out.
+    what :func:`pardemo.planner.models.find` has counted; else biases and other norms are left out.
 
     Raises:
         ValueError: the sizes are not those of a transformer that is known; what is missing is named.
@@ -166,11 +166,11 @@ def of(config: "PreTrainedConfig") -> Shape:
             f"{config.model_type} has no one size for all its layers ({reason}): it is not planned"
         ) from None
     counted = value_of(config, "counted")
-    return _as_counted(shape, counted) if counted else replace(shape, further=_further(config, shape))
+    return _as_counted(shape, counted) if counted else replace(shape, other_params=_other_params(config, shape))
 
 
 def _shape(config: "PreTrainedConfig") -> Shape:
-    """The shape of a configuration, without biases and further norms."""
+    """Makes the shape of a configuration, without biases and other norms."""
     kind = config.model_type
     names = {"layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads"}
     sizes = {name: value_of(config, key) for name, key in (names | {"vocabulary": "vocab_size"}).items()}
@@ -183,59 +183,60 @@ def _shape(config: "PreTrainedConfig") -> Shape:
     if kind == "nemotron_h":
         return _one_part_a_layer(config, sizes, tied)
     if kind == "gemma4_text":
-        return _two_widths_of_heads(config, sizes, tied)
+        return _global_and_windowed_heads(config, sizes, tied)
     if mixer := KINDS["other_mixers"].get(kind):
         raise ValueError(f"{kind} has layers that are not attention ({mixer}); these are not planned")
-    head = value_of(config, "head_dim") or hidden // heads
+    head_dim = value_of(config, "head_dim") or hidden // heads
     rank = value_of(config, "kv_lora_rank")
-    groups = value_of(config, "num_key_value_heads") or value_of(config, "num_kv_heads")
-    one_group = value_of(config, "multi_query") and not value_of(config, "new_decoder_architecture")  # without a number
+    kv_heads = value_of(config, "num_key_value_heads") or value_of(config, "num_kv_heads")
+    multi_query = value_of(config, "multi_query") and not value_of(config, "new_decoder_architecture")
     return Shape(
-        **sizes, groups=1 if one_group else groups or heads,
-        middle=_middle(config) or 4 * hidden, gated=kind not in KINDS["two_products"], tied=tied,
+        **sizes, kv_heads=1 if multi_query else kv_heads or heads,
+        ffn_hidden=_ffn_hidden(config) or 4 * hidden, gated=kind not in KINDS["ungated_mlp"], tied=tied,
         positions=(value_of(config, "max_position_embeddings") or 0) if kind in KINDS["learned_positions"] else 0,
-        experts=_experts(config), name=kind, norms=4 if kind in KINDS["four_norms"] else 2,
-        head_norms=kind.startswith(tuple(KINDS["head_norms"])),
-        by_hand=value_of(config, "activation_function", "hidden_act") in ("gelu_new", "gelu_fast"),
-        **({"head": head, "value": head} if rank is None else _latent(config, hidden, heads, rank))
-        | _gated_attention(config, hidden, heads, groups or heads, head) | _windows(config, sizes["layers"])
-        | _linear(config, hidden) | _compressed(config, hidden, heads, head),
+        experts=_experts(config), name=kind, norms_per_layer=4 if kind in KINDS["four_norms"] else 2,
+        qk_norm=kind.startswith(tuple(KINDS["qk_norm"])),
+        unfused_activation=value_of(config, "activation_function", "hidden_act") in ("gelu_new", "gelu_fast"),
+        **({"head_dim": head_dim, "value_dim": head_dim} if rank is None else _latent(config, hidden, heads, rank))
+        | _gated_attention(config, hidden, heads, kv_heads or heads, head_dim) | _windows(config, sizes["layers"])
+        | _linear(config, hidden) | _compressed(config, hidden, heads, head_dim),
     )  # fmt: skip
 
 
 def value_of(config: "PreTrainedConfig | SimpleNamespace", *names: str) -> Any:
-    """What a configuration says under the first of these names that it has; None where it has none."""
+    """Returns what a configuration says under the first of these names that it has; None where it has none."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
-def _middle(config: "PreTrainedConfig") -> int | None:
-    """The width of a layer's MLP."""
+def _ffn_hidden(config: "PreTrainedConfig") -> int | None:
+    """Returns the width of a layer's MLP."""
     if config.model_type == "granitemoehybrid":
         return config.shared_intermediate_size
-    middle = value_of(
+    ffn_hidden = value_of(
         config, "intermediate_size_mlp", "ffn_hidden_size", "intermediate_size", "ffn_dim", "n_inner", "inner_dim"
     )
-    if middle and value_of(config, "block_auto_adjust_ff_dim"):  # LFM2, as Llama 1: two thirds, rounded up
-        multiple, middle = config.block_multiple_of, int((config.block_ffn_dim_multiplier or 1) * (2 * middle // 3))
-        middle = -(-middle // multiple) * multiple
-    return middle
+    if ffn_hidden and value_of(config, "block_auto_adjust_ff_dim"):  # LFM2, as Llama 1: two thirds, rounded up
+        multiple, scale = config.block_multiple_of, config.block_ffn_dim_multiplier or 1
+        ffn_hidden = int(scale * (2 * ffn_hidden // 3))
+        ffn_hidden = -(-ffn_hidden // multiple) * multiple
+    return ffn_hidden
 
 
 def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> dict:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 2.1): low-rank products before those by heads."""
-    rope, plain, value = config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim
+    rope, plain, value_dim = config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim
     low = getattr(config, "q_lora_rank", None)
     queries = heads * (plain + rope)
-    to_queries = (Product(hidden, low), Product(low, queries, COLUMNS)) if low else (Product(hidden, queries, COLUMNS),)
+    to_queries = (Matmul(hidden, low), Matmul(low, queries, COLUMNS)) if low else (Matmul(hidden, queries, COLUMNS),)
     rest = (
-        Product(hidden, rank + rope), Product(rank, heads * (plain + value), COLUMNS),
-        Product(heads * value, hidden, ROWS),
+        Matmul(hidden, rank + rope), Matmul(rank, heads * (plain + value_dim), COLUMNS),
+        Matmul(heads * value_dim, hidden, ROWS),
     )  # fmt: skip
-    return {"head": plain + rope, "value": value, "attention": (*to_queries, *rest)}
+    return {"head_dim": plain + rope, "value_dim": value_dim, "projections": (*to_queries, *rest)}
 
 
 def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, Any]:
-    """How many layers see a part of the sequence alone, and how many tokens that is.
+    """Returns how many layers see a part of the sequence alone, and how many tokens that is.
 
     ``layer_types`` says it layer by layer, where Transformers fills it in; Mistral's window is every layer's; Qwen's
     is of the layers from ``max_window_layers`` on, and of none unless ``use_sliding_window`` says so.
@@ -250,7 +251,7 @@ def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, Any]:
         seen = layers - layers // pattern
     else:
         seen = layers - (value_of(config, "max_window_layers") or 0)
-    return {"window": window, "windowed": max(0, min(seen, layers)), "chunked": not sliding}
+    return {"window": window, "windowed_layers": max(0, min(seen, layers)), "chunked": not sliding}
 
 
 #: Types of layers whose mixer is attention.
@@ -267,16 +268,16 @@ def _one_part_a_layer(config: "PreTrainedConfig", sizes: dict[str, int], tied: b
         experts = Experts(
             config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size,
             value_of(config, "moe_shared_expert_intermediate_size") or 0,
-            latent=value_of(config, "moe_latent_size") or 0,
+            latent_dim=value_of(config, "moe_latent_size") or 0,
         )  # fmt: skip
     return Shape(
         **sizes,  # type: ignore[arg-type]
-        groups=config.num_key_value_heads, middle=config.intermediate_size, gated=False, tied=tied,
-        head=config.head_dim, experts=experts, name=config.model_type, pattern=pattern, linear=mamba,
+        kv_heads=config.num_key_value_heads, ffn_hidden=config.intermediate_size, gated=False, tied=tied,
+        head_dim=config.head_dim, experts=experts, name=config.model_type, pattern=pattern, linear_mixer=mamba,
     )  # fmt: skip
 
 
-def _two_widths_of_heads(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Shape:
+def _global_and_windowed_heads(config: "PreTrainedConfig", sizes: dict[str, int], tied: bool) -> Shape:
     """Gemma 4's layers: those that see the whole sequence have wider and fewer heads, whose keys may be the values.
 
     Raises:
@@ -287,7 +288,7 @@ def _two_widths_of_heads(config: "PreTrainedConfig", sizes: dict[str, int], tied
             f"{config.model_type}: embeddings of each layer, or keys and values shared by layers: not planned"
         )
     types = config.layer_types
-    near, far = (config.per_layer_config[types.index(kind)] for kind in ("sliding_attention", "full_attention"))
+    windowed, full = (config.per_layer_config[types.index(kind)] for kind in ("sliding_attention", "full_attention"))
     experts = None
     if config.enable_moe_block:
         experts = Experts(
@@ -295,15 +296,15 @@ def _two_widths_of_heads(config: "PreTrainedConfig", sizes: dict[str, int], tied
         )
     return Shape(
         **sizes,  # type: ignore[arg-type]
-        groups=near.num_key_value_heads, middle=config.intermediate_size, tied=tied, head=near.head_dim,
-        experts=experts, name=config.model_type, window=config.sliding_window,
-        windowed=types.count("sliding_attention"), norms=4, head_norms=True,
-        whole=WholeHeads(far.head_dim, far.num_key_value_heads, not config.attention_k_eq_v),
+        kv_heads=windowed.num_key_value_heads, ffn_hidden=config.intermediate_size, tied=tied,
+        head_dim=windowed.head_dim, experts=experts, name=config.model_type, window=config.sliding_window,
+        windowed_layers=types.count("sliding_attention"), norms_per_layer=4, qk_norm=True,
+        global_heads=GlobalHeads(full.head_dim, full.num_key_value_heads, not config.attention_k_eq_v),
     )  # fmt: skip
 
 
 def _linear(config: "PreTrainedConfig", hidden: int) -> dict[str, Any]:
-    """The mixer of the layers that have no attention, and how many these are."""
+    """Returns the mixer of the layers that have no attention, and how many these are."""
     kind, types = config.model_type, value_of(config, "layer_types", "layers_block_type") or ()
     if kind not in KINDS["mixers"] or not (layers := sum(one not in _ATTENTION for one in types)):
         return {}
@@ -321,26 +322,26 @@ def _linear(config: "PreTrainedConfig", hidden: int) -> dict[str, Any]:
             width = config.mamba_expand * hidden // config.mamba_n_heads
         mixer = Mamba(config.mamba_n_heads, width, config.mamba_d_state, config.mamba_n_groups, config.mamba_d_conv,
                       bool(config.mamba_conv_bias))  # fmt: skip
-    return {"linear": mixer, "linear_layers": layers}
+    return {"linear_mixer": mixer, "linear_layers": layers}
 
 
-def _gated_attention(config: "PreTrainedConfig", hidden: int, heads: int, groups: int, head: int) -> dict[str, Any]:
+def _gated_attention(config: "PreTrainedConfig", hidden: int, heads: int, kv_heads: int, head_dim: int) -> dict:
     """Attention whose output has a gate, which is made with the queries (Qwen3-Next)."""
     if config.model_type not in KINDS["gated_attention"]:
         return {}
-    inner = (2 * heads + 2 * groups) * head
-    return {"attention": (Product(hidden, inner, COLUMNS), Product(heads * head, hidden, ROWS))}
+    inner = (2 * heads + 2 * kv_heads) * head_dim
+    return {"projections": (Matmul(hidden, inner, COLUMNS), Matmul(heads * head_dim, hidden, ROWS))}
 
 
-def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head: int) -> dict[str, Any]:
-    """What attention sees compressed, or chooses: DeepSeek-V4 (its paper's 2.3), DeepSeek-V3.2 (arXiv 2512.02556, 2.1).
+def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
+    """Returns compressed or selected attention: DeepSeek-V4 (its paper's 2.3), DeepSeek-V3.2 (arXiv 2512.02556, 2.1).
 
     V4's queries are low-rank, one head of keys that are the values, too; the output goes through a low rank by groups.
     """
     kind, low = config.model_type, value_of(config, "q_lora_rank")
     if kind in KINDS["chooses_tokens"]:
         scores, own = config.index_n_heads * config.index_head_dim, config.index_head_dim
-        products = (Product(low, scores, COLUMNS), Product(hidden, own), Product(hidden, config.index_n_heads))
+        products = (Matmul(low, scores, COLUMNS), Matmul(hidden, own), Matmul(hidden, config.index_n_heads))
         types = value_of(config, "indexer_types") or ["full"] * config.num_hidden_layers
         asks = sum(one == "full" for one in types)
         own_index = Compressor(1, asks, products, config.index_topk, scores, 2 * own)
@@ -352,22 +353,24 @@ def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head: int) 
     sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
     scores, index = config.index_n_heads * config.index_head_dim, config.index_head_dim
     chooses = (
-        Product(hidden, 4 * head), Product(hidden, 4 * index), Product(low, scores, COLUMNS),
-        Product(hidden, config.index_n_heads),
+        Matmul(hidden, 4 * head_dim), Matmul(hidden, 4 * index), Matmul(low, scores, COLUMNS),
+        Matmul(hidden, config.index_n_heads),
     )  # fmt: skip
     compressors = (
         Compressor(rates[sparse], types.count(sparse), chooses, config.index_topk, scores,
-                   2 * rates[sparse] * (head + index) + head + index),
-        Compressor(rates[heavy], types.count(heavy), (Product(hidden, 2 * head),), params=(rates[heavy] + 1) * head),
+                   2 * rates[sparse] * (head_dim + index) + head_dim + index),
+        Compressor(rates[heavy], types.count(heavy), (Matmul(hidden, 2 * head_dim),),
+                   params=(rates[heavy] + 1) * head_dim),
     )  # fmt: skip
     narrow = config.o_groups * config.o_lora_rank
-    attention = (
-        Product(hidden, low), Product(low, heads * head, COLUMNS), Product(hidden, head),
-        Product(heads * head // config.o_groups, narrow, COLUMNS), Product(narrow, hidden, ROWS),
+    projections = (
+        Matmul(hidden, low), Matmul(low, heads * head_dim, COLUMNS), Matmul(hidden, head_dim),
+        Matmul(heads * head_dim // config.o_groups, narrow, COLUMNS), Matmul(narrow, hidden, ROWS),
     )  # fmt: skip
     return {
-        "attention": attention, "compressors": tuple(each for each in compressors if each.layers),
-        "window": config.sliding_window, "windowed": types.count("sliding_attention"), "streams": config.hc_mult,
+        "projections": projections, "compressors": tuple(each for each in compressors if each.layers),
+        "window": config.sliding_window, "windowed_layers": types.count("sliding_attention"),
+        "residual_streams": config.hc_mult,
     }  # fmt: skip
 
 
@@ -375,27 +378,28 @@ def _experts(config: "PreTrainedConfig") -> Experts | None:
     count = value_of(config, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     if not count or count < 2:
         return None
-    middle = value_of(config, "moe_intermediate_size", "expert_intermediate_size")
-    middle = middle or value_of(config, "intermediate_size", "ffn_hidden_size")
+    ffn_hidden = value_of(config, "moe_intermediate_size", "expert_intermediate_size")
+    ffn_hidden = ffn_hidden or value_of(config, "intermediate_size", "ffn_hidden_size")
     shared = value_of(config, "shared_expert_intermediate_size", "shared_intermediate_size")
     if shared is None:
-        shared = (value_of(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * middle
+        count_shared = value_of(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+        shared = (count_shared or 0) * ffn_hidden
     if config.model_type.startswith("llama4"):  # one for all tokens, which no key of its configuration says
-        shared = middle
-    chosen = value_of(config, "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts") or 2
-    every = value_of(config, "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval") or 1
+        shared = ffn_hidden
+    top_k = value_of(config, "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts") or 2
+    interval = value_of(config, "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval") or 1
     if types := value_of(config, "mlp_layer_types"):
         dense = sum(one == "dense" for one in types)
     else:
         dense = value_of(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index") or len(
             value_of(config, "mlp_only_layers") or ()
         )
-    return Experts(count, chosen, middle, shared, dense, every, config.model_type == "gpt_oss")
+    return Experts(count, top_k, ffn_hidden, shared, dense, interval, config.model_type == "gpt_oss")
 
 
-def _further(config: "PreTrainedConfig", shape: Shape) -> int:
-    """Parameters of biases and further norms, of the kinds of models that :data:`KINDS` says them of."""
-    own = KINDS["further"].get(config.model_type, {})
+def _other_params(config: "PreTrainedConfig", shape: Shape) -> int:
+    """Counts parameters of biases and of other norms, of the kinds of models that :data:`KINDS` says them of."""
+    own = KINDS["other_params"].get(config.model_type, {})
     named = {part: [*own.get(part, ())] for part in ("once", "layer", "attention", "dense", "experts")}
     for flag, given in own.get("if", {}).items():
         if value_of(config, flag):
@@ -403,7 +407,7 @@ def _further(config: "PreTrainedConfig", shape: Shape) -> int:
                 named[part] += names
     widths = _widths(config, shape)
     total = float(sum(widths[name] for name in named["once"]))
-    for kind, count in shape.kinds:
+    for kind, count in shape.layer_kinds:
         widths = _widths(config, shape.with_heads_of(kind))
         parts = ("layer", kind.mixer, kind.mlp)
         total += count * sum(widths[name] for part in parts for name in named.get(part, ()))
@@ -411,37 +415,38 @@ def _further(config: "PreTrainedConfig", shape: Shape) -> int:
 
 
 def _widths(config: "PreTrainedConfig", shape: Shape) -> dict[str, int]:
-    """Numbers of a bias or a norm, by the names in ``KINDS["further"]``."""
-    of, streams, up = shape.experts, shape.streams, 2 if shape.gated else 1
+    """Numbers of a bias or a norm, by the names in ``KINDS["other_params"]``."""
+    experts, streams, up = shape.experts, shape.residual_streams, 2 if shape.gated else 1
     return {
-        "hidden": shape.hidden, "head": shape.head, "queries": shape.heads * shape.head, "heads": shape.heads,
-        "keys": shape.groups * shape.head, "values": shape.groups * shape.value,
-        "middle": shape.middle, "up": shape.middle * up,
+        "hidden": shape.hidden, "head_dim": shape.head_dim, "heads": shape.heads,
+        "queries": shape.heads * shape.head_dim, "keys": shape.kv_heads * shape.head_dim,
+        "values": shape.kv_heads * shape.value_dim,
+        "ffn_hidden": shape.ffn_hidden, "up": shape.ffn_hidden * up,
         "query_rank": value_of(config, "q_lora_rank") or 0, "key_rank": value_of(config, "kv_lora_rank") or 0,
-        "experts": of.count if of else 0,
-        "experts_biases": of.count * (up * of.middle + shape.hidden) if of else 0,
+        "experts": experts.count if experts else 0,
+        "experts_biases": experts.count * (up * experts.ffn_hidden + shape.hidden) if experts else 0,
         "streams": 2 * ((2 + streams) * streams * (streams * shape.hidden + 1) + 3),
         "joined_streams": streams * (streams * shape.hidden + 1) + 1,
     }  # fmt: skip
 
 
 def _as_counted(shape: Shape, counted: dict[str, Any]) -> Shape:
-    """The shape with all parameters of the model that was counted.
+    """Returns the shape with all parameters of the model that was counted.
 
     Raises:
         ValueError: the model has matrices that the shape has not, or the other way round.
     """
-    for what, ours, theirs in (
+    for matrices, ours, theirs in (
         ("its experts", round(shape.expert_layers * shape.expert_params), counted["experts"]),
-        ("its layers, embedding and head", shape.matrices, counted["matrices"]),
+        ("its layers, embedding and head", shape.matrix_params, counted["matrices"]),
     ):
         if abs(ours - theirs) > MISSED * theirs:
             names = f": {', '.join(counted['unknown'])}" if counted["unknown"] else ""
             raise ValueError(
-                f"{shape.name}: {theirs:,} parameters in the matrices of {what}, of which {ours:,} are "
+                f"{shape.name}: {theirs:,} parameters in the matrices of {matrices}, of which {ours:,} are "
                 f"known; a layer of it has parts that are not planned{names}"
             )
-    return replace(shape, further=counted["all"] - shape.params)
+    return replace(shape, other_params=counted["all"] - shape.params)
 
 
 def usual_target(kind: str) -> tuple[str, ...] | None:

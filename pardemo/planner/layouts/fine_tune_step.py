@@ -19,17 +19,17 @@ HOST_ADAM_PARAMS_PER_S = 1.3e9
 
 
 def stage_of(engine: str) -> int | None:
-    """DeepSpeed's ZeRO stage of ``zero-2``; None for other engines."""
+    """Returns the ZeRO stage of ``zero-2``; None for other engines."""
     return int(engine[-1]) if engine.startswith("zero-") else None
 
 
 def reductions(engine: str, accumulation: int) -> int:
-    """How often a step of so many micro-batches reduces gradients: stages 0 and 1, and DDP, wait for the last one."""
+    """Counts the reductions of gradients in a step: stages 0 and 1, and DDP, wait for the last micro-batch."""
     return 1 if stage_of(engine) in (0, 1) or engine == "plain" else accumulation
 
 
 def overlaps(engine: str, setting: bool | None = None) -> bool:
-    """Whether the engine sends while it computes: FSDP2 does, DeepSpeed where ``overlap_comm`` (``setting``) says so.
+    """Tells whether the engine sends while it computes: FSDP2 does, DeepSpeed by its ``overlap_comm`` (``setting``).
 
     Left out it is DeepSpeed's default: stage 3 alone. Stage 0 reduces after the backward pass whatever it says. The
     plain engine sends nothing here.
@@ -41,7 +41,7 @@ def overlaps(engine: str, setting: bool | None = None) -> bool:
 
 
 def exposed(engine: str, exchange: float, busy: float, setting: bool | None = None) -> float:
-    """Of the seconds that a micro-batch's exchange takes, those that its ``busy`` seconds of computation do not cover.
+    """Returns the seconds of a micro-batch's exchange that its ``busy`` seconds of computation do not hide.
 
     ``setting``: DeepSpeed's ``overlap_comm``.
     """
@@ -54,7 +54,7 @@ def exposed(engine: str, exchange: float, busy: float, setting: bool | None = No
 def offload_seconds(
     offload: str, updated: float, params: float, rounds: int, accumulation: int, checkpointing: bool
 ) -> float:
-    """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
+    """Returns the seconds that DeepSpeed's offload adds; a host's GPUs share memory, links, cores; nothing overlaps.
 
     Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
     2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
@@ -83,41 +83,41 @@ FROZEN_AGAIN = 1.65
 
 
 def tuned_step(job: Job, layout: Layout) -> PredictedStep:
-    """A step of ``accumulation`` micro-batches on each data-parallel rank."""
+    """Predicts a fine-tune's step of ``accumulation`` micro-batches on each data-parallel rank."""
     shape, machine, tuning, m = job.shape, job.machine, job.tuning, layout.accumulation
     engine, layers = engine_of(job, layout), shape.layers / layout.pp
-    stage, again = stage_of(engine), layout.recompute == "full"
+    stage, recomputes = stage_of(engine), layout.recompute == "full"
     parts = Parts()
-    for kind, count in shape.kinds:
-        parts.more(layer(job, layout, kind), layers * count / shape.layers)
-    parts.more(head(job, layout), tuning.labels)  # of all tokens, and made of those that have a label
+    for kind, count in shape.layer_kinds:
+        parts.add_all(layer(job, layout, kind), layers * count / shape.layers)
+    parts.add_all(head(job, layout), tuning.labels)  # of all tokens, and made of those that have a label
     if BASES[tuning.base] < 2:
-        passes = 3 if again else 2
-        packed = (shape.params - shape.ends_params) / (layout.tp * layout.pp)
-        parts.add("memory bandwidth", passes * packed * UNPACKED / machine.memory_bytes_per_s)
+        passes = 3 if recomputes else 2
+        packed_params = (shape.params - shape.embedding_and_head_params) / (layout.tp * layout.pp)
+        parts.add("memory bandwidth", passes * packed_params * UNPACKED / machine.memory_bytes_per_s)
     if stage:
         parts.seconds["launching kernels"] = _waited(job, layout, parts)
     busy = parts.total
     parts = Parts({name: m * seconds for name, seconds in parts.seconds.items()})
     parts.add("pipeline bubble", (layout.pp - 1) * busy)
-    each, once = sent_bytes(job, layout)
+    reduced_bytes, step_bytes = sent_bytes(job, layout)
     rounds = reductions(engine, m)
     if layout.dp > 1:
         rate = machine.rate(layout.dp, layout.tp)
-        shown = exposed(engine, each / rate, busy, job.stack.overlaps)
-        waits = 2 * machine.latency(layout.dp, layout.tp)
-        parts.add("data-parallel traffic", rounds * shown + once / rate + waits)
+        exposed_s = exposed(engine, reduced_bytes / rate, busy, job.program.overlap_comm)
+        latency_s = 2 * machine.latency(layout.dp, layout.tp)
+        parts.add("data-parallel traffic", rounds * exposed_s + step_bytes / rate + latency_s)
     trained, gpus = trained_params(tuning, shape), layout.gpus
     if layout.on_host == "none":
         owned = trained / (gpus if layout.sharding != "none" else layout.tp * layout.pp)
         moved = 26 * owned  # gradients, copy, moments; read and written
         parts.add("optimizer", moved / machine.memory_bytes_per_s)
     else:
-        here = min(machine.host_gpus, gpus) / gpus
+        host_share = min(machine.host_gpus, gpus) / gpus
         parts.add("offload", offload_seconds(
-            layout.on_host, trained * here, shape.params * here, rounds, m, again
+            layout.on_host, trained * host_share, shape.params * host_share, rounds, m, recomputes
         ))  # fmt: skip
-    sent = rounds * each + once + m * tensor_bytes(job, layout)
+    sent = rounds * reduced_bytes + step_bytes + m * tensor_bytes(job, layout)
     tokens = layout.batch * job.sequence
     return PredictedStep(
         {name: seconds for name, seconds in parts.seconds.items() if seconds},
@@ -127,23 +127,23 @@ def tuned_step(job: Job, layout: Layout) -> PredictedStep:
 
 
 def _waited(job: Job, layout: Layout, parts: Parts) -> float:
-    """Seconds of a micro-batch that a GPU waits for its host, where DeepSpeed handles every gradient."""
-    waited, stack = parts.seconds.get("launching kernels", 0.0), job.stack
-    launches = stack.launch_s * (4 if layout.recompute == "full" else 3) / 3
-    host = job.shape.layers / layout.pp * (launches + _gradients(job) * stack.gradient_s)
-    return max(waited, host - (parts.total - waited))
+    """Returns the seconds of a micro-batch that a GPU waits for its host, where DeepSpeed handles every gradient."""
+    waiting_s, program = parts.seconds.get("launching kernels", 0.0), job.program
+    launch_s = program.launch_s * (4 if layout.recompute == "full" else 3) / 3
+    host_s = job.shape.layers / layout.pp * (launch_s + _gradients(job) * program.gradient_hook_s)
+    return max(waiting_s, host_s - (parts.total - waiting_s))
 
 
 def _gradients(job: Job) -> int:
-    """A layer's tensors that have a gradient, by Transformers' usual modules: queries, keys and values apart."""
+    """Counts a layer's tensors with a gradient, by Transformers' usual modules: queries, keys and values apart."""
     if job.frozen:
         return 2 * len(adapted_parts(job.tuning, job.shape))
     attention, mlp = 4, 2 + job.shape.gated
-    return attention + mlp + job.shape.norms
+    return attention + mlp + job.shape.norms_per_layer
 
 
 def tensor_bytes(job: Job, layout: Layout) -> float:
-    """Bytes that a tensor-parallel rank sends in a micro-batch (Korthikanti et al. 2022, 4.2.1)."""
+    """Returns the bytes that a tensor-parallel rank sends in a micro-batch (Korthikanti et al. 2022, 4.2.1)."""
     if layout.tp == 1:
         return 0.0
     exchanged = phi(layout.micro_batch, job.sequence, job.shape.hidden, layout.tp, 2)
@@ -151,21 +151,21 @@ def tensor_bytes(job: Job, layout: Layout) -> float:
 
 
 def sent_bytes(job: Job, layout: Layout) -> tuple[float, float]:
-    """Bytes that a rank sends each time gradients are reduced, and once a step.
+    """Returns the bytes that a rank sends each time gradients are reduced, and once a step.
 
     DeepSpeed's default stages 0 to 2 all-reduce gradients (2Ψ), and 1 and 2 gather the parameters after the update.
     Stage 3 gathers what it has not kept (:data:`LIVE`) a second time for the backward pass, FSDP2 all but the root's.
     Under stage 3 a frozen layer that is recomputed is gathered for that, and half of the time again to go back through.
     """
     shape, share = job.shape, 1 - 1 / layout.dp
-    cut, engine = layout.tp * layout.pp, engine_of(job, layout)
-    trained, params = trained_params(job.tuning, shape) / cut, shape.params / cut
+    model_parallel, engine = layout.tp * layout.pp, engine_of(job, layout)
+    trained, params = trained_params(job.tuning, shape) / model_parallel, shape.params / model_parallel
     if layout.sharding == "none":
         return 4 * trained * share, 0.0
     if engine in ("zero-1", "zero-2"):
         return 4 * trained * share, 2 * trained * share
-    kept = shape.ends_params / cut if engine == "fsdp2" else min(params, LIVE)
-    again = params - kept
+    kept = shape.embedding_and_head_params / model_parallel if engine == "fsdp2" else min(params, LIVE)
+    gathered_again = params - kept
     if engine == "zero-3" and job.frozen and layout.recompute == "full":
-        again = max(0.0, FROZEN_AGAIN * params - 0.8 * kept)
-    return 2 * share * (params + again + trained), 0.0
+        gathered_again = max(0.0, FROZEN_AGAIN * params - 0.8 * kept)
+    return 2 * share * (params + gathered_again + trained), 0.0

@@ -65,7 +65,7 @@ class Interval:
 
 
 def network_level(job: Job, layout: Layout) -> str:
-    """Which of :data:`LEVELS` a layout's traffic reaches."""
+    """Returns which of :data:`LEVELS` a layout's traffic reaches."""
     many = job.machine.hosts > MANY_HOSTS
     if not job.machine.inside(layout.tp):
         return "TP over many hosts" if many else "TP over hosts"
@@ -75,31 +75,31 @@ def network_level(job: Job, layout: Layout) -> str:
 
 
 def kinds_of_runs(job: Job, layout: Layout) -> list[str]:
-    """The kinds that a layout is of, from the narrowest on; the second may be the one that is nearest to it."""
+    """Returns the kinds that a layout is of, from the narrowest on; the second may be the one that is nearest to it."""
     experts = ("experts" if job.shape.experts else "dense") + (LORA if job.frozen else "")
-    program, reached = job.stack.name.removesuffix("-compiled"), network_level(job, layout)
+    program, reached = job.program.name.removesuffix("-compiled"), network_level(job, layout)
     levels = [reached, *([NEARER[reached]] if reached in NEARER else [])]
     return [*(f"{program}, {experts}, {each}" for each in levels), f"{program}, {experts.removesuffix(LORA)}", program]
 
 
 def of_seconds(job: Job, layout: Layout, seconds: float) -> Interval:
-    """The interval of a step's predicted seconds.
+    """Returns the interval of a step's predicted seconds.
 
     Of a release that is newer than all that were fitted it goes further down, by what the program becomes faster a
     month; runs on the very machine (``job.measured``) have measured that away.
     """
     found = _of(_ratios()["seconds"], kinds_of_runs(job, layout), seconds, job.measured)
-    months, program = job.stack.months_ahead, job.stack
+    months, program = job.program.months_ahead, job.program
     if job.measured or not months:
         return found
     faster = 1 - (1 - faster_a_month(program.name)) ** months
     newer = f"release {program.release} is {months} month{'s' * (months > 1)} newer than the last one that was fitted, "
-    newer += f"{program.fitted}, so it goes {100 * faster:.0f} % further down"
+    newer += f"{program.fitted_release}, so it goes {100 * faster:.0f} % further down"
     return replace(found, low=found.low * (1 - faster), newer=newer)
 
 
 def faster_a_month(program: str) -> float:
-    """The share of a step's time that a program's later releases save a month, at most in four of five runs."""
+    """Returns the share of a step's time that a program's later releases save a month, at most in four of five runs."""
     return _ratios()["faster a month"].get(program, 0.0)
 
 
@@ -118,13 +118,13 @@ def stage_hosts(job: Job, layout: Layout) -> int:
 
 
 def beyond_measured(job: Job, layout: Layout) -> bool:
-    """Whether a layout's stages go over more hosts than those of any published run of the program."""
-    known = measured_hosts(job.stack.name)
+    """Returns whether a layout's stages go over more hosts than those of any published run of the program."""
+    known = measured_hosts(job.program.name)
     return known is not None and job.machine.hosts > known[0] and stage_hosts(job, layout) > known[1]
 
 
 def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
-    """The interval of a GPU's predicted bytes."""
+    """Returns the interval of a GPU's predicted bytes."""
     return _of(_ratios()["bytes"], kinds_of_runs(job, layout), nbytes, False)
 
 
@@ -132,7 +132,7 @@ FINE_TUNES = "transformers, fine-tunes"
 
 
 def of_fine_tune(quantity: str, predicted: float) -> Interval:
-    """The interval of a fine-tune's ``seconds`` or ``bytes``.
+    """Returns the interval of a fine-tune's ``seconds`` or ``bytes``.
 
     The times that are known are of one family of models whose norms are fused, so that those of others are wider.
     """
@@ -152,12 +152,12 @@ def _of(
 
 
 def _is(kind: str, name: str) -> bool:
-    """Whether runs of a kind are of a wider one, too: ``nanotron, dense, hosts`` are nanotron's."""
+    """Returns whether runs of a kind are of a wider one, too: ``nanotron, dense, hosts`` are nanotron's."""
     return kind == name or kind.startswith(f"{name},")
 
 
 def between(ratios: Sequence[float], centred: bool = False) -> tuple[float, float]:
-    """The two ratios between which the next one lies with a probability of at least 80 %.
+    """Returns the two ratios between which the next one lies with a probability of at least 80 %.
 
     ``centred``: around their median, where a prediction's bias has been measured away.
     """

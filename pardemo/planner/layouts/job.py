@@ -1,4 +1,4 @@
-"""A training job: what is trained, by which program, on which machine."""
+"""Describes a training job: what is trained, by which program, on which machine."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,10 +7,11 @@ from typing import Any
 from pardemo.planner import hardware
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import OTHER_PROGRAMS, Program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import OTHERS, Stack
 from pardemo.planner.layouts.tuning import FULL, Tuning
 
+#: Sorted, then NCCL's all-to-all; or a kernel that sorts and sends, as DeepEP's.
 DISPATCHERS = ("alltoall", "fused")
 #: Of these only a training of all parameters is planned.
 HYBRID = "models with layers that have state spaces, linear or compressed attention, or other heads"
@@ -18,40 +19,22 @@ HYBRID = "models with layers that have state spaces, linear or compressed attent
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, by which program, on which machine.
-
-    Args:
-        sequence: tokens of a sample. fused: FlashAttention; else attention's scores go through memory.
-        precision: of its products: bf16, fp8 (a scale for each tensor or block), mxfp8, nvfp4; the head's, the router's
-            and attention are bf16's.
-        graphs: whether CUDA graphs start its kernels, but those of experts; None: where there are experts, as the
-            program usually does.
-        dispatch: how tokens get to their experts: ``alltoall`` (sorted, then NCCL's) or ``fused`` (a kernel that sorts
-            and sends, as DeepEP's); "": as the program usually does.
-        dropless: whether each token gets to all the experts that it chose, so that the host waits until it knows how
-            many go where; else experts have room for the average, and what is above it is dropped.
-        overlap: whether another micro-batch's computation runs beside the exchange of tokens; None: as the program
-            usually does.
-        pace: what every part of a step is multiplied by, as runs on the very machine have shown (``measured``).
-        imbalance: tokens of the rank whose experts are chosen most, over the average.
-        tuning: what is trained: with LoRA the model's own weights are frozen, so that a backward pass makes one product
-            for each of them, and not two.
-    """
+    """What is trained, by which program, on which machine."""
 
     shape: Shape
     machine: Machine
-    stack: Stack
-    sequence: int = 4096
-    fused: bool = True
-    precision: str = "bf16"
-    graphs: bool | None = None
-    dispatch: str = ""
-    imbalance: float = 1.0
-    dropless: bool = True
-    overlap: bool | None = None
-    pace: float = 1.0
+    program: Program
+    sequence: int = 4096  # tokens of a sample
+    fused: bool = True  # whether attention is (FlashAttention); else its scores go through memory
+    precision: str = "bf16"  # or fp8 (a scale for each tensor or block), mxfp8, nvfp4; head, router, attention: bf16
+    graphs: bool | None = None  # whether CUDA graphs start all kernels but experts'; None: as the program usually does
+    dispatch: str = ""  # how tokens get to experts, of :data:`DISPATCHERS`; "": as the program usually does
+    imbalance: float = 1.0  # tokens of the rank whose experts are chosen most, over the average
+    dropless: bool = True  # whether no expert drops tokens above the average, so that the host waits for their counts
+    overlap: bool | None = None  # of the exchange of tokens by another micro-batch; None: as the program usually does
+    correction: float = 1.0  # of each part's seconds, as runs on the very machine have shown (``measured``)
     measured: bool = False
-    tuning: Tuning = FULL
+    tuning: Tuning = FULL  # with LoRA a frozen weight needs one matrix multiplication in the backward pass, not two
 
     def __post_init__(self):
         if self.sequence < 1:
@@ -62,10 +45,10 @@ class Job:
             raise ValueError(f"imbalance is the fullest over the average, at least 1, not {self.imbalance!r}")
         hardware.peak(self.machine.gpu, self.precision)
         if self.frozen:
-            self.stack.check_lora()
-        if self.frozen and self.shape.hybrid and not self.stack.engine:
+            self.program.check_lora()
+        if self.frozen and self.shape.hybrid and not self.program.engine:
             raise ValueError(f"{self.shape.name}: LoRA is not planned for {HYBRID}")
-        if self.stack.engine and self.shape.hybrid:
+        if self.program.engine and self.shape.hybrid:
             raise ValueError(
                 f"{self.shape.name}: fine-tunes of {HYBRID} are not planned; --search and --explain plan their training"
             )
@@ -76,48 +59,48 @@ class Job:
         return self.tuning.lora
 
     @property
-    def small(self) -> float:
-        """Rows, columns and depth that a product loses: as measured of its machine, else as the program's runs say."""
-        return self.stack.small if self.machine.gpu.small is None else self.machine.gpu.small
+    def tile_loss(self) -> float:
+        """Rows, columns and depth that a matrix multiplication loses: as measured, else as the program's runs say."""
+        return self.program.tile_loss if self.machine.gpu.small is None else self.machine.gpu.small
 
     @property
     def peak_flops(self) -> float:
-        """Operations/s of the data sheet, in the products' precision."""
+        """Operations/s of the data sheet, in the job's precision."""
         return hardware.peak(self.machine.gpu, self.precision)
 
     @property
-    def rate(self) -> float:
-        """How many times as quick as bf16's its products are: the data sheet's ratio, by what the program reaches."""
+    def matmul_speedup(self) -> float:
+        """How many times as fast as in bf16 it multiplies: the data sheet's ratio, by what the program reaches."""
         if self.precision == "bf16":
             return 1.0
-        kept = self.stack.fp4 if self.precision == "nvfp4" else self.stack.fp8
+        kept = self.program.fp4_efficiency if self.precision == "nvfp4" else self.program.fp8_efficiency
         return kept * self.peak_flops / self.machine.gpu.flops
 
     @property
-    def casts(self) -> float:
+    def cast_bytes(self) -> float:
         """Bytes of memory traffic that a number takes on its way into 8 or 4 bits, as rows and as columns."""
-        return 0.0 if self.precision == "bf16" else self.stack.casts
+        return 0.0 if self.precision == "bf16" else self.program.cast_bytes
 
     @property
     def started_by_graphs(self) -> bool:
-        usual = self.stack.graphs and self.shape.experts is not None
+        usual = self.program.cuda_graphs and self.shape.experts is not None
         return usual if self.graphs is None else self.graphs
 
     @property
     def overlapped(self) -> bool:
-        return self.stack.beside if self.overlap is None else self.overlap
+        return self.program.batch_overlap if self.overlap is None else self.overlap
 
     @property
     def dispatcher(self) -> str:
-        return self.dispatch or self.stack.dispatch
+        return self.dispatch or self.program.dispatch
 
     @cached_property
-    def remembered(self) -> dict[tuple, Any]:
+    def cache(self) -> dict[tuple, Any]:
         """Computed values of this job by the settings of a layout that they depend on: a search asks for each often."""
         return {}
 
 
-TRANSFORMERS, FUSED_NORMS = OTHERS["transformers"], OTHERS["transformers, fused norms"]
+TRANSFORMERS, FUSED_NORMS = OTHER_PROGRAMS["transformers"], OTHER_PROGRAMS["transformers, fused norms"]
 BUCKET = 500_000_000  # DeepSpeed's ``reduce_bucket_size`` and ``allgather_bucket_size``, elements
 #: By name: whose engine it is, and what its ranks share. ``plain``: 16-bit weights and states of torch's optimizer, one
 #: process or DDP; DeepSpeed's stages; FSDP2's fp32 shards of what is trained.
@@ -148,9 +131,9 @@ def fine_tune(
     pp: int = 1,
     bucket: float = BUCKET,
     overlaps: bool | None = None,
-    program: Stack = TRANSFORMERS,
+    program: Program = TRANSFORMERS,
 ) -> tuple[Job, Layout]:
-    """A fine-tune's job and how it is laid out.
+    """Returns a fine-tune's job and how it is laid out.
 
     Args:
         engine: of :data:`ENGINES`. ranks: that share states. batch: samples of a micro-batch; sequence: tokens of each.
@@ -165,8 +148,8 @@ def fine_tune(
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
     whose, sharding = ENGINES[engine]
-    stack = program.but(engine=whose, bucket=bucket, overlaps=overlaps, can=_CAN[whose])
-    job = Job(shape, machine, stack, sequence, fused, tuning=tuning)
+    program = program.but(engine=whose, bucket_elements=bucket, overlap_comm=overlaps, supports=_CAN[whose])
+    job = Job(shape, machine, program, sequence, fused, tuning=tuning)
     layout = Layout(
         tp, dp=ranks, pp=pp, sharding=sharding, micro_batch=batch, accumulation=accumulation,
         recompute="full" if checkpointing else "none", on_host=offload,
@@ -175,16 +158,16 @@ def fine_tune(
 
 
 def engine_of(job: Job, layout: Layout) -> str:
-    """The name of a fine-tune's engine, of :data:`ENGINES`.
+    """Returns the name of a fine-tune's engine, of :data:`ENGINES`.
 
     Raises:
         ValueError: the layout has what fine-tunes are not planned with; names it.
     """
-    lacks = job.stack.lacks(layout)
+    lacks = job.program.missing_features(layout)
     if layout.recompute == "selective":
         lacks.append("selective recomputation")
     for name, each in ENGINES.items():
-        if each == (job.stack.engine, layout.sharding) and not lacks:
+        if each == (job.program.engine, layout.sharding) and not lacks:
             return name
     lacking = ", ".join(lacks) or layout.sharding
-    raise ValueError(f"fine-tunes by {job.stack.engine} are not planned with {lacking}")
+    raise ValueError(f"fine-tunes by {job.program.engine} are not planned with {lacking}")

@@ -1,10 +1,11 @@
-"""A job's layout over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
+"""Describes a job's layout over GPUs: its degrees of parallelism, and what is sharded, recomputed and offloaded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pardemo import options
+from pardemo.planner.estimate import OFFLOADS
 from pardemo.planner.layouts.shape import MODULES, Shape, missing
 
 SHARDING = ("none", "zero1", "zero2", "zero3")
@@ -13,7 +14,7 @@ CONTEXTS = ("ring", "all-to-all")
 #: By field, the words that it may be.
 WORDS = {
     "sharding": SHARDING, "recompute": RECOMPUTE, "schedule": ("1f1b", "zb-h1"), "context": CONTEXTS,
-    "on_host": ("none", "optimizer", "optimizer+parameters"),
+    "on_host": OFFLOADS,
 }  # fmt: skip
 COUNTS = ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
 
@@ -22,45 +23,28 @@ COUNTS = ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "c
 class Layout:
     """Degrees of parallelism, in the order in which ranks follow one another: tensor, context, data, pipeline.
 
-    Args:
-        tp: ranks that share each product (tensor parallel). cp: that share a sequence. dp: that have other samples.
-        pp: stages of the pipeline. ep: ranks that share a layer's experts, each some of them; etp: ranks that share
-            each expert's products. Their groups are formed anew over all ranks of a stage (TP × CP × DP), as
-            Megatron-core's ``parallel_state`` does.
-        sharding: what the data- and context-parallel ranks share of the states: nothing, the optimizer's (zero1),
-            gradients as well (zero2), parameters as well (zero3, FSDP).
-        shard_group: ranks over which states are shared, where these are fewer than all (HSDP); 0 means all.
-        sequence_parallel: whether what is not cut by tensor parallelism is cut along the sequence.
-        micro_batch: samples of a micro-batch. accumulation: micro-batches of a step, on each rank of ``dp``.
-        chunks: pieces of the model on each stage (interleaved schedule). recompute: none, selective, full. modules: of
-            a layer, those that selective recomputation makes again, by Megatron-core's names; (): what the program does
-            by itself.
-        offload: layers of a rank whose activations wait in the host's memory for the backward pass.
-        on_host: what of the states is in the host's memory, as DeepSpeed offloads it: none, optimizer, or
-            optimizer+parameters.
-        context: how ranks of ``cp`` meet: keys and values go round a ring, or all-to-alls give each rank some heads of
-            the whole sequence (Ulysses).
-        schedule: 1f1b, interleaved where there are chunks, or zb-h1 (zero bubble).
+    Groups of experts are formed anew over all ranks of a stage (TP × CP × DP), as Megatron-core's ``parallel_state``
+    does.
     """
 
-    tp: int = 1
-    cp: int = 1
-    dp: int = 1
-    pp: int = 1
-    ep: int = 1
-    etp: int = 1
-    sharding: str = "none"
-    shard_group: int = 0
-    sequence_parallel: bool = False
-    micro_batch: int = 1
-    accumulation: int = 1
-    chunks: int = 1
-    recompute: str = "none"
-    schedule: str = "1f1b"
-    context: str = "ring"
-    offload: int = 0
-    modules: tuple[str, ...] = ()
-    on_host: str = "none"
+    tp: int = 1  # ranks that share each matrix multiplication
+    cp: int = 1  # ranks that share a sequence
+    dp: int = 1  # ranks that have other samples
+    pp: int = 1  # stages of the pipeline
+    ep: int = 1  # ranks that share a layer's experts, each some of them
+    etp: int = 1  # ranks that share each expert's matrix multiplications
+    sharding: str = "none"  # of optimizer states (zero1), gradients as well (zero2), parameters as well (zero3, FSDP)
+    shard_group: int = 0  # ranks over which states are sharded, if fewer than all data-parallel ones (HSDP); 0: all
+    sequence_parallel: bool = False  # whether what tensor parallelism does not cut is cut along the sequence
+    micro_batch: int = 1  # samples of one, on each rank of ``dp``
+    accumulation: int = 1  # micro-batches of a step
+    chunks: int = 1  # pieces of the model on each stage (interleaved schedule)
+    recompute: str = "none"  # or selective, full
+    schedule: str = "1f1b"  # interleaved where there are chunks; or zb-h1 (zero bubble)
+    context: str = "ring"  # keys and values go round it; or all-to-all: each rank gets some heads (Ulysses)
+    offload: int = 0  # layers of a rank whose activations wait in the host's memory for the backward pass
+    modules: tuple[str, ...] = ()  # recomputed selectively, by Megatron-core's names; (): the program's own choice
+    on_host: str = "none"  # states in the host's memory, as DeepSpeed offloads them: optimizer, optimizer+parameters
 
     def __post_init__(self):
         counts = [getattr(self, name) for name in COUNTS]
@@ -140,36 +124,41 @@ def recomputation(word: str) -> dict[str, Any]:
 
 
 def exchanges_heads(layout: Layout, shape: Shape) -> bool:
-    """Whether all-to-alls can give each context-parallel rank whole heads, of the queries and of keys and values.
+    """Tells whether all-to-alls can give each context-parallel rank whole heads, of the queries and of keys and values.
 
     TransformerEngine asks for both (``AttnFuncWithCPAndQKVOA2A``), and for keys that are as wide as values.
     """
     ranks = layout.tp * layout.cp
-    return shape.heads % ranks == 0 and shape.groups % ranks == 0 and shape.head == shape.value
+    return shape.heads % ranks == 0 and shape.kv_heads % ranks == 0 and shape.head_dim == shape.value_dim
 
 
-def check_layout(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool = False) -> None:
+def check_layout(
+    layout: Layout, shape: Shape, gpus: int, sequence: int, embedding_and_loss_as_layers: bool = False
+) -> None:
     """Raises ValueError, one line, where the layout cannot be run: what is wrong, and what would be right.
 
-    ``ends_as_layers``: whether the program may give the embedding and the loss a piece of the model each.
+    ``embedding_and_loss_as_layers``: whether the program may give the embedding and the loss a piece of the model each.
     """
-    for wrong in _wrongs(layout, shape, gpus, sequence, ends_as_layers):
+    for wrong in _wrongs(layout, shape, gpus, sequence, embedding_and_loss_as_layers):
         raise ValueError(wrong)
 
 
-def _wrongs(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool) -> Iterator[str]:
-    """What is wrong with a layout, the most telling first."""
+def _wrongs(
+    layout: Layout, shape: Shape, gpus: int, sequence: int, embedding_and_loss_as_layers: bool
+) -> Iterator[str]:
+    """Yields what is wrong with a layout, the most telling first."""
     tp, cp, pp, ep, etp, chunks = layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.chunks
     experts, name = shape.experts, shape.name or "this one"
     if shape.heads % tp:
         fits = _divisors(shape.heads, gpus)
         yield f"{shape.heads} attention heads do not divide by TP {tp}; {fits} would do"
     if cp > 1 and layout.context == "all-to-all" and not exchanges_heads(layout, shape):
-        if shape.head != shape.value:
-            yield f"keys of {shape.head} and values of {shape.value} go through no all-to-alls; they go round a ring"
-        heads = f"{shape.heads} attention" if shape.heads % (tp * cp) else f"{shape.groups} key-value"
+        if shape.head_dim != shape.value_dim:
+            widths = f"keys of {shape.head_dim} and values of {shape.value_dim}"
+            yield f"{widths} go through no all-to-alls; they go round a ring"
+        heads = f"{shape.heads} attention" if shape.heads % (tp * cp) else f"{shape.kv_heads} key-value"
         yield f"{heads} heads do not divide by TP {tp} × CP {cp}, as all-to-alls need; a ring does not"
-    most = shape.layers + (2 if chunks > 1 and ends_as_layers else 0)
+    most = shape.layers + (2 if chunks > 1 and embedding_and_loss_as_layers else 0)
     if pp * chunks > most:
         yield f"{shape.layers} layers cannot be cut into PP {pp} × {chunks} chunks; at most {most}"
     if ep > 1 and experts is None:
@@ -187,8 +176,8 @@ def _wrongs(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_laye
         yield f"an interleaved pipeline takes micro-batches in multiples of PP {pp}, not {layout.accumulation}"
     if experts and experts.count % ep:
         yield f"{experts.count} experts do not divide by EP {ep}; {_divisors(experts.count, experts.count)} would do"
-    if experts and experts.middle % etp:
-        yield f"experts of width {experts.middle} do not divide by ETP {etp}"
+    if experts and experts.ffn_hidden % etp:
+        yield f"experts of width {experts.ffn_hidden} do not divide by ETP {etp}"
     if etp > 1 and experts is None:
         yield f"ETP {etp} needs a model with experts; {name} has none"
     if (ranks := tp * layout.replicas) % layout.expert_ranks:

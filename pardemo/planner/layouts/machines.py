@@ -66,12 +66,12 @@ class Machine:
         return self.gpu.memory_bytes * FULLEST
 
     @property
-    def room(self) -> float:
+    def usable_bytes(self) -> float:
         """Bytes of a GPU that a plan fills at most where it can choose."""
         return self.gpu.memory_bytes * (1 - RESERVE)
 
     def inside(self, ranks: int, stride: int = 1) -> bool:
-        """Whether a group of so many ranks, every ``stride``-th, is on one host."""
+        """Returns whether a group of so many ranks, every ``stride``-th, is on one host."""
         return ranks * stride <= self.host_gpus
 
     def rate(self, ranks: int, stride: int = 1) -> float:

@@ -1,294 +1,92 @@
-"""Predicts a GPU's bytes in a fine-tune: at the loss, in a layer's backward pass, in the update; the most counts.
+"""Predicts a GPU's bytes in a step: what a rank of the fullest pipeline stage holds, line by line."""
 
-A sum of all that ever lies there would be too much: logits are gone when the update makes its copies. What each moment
-holds is read from the sources of Transformers' models, PEFT and DeepSpeed 0.19, and held against dry runs of them.
-"""
-
-import math
-from dataclasses import dataclass
-
-from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, Memory
-from pardemo.planner.layouts.fine_tune_step import LIVE, stage_of
-from pardemo.planner.layouts.job import Job, engine_of
+from pardemo.planner.estimate import Memory
+from pardemo.planner.layouts.fine_tune_memory import peak
+from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_params, owned_trained_params
-from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.step import stages
-from pardemo.planner.layouts.tuning import STATES, Tuning, adapted, adapter_params, trained_params, weight_bytes
-
-LOGITS = 12.0  # of each: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
-FUSED = 1024  # tokens of a piece of a fused loss
-SUB_GROUP = 1_000_000_000  # elements that stage 3 updates at once (``sub_group_size``)
-
-
-@dataclass(frozen=True)
-class Overheads:
-    """What no source says, in bytes: fitted to every second one of Qwen's 57 runs.
-
-    Args:
-        allocator: what torch's allocator keeps beside tensors, and libraries' workspaces.
-        logits_of_int4: of each logit beside GPTQ's weights, whose model computes in fp16.
-    """
-
-    allocator: float = 2.0e9
-    logits_of_int4: float = 8.0
-
-
-OVERHEADS = Overheads()
-
-
-def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool = False, tp: int = 1) -> float:
-    """Bytes that Transformers' decoder layer keeps of a token for its backward pass.
-
-    Of each norm in fp32 its input, and normalised what its weights are multiplied with if these are trained; LayerNorm
-    is one operation, which keeps its input. Attention keeps queries, keys, values and its output; an MLP what its
-    activation and the gate's product need. A weight that is trained needs its input; LoRA a copy of it with some
-    numbers dropped, and which ones.
-
-    Args:
-        scores: tokens whose scores are kept, where attention is not fused. inputs: whether frozen weights' inputs are
-            kept, too (``LinearFunctionForZeroStage3`` of DeepSpeed does). tp: tensor-parallel ranks, which cut all but
-            the norms' part.
-    """
-    full, h, m = not tuning.lora, shape.hidden, _middle(shape)
-    queries, others = shape.heads * shape.head, shape.groups * (shape.head + shape.value)
-    norm = 8.0 * full + 4.0 * (not full) if shape.gated else 2.0 + 2.0 * full
-    of_heads = (4.0 + 2.0 * full) * (queries + shape.groups * shape.head)
-    uncut = shape.norms * norm * h
-    kept = of_heads if shape.head_norms else 0.0
-    kept += 6 * shape.heads * scores + 2 * (queries + others + shape.heads * shape.value)
-    kept += (6 + 2 * full) * m if shape.gated else (2 + 2 * full) * m
-    kept += 6 * m + 2 * h if shape.by_hand else 0.0
-    if tuning.lora and inputs:
-        kept += 4 * h + 2 * m
-    if tuning.lora:
-        each = (3 if tuning.dropout else 2) + 4 * tuning.adapters_fp32
-        modules = adapted(tuning, shape)
-        kept += sum(each * width + 2 * tuning.rank for width, _ in modules)
-    return uncut + kept / tp
-
-
-def _middle(shape: Shape) -> float:
-    """An MLP's width that a token goes through, on average over the layers."""
-    total = 0.0
-    for kind, count in shape.kinds:
-        if kind.mlp == "dense":
-            total += count * shape.middle
-        elif kind.mlp == "experts" and shape.experts:
-            total += count * (shape.experts.chosen * shape.experts.middle + shape.experts.shared)
-    return total / shape.layers
-
-
-def states(job: Job, layout: Layout) -> dict[str, float]:
-    """What stays over a step: weights, gradients, the optimizer's states."""
-    shape, tuning, n, cut, engine = job.shape, job.tuning, layout.dp, layout.tp * layout.pp, engine_of(job, layout)
-    adapters = adapter_params(tuning, shape) / cut
-    trained, weights = trained_params(tuning, shape) / cut, weight_bytes(tuning, shape) / cut * tuning.lora
-    each, width = _states(job, layout), 2.0
-    if engine == "plain" and trained:  # adapters may be in fp32 beside weights in 16 bits
-        of_a_weight = 4.0 if tuning.base == "fp32" else 2.0
-        width = of_a_weight + (4.0 - of_a_weight) * tuning.adapters_fp32 * adapters / trained
-        each = 2 * width if tuning.optimizer in ("adamw", "adamw-foreach") else each
-    elif engine == "fsdp2":  # fp32 shards, which are the master copy
-        width = 4.0
-    parameters, gradients, held = width * trained, width * trained, each * trained
-    stage = 3 if engine == "fsdp2" else stage_of(engine) or 0
-    held /= n if stage >= 1 else 1
-    gradients /= n if stage >= 2 else 1
-    if stage == 3:
-        parameters, weights = parameters / n, weights / n
-    if layout.on_host != "none":
-        held, gradients = 0.0, (0.0 if stage >= 2 else gradients)
-    if layout.on_host == "optimizer+parameters":
-        parameters, weights = 0.0, 0.0
-    return {
-        "parameters": parameters, "frozen parameters": weights, "gradients": gradients, "optimizer states": held,
-    }  # fmt: skip
-
-
-def _states(job: Job, layout: Layout) -> float:
-    """Bytes of the optimizer's states of a trained parameter, with DeepSpeed's master copy in fp32."""
-    return STATES[job.tuning.optimizer] + (4 if job.stack.engine == "deepspeed" else 0)
-
-
-def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[str, dict[str, float]]:
-    """Bytes by line at the loss, in the backward pass of a layer, and in the update."""
-    shape, tuning, h, engine = job.shape, job.tuning, job.shape.hidden, engine_of(job, layout)
-    stage, again, tokens = stage_of(engine), layout.recompute == "full", layout.micro_batch * job.sequence
-    always = states(job, layout)
-    kept = kept_of_a_token(shape, tuning, 0 if job.fused else job.sequence, stage == 3, layout.tp)
-    stored = 2.0 * h if again else kept
-    ends = (10.0 if shape.gated and not tuning.lora else 6.0) * h  # the embeddings, the last norm
-    in_flight = min(layout.pp, layout.accumulation)
-    activations = tokens * (in_flight * shape.layers / layout.pp * stored + ends)
-    made = min(tokens * tuning.labels, FUSED if tuning.fused_loss else math.inf)
-    each = overheads.logits_of_int4 if tuning.base == "int4" else LOGITS
-    logits = each * shape.vocabulary * made / layout.tp
-    passing = {"gathered parameters": _gathered(job, layout), "buckets": _buckets(job, layout)}
-    before = dict(always)
-    if layout.accumulation == 1 and stage not in (2, 3):  # they are made on the way
-        before["gradients"] = 0.0 if tuning.lora else 2.0 * shape.head_params / layout.tp
-    loss = before | passing | {"activations": activations, "logits": logits}
-    if stage == 2 and layout.dp > 1:  # made when the first gradient is there
-        passing["buckets"] = 2 * job.stack.bucket
-    temporary = tokens * ((kept if again else 0.0) + 4 * _middle(shape) / layout.tp + 4 * h)
-    below = activations - tokens * (stored + ends)  # without the last layer's, nor what follows it
-    late = tuning.lora and stage == 2  # a bucket comes with the first gradient, LoRA's when the layer is done
-    backward = always | passing | {"activations": below if late else activations - 2 * tokens * h}
-    backward["temporaries"] = temporary
-    if engine == "fsdp2" and layout.dp > 1:  # a layer that is whole; its gradients on their way, if it has any
-        layer = _layer_bytes(job, layout)
-        gathered = passing["gathered parameters"] + layer
-        backward |= {"gathered parameters": gathered, "buckets": (1 if tuning.lora else 2) * layer}
-    update = always | {"temporaries": _update(job, layout)}
-    if stage == 1:  # the others' parts are given back first
-        update["gradients"] = always["gradients"] / layout.dp
-    by_moment = {"loss": loss, "backward": backward, "update": update}
-    if engine == "fsdp2" and layout.dp > 1:  # the root's and the first layer's, and what they are copied from
-        by_moment["first layer"] = always | {"gathered parameters": gathered, "buckets": gathered}
-        last = {"gathered parameters": gathered, "buckets": 2 * layer, "activations": below}
-        by_moment["last layers"] = always | last
-    return by_moment
-
-
-def _gathered(job: Job, layout: Layout) -> float:
-    """Whole parameters that stage 3 or FSDP2 has gathered when the loss is there.
-
-    Stage 3 keeps what it needs again before it has gone through :data:`LIVE` elements; FSDP2 the root's, which are the
-    embedding, the head, and a layer on either side.
-    """
-    shape, engine = job.shape, engine_of(job, layout)
-    if layout.dp == 1 or engine not in ("zero-3", "fsdp2"):
-        return 0.0
-    if engine == "fsdp2":
-        return 2.0 * shape.ends_params / layout.tp
-    return min(
-        2.0 * shape.params / layout.tp, max(2.0 * LIVE, 2 * shape.head_params / layout.tp + _layer_bytes(job, layout))
-    )
-
-
-def _buckets(job: Job, layout: Layout) -> float:
-    """Buffers of what is on its way: stage 1's and 3's of gradients, FSDP2's of a layer."""
-    engine = engine_of(job, layout)
-    if layout.dp == 1:
-        return 0.0
-    if engine in ("zero-1", "zero-3"):
-        return 2 * job.stack.bucket
-    if engine == "fsdp2":
-        return _layer_bytes(job, layout)
-    return 0.0
-
-
-def _layer_bytes(job: Job, layout: Layout) -> float:
-    """Of a layer's weights in 16 bits, on a tensor-parallel rank."""
-    return 2 * (job.shape.params - job.shape.ends_params) / job.shape.layers / layout.tp
-
-
-def _update(job: Job, layout: Layout) -> float:
-    """What the update makes: DeepSpeed's gradients in fp32, of what it owns; torch's a list of square roots."""
-    trained = trained_params(job.tuning, job.shape) / (layout.tp * layout.pp)
-    engine = engine_of(job, layout)
-    stage = stage_of(engine)
-    if stage is not None:
-        owned = trained / (layout.dp if stage else 1)
-        at_once = min(owned, SUB_GROUP) if stage == 3 else owned
-        return 0.0 if layout.on_host != "none" else (6 if stage else 4) * at_once
-    return 2 * trained if engine == "plain" and job.tuning.optimizer == "adamw-foreach" else 0.0
-
-
-def peak(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> Memory:
-    """The fullest moment of a step, with what the allocator and CUDA take; its ``phase`` is a moment's name."""
-    by_moment = moments(job, layout, overheads)
-    name = max(by_moment, key=lambda moment: sum(by_moment[moment].values()))
-    lines = {line: nbytes for line, nbytes in by_moment[name].items() if nbytes}
-    lines["allocator"] = overheads.allocator
-    lines["CUDA context"] = CONTEXT_BYTES
-    if groups := sum(size > 1 for size in (layout.dp, layout.tp, layout.pp)):
-        lines["NCCL"] = groups * NCCL_BYTES
-    building = None
-    if engine_of(job, layout) in BUILT_SHARDED:
-        building = 2.0 * job.shape.params / (layout.tp * layout.pp) + CONTEXT_BYTES
-    return Memory(lines, name, building)
-
 
 LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
 
 
 def memory(job: Job, layout: Layout) -> Memory:
-    """Bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer as its engine holds them."""
-    if job.stack.engine:
+    """Returns the bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer its engine's."""
+    if job.program.engine:
         return peak(job, layout)
     split = stages(job, layout)
-    alike = len(set(split)) == 1  # then it is the first or the last one
-    places = {0, layout.pp - 1} if alike else range(layout.pp)
-    kept = kept_bytes(job, layout), _made_again(job, layout)  # of a token and a layer, the same on all stages
+    equal_stages = len(set(split)) == 1  # then it is the first or the last one
+    candidates = {0, layout.pp - 1} if equal_stages else range(layout.pp)
+    # of a token and a layer, the same on all stages
+    kept_of_a_token = kept_bytes(job, layout), _recomputed_bytes(job, layout)
     return max(
-        (Memory(_stage(job, layout, split, place, *kept), "", stage=place) for place in places),
+        (Memory(_stage(job, layout, split, index, *kept_of_a_token), "", stage=index) for index in candidates),
         key=lambda stage: stage.peak_bytes,
     )
 
 
-def _made_again(job: Job, layout: Layout) -> float:
-    """Bytes of each token that the layer whose backward pass runs has beside what it kept."""
-    key = "made again", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
-    if key not in job.remembered:
+def _recomputed_bytes(job: Job, layout: Layout) -> float:
+    """Returns the bytes of each token that the layer in its backward pass has beside what it kept."""
+    key = "recomputed", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
+    if key not in job.cache:
         nbytes = 0.0
         if layout.recompute == "full":
             nbytes = kept_bytes(job, layout.but(recompute="none"))
         elif layout.modules:
             nbytes = kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
-        job.remembered[key] = nbytes
-    return job.remembered[key]
+        job.cache[key] = nbytes
+    return job.cache[key]
 
 
-def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, made_again: float) -> dict[str, float]:
-    shape, stack = job.shape, job.stack
-    owned = owned_params(job, layout, split, place)
+def _stage(job: Job, layout: Layout, split: list[int], index: int, kept: float, recomputed: float) -> dict[str, float]:
+    shape, program = job.shape, job.program
+    owned = owned_params(job, layout, split, index)
     shard = owned.sharded(layout)
-    updated, part = owned.whole, shard
+    updated, updated_shard = owned.whole, shard
     if job.frozen:  # adapters come to the model's own weights
-        trained = owned_trained_params(job, layout, split, place)
-        updated, part = trained.whole, trained.sharded(layout)
-        owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + part
+        trained = owned_trained_params(job, layout, split, index)
+        updated, updated_shard = trained.whole, trained.sharded(layout)
+        owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + updated_shard
     stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
     tokens = layout.micro_batch * job.sequence / layout.cp
-    micro_batches = in_flight(layout, place)
+    micro_batches = in_flight(layout, index)
+    gradient_bytes = program.gradient_bytes + program.gradient_copy_bytes
     lines = {
-        "parameters": stack.weight * (shard if stage == 3 else owned.whole),
-        "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else updated),
-        "optimizer states": stack.state * (part if stage >= 1 else updated),
-        "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept,
-        "program": stack.program,
+        "parameters": program.weight_bytes * (shard if stage == 3 else owned.whole),
+        "gradients": gradient_bytes * (updated_shard if stage >= 2 else updated),
+        "optimizer states": program.state_bytes * (updated_shard if stage >= 1 else updated),
+        "activations": micro_batches * max(0, split[index] - layout.offload) * tokens * kept,
+        "program": program.program_bytes,
     }
-    if stage >= 2 and stack.queued:  # beside those that are kept
-        least = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
-        lines["gradients"] += stack.gradient * min(max(stack.queued, least), updated)
+    if stage >= 2 and program.bucketed_gradients:  # beside those that are kept
+        least_gradients = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
+        lines["gradients"] += program.gradient_bytes * min(max(program.bucketed_gradients, least_gradients), updated)
     if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
-        each = owned_layer(shape, layout)
-        ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
-        lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
+        layer = owned_layer(shape, layout)
+        gathered = min(owned.whole, layer.whole + max(layer.whole, program.bucketed_gradients / 2))
+        lines["gathered parameters"] = 2 * gathered * (1 - layer.sharded(layout) / layer.whole)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
         lines["gathered parameters"] = 2 * (owned.whole - shard)
-        lines["gradients"] = stack.gradient * updated
+        lines["gradients"] = program.gradient_bytes * updated
     if layout.tp > 1:
-        lines["activations"] += tokens * stack.gathered * shape.hidden
-    lines["activations"] += tokens * made_again
-    if place == 0:
+        lines["activations"] += tokens * program.gathered_input_bytes * shape.hidden
+    lines["activations"] += tokens * recomputed
+    if index == 0:
         lines["activations"] += (
             micro_batches * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
         )
-    if place == layout.pp - 1:
-        lines["logits"] = tokens * shape.vocabulary / layout.tp * stack.logits
+    if index == layout.pp - 1:
+        lines["logits"] = tokens * shape.vocabulary / layout.tp * program.logit_bytes
     return lines
 
 
-def in_flight(layout: Layout, place: int) -> float:
-    """Micro-batches whose activations a stage holds at most.
+def in_flight(layout: Layout, stage: int) -> float:
+    """Returns the most micro-batches whose activations a stage holds.
 
     1F1B: as many as there are stages from it on; interleaved (p − 1)/(p·v) more (Korthikanti et al. 2022, 4.2.3);
     ZB-H1: on every stage as many as on the first.
     """
     p, m = layout.pp, layout.accumulation
     if layout.chunks > 1:
-        return min(m, p * (1 + (p - 1) / (p * layout.chunks)) - place / layout.chunks)
-    return min(m, p if layout.schedule == "zb-h1" else p - place)
+        return min(m, p * (1 + (p - 1) / (p * layout.chunks)) - stage / layout.chunks)
+    return min(m, p if layout.schedule == "zb-h1" else p - stage)

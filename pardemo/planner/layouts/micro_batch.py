@@ -1,12 +1,11 @@
-"""Predicts a micro-batch's seconds on a rank: a layer's products, attention, memory, launches, traffic; the head's."""
+"""Predicts a micro-batch's seconds on a rank: a layer's matrix products, attention, memory, traffic; the head."""
 
 from dataclasses import dataclass, field
 
 from pardemo.planner.layouts import per_rank
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.shape import COLUMNS, Layer, Product
-from pardemo.planner.layouts.shape import again as recomputed
+from pardemo.planner.layouts.shape import COLUMNS, Layer, Matmul, recomputed
 
 #: Where a step's time goes.
 PARTS = (
@@ -14,8 +13,8 @@ PARTS = (
     "tensor-parallel traffic", "context-parallel traffic", "expert-parallel traffic", "pipeline messages",
     "pipeline bubble", "data-parallel traffic", "offload", "optimizer",
 )  # fmt: skip
-MOST_OF_ALONE = 1.05  # of what products reach alone, which was measured with one release of their library
-BACKWARD_ATTENTION = 2.5  # of its forward: five products for two (arXiv 2307.08691, 3.1)
+MOST_OF_ALONE = 1.05  # of what matrix multiplications reach alone, as measured with one release of cuBLAS
+BACKWARD_ATTENTION = 2.5  # of its forward: five matrix multiplications for two (arXiv 2307.08691, 3.1)
 LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
 HIDDEN_RING = 0.8  # of attention, beside which keys and values go round
 
@@ -31,9 +30,9 @@ class Parts:
         if seconds:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
-    def more(self, other: "Parts", times: float = 1.0) -> None:
+    def add_all(self, parts: "Parts", times: float = 1.0) -> None:
         """Adds all parts of ``other``, ``times`` times."""
-        for name, seconds in other.seconds.items():
+        for name, seconds in parts.seconds.items():
             self.add(name, seconds * times)
 
     @property
@@ -41,155 +40,158 @@ class Parts:
         return sum(self.seconds.values())
 
 
-def product(job: Job, weights: Product, tp: int, tokens: float, whole: bool = False) -> float:
-    """Seconds of ``tokens`` rows times one rank's share of the weights; ``whole``: in bf16, whatever the job's is.
+def matmul_seconds(job: Job, matmul: Matmul, tp: int, tokens: float, in_bf16: bool = False) -> float:
+    """Returns the seconds of ``tokens`` rows times one rank's part of a matrix.
 
-    Operations over the rate of large products, which each of the three sizes loses something of when it is small.
+    Operations over the rate of large ones; each of the three sizes adds its ``tile_loss``. ``in_bf16``: whatever the
+    job's precision is.
     """
-    inputs, outputs = weights.on(tp)
-    small, rate = job.small, 1.0 if whole else job.rate
+    inputs, outputs = matmul.on_rank(tp)
+    tile_loss, speedup = job.tile_loss, 1.0 if in_bf16 else job.matmul_speedup
     gpu = job.machine.gpu
-    most = gpu.reachable * (1.0 if gpu.measured else MOST_OF_ALONE)
-    reached = min(job.machine.matrix_flops * job.stack.products, most)
-    full = 2 * tokens * inputs * outputs / (reached * rate)
-    return full * (1 + small / tokens) * (1 + small / inputs) * (1 + small / outputs)
+    most_flops = gpu.reachable * (1.0 if gpu.measured else MOST_OF_ALONE)
+    reached_flops = min(job.machine.matrix_flops * job.program.matmul_efficiency, most_flops)
+    full_tile_s = 2 * tokens * inputs * outputs / (reached_flops * speedup)
+    return full_tile_s * (1 + tile_loss / tokens) * (1 + tile_loss / inputs) * (1 + tile_loss / outputs)
 
 
 def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
-    """Seconds of both passes of a micro-batch through one layer on one rank, with what is recomputed.
+    """Returns the seconds of both passes of a micro-batch through one layer on one rank, with what is recomputed.
 
     ``kind``: by default the model's first.
     """
-    shape, machine, stack, parts = job.shape, job.machine, job.stack, Parts()
-    kind = kind or shape.kinds[0][0]
+    shape, machine, program, parts = job.shape, job.machine, job.program, Parts()
+    kind = kind or shape.layer_kinds[0][0]
     tokens = layout.micro_batch * job.sequence / layout.cp
-    full = layout.recompute == "full"
-    passes = 4 if full else 3  # of a product: the backward pass makes two, or one for inputs alone
+    recomputes_all = layout.recompute == "full"
+    passes = 4 if recomputes_all else 3  # the backward pass multiplies twice, or once for inputs alone
     blocks = bool(kind.mixer) + bool(kind.mlp)
-    exchanges = (3 if full else 2) * blocks  # one of each in each pass, and in the recomputed one
-    again = stack.selective_products if layout.recompute == "selective" and not layout.modules else 0.0
-    modules = recomputed(shape, layout.modules, kind)
-    exchanges += modules.blocks
-    weights = shape.products(kind)
-    products = sum(product(job, each, layout.tp, tokens) for each in weights)
-    uncut = stack.whole / (layout.tp if layout.sequence_parallel else 1)
-    moved = tokens * shape.hidden * (uncut + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
-    moved += 6 * tokens * shape.hidden * (shape.streams - 1) * blocks  # read twice, written once, in 2 bytes
-    moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
-    more = sum(product(job, each, layout.tp, tokens) for each in modules.weights)
-    more_moved = tokens * (
-        modules.blocks * shape.hidden * (uncut + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
+    exchanges = (3 if recomputes_all else 2) * blocks  # one of each in each pass, and in the recomputed one
+    selective_share = program.selective_matmul_share if layout.recompute == "selective" and not layout.modules else 0.0
+    recomputed_modules = recomputed(shape, layout.modules, kind)
+    exchanges += recomputed_modules.blocks
+    matmuls = shape.matmuls(kind)
+    matmul_s = sum(matmul_seconds(job, each, layout.tp, tokens) for each in matmuls)
+    uncut_passes = program.uncut_passes / (layout.tp if layout.sequence_parallel else 1)
+    all_passes = uncut_passes + program.cut_passes / layout.tp
+    moved_bytes = tokens * shape.hidden * all_passes * blocks  # two blocks, of 2 bytes
+    streams = shape.residual_streams - 1
+    moved_bytes += 6 * tokens * shape.hidden * streams * blocks  # read twice, written once, in 2 bytes
+    moved_bytes += tokens * job.cast_bytes * sum(sum(each.on_rank(layout.tp)) for each in matmuls)
+    recomputed_s = sum(matmul_seconds(job, each, layout.tp, tokens) for each in recomputed_modules.matmuls)
+    recomputed_bytes = tokens * (
+        recomputed_modules.blocks * shape.hidden * all_passes + 2 * recomputed_modules.elements / layout.tp
     )
-    if job.frozen and stack.adapters:
-        moved += stack.adapters * tokens * per_rank.adapters_moved_bytes(job, layout)
-    attention = 0.0
+    if job.frozen and program.adapter_passes:
+        moved_bytes += program.adapter_passes * tokens * per_rank.adapters_moved_bytes(job, layout)
+    attention_s = 0.0
     if kind.mixer == "attention":
-        attention = _attention(job, layout, kind)
-    elif kind.mixer == "linear" and shape.linear:
-        moved += 2 * tokens * shape.linear.inner / layout.tp * stack.filtered
-        scan = tokens * shape.linear.scan_flops / layout.tp
-        attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * stack.attention)
-    launches = _launching(job, layout) * blocks / 2
+        attention_s = _attention(job, layout, kind)
+    elif kind.mixer == "linear" and shape.linear_mixer:
+        moved_bytes += 2 * tokens * shape.linear_mixer.inner_dim / layout.tp * program.mixer_passes
+        scan = tokens * shape.linear_mixer.scan_flops / layout.tp
+        reached = machine.attention_flops * program.attention_efficiency
+        attention_s = (1 + BACKWARD_ATTENTION + recomputes_all) * scan / reached
+    launch_s = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
-        routed = experts(job, layout)
-        products += routed.products
-        moved += routed.moved
-        whole_again = "moe" in layout.modules
-        more += whole_again * routed.products
-        more_moved += whole_again * routed.moved
-        launches += routed.launches * (4 / 3 if whole_again else 1)
-        times = 6 if full or whole_again else 4  # there and back, in each pass
-        parts.add("expert-parallel traffic", times * routed.exchange)
-    if stack.layer_s is None:
-        parts.add("matrix multiplications", (passes + again - job.frozen) * products + more)
-        parts.add("attention", attention)
-        parts.add("memory bandwidth", ((passes + again) * moved + more_moved) / machine.memory_bytes_per_s)
+        expert_costs = experts(job, layout)
+        matmul_s += expert_costs.matmul_s
+        moved_bytes += expert_costs.moved_bytes
+        recomputes_experts = "moe" in layout.modules
+        recomputed_s += recomputes_experts * expert_costs.matmul_s
+        recomputed_bytes += recomputes_experts * expert_costs.moved_bytes
+        launch_s += expert_costs.launch_s * (4 / 3 if recomputes_experts else 1)
+        all_to_alls = 6 if recomputes_all or recomputes_experts else 4  # there and back, in each pass
+        parts.add("expert-parallel traffic", all_to_alls * expert_costs.exchange_s)
+    if program.layer_s is None:
+        parts.add("matrix multiplications", (passes + selective_share - job.frozen) * matmul_s + recomputed_s)
+        parts.add("attention", attention_s)
+        moved_bytes = (passes + selective_share) * moved_bytes + recomputed_bytes
+        parts.add("memory bandwidth", moved_bytes / machine.memory_bytes_per_s)
     else:
-        parts.add("layers as measured", passes / 3 * stack.layer_s)
+        parts.add("layers as measured", passes / 3 * program.layer_s)
     if layout.tp > 1:
-        once = machine.all_reduce(2 * tokens * shape.hidden, layout.tp)
-        once += (stack.start - 1) * machine.latency(layout.tp)
-        once += 0.0 if machine.inside(layout.tp) else stack.crossing_s
-        parts.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
+        exchange_s = machine.all_reduce(2 * tokens * shape.hidden, layout.tp)
+        exchange_s += (program.exchange_latency - 1) * machine.latency(layout.tp)
+        exchange_s += 0.0 if machine.inside(layout.tp) else program.exchange_across_hosts_s
+        parts.add("tensor-parallel traffic", exchanges * exchange_s * (1 - program.tp_overlap))
     if layout.cp > 1 and kind.mixer == "attention":
-        parts.add("context-parallel traffic", _context(job, layout, kind, attention))
-    if stack.layer_s is None:
-        parts.add("launching kernels", max(0.0, launches * passes / 3 - parts.total))
+        parts.add("context-parallel traffic", _context(job, layout, kind, attention_s))
+    if program.layer_s is None:
+        parts.add("launching kernels", max(0.0, launch_s * passes / 3 - parts.total))
     return parts
 
 
 @dataclass(frozen=True)
-class Routed:
-    """A rank's experts of one layer, of one pass.
+class ExpertCosts:
+    """What a rank's experts of one layer take in one pass."""
 
-    Args:
-        products: seconds of their products. moved: bytes through memory of what is sorted, activated and joined.
-        exchange: seconds of one all-to-all. launches: host time for both passes.
-    """
-
-    products: float
-    moved: float
-    exchange: float
-    launches: float
+    matmul_s: float
+    moved_bytes: float  # through memory, of tokens that are sorted, activated and joined
+    exchange_s: float  # of one all-to-all
+    launch_s: float  # host time, for both passes
 
 
-def experts(job: Job, layout: Layout) -> Routed:
-    """What a rank does with the tokens that are sent to its experts, and the exchange that brings them.
+def experts(job: Job, layout: Layout) -> ExpertCosts:
+    """Computes what a rank does with the tokens that are sent to its experts, and the exchange that brings them.
 
     The tokens are those of ``ep`` × ``etp`` ranks, each of which has a tensor-parallel share of its own (sequence
-    parallel), and each goes to ``chosen`` experts.
+    parallel), and each goes to ``top_k`` experts.
     """
-    shape, machine, stack, of = job.shape, job.machine, job.stack, job.shape.experts
-    if of is None:
+    shape, machine, program, experts = job.shape, job.machine, job.program, job.shape.experts
+    if experts is None:
         raise ValueError(f"{shape.name or 'this model'} has no experts")
     tokens = layout.micro_batch * job.sequence / layout.cp / layout.tp
-    sent = tokens * of.chosen  # rows that a rank sends, and as many that it gets, if all are chosen alike
-    rows = sent * layout.etp * job.imbalance
-    here = of.count / layout.ep
-    weights, width = shape.expert, of.latent or shape.hidden
-    products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
+    sent_rows = tokens * experts.top_k  # rows that a rank sends, and as many that it gets, if all are chosen alike
+    rows = sent_rows * layout.etp * job.imbalance
+    experts_here = experts.count / layout.ep
+    matmuls, width = shape.expert_matmuls, experts.latent_dim or shape.hidden
+    matmul_s = experts_here * sum(matmul_seconds(job, each, layout.etp, rows / experts_here) for each in matmuls)
     fused = job.dispatcher == "fused"
-    moved = 2 * width * rows * (stack.routed_fused if fused else stack.routed)
-    moved *= 1 - job.overlapped * stack.hides_routed
-    moved += 2 * rows * of.middle / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
-    moved += rows * job.casts * sum(sum(each.on(layout.etp)) for each in weights)
-    nbytes = 2 * sent * width
+    moved_bytes = 2 * width * rows * (program.fused_routed_passes if fused else program.routed_passes)
+    moved_bytes *= 1 - job.overlapped * program.routed_overlap
+    activation = 3 if shape.gated else 2  # numbers that it reads and writes
+    moved_bytes += 2 * rows * experts.ffn_hidden / layout.etp * activation
+    moved_bytes += rows * job.cast_bytes * sum(sum(each.on_rank(layout.etp)) for each in matmuls)
+    nbytes = 2 * sent_rows * width
     if fused:
-        exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.chosen)
+        exchange_s = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, experts.top_k)
     else:
-        exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
-    exchange *= 1 - job.overlapped * stack.hides_experts
+        exchange_s = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
+    exchange_s *= 1 - job.overlapped * program.ep_overlap
     if layout.etp > 1:
-        exchange += machine.gather(2 * rows * width, layout.etp)
-    if of.biased:
-        moved += 2 * rows * sum(each.on(layout.etp)[1] for each in weights) * stack.biased
-    host = job.dropless and not (fused and job.started_by_graphs)
-    launches = stack.expert_launch_s if host else 0.0
-    return Routed(products, moved, exchange, launches)
+        exchange_s += machine.gather(2 * rows * width, layout.etp)
+    if experts.bias:
+        moved_bytes += 2 * rows * sum(each.on_rank(layout.etp)[1] for each in matmuls) * program.expert_bias_passes
+    host_waits = job.dropless and not (fused and job.started_by_graphs)
+    launch_s = program.expert_launch_s if host_waits else 0.0
+    return ExpertCosts(matmul_s, moved_bytes, exchange_s, launch_s)
 
 
 def _attention(job: Job, layout: Layout, kind: Layer) -> float:
-    """Seconds of attention in both passes. Where it is not fused, the scores go through memory.
+    """Returns the seconds of attention in both passes. Where it is not fused, the scores go through memory.
 
     Of a causal sequence cut over ``cp`` ranks, the last one has the most to do, unless the program gives each rank one
     piece from the front and one from the back.
     """
-    shape, machine, length = job.shape.with_heads_of(kind), job.machine, job.sequence
+    shape, machine, sequence = job.shape.with_heads_of(kind), job.machine, job.sequence
     heads = shape.heads / layout.tp
-    flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head + shape.value)
-    chosen = "core_attn" in layout.modules if layout.modules else job.stack.selective_attention
-    again = layout.recompute == "full" or (layout.recompute == "selective" and chosen)
+    flops = 2 * layout.micro_batch * sequence / layout.cp * sequence * heads * (shape.head_dim + shape.value_dim)
+    repeats_attention = "core_attn" in layout.modules if layout.modules else job.program.selective_attention
+    recomputes = layout.recompute == "full" or (layout.recompute == "selective" and repeats_attention)
     if job.fused:
-        flops *= shape.seen(kind, length) / length
-        even = job.stack.even_context or layout.context == "all-to-all"  # then each rank has the whole sequence
-        uneven = 1.0 if even else 2 - 1 / layout.cp
-        return (1 + BACKWARD_ATTENTION + again) * uneven * flops / (machine.attention_flops * job.stack.attention)
-    scores = layout.micro_batch * length / layout.cp * length * heads * 2 * job.stack.scores
-    return (3 + again) * (flops / machine.matrix_flops + scores / machine.memory_bytes_per_s)
+        flops *= shape.attended_tokens(kind, sequence) / sequence
+        # with all-to-alls each rank has the whole sequence
+        balanced = job.program.balanced_context or layout.context == "all-to-all"
+        imbalance = 1.0 if balanced else 2 - 1 / layout.cp
+        reached = machine.attention_flops * job.program.attention_efficiency
+        return (1 + BACKWARD_ATTENTION + recomputes) * imbalance * flops / reached
+    score_bytes = layout.micro_batch * sequence / layout.cp * sequence * heads * 2 * job.program.score_passes
+    return (3 + recomputes) * (flops / machine.matrix_flops + score_bytes / machine.memory_bytes_per_s)
 
 
-def _context(job: Job, layout: Layout, kind: Layer, attention: float) -> float:
-    """Seconds of context-parallel traffic that attention does not hide.
+def _context(job: Job, layout: Layout, kind: Layer, attention_s: float) -> float:
+    """Returns the seconds of context-parallel traffic that attention does not hide.
 
     Keys and values go round the ring beside attention; in the backward pass their gradients go with them. A program
     that gathers them begins with the part that is there, too. With all-to-alls, queries, keys, values and attention's
@@ -198,43 +200,44 @@ def _context(job: Job, layout: Layout, kind: Layer, attention: float) -> float:
     shape = job.shape.with_heads_of(kind)
     if layout.context == "all-to-all":
         tokens = layout.micro_batch * job.sequence / layout.cp
-        width = shape.heads * (shape.head + shape.value) + shape.groups * (shape.head + shape.value)
+        width = shape.heads * (shape.head_dim + shape.value_dim) + shape.kv_heads * (shape.head_dim + shape.value_dim)
         passes = 3 if layout.recompute == "full" else 2
-        sent = job.machine.all_to_all(2 * tokens * width / layout.tp, layout.cp, layout.tp)
-        return passes * (sent + 3 * job.machine.latency(layout.cp, layout.tp))  # four of them
-    nbytes = 2 * layout.micro_batch * job.sequence * shape.groups * (shape.head + shape.value) / layout.tp
+        all_to_all_s = job.machine.all_to_all(2 * tokens * width / layout.tp, layout.cp, layout.tp)
+        return passes * (all_to_all_s + 3 * job.machine.latency(layout.cp, layout.tp))  # four of them
+    nbytes = 2 * layout.micro_batch * job.sequence * shape.kv_heads * (shape.head_dim + shape.value_dim) / layout.tp
     machine, ranks = job.machine, (layout.cp, layout.tp)
-    if job.stack.gathers_context:
-        forward, backward = machine.gather(nbytes, *ranks), 2 * machine.gather(nbytes, *ranks)
+    if job.program.gathers_context:
+        forward_s, backward_s = machine.gather(nbytes, *ranks), 2 * machine.gather(nbytes, *ranks)
     else:
-        forward, backward = machine.ring(nbytes, *ranks), machine.ring(2 * nbytes, *ranks)
-    ring = backward + (2 if layout.recompute == "full" else 1) * forward
-    return max((1 - HIDDEN_RING) * ring, ring - HIDDEN_RING * attention)
+        forward_s, backward_s = machine.ring(nbytes, *ranks), machine.ring(2 * nbytes, *ranks)
+    exchange_s = backward_s + (2 if layout.recompute == "full" else 1) * forward_s
+    return max((1 - HIDDEN_RING) * exchange_s, exchange_s - HIDDEN_RING * attention_s)
 
 
 def _launching(job: Job, layout: Layout) -> float:
-    """Host time to start a layer's kernels, nothing recomputed: a GPU that is quicker waits for it."""
-    stack = job.stack
+    """Returns the host time that starts a layer's kernels, nothing recomputed: a GPU that is quicker waits for it."""
+    program = job.program
     if job.started_by_graphs:
         return 0.0
-    each = stack.launch_s + stack.launch_rank_s * (layout.tp - 1)
+    launch_s = program.launch_s + program.launch_rank_s * (layout.tp - 1)
     if layout.tp > 1 and layout.pp > 1 and layout.gpus > job.machine.host_gpus:
-        each += stack.crossing_rank_s * layout.tp
-    return each
+        launch_s += program.launch_across_hosts_s * layout.tp
+    return launch_s
 
 
 def head(job: Job, layout: Layout) -> Parts:
-    """Seconds of the logits and their loss, both passes; and of the layers that predict further tokens."""
+    """Returns the seconds of the logits and their loss, both passes; and of multi-token prediction's layers."""
     shape, parts = job.shape, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
-    head = Product(shape.hidden, shape.vocabulary, COLUMNS)
-    times = 1 + shape.mtp
+    head_matmul = Matmul(shape.hidden, shape.vocabulary, COLUMNS)
+    heads = 1 + shape.mtp_layers
     logits = tokens * shape.vocabulary / layout.tp
     passes = 3 if not job.frozen or job.tuning.embeddings else 2
-    parts.add("matrix multiplications", times * passes * product(job, head, layout.tp, tokens, whole=True))
-    parts.add("memory bandwidth", times * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
-    if shape.mtp:
-        parts.more(layer(job, layout, shape.mtp_layer), shape.mtp)
-        joined = product(job, Product(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
-        parts.add("matrix multiplications", shape.mtp * (3 - job.frozen) * joined)
+    head_s = matmul_seconds(job, head_matmul, layout.tp, tokens, in_bf16=True)
+    parts.add("matrix multiplications", heads * passes * head_s)
+    parts.add("memory bandwidth", heads * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
+    if shape.mtp_layers:
+        parts.add_all(layer(job, layout, shape.mtp_layer_kind), shape.mtp_layers)
+        mtp_projection_s = matmul_seconds(job, Matmul(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
+        parts.add("matrix multiplications", shape.mtp_layers * (3 - job.frozen) * mtp_projection_s)
     return parts

@@ -28,24 +28,24 @@ class Owned:
         return self.dense / ranks + self.experts / (layout.expert_copies(ranks) if ranks > 1 else 1)
 
 
-def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
-    """Parameters of a rank of stage ``place``: its layers, the embedding on the first stage, the head on the last."""
+def owned_params(job: Job, layout: Layout, split: list[int], stage: int) -> Owned:
+    """Returns the parameters of a rank of a stage: its layers, the first stage's embedding, the last one's head."""
     shape = job.shape
     layer = owned_layer(shape, layout)
-    dense, experts = split[place] * layer.dense, split[place] * layer.experts
-    if place == 0:
+    dense, experts = split[stage] * layer.dense, split[stage] * layer.experts
+    if stage == 0:
         dense += shape.embedding_params / layout.tp
-    if place == layout.pp - 1 and not (place == 0 and shape.tied):
+    if stage == layout.pp - 1 and not (stage == 0 and shape.tied):
         dense += shape.head_params / layout.tp
-    if place == layout.pp - 1 and shape.mtp:
-        inside = shape.expert_params if shape.mtp_layer.mlp == "experts" else 0
-        dense += shape.mtp * (shape.mtp_params - inside) / layout.tp
-        experts += shape.mtp * inside / layout.expert_ranks
+    if stage == layout.pp - 1 and shape.mtp_layers:
+        mtp_expert_params = shape.expert_params if shape.mtp_layer_kind.mlp == "experts" else 0
+        dense += shape.mtp_layers * (shape.mtp_params - mtp_expert_params) / layout.tp
+        experts += shape.mtp_layers * mtp_expert_params / layout.expert_ranks
     return Owned(dense, experts)
 
 
 def owned_layer(shape: Shape, layout: Layout) -> Owned:
-    """Parameters of a rank's share of an average layer; nothing is sharded over data-parallel ranks."""
+    """Returns the parameters of a rank's share of an average layer; nothing is sharded over data-parallel ranks."""
     dense, experts = shape.mean_layer
     return Owned(dense / layout.tp, experts / layout.expert_ranks)
 
@@ -58,23 +58,24 @@ DOWN = {"down"}
 ROWS = {"o", "down"}
 
 
-def owned_trained_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
-    """Parameters of a rank of stage ``place`` that are updated: all of them, or its layers' adapters."""
+def owned_trained_params(job: Job, layout: Layout, split: list[int], stage: int) -> Owned:
+    """Returns the parameters of a rank of a stage that are updated: all of them, or its layers' adapters."""
     if not job.tuning.lora:
-        return owned_params(job, layout, split, place)
-    return Owned(split[place] * trained_layer(job, layout).dense, 0.0)
+        return owned_params(job, layout, split, stage)
+    return Owned(split[stage] * trained_layer(job, layout).dense, 0.0)
 
 
 def trained_layer(job: Job, layout: Layout) -> Owned:
-    """The same of a layer, where adapters are trained."""
-    each = job.tuning.rank * sum(inputs + outputs for inputs, outputs in adapted(job.tuning, job.shape))
-    return Owned(each / layout.tp, 0.0)
+    """Returns the parameters of a layer's adapters on a rank."""
+    params = job.tuning.rank * sum(inputs + outputs for inputs, outputs in adapted(job.tuning, job.shape))
+    return Owned(params / layout.tp, 0.0)
 
 
 def adapters_moved_bytes(job: Job, layout: Layout) -> float:
-    """Bytes of a token that a layer's adapters read and write on a rank in one pass, as operations of their own.
+    """Returns the bytes of a token that a layer's adapters read and write on a rank in one pass.
 
-    Each reads its module's input and writes an output; the sum of it and the module's output reads both and is written.
+    They are operations of their own: each reads its module's input and writes an output; the sum of it and the
+    module's output reads both and is written.
     """
     tuning, shape = job.tuning, job.shape
     total = 0.0
@@ -85,42 +86,42 @@ def adapters_moved_bytes(job: Job, layout: Layout) -> float:
 
 
 def keeps_input(tuning: Tuning, shape: Shape, modules: set[str]) -> bool:
-    """Whether the input that ``modules`` share is kept for gradients of weights: of theirs, or of an adapter's."""
+    """Tells whether the input that ``modules`` share is kept for gradients: of their weights, or of an adapter's."""
     return not tuning.lora or bool(modules & set(adapted_parts(tuning, shape)))
 
 
 def adapters_kept_bytes(tuning: Tuning, shape: Shape) -> float:
-    """Bytes of a token that a layer's adapters keep beside their inputs: dropped copies, their masks, the low rank."""
+    """Returns the bytes of a token that a layer's adapters keep beside inputs: dropped copies, masks, the low rank."""
     if not tuning.lora:
         return 0.0
-    each = 3 if tuning.dropout else 0
-    return sum(each * inputs + 2 * tuning.rank for inputs, _ in adapted(tuning, shape))
+    dropout_bytes = 3 if tuning.dropout else 0
+    return sum(dropout_bytes * inputs + 2 * tuning.rank for inputs, _ in adapted(tuning, shape))
 
 
-#: Bytes of a product's input that is kept for the backward pass, with its scales, where they are not bf16's 2.
-LOW = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+#: Bytes of a number that is kept for the backward pass as a matrix multiplication's input, with its scales; of bf16 2.
+LOW_PRECISION_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 
 
 def kept_bytes(job: Job, layout: Layout) -> float:
-    """Bytes that a layer keeps of each token for its backward pass, on one rank; of several kinds, on average."""
+    """Returns the bytes that a layer keeps of each token for its backward pass, on one rank; the mean of all kinds."""
     if layout.recompute == "full":
-        return 2 * job.shape.hidden * job.shape.streams / (layout.tp if layout.sequence_parallel else 1)
+        return 2 * job.shape.hidden * job.shape.residual_streams / (layout.tp if layout.sequence_parallel else 1)
     key = "kept", layout.tp, layout.cp, layout.sequence_parallel, layout.recompute, layout.modules
-    if key not in job.remembered:
-        job.remembered[key] = _kept_bytes(job, layout)
-    return job.remembered[key]
+    if key not in job.cache:
+        job.cache[key] = _kept_bytes(job, layout)
+    return job.cache[key]
 
 
 def _kept_bytes(job: Job, layout: Layout) -> float:
-    kinds = job.shape.kinds
+    kinds = job.shape.layer_kinds
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
     nbytes += adapters_kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
-    by_itself = layout.recompute == "selective" and not layout.modules
-    return nbytes * (job.stack.selective_keeps if by_itself else 1.0)
+    default_selective = layout.recompute == "selective" and not layout.modules
+    return nbytes * (job.program.selective_kept_share if default_selective else 1.0)
 
 
 def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
-    """The same of a layer of one kind, by what keeps it, without what its recomputed modules throw away.
+    """Returns the bytes that a layer of one kind keeps of each token, by module; recomputed ones keep nothing.
 
     Korthikanti et al. 2022 (arXiv 2205.05198), 4: of two blocks with GeLU 10 h that tensor parallelism alone does not
     cut, 24 h that it cuts, 5 a·s for scores where attention is not fused. A gate adds a third to the MLP's part. Of
@@ -128,60 +129,62 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     in 8 or 4 bits keep their inputs in these, but for attention's output and a router's input, which stay in bf16.
     A frozen weight keeps its input only for an adapter beside it.
     """
-    shape, stack, modules = job.shape.with_heads_of(kind), job.stack, layout.modules
+    shape, program, modules = job.shape.with_heads_of(kind), job.program, layout.modules
     for_mixer, for_mlp = (keeps_input(job.tuning, shape, shared) for shared in (MIXER, UP))
-    along = layout.tp if layout.sequence_parallel else 1
-    low = LOW.get(job.precision, 2.0) if stack.keeps_low else 2.0
+    sequence_ranks = layout.tp if layout.sequence_parallel else 1
+    input_bytes = LOW_PRECISION_BYTES.get(job.precision, 2.0) if program.keeps_low_precision else 2.0
     blocks = bool(kind.mixer) + bool(kind.mlp)
-    normed = 2 * shape.hidden / along
-    nbytes = {"residuals": (stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along) * blocks / 2}
-    nbytes["residuals"] += 2 * shape.hidden * (shape.streams - 1) / along * blocks
-    nbytes["residuals"] -= normed * blocks
+    normed_bytes = 2 * shape.hidden / sequence_ranks
+    residuals = program.kept_uncut_bytes * shape.hidden + program.kept_cut_bytes * shape.hidden / sequence_ranks
+    nbytes = {"residuals": residuals * blocks / 2}
+    nbytes["residuals"] += 2 * shape.hidden * (shape.residual_streams - 1) / sequence_ranks * blocks
+    nbytes["residuals"] -= normed_bytes * blocks
     if kind.mixer:
         own_norm = kind.mixer == "attention" and bool(up_projections(shape))
-        nbytes["mixer's input"] = 0.0 if own_norm and "layernorm" in modules else for_mixer * normed * low / 2
+        recomputed_norm = own_norm and "layernorm" in modules
+        nbytes["mixer's input"] = 0.0 if recomputed_norm else for_mixer * normed_bytes * input_bytes / 2
     if kind.mixer == "attention":
-        out = shape.heads * shape.value
-        inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
-        nbytes["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * stack.keeps_heads * inner / layout.tp
-        nbytes["attention's output"] = 0.75 * stack.keeps_heads * out / layout.tp
+        output_dim = shape.heads * shape.value_dim
+        qkv_dim = shape.heads * shape.head_dim + shape.kv_heads * (shape.head_dim + shape.value_dim)
+        nbytes["heads"] = 0.0 if "mla_up_proj" in modules else 0.75 * program.kept_head_bytes * qkv_dim / layout.tp
+        nbytes["attention's output"] = 0.75 * program.kept_head_bytes * output_dim / layout.tp
         if "core_attn" in modules:  # the next product's input is left
-            nbytes["attention's output"] *= low / 2
-        scores = layout.recompute == "selective" and (
-            stack.selective_attention if not modules else "core_attn" in modules
+            nbytes["attention's output"] *= input_bytes / 2
+        recomputes_attention = layout.recompute == "selective" and (
+            program.selective_attention if not modules else "core_attn" in modules
         )
-        if not job.fused and not scores:
+        if not job.fused and not recomputes_attention:
             nbytes["scores"] = 5 * shape.heads * job.sequence / layout.cp / layout.tp
-    elif kind.mixer == "linear" and shape.linear:
-        nbytes["mixer"] = stack.keeps_heads * shape.linear.kept / layout.tp
+    elif kind.mixer == "linear" and shape.linear_mixer:
+        nbytes["mixer"] = program.kept_head_bytes * shape.linear_mixer.kept_elements / layout.tp
     if kind.mlp == "dense":
         if "mlp" not in modules:  # else it starts from the residual, its norm being one with its first product
-            nbytes["MLP's input"] = for_mlp * normed * low / 2
-            nbytes["MLP"] = sum(_mlp(job, shape.middle, low)) / layout.tp
+            nbytes["MLP's input"] = for_mlp * normed_bytes * input_bytes / 2
+            nbytes["MLP"] = sum(_mlp(job, shape.ffn_hidden, input_bytes)) / layout.tp
     elif kind.mlp == "experts" and shape.experts:
-        nbytes |= _experts(job, layout, low)
+        nbytes |= _experts(job, layout, input_bytes)
     return nbytes
 
 
-def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
-    """What experts, shared ones and their router keep."""
-    shape, modules, of = job.shape, layout.modules, job.shape.experts
-    assert of is not None
-    along = layout.tp if layout.sequence_parallel else 1
-    nbytes = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / along}
+def _experts(job: Job, layout: Layout, input_bytes: float) -> dict[str, float]:
+    """Returns what experts, shared experts and their router keep."""
+    shape, modules, experts = job.shape, layout.modules, job.shape.experts
+    assert experts is not None
+    sequence_ranks = layout.tp if layout.sequence_parallel else 1
+    nbytes = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / sequence_ranks}
     if "moe" in modules:
         return nbytes
-    width = of.latent or shape.hidden
-    nbytes["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * width / along
-    outputs, acted = _mlp(job, of.chosen * of.middle, low)
-    nbytes["experts"] = (outputs + (0.0 if "moe_act" in modules else acted)) / layout.tp
-    if of.shared and "shared_experts" not in modules:
-        nbytes["shared experts"] = sum(_mlp(job, of.shared, low)) / layout.tp
+    width = experts.latent_dim or shape.hidden
+    nbytes["tokens of experts"] = 0.0 if job.frozen else experts.top_k * input_bytes * width / sequence_ranks
+    outputs, activated = _mlp(job, experts.top_k * experts.ffn_hidden, input_bytes)
+    nbytes["experts"] = (outputs + (0.0 if "moe_act" in modules else activated)) / layout.tp
+    if experts.shared_ffn_hidden and "shared_experts" not in modules:
+        nbytes["shared experts"] = sum(_mlp(job, experts.shared_ffn_hidden, input_bytes)) / layout.tp
     return nbytes
 
 
-def _mlp(job: Job, middle: int, low: float) -> tuple[float, float]:
-    """What an MLP of that width keeps: its first product's outputs, and its second one's inputs."""
-    every = job.stack.keeps_middle * (1.5 if job.shape.gated else 1.0) * middle
-    acted = job.shape.experts is None and keeps_input(job.tuning, job.shape, DOWN)
-    return every - 2 * middle, (acted or not job.frozen) * low * middle
+def _mlp(job: Job, ffn_hidden: int, input_bytes: float) -> tuple[float, float]:
+    """Returns what an MLP of that width keeps: the up projection's outputs, and the down projection's inputs."""
+    kept = job.program.kept_ffn_bytes * (1.5 if job.shape.gated else 1.0) * ffn_hidden
+    keeps_activated = job.shape.experts is None and keeps_input(job.tuning, job.shape, DOWN)
+    return kept - 2 * ffn_hidden, (keeps_activated or not job.frozen) * input_bytes * ffn_hidden

@@ -40,14 +40,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pardemo.planner import hardware, rates
-from pardemo.planner.layouts.configurations import find_configuration, of
+from pardemo.planner.layouts.configurations import find_configuration, shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.published.against import room
+from pardemo.planner.layouts.programs import find_program
+from pardemo.planner.layouts.published.against import usable_bytes
 from pardemo.planner.layouts.search import PlannedLayout, chunks_of, divisors, search, shardings
-from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import idle_stages, step
 
 RECOMPUTED = 1 / 3  # of the multiplications' time: forward is one of three passes
@@ -116,10 +116,10 @@ def candidates(job: Job, batch: int) -> list[Candidate]:
         raise ValueError(f"this rule is for dense models, and {job.shape.name or 'this one'} has experts: use search")
     if batch < 1:
         raise ValueError(f"a step must have at least 1 sample, not {batch!r}")
-    most_bytes, fitting, tried = room(job), [], 0
+    most_bytes, fitting, tried = usable_bytes(job), [], 0
     for ways in _ways(job, batch):
         for layout in ways:  # ZeRO-3 gathers for each micro-batch, so it takes the largest one that fits
-            if not job.stack.runs(layout) or idle_stages(job, layout):
+            if not job.program.can_run(layout) or idle_stages(job, layout):
                 continue
             tried += 1
             nbytes = memory(job, layout).peak_bytes
@@ -253,7 +253,7 @@ def job_of(
         ValueError: a model, GPU or program that is not known.
     """
     machine = Machine(hardware.gpu(gpu), gpus, min(8, gpus), network * 1e9)
-    return Job(of(find_configuration(model)), machine, stack(program), sequence)
+    return Job(shape_of_config(find_configuration(model)), machine, find_program(program), sequence)
 
 
 def jobs(program: str = "megatron-core") -> Iterator[tuple[str, Job, int]]:

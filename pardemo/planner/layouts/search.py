@@ -52,13 +52,13 @@ class PlannedLayout:
         return of_seconds(self.job, self.layout, self.seconds)
 
     @property
-    def room(self) -> float:
+    def usable_bytes(self) -> float:
         """Bytes of a GPU that a plan may fill."""
-        return self.job.machine.room
+        return self.job.machine.usable_bytes
 
     @property
     def fits(self) -> bool:
-        return self.peak_bytes <= self.room
+        return self.peak_bytes <= self.usable_bytes
 
     @property
     def headroom(self) -> float:
@@ -131,7 +131,7 @@ def chunks_of(layers: int, pp: int, micro_batches: int, most: int) -> list[int]:
 
 
 def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] | None = None) -> SearchResult:
-    """The best layouts of a job on its machine.
+    """Returns the best layouts of a job on its machine.
 
     Memory comes first, since it is quick to compute; then the time of the layouts that fit. ``able`` says what the
     program can run of those that its constants allow (:func:`pardemo.planner.layouts.launch.runnable_by_program`).
@@ -146,7 +146,7 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
     for layout in layouts(job.shape, job.machine, batch, job.sequence):
         if layout.recompute == "selective" and not selects:
             continue
-        if not job.stack.runs(layout) or idle_stages(job, layout) or (able is not None and not able(layout)):
+        if not job.program.can_run(layout) or idle_stages(job, layout) or (able is not None and not able(layout)):
             continue
         tried += 1
         candidate = PlannedLayout(job, layout)
@@ -156,7 +156,7 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
             fitting.append(candidate)
     if least is None:
         raise ValueError(
-            f"no layout that {job.stack.name} runs divides {job.shape.layers} layers, {job.shape.heads} heads and "
+            f"no layout that {job.program.name} runs divides {job.shape.layers} layers, {job.shape.heads} heads and "
             f"{batch} samples over {job.machine.gpus} GPUs; try a batch that is a multiple of {job.machine.gpus}"
         )
     fitting.sort(key=lambda candidate: candidate.seconds)
@@ -164,8 +164,8 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
 
 
 def worth_selecting(job: Job) -> bool:
-    """Whether selective recomputation saves memory: where it recomputes scores alone, FlashAttention has saved it."""
-    return not job.fused or job.stack.selective_keeps < 1
+    """Tells whether selective recomputation saves memory: beside FlashAttention, scores alone save none."""
+    return not job.fused or job.program.selective_kept_share < 1
 
 
 def _best(timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:
@@ -236,7 +236,7 @@ def divisors(number: int, most: int) -> list[int]:
 
 
 def _contexts(ranks: int, sequence: int) -> list[int]:
-    """Context-parallel ranks: powers of two, each with at least 2,048 tokens."""
+    """Yields context-parallel ranks: powers of two, each with at least 2,048 tokens."""
     return [n for n in (2**k for k in range(11)) if ranks % n == 0 and (n == 1 or sequence >= 2048 * n)]
 
 
@@ -246,7 +246,7 @@ def _experts(shape: Shape, ranks: int) -> list[int]:
     return [n for n in divisors(shape.experts.count, ranks) if ranks % n == 0]
 
 
-def correct_pace(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
+def correct_seconds(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
     """Returns the job at the median pace of ``runs``, their seconds over the predicted ones, and a line that says so.
 
     Raises:
@@ -260,23 +260,23 @@ def correct_pace(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
             f"--measured has no run with a time on {wanted}; it has {', '.join(others) or 'none that has a time'}"
         )
     ratios = sorted(run.seconds / step(_as(run.job, job), run.layout).seconds for run in timed if run.seconds)
-    pace = statistics.median(ratios)
-    line = f"{len(ratios)} measured run{'s' * (len(ratios) > 1)} took {pace:.2f} times as long as predicted"
+    correction = statistics.median(ratios)
+    line = f"{len(ratios)} measured run{'s' * (len(ratios) > 1)} took {correction:.2f} times as long as predicted"
     if len(ratios) > 1:
-        rest = 100 * max(abs(ratio / pace - 1) for ratio in ratios)
+        rest = 100 * max(abs(ratio / correction - 1) for ratio in ratios)
         line += f" ({ratios[0]:.2f} to {ratios[-1]:.2f}), so all times are multiplied by it; they themselves are then "
         line += f"up to {rest:.0f} % off"
     else:
         line += ", so all times are multiplied by it; one run does not tell how far the rest is off"
-    return replace(job, pace=pace, measured=True), line
+    return replace(job, correction=correction, measured=True), line
 
 
 def _as(measured: Job, planned: Job) -> Job:
-    """A measured run's job with the constants of the release that is planned with."""
-    if measured.stack.release == planned.stack.release:
+    """Returns a measured run's job with the constants of the release that is planned with."""
+    if measured.program.release == planned.program.release:
         return measured
-    return replace(measured, stack=planned.stack)
+    return replace(measured, program=planned.program)
 
 
 def _where(job: Job) -> str:
-    return f"{job.machine.gpu.name} with {job.stack.name}"
+    return f"{job.machine.gpu.name} with {job.program.name}"

@@ -1,26 +1,26 @@
-"""A model as its matrix multiplications: what each layer multiplies, keeps and owns, whatever it is written in."""
+"""Describes a model by its sizes, and lists the matrix multiplications and parameters of each of its layers."""
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-COLUMNS, ROWS, WHOLE = "columns", "rows", "whole"
+COLUMNS, ROWS, REPLICATED = "columns", "rows", "replicated"
 
 
 @dataclass(frozen=True)
-class Product:
-    """``inputs`` × ``outputs`` weights, which tensor parallelism cuts by columns, by rows, or not at all."""
+class Matmul:
+    """A weight matrix of ``inputs`` × ``outputs``, which tensor parallelism cuts by columns, by rows, or not at all."""
 
     inputs: int
     outputs: int
-    cut: str = WHOLE
+    cut: str = REPLICATED
 
     @property
     def params(self) -> int:
         return self.inputs * self.outputs
 
-    def on(self, tp: int) -> tuple[float, float]:
-        """Inputs and outputs of the part on one of ``tp`` ranks."""
+    def on_rank(self, tp: int) -> tuple[float, float]:
+        """Returns the inputs and outputs of the part on one of ``tp`` ranks."""
         return (
             self.inputs / tp if self.cut == ROWS else self.inputs,
             self.outputs / tp if self.cut == COLUMNS else self.outputs,
@@ -29,171 +29,150 @@ class Product:
 
 @dataclass(frozen=True)
 class Experts:
-    """Of a layer with experts: ``count`` of width ``middle``, ``chosen`` for each token, ``shared`` width for all.
-
-    The first ``dense_layers`` layers have none; of the others one in ``every`` has (Llama 4 Maverick: 2). ``biased``:
-    whether their products have biases (GPT-OSS). ``latent``: a smaller width in which tokens travel to them and back,
-    made by two products of all tokens (Nemotron 3 Super: 1024 of 4096); 0 for none.
-    """
+    """The experts of a layer (mixture of experts), and which layers have them."""
 
     count: int
-    chosen: int
-    middle: int
-    shared: int = 0
-    dense_layers: int = 0
-    every: int = 1
-    biased: bool = False
-    latent: int = 0
+    top_k: int  # experts of a token
+    ffn_hidden: int  # an expert's width
+    shared_ffn_hidden: int = 0  # width of the shared experts together, through which all tokens go
+    first_dense_layers: int = 0  # the first layers, which have an ordinary MLP
+    layer_interval: int = 1  # of the others one in so many has experts (Llama 4 Maverick: 2)
+    bias: bool = False  # whether experts have biases (GPT-OSS)
+    latent_dim: int = 0  # tokens are projected to this width to be sent, and back (Nemotron 3 Super: 1024 of 4096)
 
 
 @dataclass(frozen=True)
 class Mamba:
-    """A Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): ``heads`` of width ``head``, each with ``state`` numbers for
-    each of these; ``groups`` that share what is written and read; ``kernel`` of its convolution, and whether that has a
-    ``bias``."""
+    """A Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060)."""
 
     heads: int
-    head: int
-    state: int
-    groups: int
-    kernel: int = 4
-    bias: bool = True
+    head_dim: int
+    state_dim: int  # numbers of state for each channel of a head
+    groups: int  # of heads that share B and C
+    kernel: int = 4  # tokens of its convolution
+    bias: bool = True  # whether the convolution has one
 
     @property
-    def inner(self) -> int:
-        return self.heads * self.head
+    def inner_dim(self) -> int:
+        return self.heads * self.head_dim
 
     @property
-    def kept(self) -> int:
-        """Numbers of a token that its backward pass needs."""
-        return 3 * self.inner + 2 * self.groups * self.state
+    def kept_elements(self) -> int:
+        """Numbers of a token that are kept for the backward pass."""
+        return 3 * self.inner_dim + 2 * self.groups * self.state_dim
 
-    def products(self, hidden: int) -> tuple[Product, Product]:
-        """What it multiplies: the way in (gate, values, what is written and read, time steps) and the way out."""
-        into = 2 * self.inner + 2 * self.groups * self.state + self.heads
-        return Product(hidden, into, COLUMNS), Product(self.inner, hidden, ROWS)
+    def matmuls(self, hidden: int) -> tuple[Matmul, Matmul]:
+        """Returns its input projection (gate, x, B, C, dt) and its output projection."""
+        into = 2 * self.inner_dim + 2 * self.groups * self.state_dim + self.heads
+        return Matmul(hidden, into, COLUMNS), Matmul(self.inner_dim, hidden, ROWS)
 
     @property
     def params(self) -> int:
-        """Parameters beside those of its products: the convolution, time steps, decay, skip and norm."""
-        convolved = self.inner + 2 * self.groups * self.state
-        return (self.kernel + self.bias) * convolved + 3 * self.heads + self.inner
+        """Parameters beside those of its projections: the convolution, dt_bias, A, D and the norm."""
+        convolved = self.inner_dim + 2 * self.groups * self.state_dim
+        return (self.kernel + self.bias) * convolved + 3 * self.heads + self.inner_dim
 
     @property
     def scan_flops(self) -> int:
         """Operations of a token's scan, forward, as Megatron-LM counts them (``mamba_layer_flops``)."""
-        return 7 * self.inner * self.state
+        return 7 * self.inner_dim * self.state_dim
 
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """A gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): a state of ``key`` × ``value`` numbers in each of
-    ``heads``, of which ``groups`` have queries and keys; ``kernel`` of its convolution."""
+    """A gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): each head has a state of ``key_dim`` × ``value_dim``."""
 
-    heads: int
-    value: int
-    groups: int
-    key: int
-    kernel: int = 4
-
-    @property
-    def inner(self) -> int:
-        return self.heads * self.value
+    heads: int  # of values
+    value_dim: int
+    key_heads: int  # of queries and of keys
+    key_dim: int
+    kernel: int = 4  # tokens of its convolution
 
     @property
-    def kept(self) -> int:
-        """Numbers of a token that its backward pass needs: queries, keys, values, the gate, what is read."""
-        return 3 * self.inner + 2 * self.groups * self.key
+    def inner_dim(self) -> int:
+        return self.heads * self.value_dim
 
-    def products(self, hidden: int) -> tuple[Product, Product]:
-        """What it multiplies: the way in (queries, keys, values, gate, decay, strength) and the way out."""
-        into = 2 * self.groups * self.key + 2 * self.inner + 2 * self.heads
-        return Product(hidden, into, COLUMNS), Product(self.inner, hidden, ROWS)
+    @property
+    def kept_elements(self) -> int:
+        """Numbers of a token that are kept for the backward pass: queries, keys, values, gate, the state's output."""
+        return 3 * self.inner_dim + 2 * self.key_heads * self.key_dim
+
+    def matmuls(self, hidden: int) -> tuple[Matmul, Matmul]:
+        """Returns its input projection (queries, keys, values, gate, alpha, beta) and its output projection."""
+        into = 2 * self.key_heads * self.key_dim + 2 * self.inner_dim + 2 * self.heads
+        return Matmul(hidden, into, COLUMNS), Matmul(self.inner_dim, hidden, ROWS)
 
     @property
     def params(self) -> int:
-        """Parameters beside those of its products: the convolution, decay, time steps and norm."""
-        return self.kernel * (2 * self.groups * self.key + self.inner) + 2 * self.heads + self.value
+        """Parameters beside those of its projections: the convolution, A, dt_bias and the norm."""
+        return self.kernel * (2 * self.key_heads * self.key_dim + self.inner_dim) + 2 * self.heads + self.value_dim
 
     @property
     def scan_flops(self) -> int:
-        """Operations of a token, forward (equation 10): decay, what a key reads, what is written, what is read."""
-        return 7 * self.inner * self.key
+        """Operations of a token, forward (equation 10): decay, the key's read, the update, the query's read."""
+        return 7 * self.inner_dim * self.key_dim
 
 
 @dataclass(frozen=True)
 class ShortConvolution:
-    """A gated convolution over the last ``kernel`` tokens, of ``width`` channels (LFM2, arXiv 2511.23404)."""
+    """A gated convolution over the last ``kernel`` tokens (LFM2, arXiv 2511.23404)."""
 
-    width: int
+    channels: int
     kernel: int = 3
 
     @property
-    def inner(self) -> int:
-        return self.width
+    def inner_dim(self) -> int:
+        return self.channels
 
     @property
-    def kept(self) -> int:
-        """Numbers of a token that its backward pass needs: two gates, what they multiply, what is convolved."""
-        return 4 * self.width
+    def kept_elements(self) -> int:
+        """Numbers of a token that are kept for the backward pass: two gates, the values, the convolution's output."""
+        return 4 * self.channels
 
-    def products(self, hidden: int) -> tuple[Product, Product]:
-        """What it multiplies: the way in (two gates and the values) and the way out."""
-        return Product(hidden, 3 * self.width, COLUMNS), Product(self.width, hidden, ROWS)
+    def matmuls(self, hidden: int) -> tuple[Matmul, Matmul]:
+        """Returns its input projection (two gates and the values) and its output projection."""
+        return Matmul(hidden, 3 * self.channels, COLUMNS), Matmul(self.channels, hidden, ROWS)
 
     @property
     def params(self) -> int:
-        """Parameters beside those of its products: the convolution."""
-        return self.kernel * self.width
+        """Parameters beside those of its projections: the convolution."""
+        return self.kernel * self.channels
 
     @property
     def scan_flops(self) -> int:
         """Operations of a token, forward: the convolution and both gates."""
-        return 2 * (self.kernel + 1) * self.width
+        return 2 * (self.kernel + 1) * self.channels
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """What attention sees beside its window, if any, in ``layers`` layers: one entry for each ``rate`` tokens.
+    """Compressed attention: a token attends to one entry for each ``rate`` tokens, and to its window if it has one."""
 
-    Args:
-        products: that make the entries and choose among them. chosen: how many of them a token sees, 0 for all.
-        scores: numbers of a token by which all of them are scored, if some are chosen. params: beside its products.
-    """
-
-    rate: int
-    layers: int
-    products: tuple[Product, ...]
-    chosen: int = 0
-    scores: int = 0
-    params: int = 0
+    rate: int  # tokens of an entry; 1 selects among tokens as they are
+    layers: int  # how many layers have it
+    matmuls: tuple[Matmul, ...]  # that make the entries and score them
+    top_k: int = 0  # entries that a token attends to; 0: all
+    index_dim: int = 0  # numbers of a token by which entries are scored, all heads together
+    params: int = 0  # beside those of ``matmuls``
 
 
 @dataclass(frozen=True)
-class WholeHeads:
-    """Heads of the layers that see the whole sequence, where these have others (Gemma 4): their width, how many of keys
-    and values, and whether ``values`` have a product of their own."""
+class GlobalHeads:
+    """The heads of layers with global attention, where layers with a window have others (Gemma 4)."""
 
-    head: int
-    groups: int
-    values: bool = True
+    head_dim: int
+    kv_heads: int
+    separate_values: bool = True  # whether values have a projection of their own, or are the keys
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer is made of.
+    """A kind of layer: its mixer and its MLP."""
 
-    Args:
-        mixer: ``attention``, ``linear`` (the model's other mixer), or "" for none. mlp: ``dense``, ``experts``, or ""
-            for none.
-        window: tokens that its attention sees (sliding window, chunked attention), 0 for all.
-        compressor: the place of its :class:`Compressor` among the model's, from 1 on; 0 where it has none.
-    """
-
-    mixer: str = "attention"
-    mlp: str = "dense"
-    window: int = 0
-    compressor: int = 0
+    mixer: str = "attention"  # or "linear", the model's ``linear_mixer``; "" for none
+    mlp: str = "dense"  # or "experts"; "" for none
+    window: int = 0  # tokens that its attention sees (sliding window, chunked attention); 0: all
+    compressor: int = 0  # position of its :class:`Compressor` among the model's, from 1 on; 0: it has none
 
 
 #: Letters of a hybrid model's layers, as Megatron-LM's ``--hybrid-override-pattern`` has them; E is one of experts.
@@ -202,120 +181,102 @@ _LETTERS = {"M": Layer("linear", ""), "*": Layer("attention", ""), "-": Layer(""
 
 @dataclass(frozen=True)
 class Shape:
-    """A transformer's sizes.
-
-    Args:
-        layers, hidden, heads, groups (key-value heads), middle (the MLP's width), vocabulary: as everywhere.
-        head: a head's width of queries and keys; value: of values.
-        gated: whether the MLP has a gate (SwiGLU), three products instead of two.
-        tied: whether the head's weights are the embedding's. positions: learned position embeddings.
-        attention: products of the projections; filled from the sizes where left out.
-        window: tokens that the attention of ``windowed`` layers sees; these are spread evenly. chunked: whether that is
-            the part of the sequence that a token lies in (Llama 4), and not the last ones before it.
-        linear: of a hybrid model, the mixer of the layers that have no attention: its cost is linear in the sequence.
-        whole: heads of the layers without a window, where they are not those of the others.
-        pattern: a letter for each layer that has one part alone: M that mixer, * attention, - MLP, E experts; without
-            one ``linear_layers`` layers have it before their MLP, and these are spread evenly.
-        compressors: of the layers whose attention sees compressed tokens beside its window.
-        streams: residual streams, of which each part of a layer mixes one (hyper-connections); 1 as everywhere.
-        norms: of a layer. head_norms: whether queries and keys have norms of their own. by_hand: whether the MLP's
-            activation is written out (``gelu_new``), so that each of its steps keeps something.
-        mtp: further layers that each predict one more token (DeepSeek-V3's multi-token prediction) by the head.
-        further: parameters beside products, the ``linear`` mixer's own, and a norm before each part of a layer and
-            before the head: biases, other norms.
-    """
+    """A decoder's sizes. Layers of one kind are spread evenly among the others, but where ``pattern`` places them."""
 
     layers: int
     hidden: int
     heads: int
-    groups: int
-    middle: int
+    kv_heads: int
+    ffn_hidden: int  # the MLP's width
     vocabulary: int
-    gated: bool = True
-    tied: bool = False
-    head: int = 0
-    value: int = 0
-    positions: int = 0
+    gated: bool = True  # whether the MLP has a gate (SwiGLU), three matrices instead of two
+    tied: bool = False  # whether the head's weights are the embedding's
+    head_dim: int = 0  # of queries and keys; 0: hidden / heads
+    value_dim: int = 0  # of values; 0: head_dim
+    positions: int = 0  # learned position embeddings
     experts: Experts | None = None
-    attention: tuple[Product, ...] = ()
+    projections: tuple[Matmul, ...] = ()  # of attention; made of the sizes where left out
     name: str = ""
-    window: int = 0
-    windowed: int = 0
-    chunked: bool = False
-    pattern: str = ""
-    linear: Mamba | DeltaNet | ShortConvolution | None = None
-    mtp: int = 0
-    norms: int = 2
-    head_norms: bool = False
-    by_hand: bool = False
-    linear_layers: int = 0
+    window: int = 0  # tokens that the attention of ``windowed_layers`` sees
+    windowed_layers: int = 0
+    chunked: bool = False  # whether the window is the chunk that a token lies in (Llama 4), not the tokens before it
+    pattern: str = ""  # a letter for each layer of one part: M linear_mixer, * attention, - MLP, E experts
+    linear_mixer: Mamba | DeltaNet | ShortConvolution | None = None  # of layers without attention (hybrid models)
+    mtp_layers: int = 0  # of multi-token prediction (DeepSeek-V3); each uses the head once more
+    norms_per_layer: int = 2
+    qk_norm: bool = False  # whether queries and keys have norms
+    unfused_activation: bool = False  # whether the MLP's activation is several operations (gelu_new) that save tensors
+    linear_layers: int = 0  # layers with ``linear_mixer`` before their MLP, where there is no ``pattern``
     compressors: tuple[Compressor, ...] = ()
-    streams: int = 1
-    further: int = 0
-    whole: WholeHeads | None = None
+    residual_streams: int = 1  # of hyper-connections, which each part of a layer mixes
+    other_params: int = 0  # biases, and norms beside the one before each part of a layer and the one before the head
+    global_heads: GlobalHeads | None = None  # of the layers without a window, where they differ
 
     def __post_init__(self):
-        for field in ("layers", "hidden", "heads", "groups", "middle", "vocabulary"):
+        for field in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary"):
             if (value := getattr(self, field)) < 1:
                 raise ValueError(f"{field} must be at least 1, not {value!r}")
-        head = self.head or self.hidden // self.heads
-        if head < 1:
-            raise ValueError(f"a head's width must be at least 1, not {head!r}")
-        object.__setattr__(self, "head", head)
-        object.__setattr__(self, "value", self.value or head)
-        if not self.attention:
-            inner = (self.heads + self.groups) * head + self.groups * self.value
-            projections = (Product(self.hidden, inner, COLUMNS), Product(self.heads * self.value, self.hidden, ROWS))
-            object.__setattr__(self, "attention", projections)
+        head_dim = self.head_dim or self.hidden // self.heads
+        if head_dim < 1:
+            raise ValueError(f"a head's width must be at least 1, not {head_dim!r}")
+        object.__setattr__(self, "head_dim", head_dim)
+        object.__setattr__(self, "value_dim", self.value_dim or head_dim)
+        if not self.projections:
+            qkv_dim = (self.heads + self.kv_heads) * head_dim + self.kv_heads * self.value_dim
+            qkv, output = (self.hidden, qkv_dim), (self.heads * self.value_dim, self.hidden)
+            object.__setattr__(self, "projections", (Matmul(*qkv, COLUMNS), Matmul(*output, ROWS)))
 
-    def mlp(self, middle: int, hidden: int = 0) -> tuple[Product, ...]:
-        """The products of an MLP of that width, on the model's or on another ``hidden`` width."""
-        up, hidden = middle * (2 if self.gated else 1), hidden or self.hidden
-        return Product(hidden, up, COLUMNS), Product(middle, hidden, ROWS)
+    def mlp_matmuls(self, ffn_hidden: int, hidden: int = 0) -> tuple[Matmul, ...]:
+        """Returns the matrices of an MLP of that width, on the model's or on another ``hidden`` width."""
+        up, hidden = ffn_hidden * (2 if self.gated else 1), hidden or self.hidden
+        return Matmul(hidden, up, COLUMNS), Matmul(ffn_hidden, hidden, ROWS)
 
     @cached_property
-    def kinds(self) -> tuple[tuple[Layer, float], ...]:
-        """Each kind of layer with how many there are."""
+    def layer_kinds(self) -> tuple[tuple[Layer, float], ...]:
+        """The model's kinds of layers, each with how many layers are of it."""
         if self.pattern:
             letters = dict.fromkeys(self.pattern)
             return tuple((_LETTERS[letter], float(self.pattern.count(letter))) for letter in letters)
-        of_compressors = [each.layers for each in self.compressors]
+        compressed = [compressor.layers for compressor in self.compressors]
         mixers = [
             (("linear", 0, 0), self.linear_layers),
-            (("attention", 0, 0), self.layers - self.windowed - self.linear_layers - sum(of_compressors)),
-            (("attention", self.window, 0), self.windowed),
-            *((("attention", self.window, place), count) for place, count in enumerate(of_compressors, 1)),
+            (("attention", 0, 0), self.layers - self.windowed_layers - self.linear_layers - sum(compressed)),
+            (("attention", self.window, 0), self.windowed_layers),
+            *((("attention", self.window, place), layers) for place, layers in enumerate(compressed, 1)),
         ]  # fmt: skip
-        counts = [("dense", self.dense_layers), ("experts", self.layers - self.dense_layers)]
+        mlps = [("dense", self.dense_layers), ("experts", self.layers - self.dense_layers)]
         return tuple(
-            (Layer(mixer, mlp, window, compressor), count * of / self.layers)
-            for mlp, count in counts for (mixer, window, compressor), of in mixers if count and of
+            (Layer(mixer, mlp, window, compressor), with_mlp * with_mixer / self.layers)
+            for mlp, with_mlp in mlps for (mixer, window, compressor), with_mixer in mixers if with_mlp and with_mixer
         )  # fmt: skip
 
     @property
     def hybrid(self) -> bool:
-        """Whether some of its layers have no attention, one that sees compressed tokens, or heads of another width."""
-        return self.linear is not None or bool(self.compressors) or self.whole is not None
+        """Whether some layers have no attention, compressed attention, or heads of another width."""
+        return self.linear_mixer is not None or bool(self.compressors) or self.global_heads is not None
 
     def with_heads_of(self, layer: Layer) -> "Shape":
-        """The same with the heads that a layer of that kind has."""
-        return self if self.whole is None or layer.window or layer.mixer != "attention" else self._with_whole_heads
-
-    @cached_property
-    def _with_whole_heads(self) -> "Shape":
-        own = self.whole
-        assert own is not None
-        inner = self.heads * own.head
-        keys = own.groups * own.head * (1 + own.values)
-        attention = (Product(self.hidden, inner + keys, COLUMNS), Product(inner, self.hidden, ROWS))
-        return replace(
-            self, head=own.head, value=own.head, groups=own.groups, attention=attention, whole=None, further=0
+        """Returns this shape with the attention heads of a layer of that kind."""
+        return (
+            self if self.global_heads is None or layer.window or layer.mixer != "attention" else self._with_global_heads
         )
 
+    @cached_property
+    def _with_global_heads(self) -> "Shape":
+        heads = self.global_heads
+        assert heads is not None
+        queries = self.heads * heads.head_dim
+        keys_values = heads.kv_heads * heads.head_dim * (1 + heads.separate_values)
+        return replace(
+            self, head_dim=heads.head_dim, value_dim=heads.head_dim, kv_heads=heads.kv_heads, global_heads=None,
+            projections=(Matmul(self.hidden, queries + keys_values, COLUMNS), Matmul(queries, self.hidden, ROWS)),
+            other_params=0,
+        )  # fmt: skip
+
     @property
-    def mtp_layer(self) -> Layer:
+    def mtp_layer_kind(self) -> Layer:
         """The kind of the layers of multi-token prediction: the last one's."""
-        return self.kinds[-1][0]
+        return self.layer_kinds[-1][0]
 
     @property
     def dense_layers(self) -> int:
@@ -324,69 +285,69 @@ class Shape:
             return self.pattern.count("-")
         if self.experts is None:
             return self.layers
-        others = self.layers - self.experts.dense_layers
-        return self.layers - math.floor(others / self.experts.every)
+        others = self.layers - self.experts.first_dense_layers
+        return self.layers - math.floor(others / self.experts.layer_interval)
 
     @cached_property
     def attention_params(self) -> int:
         """Parameters of a layer's attention."""
-        return sum(product.params for product in self.attention)
+        return sum(matmul.params for matmul in self.projections)
 
     @cached_property
     def expert_params(self) -> int:
         """Parameters of all experts of one layer; 0 where there are none."""
-        return 0 if self.experts is None else self.experts.count * sum(p.params for p in self.expert)
+        return 0 if self.experts is None else self.experts.count * sum(p.params for p in self.expert_matmuls)
 
     @property
-    def expert(self) -> tuple[Product, ...]:
-        """The products of one expert; () where there are none."""
-        of = self.experts
-        return () if of is None else self.mlp(of.middle, of.latent)
+    def expert_matmuls(self) -> tuple[Matmul, ...]:
+        """The matrices of one expert; () where there are none."""
+        experts = self.experts
+        return () if experts is None else self.mlp_matmuls(experts.ffn_hidden, experts.latent_dim)
 
     def compressor(self, layer: Layer) -> Compressor | None:
-        """What compresses tokens for the attention of a layer of that kind."""
+        """Returns the compressor of a layer of that kind."""
         return self.compressors[layer.compressor - 1] if layer.compressor else None
 
     def layer_params(self, layer: Layer) -> int:
-        """Parameters of a layer of that kind outside its experts, the norms before its parts included."""
+        """Returns the parameters of a layer of that kind outside its experts, with the norms before its parts."""
         params = self.hidden * (bool(layer.mixer) + bool(layer.mlp))
-        params += sum(product.params for product in self.products(layer))
+        params += sum(matmul.params for matmul in self.matmuls(layer))
         if compressor := self.compressor(layer):
             params += compressor.params
-        return params + (self.linear.params if layer.mixer == "linear" and self.linear else 0)
+        return params + (self.linear_mixer.params if layer.mixer == "linear" and self.linear_mixer else 0)
 
     @property
     def expert_layers(self) -> float:
         """Layers that have experts."""
-        return sum(count for kind, count in self.kinds if kind.mlp == "experts")
+        return sum(count for kind, count in self.layer_kinds if kind.mlp == "experts")
 
     @property
-    def matrices(self) -> int:
-        """Parameters of all products outside of experts, of embeddings and of the head."""
-        layers = sum(count * sum(each.params for each in self.products(kind)) for kind, count in self.kinds)
-        return round(layers) + self.ends_params
+    def matrix_params(self) -> int:
+        """Parameters of all matrices outside of experts, of embeddings and of the head."""
+        layers = sum(count * sum(matmul.params for matmul in self.matmuls(kind)) for kind, count in self.layer_kinds)
+        return round(layers) + self.embedding_and_head_params
 
     @cached_property
     def mean_layer(self) -> tuple[float, float]:
         """Parameters of a layer, on average: outside of experts, and in experts."""
-        dense = sum(count * self.layer_params(kind) for kind, count in self.kinds)
+        dense = sum(count * self.layer_params(kind) for kind, count in self.layer_kinds)
         return dense / self.layers, self.expert_layers * self.expert_params / self.layers
 
-    def products(self, layer: Layer) -> tuple[Product, ...]:
-        """What a layer of that kind multiplies each token with, the experts left out."""
-        weights: tuple[Product, ...] = ()
+    def matmuls(self, layer: Layer) -> tuple[Matmul, ...]:
+        """Returns the matrices that a layer of that kind multiplies each token with, without the experts."""
+        weights: tuple[Matmul, ...] = ()
         if layer.mixer == "attention":
             compressor = self.compressor(layer)
-            weights += self.with_heads_of(layer).attention + (compressor.products if compressor else ())
-        elif layer.mixer == "linear" and self.linear is not None:
-            weights += self.linear.products(self.hidden)
+            weights += self.with_heads_of(layer).projections + (compressor.matmuls if compressor else ())
+        elif layer.mixer == "linear" and self.linear_mixer is not None:
+            weights += self.linear_mixer.matmuls(self.hidden)
         if layer.mlp == "dense":
-            weights += self.mlp(self.middle)
+            weights += self.mlp_matmuls(self.ffn_hidden)
         elif layer.mlp == "experts" and self.experts is not None:
-            weights += (Product(self.hidden, self.experts.count),)
-            weights += self.mlp(self.experts.shared) if self.experts.shared else ()
-            if latent := self.experts.latent:
-                weights += Product(self.hidden, latent), Product(latent, self.hidden)
+            weights += (Matmul(self.hidden, self.experts.count),)
+            weights += self.mlp_matmuls(self.experts.shared_ffn_hidden) if self.experts.shared_ffn_hidden else ()
+            if latent := self.experts.latent_dim:
+                weights += Matmul(self.hidden, latent), Matmul(latent, self.hidden)
         return weights
 
     @property
@@ -399,14 +360,14 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
-    def ends_params(self) -> int:
+    def embedding_and_head_params(self) -> int:
         """Parameters of embeddings and head, which may be the same."""
         return self.embedding_params + (0 if self.tied else self.head_params)
 
     @property
     def mtp_params(self) -> int:
-        """Parameters of one layer of multi-token prediction: two norms, a product of twice the width, a layer."""
-        layer = self.mtp_layer
+        """Parameters of one layer of multi-token prediction: two norms, a projection of twice the width, a layer."""
+        layer = self.mtp_layer_kind
         return 2 * self.hidden**2 + 3 * self.hidden + self.layer_params(layer) + (
             self.expert_params if layer.mlp == "experts" else 0)  # fmt: skip
 
@@ -415,15 +376,15 @@ class Shape:
         """Parameters of the whole model."""
         layers = sum(
             count * (self.layer_params(kind) + (self.expert_params if kind.mlp == "experts" else 0))
-            for kind, count in self.kinds
+            for kind, count in self.layer_kinds
         )
         ends = self.embedding_params + (0 if self.tied else self.head_params) + self.hidden
-        return round(layers) + self.mtp * self.mtp_params + ends + self.further
+        return round(layers) + self.mtp_layers * self.mtp_params + ends + self.other_params
 
-    def seen(self, layer: Layer, sequence: int, causal: bool = True) -> float:
-        """Tokens that a token's attention sees, on average, in a layer of that kind."""
+    def attended_tokens(self, layer: Layer, sequence: int, causal: bool = True) -> float:
+        """Returns how many tokens a token attends to, on average, in a layer of that kind."""
         if compressor := self.compressor(layer):
-            near = self.seen(replace(layer, compressor=0), sequence, causal) if layer.window else 0.0
+            near = self.attended_tokens(replace(layer, compressor=0), sequence, causal) if layer.window else 0.0
             return near + self._compressed(compressor, sequence, causal)
         if not layer.window or layer.window >= sequence:
             return sequence / 2 if causal else sequence
@@ -432,41 +393,40 @@ class Shape:
         return layer.window - layer.window**2 / (2 * sequence) if causal else layer.window
 
     def _compressed(self, compressor: Compressor, sequence: int, causal: bool) -> float:
-        """Compressed entries that a token sees, on average, and the scoring of all of them as so many more."""
-        entries = sequence / compressor.rate
-        there = entries / 2 if causal else entries
-        if not compressor.chosen or compressor.chosen >= entries:
-            return there + there * compressor.scores / (self.heads * (self.head + self.value))
-        most = compressor.chosen
-        seen = most - most**2 / (2 * entries) if causal else most
-        return seen + there * compressor.scores / (self.heads * (self.head + self.value))
+        """Returns how many compressed entries a token attends to, on average; scoring them counts as so many more."""
+        entries, top_k = sequence / compressor.rate, compressor.top_k
+        scored = entries / 2 if causal else entries
+        if not top_k or top_k >= entries:
+            return scored + scored * compressor.index_dim / (self.heads * (self.head_dim + self.value_dim))
+        attended = top_k - top_k**2 / (2 * entries) if causal else top_k
+        return attended + scored * compressor.index_dim / (self.heads * (self.head_dim + self.value_dim))
 
     def flops(self, sequence: int, causal: bool = True, frozen: bool = False) -> float:
-        """Operations of a token's forward and backward pass, without recomputation: those of matrix multiplications.
+        """Counts the operations of a token's forward and backward pass, without recomputation: matrix products alone.
 
         Six for each parameter that multiplies it, and the attention's two products over the sequence. ``causal``
         counts half of these. Source: Chowdhery et al. 2022 (PaLM), appendix B, which counts them whole. A Mamba layer's
         scan is counted as Megatron-LM does. ``frozen`` weights need no gradients: four for each.
         """
-        for_each = 4 if frozen else 6
-        each = sum(count * self._layer_flops(kind, sequence, causal, for_each) for kind, count in self.kinds)
-        further = self._layer_flops(self.mtp_layer, sequence, causal, for_each)
-        further += for_each * (2 * self.hidden**2 + self.head_params)
-        return each + for_each * self.head_params + (self.mtp * further if self.mtp else 0.0)
+        per_param = 4 if frozen else 6
+        layers = sum(count * self._layer_flops(kind, sequence, causal, per_param) for kind, count in self.layer_kinds)
+        mtp = self._layer_flops(self.mtp_layer_kind, sequence, causal, per_param)
+        mtp += per_param * (2 * self.hidden**2 + self.head_params)
+        return layers + per_param * self.head_params + (self.mtp_layers * mtp if self.mtp_layers else 0.0)
 
-    def _layer_flops(self, layer: Layer, sequence: int, causal: bool, for_each: int) -> float:
-        total = float(sum(product.params for product in self.products(layer)))
+    def _layer_flops(self, layer: Layer, sequence: int, causal: bool, per_param: int) -> float:
+        total = float(sum(matmul.params for matmul in self.matmuls(layer)))
         if layer.mlp == "experts" and self.experts is not None:
-            total += self.experts.chosen * sum(product.params for product in self.expert)
-        other = 3.0 * self.linear.scan_flops if layer.mixer == "linear" and self.linear else 0.0
+            total += self.experts.top_k * sum(matmul.params for matmul in self.expert_matmuls)
+        other = 3.0 * self.linear_mixer.scan_flops if layer.mixer == "linear" and self.linear_mixer else 0.0
         if layer.mixer == "attention":
             shape = self.with_heads_of(layer)
-            other += 6 * self.heads * (shape.head + shape.value) * self.seen(layer, sequence, causal)
-        return for_each * total + other
+            other += 6 * self.heads * (shape.head_dim + shape.value_dim) * self.attended_tokens(layer, sequence, causal)
+        return per_param * total + other
 
 
 def gpt(layers: int, hidden: int, heads: int, vocabulary: int, positions: int, name: str = "") -> Shape:
-    """A model as GPT-2: MLPs of four times the width without a gate, learned positions, the embedding as its head."""
+    """Returns a model as GPT-2: MLPs of four times the width without a gate, learned positions, tied embeddings."""
     return Shape(
         layers, hidden, heads, heads, 4 * hidden, vocabulary, gated=False, tied=True, positions=positions, name=name
     )
@@ -476,7 +436,7 @@ MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "sh
 
 
 def missing(module: str, shape: Shape) -> str:
-    """What a model would need for a module to be in it; "" where it is.
+    """Returns what a model would need for a module to be in it; "" where it is.
 
     Only norms that are modules of their own can be recomputed: that of experts, and that before latent attention. The
     others are one module with the product that follows (``gpt_layer_specs.py``).
@@ -485,61 +445,55 @@ def missing(module: str, shape: Shape) -> str:
     needed = {
         "moe": ("experts", experts),
         "moe_act": ("experts", experts),
-        "shared_experts": ("shared experts", experts and experts.shared),
+        "shared_experts": ("shared experts", experts and experts.shared_ffn_hidden),
         "layernorm": ("experts or latent attention", experts or up_projections(shape)),
         "mla_up_proj": ("latent attention", up_projections(shape)),
-        "mlp": ("layers with a dense MLP", any(kind.mlp == "dense" for kind, _ in shape.kinds)),
-        "core_attn": ("attention", any(kind.mixer == "attention" for kind, _ in shape.kinds)),
+        "mlp": ("layers with a dense MLP", any(kind.mlp == "dense" for kind, _ in shape.layer_kinds)),
+        "core_attn": ("attention", any(kind.mixer == "attention" for kind, _ in shape.layer_kinds)),
     }
     feature, there = needed[module]
     return "" if there else feature
 
 
-def up_projections(shape: Shape) -> tuple[Product, ...]:
-    """Of latent attention, the products from a low rank to heads; () where attention has none."""
-    if any(each.rate > 1 for each in shape.compressors):  # which Megatron-core has no modules for
+def up_projections(shape: Shape) -> tuple[Matmul, ...]:
+    """Returns latent attention's projections from a low rank to heads; () where attention has none."""
+    if any(compressor.rate > 1 for compressor in shape.compressors):  # which Megatron-core has no modules for
         return ()
-    before = shape.attention[:-1]  # the last one is the output's
-    return tuple(each for each in before if each.inputs != shape.hidden)
+    inputs = shape.projections[:-1]  # the last one is the output's
+    return tuple(projection for projection in inputs if projection.inputs != shape.hidden)
 
 
 @dataclass(frozen=True)
-class Again:
-    """What a layer's modules make again in the backward pass, the experts' own part left out.
+class Recomputed:
+    """The work of a layer's recomputed modules in the backward pass, without the experts' own part."""
 
-    Args:
-        weights: what a token is multiplied with once more. blocks: how many of the layer's two run a third time, with
-            their way through memory and their tensor-parallel exchange. numbers: of a token that are read or written
-            beside that, cut by tensor parallelism.
-    """
-
-    weights: tuple[Product, ...] = ()
-    blocks: int = 0
-    numbers: float = 0.0
+    matmuls: tuple[Matmul, ...] = ()  # matrices that a token is multiplied with once more
+    blocks: int = 0  # of the layer's two, with their memory traffic and their tensor-parallel exchange
+    elements: float = 0.0  # of a token, read or written beside that; tensor parallelism cuts them
 
 
-def again(shape: Shape, modules: tuple[str, ...], kind: Layer) -> Again:
-    """What a layer of that kind makes again of ``modules``."""
-    weights: list[Product] = []
-    numbers, of = 0.0, shape.experts
+def recomputed(shape: Shape, modules: tuple[str, ...], kind: Layer) -> Recomputed:
+    """Returns what a layer of that kind recomputes of ``modules``."""
+    matmuls: list[Matmul] = []
+    elements, experts = 0.0, shape.experts
     blocks = int((kind.mlp == "dense" and "mlp" in modules) or (kind.mlp == "experts" and "moe" in modules))
     if kind.mixer == "attention" and "mla_up_proj" in modules:
-        weights += up_projections(shape)
-        numbers += 2 * sum(each.outputs for each in up_projections(shape))  # positions: read and written
+        matmuls += up_projections(shape)
+        elements += 2 * sum(each.outputs for each in up_projections(shape))  # positions: read and written
     if kind.mlp == "dense" and "mlp" in modules:
-        weights += shape.mlp(shape.middle)
-    if kind.mlp == "experts" and of is not None:
+        matmuls += shape.mlp_matmuls(shape.ffn_hidden)
+    if kind.mlp == "experts" and experts is not None:
         if "moe" in modules:
-            weights.append(Product(shape.hidden, of.count))
-        if of.shared and {"moe", "shared_experts"} & set(modules):
-            weights += shape.mlp(of.shared)
+            matmuls.append(Matmul(shape.hidden, experts.count))
+        if experts.shared_ffn_hidden and {"moe", "shared_experts"} & set(modules):
+            matmuls += shape.mlp_matmuls(experts.shared_ffn_hidden)
         if "moe_act" in modules and "moe" not in modules:
-            numbers += of.chosen * of.middle * (3 if shape.gated else 2)
+            elements += experts.top_k * experts.ffn_hidden * (3 if shape.gated else 2)
     if "layernorm" in modules:
-        numbers += 2 * shape.hidden * norms(shape, kind)
-    return Again(tuple(weights), blocks, numbers)
+        elements += 2 * shape.hidden * norms(shape, kind)
+    return Recomputed(tuple(matmuls), blocks, elements)
 
 
 def norms(shape: Shape, kind: Layer) -> int:
-    """A layer's norms that are modules of their own."""
+    """Counts a layer's norms that are modules of their own."""
     return int(kind.mixer == "attention" and bool(up_projections(shape))) + int(kind.mlp == "experts")

@@ -14,14 +14,14 @@ from pardemo.planner.layouts.shape import Shape
 
 
 def stages(job: Job, layout: Layout) -> list[int]:
-    """Layers of each stage.
+    """Returns the layers of each stage.
 
     A program that balances stages counts the head as the layers that have as many weights, and goes to the next stage
     when the last one has its share: nanotron's ``build_model`` (huggingface/nanotron, ``models/base.py``).
     """
     shape, pp = job.shape, layout.pp
-    if not job.stack.balanced:
-        if job.stack.ends_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
+    if not job.program.balanced_stages:
+        if job.program.embedding_and_loss_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
             split = pieces(shape, pp * layout.chunks)
             return [sum(split[stage::pp]) for stage in range(pp)]
         each, rest = divmod(shape.layers, pp)
@@ -33,47 +33,47 @@ def stages(job: Job, layout: Layout) -> list[int]:
 
 
 def pieces(shape: Shape, count: int) -> list[int]:
-    """Layers of each piece of the model where they do not divide, as Megatron-core's recipes cut it.
+    """Returns the layers of each piece of the model where they do not divide, as Megatron-core's recipes cut it.
 
     The embedding, the loss and each layer of multi-token prediction take a layer's place where the pieces come out even
     so: 126 layers are cut into 128 pieces. Else the loss does, and the first pieces have a layer more.
     """
-    last = 1 + shape.mtp
-    each, rest = divmod(shape.layers + 1 + last, count)
-    if rest == 0 and each >= last:
-        return [each - 1, *[each] * (count - 2), each - last]
-    each, rest = divmod(shape.layers + last, count)
-    split = [each + (place < rest) for place in range(count)]
-    short = max(0, last - split[-1])
-    split[-1] = max(0, split[-1] - last)
-    for place in range(count - 2, count - 2 - short, -1):
-        split[place] -= 1
+    ends = 1 + shape.mtp_layers
+    layers, remainder = divmod(shape.layers + 1 + ends, count)
+    if remainder == 0 and layers >= ends:
+        return [layers - 1, *[layers] * (count - 2), layers - ends]
+    layers, remainder = divmod(shape.layers + ends, count)
+    split = [layers + (index < remainder) for index in range(count)]
+    missing = max(0, ends - split[-1])
+    split[-1] = max(0, split[-1] - ends)
+    for index in range(count - 2, count - 2 - missing, -1):
+        split[index] -= 1
     return split
 
 
 def idle_stages(job: Job, layout: Layout) -> int:
-    """Stages that a program that balances them leaves without anything: it cannot run such a pipeline.
+    """Counts the stages that a program that balances them leaves empty: it cannot run such a pipeline.
 
     nanotron's ``check_model_has_grad`` asks for more layers or fewer stages then.
     """
-    return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.stack.balanced else 0
+    return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.program.balanced_stages else 0
 
 
 def _balanced(shape: Shape, pp: int) -> list[int]:
-    """Stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
-    each = shape.attention_params + sum(product.params for product in shape.mlp(shape.middle))
-    share = (shape.layers * each + shape.head_params) / pp
-    placement, done, stage = [], 0.0, 0
-    for cost in (*[each] * shape.layers, 0, shape.head_params, 0, 0):
+    """Returns the stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
+    layer_params = shape.attention_params + sum(matmul.params for matmul in shape.mlp_matmuls(shape.ffn_hidden))
+    stage_params = (shape.layers * layer_params + shape.head_params) / pp
+    placement, placed, stage = [], 0.0, 0
+    for cost in (*[layer_params] * shape.layers, 0, shape.head_params, 0, 0):
         placement.append(stage)
-        done += cost
-        if done > share * (stage + 1) and stage < pp - 1:
+        placed += cost
+        if placed > stage_params * (stage + 1) and stage < pp - 1:
             stage += 1
     return placement
 
 
 def step(job: Job, layout: Layout) -> PredictedStep:
-    """A step's time, part by part.
+    """Predicts a step's time, part by part.
 
     From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
     bubble. Interleaved, that is a ``chunks``-th (Narayanan et al. 2021, arXiv 2104.04473, 2.2). In ZB-H1 gradients of
@@ -81,31 +81,31 @@ def step(job: Job, layout: Layout) -> PredictedStep:
 
     A fine-tune under Transformers' Trainer sends as its engine does (:func:`tuned_step`).
     """
-    if job.stack.engine:
+    if job.program.engine:
         return tuned_step(job, layout)
-    shape, machine, stack = job.shape, job.machine, job.stack
+    shape, machine, program = job.shape, job.machine, job.program
     mean, last = _micro_batch(job, layout)
     split = stages(job, layout)
     busy = [count * mean.total for count in split]
     busy[-1] += last.total
     slowest = max(range(layout.pp), key=busy.__getitem__)
     parts, m = Parts(), layout.accumulation
-    parts.more(mean, m * split[slowest])
+    parts.add_all(mean, m * split[slowest])
     if slowest == layout.pp - 1:
-        parts.more(last, m)
+        parts.add_all(last, m)
     if layout.offload:
         parts.add("offload", m * _offloaded(job, layout, mean, split[slowest]))
     if layout.pp > 1:
         tokens = layout.micro_batch * job.sequence / layout.cp
         nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
-        parts.add("pipeline messages", stack.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
+        parts.add("pipeline messages", program.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
         others = sum(busy) - busy[slowest]
         if layout.schedule == "zb-h1" and m >= layout.pp and not job.frozen:
             others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
         parts.add("pipeline bubble", others / layout.chunks)
     data_parallel(job, layout, split, mean, parts)
     tokens = layout.batch * job.sequence
-    seconds = {name: job.pace * value for name, value in parts.seconds.items()}
+    seconds = {name: job.correction * value for name, value in parts.seconds.items()}
     return PredictedStep(
         seconds, tokens * shape.flops(job.sequence, frozen=job.frozen), job.peak_flops, tokens, layout.gpus,
         tuple(split),
@@ -113,7 +113,7 @@ def step(job: Job, layout: Layout) -> PredictedStep:
 
 
 def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
-    """Seconds of a micro-batch on a rank: through an average layer, and through the head.
+    """Returns the seconds of a micro-batch on a rank: through an average layer, and through the head.
 
     How ranks share states and how many micro-batches a step has changes nothing here, so it is remembered.
     """
@@ -121,23 +121,23 @@ def _micro_batch(job: Job, layout: Layout) -> tuple[Parts, Parts]:
         "micro-batch", layout.tp, layout.cp, layout.ep, layout.etp, layout.pp > 1, layout.gpus, layout.micro_batch,
         layout.sequence_parallel, layout.recompute, layout.modules, layout.context,
     )  # fmt: skip
-    if key not in job.remembered:
+    if key not in job.cache:
         mean = Parts()
-        for kind, count in job.shape.kinds:
-            mean.more(layer(job, layout, kind), count / job.shape.layers)
-        job.remembered[key] = mean, head(job, layout)
-    return job.remembered[key]
+        for kind, count in job.shape.layer_kinds:
+            mean.add_all(layer(job, layout, kind), count / job.shape.layers)
+        job.cache[key] = mean, head(job, layout)
+    return job.cache[key]
 
 
 def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
-    """Seconds of a micro-batch in which activations go to the host and come back, beside the layers' computation."""
+    """Returns the seconds by which a micro-batch's offload of activations outlasts its layers."""
     tokens = layout.micro_batch * job.sequence / layout.cp
     nbytes = 2 * min(layout.offload, layers) * tokens * kept_bytes(job, layout)
     return max(0.0, nbytes / hardware.host_bytes_per_s(job.machine.gpu) - layers * mean.total)
 
 
 def waited_messages(layout: Layout) -> int:
-    """Messages between stages on the longest path of a step; each is received when it is needed, and not before.
+    """Counts the messages between stages on the longest path of a step; each is received when it is needed, not before.
 
     Two for each micro-batch, an activation and a gradient, and as many to fill and to drain. With two stages both
     go at once, one to each side, and an 1F1B pipeline of more saves three where the middle meets its ends.
@@ -149,7 +149,7 @@ def waited_messages(layout: Layout) -> int:
 
 
 def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
-    """Seconds on the way of the messages between stages that are waited for.
+    """Returns the seconds of the messages between stages that are waited for.
 
     Stages of one host may be neighbours, and the next ones are on another. To fill and to drain, each step of the way
     is taken once in each direction; between, all wait for the slowest step.
@@ -164,7 +164,7 @@ def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
 
 def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
     """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
-    machine, stack = job.machine, job.stack
+    machine, program = job.machine, job.program
     owned = max(
         (owned_trained_params(job, layout, split, place) for place in range(layout.pp)),
         key=lambda rank_params: rank_params.whole,
@@ -173,37 +173,40 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
     if n > 1 and layout.sharding == "zero3":
         _fully_sharded(job, layout, split, mean, parts)
     elif n > 1:
-        covered = 0.0
-        if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
-            covered = stack.hidden * 2 / 3 * mean.total * split[0]
-        out, back = _exchange(job, layout, owned)
-        once = _over_groups(job, layout, owned)
-        again = layout.accumulation - 1 if layout.sharding == "zero2" else 0  # gradients go with each micro-batch
-        each = out + back if stack.regathers else out
-        exposed = max(0.0, out + once + back - covered) + again * max(0.0, each - covered)
+        hidden_s = 0.0
+        if layout.sharding == "none" or program.sharded_dp_overlap:  # behind the last micro-batch's backward pass
+            hidden_s = program.dp_overlap * 2 / 3 * mean.total * split[0]
+        reduce_s, gather_s = _exchange(job, layout, owned)
+        across_groups_s = _over_groups(job, layout, owned)
+        # stage 2 reduces gradients with each micro-batch
+        earlier_reductions = layout.accumulation - 1 if layout.sharding == "zero2" else 0
+        micro_batch_s = reduce_s + gather_s if program.regathers_parameters else reduce_s
+        exposed = max(0.0, reduce_s + across_groups_s + gather_s - hidden_s)
+        exposed += earlier_reductions * max(0.0, micro_batch_s - hidden_s)
         parts.add("data-parallel traffic", exposed)
-    moved = owned.sharded(layout) * (2 * stack.state + stack.gradient)
-    parts.add("optimizer", moved / machine.memory_bytes_per_s)
+    moved_bytes = owned.sharded(layout) * (2 * program.state_bytes + program.gradient_bytes)
+    parts.add("optimizer", moved_bytes / machine.memory_bytes_per_s)
 
 
 def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
-    """Seconds until gradients are where they are used, and until parameters that were updated there are everywhere."""
-    machine, stack, n = job.machine, job.stack, layout.replicas
+    """Returns the seconds in which gradients are reduced, and in which updated parameters are gathered."""
+    machine, program, n = job.machine, job.program, layout.replicas
     group = layout.shard_group or n
-    out, back = stack.reduce_s * (n - 1).bit_length(), 0.0
+    reduce_s, gather_s = program.reduce_s * (n - 1).bit_length(), 0.0
     for params, ranks, stride in _groups(owned, group, layout):
         share = _share(job, ranks, stride)
-        out += math.ceil(params / stack.bucket) * stack.bucket_host_s * machine.crossings(ranks, stride)
+        buckets = math.ceil(params / program.bucket_elements)
+        reduce_s += buckets * program.bucket_host_s * machine.crossings(ranks, stride)
         if layout.sharding == "none":
-            out += machine.all_reduce(stack.gradient * params, ranks, stride) / share
+            reduce_s += machine.all_reduce(program.gradient_bytes * params, ranks, stride) / share
         else:
-            out += machine.gather(stack.gradient * params, ranks, stride) / share
-            back += machine.gather(2 * params, ranks, stride) / share
-    return out, back
+            reduce_s += machine.gather(program.gradient_bytes * params, ranks, stride) / share
+            gather_s += machine.gather(2 * params, ranks, stride) / share
+    return reduce_s, gather_s
 
 
 def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
-    """Seconds in which gradients are summed over groups that share states, once a step, where these are several (HSDP).
+    """Returns the seconds in which gradients are summed over groups that share states, once a step (HSDP).
 
     Zhao et al. 2023 (arXiv 2304.11277), 3.2.2.
     """
@@ -213,32 +216,32 @@ def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
     in_groups, in_all = (_groups(owned, ranks, layout) for ranks in (layout.shard_group, layout.replicas))
     for (params, within, stride), (_, everywhere, _) in zip(in_groups, in_all, strict=True):
         groups, apart = everywhere // within, stride * within
-        sent = job.machine.all_reduce(job.stack.gradient * params / within, groups, apart)
+        sent = job.machine.all_reduce(job.program.gradient_bytes * params / within, groups, apart)
         seconds += sent / _share(job, groups, apart)
     return seconds
 
 
 def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
-    """Groups of ``n`` ranks with the same parameters: (parameters, ranks, stride). Experts are on every ``ep``-th."""
+    """Lists groups of ``n`` ranks with the same parameters: (parameters, ranks, stride); experts on every ``ep``-th."""
     dense = (owned.dense, n, layout.tp)
     return [dense] if not owned.experts else [dense, (owned.experts, layout.expert_copies(n), layout.expert_ranks)]
 
 
 def _share(job: Job, n: int, stride: int) -> float:
-    """The share of the links' rate that an exchange of gradients reaches; between hosts at most ``reduce_most``."""
-    stack = job.stack
+    """Returns the share of the links' rate that an exchange of gradients reaches; ``ring_bytes_per_s`` limits it."""
+    program = job.program
     if job.machine.inside(n, stride):
-        return stack.reduce_share
-    return min(stack.reduce_share, stack.reduce_most / job.machine.rate(n, stride))
+        return program.reduce_efficiency
+    return min(program.reduce_efficiency, program.ring_bytes_per_s / job.machine.rate(n, stride))
 
 
 def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
-    """Each micro-batch gathers a layer's parameters twice and scatters its gradients, beside the layers' computation.
+    """Adds ZeRO-3's traffic: each micro-batch gathers a layer's parameters twice and scatters its gradients.
 
-    With LoRA the gradients are the adapters' alone. Nothing hides the first layer's gathers, before either pass begins,
-    nor its scatter, when both are over.
+    It runs beside the layers' computation. With LoRA the gradients are the adapters' alone. Nothing hides the first
+    layer's gathers, before either pass begins, nor its scatter, when both are over.
     """
-    shape, machine, stack = job.shape, job.machine, job.stack
+    shape, machine, program = job.shape, job.machine, job.program
     group, stride = layout.shard_group or layout.replicas, layout.tp
     per_layer = owned_layer(shape, layout)
     trained = trained_layer(job, layout) if job.frozen else per_layer
@@ -248,12 +251,12 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, part
         return sum(machine.gather(times * params, ranks, apart) / _share(job, ranks, apart)
                    for params, ranks, apart in groups)  # fmt: skip
 
-    each = 2 * seconds(2, per_layer) + seconds(stack.gradient, trained)
-    exposed = max(each, max(split) * (each - stack.hidden * mean.total))
-    ends = shape.embedding_params / layout.tp
-    once = 2 * machine.gather(2 * ends, group, stride)
-    once += 0.0 if job.frozen else machine.gather(stack.gradient * ends, group, stride)
-    once /= _share(job, group, stride)
-    parts.add("data-parallel traffic", layout.accumulation * (exposed + once))
+    layer_s = 2 * seconds(2, per_layer) + seconds(program.gradient_bytes, trained)
+    exposed = max(layer_s, max(split) * (layer_s - program.dp_overlap * mean.total))
+    embedding_params = shape.embedding_params / layout.tp
+    ends_s = 2 * machine.gather(2 * embedding_params, group, stride)
+    ends_s += 0.0 if job.frozen else machine.gather(program.gradient_bytes * embedding_params, group, stride)
+    ends_s /= _share(job, group, stride)
+    parts.add("data-parallel traffic", layout.accumulation * (exposed + ends_s))
     updated = Owned(max(split) * trained.dense, max(split) * trained.experts)
     parts.add("data-parallel traffic", _over_groups(job, layout, updated))

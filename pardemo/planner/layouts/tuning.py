@@ -29,33 +29,19 @@ EVERYTHING = "all-linear"
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a model is fine-tuned.
+    """How a model is fine-tuned."""
 
-    Args:
-        rank: of LoRA's matrices; 0 trains all parameters. target: names of the modules that have them, or
-            ``all-linear``. dropout: before them; without it nothing is copied for them. alpha: their product is scaled
-            by alpha / rank.
-        base: what frozen weights are kept in, of :data:`BASES`; embeddings, head and norms stay in 16 bits.
-        embeddings: whether embedding and head are trained as well, whole (PEFT's ``modules_to_save``).
-        optimizer: of :data:`STATES`.
-        adapters_fp32: whether adapters are trained in fp32 beside a 16-bit model (PEFT's ``autocast_adapter_dtype``);
-            DeepSpeed's engine casts them.
-        fused_loss: whether logits are made piece by piece inside the loss (Liger's, cut cross entropy).
-        labels: share of the tokens that logits are made for.
-        experts_apart: whether each expert is a module of its own, as in Transformers before version 5.
-    """
-
-    rank: int = 0
-    target: tuple[str, ...] = ()
-    dropout: float = 0.1
-    base: str = "bf16"
-    embeddings: bool = False
-    optimizer: str = "adamw"
-    adapters_fp32: bool = False
-    fused_loss: bool = False
-    labels: float = 1.0
-    experts_apart: bool = False
-    alpha: float = 32
+    rank: int = 0  # of LoRA's matrices; 0 trains all parameters
+    target: tuple[str, ...] = ()  # names of the modules that have them, or ``all-linear``
+    dropout: float = 0.1  # before them; 0 copies nothing for it
+    base: str = "bf16"  # of frozen weights, of :data:`BASES`; embeddings, head and norms stay in 16 bits
+    embeddings: bool = False  # whether embedding and head are trained whole, too (PEFT's ``modules_to_save``)
+    optimizer: str = "adamw"  # of :data:`STATES`
+    adapters_fp32: bool = False  # beside a 16-bit model (PEFT's ``autocast_adapter_dtype``); DeepSpeed casts them
+    fused_loss: bool = False  # whether logits are made piece by piece in the loss (Liger's, cut cross entropy)
+    labels: float = 1.0  # share of the tokens that logits are made for
+    experts_apart: bool = False  # whether each expert is a module of its own, as in Transformers before version 5
+    alpha: float = 32  # LoRA's product is scaled by alpha / rank
 
     def __post_init__(self):
         if self.base not in BASES:
@@ -82,20 +68,19 @@ FULL = Tuning()  # all parameters
 def linears(shape: Shape) -> dict[str, tuple[int, int]]:
     """Returns (inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
 
-    Latent attention has two products after one another for queries (where they are low-rank), and for keys and values.
-    In a model with experts these are attention's alone: PEFT takes an MLP's name there for the experts too, which are
-    one parameter in Transformers, and goes to them otherwise.
+    Latent attention has two projections after one another for queries (where they are low-rank), and for keys and
+    values. In a model with experts these are attention's alone: PEFT takes an MLP's name there for the experts too,
+    which are one parameter in Transformers, and goes to them otherwise.
     """
-    h, m = shape.hidden, shape.middle
-    if len(shape.attention) > 2:
-        names = ("q_a", "q_b", "kv_a", "kv_b", "o") if len(shape.attention) == 5 else ("q", "kv_a", "kv_b", "o")
-        modules = {
-            name: (product.inputs, product.outputs) for name, product in zip(names, shape.attention, strict=True)
-        }
+    h, m = shape.hidden, shape.ffn_hidden
+    if len(shape.projections) > 2:
+        names = ("q_a", "q_b", "kv_a", "kv_b", "o") if len(shape.projections) == 5 else ("q", "kv_a", "kv_b", "o")
+        modules = {name: (matmul.inputs, matmul.outputs) for name, matmul in zip(names, shape.projections, strict=True)}
     else:
-        queries, keys, values = shape.heads * shape.head, shape.groups * shape.head, shape.groups * shape.value
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        values = shape.kv_heads * shape.value_dim
         modules = {"q": (h, queries), "k": (h, keys), "v": (h, values), "qkv": (h, queries + keys + values)}
-        modules["o"] = (shape.heads * shape.value, h)
+        modules["o"] = (shape.heads * shape.value_dim, h)
     if shape.experts is None:
         modules |= {"up": (h, m), "down": (m, h), "gate+up": (h, 2 * m if shape.gated else m)}
         modules |= {"gate": (h, m)} if shape.gated else {}
@@ -114,8 +99,8 @@ def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
 
 def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
     """Returns the parts, of :data:`PARTS`, of a layer's modules that LoRA goes to."""
-    there, of = linears(shape), shape.experts
-    beside = of is not None and (of.shared or of.dense_layers or of.every > 1)
+    there, experts = linears(shape), shape.experts
+    beside = experts and (experts.shared_ffn_hidden or experts.first_dense_layers or experts.layer_interval > 1)
     inside = "a model with experts: LoRA is planned on its attention alone"
     if tuning.target == (EVERYTHING,):
         if beside:
@@ -133,7 +118,7 @@ def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
             raise ValueError(f"LoRA's target {target!r} is no module of a layer that is known: {known}")
         split = name.split("+") if name == "o+down" else [name]
         if missing := [part for part in split if part not in there]:
-            why = f"; it is {inside}" if of and missing[0] in ("gate", "up", "down", "gate+up") else ""
+            why = f"; it is {inside}" if experts and missing[0] in ("gate", "up", "down", "gate+up") else ""
             raise ValueError(f"{shape.name or 'the model'} has no module {target!r} for LoRA{why}")
         parts += [part for part in split if part not in parts]
     return parts
@@ -150,7 +135,7 @@ def trained_params(tuning: Tuning, shape: Shape) -> int:
     """Parameters that are updated."""
     if not tuning.lora:
         return shape.params
-    return adapter_params(tuning, shape) + (shape.ends_params if tuning.embeddings else 0)
+    return adapter_params(tuning, shape) + (shape.embedding_and_head_params if tuning.embeddings else 0)
 
 
 def weight_bytes(tuning: Tuning, shape: Shape) -> float:
@@ -158,7 +143,7 @@ def weight_bytes(tuning: Tuning, shape: Shape) -> float:
     each = BASES[tuning.base]
     if each >= 2:
         return each * shape.params
-    left = shape.ends_params + 2 * shape.hidden * shape.layers + left_in_16_bits(tuning, shape)
+    left = shape.embedding_and_head_params + 2 * shape.hidden * shape.layers + left_in_16_bits(tuning, shape)
     return each * (shape.params - left) + 2 * left
 
 
@@ -170,5 +155,5 @@ def left_in_16_bits(tuning: Tuning, shape: Shape) -> int:
     """
     if tuning.base not in CONVERTED or shape.experts is None or tuning.experts_apart:
         return 0
-    routed = sum(count for kind, count in shape.kinds if kind.mlp == "experts")
+    routed = sum(count for kind, count in shape.layer_kinds if kind.mlp == "experts")
     return round(routed * shape.expert_params)

@@ -24,9 +24,9 @@ from pardemo.planner.layouts.configurations import MODELS, key_of
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import LINES
 from pardemo.planner.layouts.micro_batch import PARTS
-from pardemo.planner.layouts.published.against import room
+from pardemo.planner.layouts.programs import find_program
+from pardemo.planner.layouts.published.against import usable_bytes
 from pardemo.planner.layouts.search import SearchResult, changes, if_changed, search
-from pardemo.planner.layouts.stacks import stack
 
 #: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
 #: configuration in place of a model's name, ``rank`` and ``target`` LoRA's, ``price`` what a GPU costs an hour.
@@ -83,7 +83,7 @@ class Asked:
             "names": [str(each.layout) for each in shown],
             "words": [describe_layout(each.layout) for each in shown],
             "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
-            "room_bytes": room(job), "capacity_bytes": job.machine.gpu.memory_bytes,
+            "room_bytes": usable_bytes(job), "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
         }  # fmt: skip
 
@@ -117,14 +117,14 @@ def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         if asked["link"]:
             hardware.link(asked["link"])
     with _about("program"):
-        program = stack(asked["program"] or command.PROGRAM)
+        program = find_program(asked["program"] or command.PROGRAM)
         if asked["target"] or rank:
             program.check_lora()
     with _about("precision"):
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
         config = configurations.find_configuration(model)
-        command.tuning_of(asked["target"], rank, config, configurations.of(config))
+        command.tuning_of(asked["target"], rank, config, configurations.shape_of_config(config))
     words = {name: asked[name] or None for name in ("link", "target", "program", "precision")}
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=max(1, gpus // each) if each else None, explain=None,
@@ -196,7 +196,7 @@ def _about(field: str) -> Iterator[None]:
 
 
 def _model(asked: Mapping[str, str], folder: Path) -> str:
-    """A built-in model's name, or the file into which the configuration was written."""
+    """Returns a built-in model's name, or the file into which the configuration was written."""
     if not asked["config"]:
         name = asked["model"]
         if not name:
@@ -216,7 +216,7 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
         if (plain := configurations.plain(values)) is None:
             more = "pardemo plan --search --model config.json asks Transformers"
             raise RefusedField("config", f"{configurations.unsaid(values)}; {more}")
-        configurations.of(plain)
+        configurations.shape_of_config(plain)
     path = folder / "config.json"
     path.write_text(asked["config"], encoding="utf-8")
     return str(path)
@@ -246,7 +246,7 @@ def _price(text: str) -> float | None:
 
 
 def _counted(able: Callable[[Layout], bool], looked: Callable[[int], object] | None) -> Callable[[Layout], bool]:
-    """The same, telling ``looked`` at each :data:`EVERY` layouts how many there were."""
+    """Returns the same, telling ``looked`` at each :data:`EVERY` layouts how many there were."""
     if looked is None:
         return able
     counter = itertools.count(1)

@@ -68,7 +68,9 @@ def full_size_question(
         return None
     from pardemo.planner.layouts import configurations
 
-    return Question(model, configurations.of(configurations.find_configuration(model)), gpus, sequence, micro_batch)
+    return Question(
+        model, configurations.shape_of_config(configurations.find_configuration(model)), gpus, sequence, micro_batch
+    )
 
 
 def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def _planned_layout(
         ValueError: the layout cannot be run with the model or the GPUs.
     """
     from pardemo.planner import profile
-    from pardemo.planner.layouts import Job, layout, stack
+    from pardemo.planner.layouts import Job, find_program, layout
     from pardemo.planner.layouts.machines import machine
     from pardemo.planner.layouts.memory import memory
 
@@ -157,7 +159,9 @@ def _planned_layout(
     layout.check_layout(chosen, asked.shape, gpus, sequence)
     compute, how = _computed_in(fullest, data)
     weight, gradient = trained["weight"], trained["gradient"] or trained["weight"]
-    program = stack(PROGRAM).but(weight=weight, gradient=gradient, state=trained["state"], logits=LOGITS[compute])
+    program = find_program(PROGRAM).but(
+        weight_bytes=weight, gradient_bytes=gradient, state_bytes=trained["state"], logit_bytes=LOGITS[compute]
+    )
     job = Job(asked.shape, machine(profile.find_profile("H100", gpus), gpus, min(gpus, 8)), program, sequence)
     plan = memory(job, chosen)
     kinds = dict(plan.lines)

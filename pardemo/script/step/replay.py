@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pardemo.cluster import Cluster
-from pardemo.cluster.bandwidth import bytes_per_second
-from pardemo.cluster.latency import seconds
+from pardemo.cluster.units import bytes_per_second, seconds
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.planner.hardware import FP32_TFLOPS, LINKS, Gpu, gpu, link
 from pardemo.planner.layouts.machines import ATTENTION, Machine
-from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.programs import Program
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.step.layer_padding import BACKWARD
 from pardemo.script.step.operations import Operation, RecordedCollective, StepWork
@@ -233,7 +232,7 @@ def replay_step(
 #: whether a micro-batch has one sample or nearly two (vTrain's measurements).
 LAUNCH_S = 24e-6
 #: What a product loses of its rows, depth and columns to tiles that are not full: the planner's, of any program.
-SMALL = Stack("any").small
+SMALL = Program("any").tile_loss
 #: TF32's rate of the datasheets, as a share of that of 16 bits.
 TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time

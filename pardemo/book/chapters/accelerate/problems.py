@@ -8,7 +8,7 @@ from pardemo.planner.layouts.configurations import shape_of
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.programs import find_program
 
 _BF16 = 2  # bytes
 _LLAMA = shape_of("llama3-8b")
@@ -58,7 +58,7 @@ def _by_the_rule():
     F = 636 TFLOP/s, a micro-batch has T = 8,192 tokens, and a step has m = 8 of them. Gathers and reductions hide
     behind the pass beside them. How many times as long as ZeRO-1's step is that of FSDP2 over all 16 GPUs?"""
     machine = Machine(_H100, 16, 8, hardware.link("400"))
-    job = Job(_LLAMA, machine, stack("megatron-core"), 8192)
+    job = Job(_LLAMA, machine, find_program("megatron-core"), 8192)
     fsdp2, zero_1 = (
         1 + procedure.adds(job, Layout(dp=16, sharding=sharding, accumulation=8))["data parallel"]
         for sharding in ("zero3", "zero1")

@@ -15,8 +15,9 @@ def _seven_billion():
     """Baichuan2-7B has 32 layers, h = 4,096, an MLP with a gate and a width of 11,008, and V = 125,696; embedding and
     head are two tables. How many parameters does it have?"""
     shape = _BAICHUAN_7B
-    layer, ends = shape.layer_params(shape.kinds[0][0]), shape.ends_params
-    return shape.params / 1e9, f"""A layer has 4h² in its attention, 3 · h · {shape.middle:,} in its gated MLP and 2h in
+    layer, ends = shape.layer_params(shape.layer_kinds[0][0]), shape.embedding_and_head_params
+    ffn_hidden = shape.ffn_hidden
+    return shape.params / 1e9, f"""A layer has 4h² in its attention, 3 · h · {ffn_hidden:,} in its gated MLP and 2h in
         its norms, {layer / 1e6:.1f} million together. The {shape.layers} layers make {shape.layers * layer / 1e9:.3f}
         billion, and the two tables 2 · V · h = {ends / 1e9:.3f} billion. With the last norm that is
         {shape.params / 1e9:.3f} billion, of which the tables are one in seven."""  # fmt: skip

@@ -15,14 +15,14 @@ def _as_wide_as_nine():
     Leave the router out. Which inner width would an ordinary MLP with a gate have, if it took as many operations for a
     token?"""
     shape = shape_of("deepseek-v3")
-    shared = shape.experts.shared // shape.experts.middle
-    each, passed = shape.experts.middle, shape.experts.chosen + shared
-    flops = formulas.token_flops(shape.hidden, each, 0, shape.experts.chosen, shared)
+    shared = shape.experts.shared_ffn_hidden // shape.experts.ffn_hidden
+    each, passed = shape.experts.ffn_hidden, shape.experts.top_k + shared
+    flops = formulas.token_flops(shape.hidden, each, 0, shape.experts.top_k, shared)
     width = flops / formulas.token_flops(shape.hidden, 1, 0, 1)
     return width, f"""An MLP with a gate takes 6·h·width operations for a token, whether it is an expert or not. A token
-        goes through {shape.experts.chosen} + {shared} experts, so an ordinary MLP takes as many with a width of
+        goes through {shape.experts.top_k} + {shared} experts, so an ordinary MLP takes as many with a width of
         {passed} · {each:,} = {width:,.0f}. This is the width that DeepSeek-V3 gives to the MLPs of its first
-        {shape.experts.dense_layers} layers, so that every layer costs a token the same."""  # fmt: skip
+        {shape.experts.first_dense_layers} layers, so that every layer costs a token the same."""  # fmt: skip
 
 
 @problem()
@@ -48,8 +48,8 @@ def _four_nodes_or_one():
     Gbit/s for each GPU, of which 24 GB/s are reached. All choices are equally likely; count these links alone. How many
     times as long does an exchange take with e = 32?"""
     experts = shape_of("gpt-oss-120b").experts
-    rows = formulas.one_way_bytes(1, 1, experts.chosen, 8, 1)
-    met = formulas.other_nodes(experts.count, experts.chosen, 4)
+    rows = formulas.one_way_bytes(1, 1, experts.top_k, 8, 1)
+    met = formulas.other_nodes(experts.count, experts.top_k, 4)
     slower = rates.inside(hardware.gpu("H100")) / rates.between(hardware.link("infiniband-400g"))
     ratio = slower * met / rows
     return ratio, f"""With e = 8 each token leaves its rank as ⅞ · 4 = {rows:g} rows, at 360 GB/s. With e = 32 another

@@ -24,11 +24,11 @@ def _largest_group():
     """Qwen2.5-7B has 28 query heads and kv = 4. You cut its attention on a node of eight GPUs, all of which work, in
     tensor-parallel groups of equal size, and each rank takes whole heads. How large can t be at most?"""
     shape = shape_of("qwen2.5-7b")
-    fits = [t for t in (1, 2, 4, 8) if shape.heads % t == 0 and (shape.groups % t == 0 or t % shape.groups == 0)]
+    fits = [t for t in (1, 2, 4, 8) if shape.heads % t == 0 and (shape.kv_heads % t == 0 or t % shape.kv_heads == 0)]
     most = max(fits)
     return most, f"""Groups of equal size on eight GPUs have 1, 2, 4 or 8 ranks. Eight ranks would get {shape.heads}/8 =
         {shape.heads / 8:g} query heads each, and a rank takes whole heads. Seven would divide the query heads, but
-        neither the GPUs nor kv. With {shape.heads // most} query heads and {shape.groups // most} head of keys and
+        neither the GPUs nor kv. With {shape.heads // most} query heads and {shape.kv_heads // most} head of keys and
         values on each rank, two replicas of {most} ranks fill the node: t is {most}."""  # fmt: skip
 
 
@@ -66,9 +66,9 @@ def _replicas_or_gathers():
     all-reduce its gradients once a step. Or ranks gather queries, keys and values, (1 + 2·kv/a)·φ forward and as much
     backward. All numbers have two bytes. With one micro-batch a step, from how many tokens on do replicas send less?"""
     shape, t = shape_of("qwen2.5-3b"), 8
-    share = shape.groups / shape.heads
+    share = shape.kv_heads / shape.heads
     gathers = 2 * (1 + 2 * share) * tensor_parallel.phi(1, 1, shape.hidden, t, element_bytes=2)
-    holders, numbers = t // shape.groups, 2 * shape.hidden * shape.head
+    holders, numbers = t // shape.kv_heads, 2 * shape.hidden * shape.head_dim
     replicas = communication.ring_all_reduce(2 * numbers, holders).sent
     tokens = math.ceil(replicas / gathers)
     return tokens, f"""A replica has 2·h²/a = {numbers:,} weights of W_k and W_v, and {holders} ranks have the same one.

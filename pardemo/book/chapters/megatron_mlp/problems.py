@@ -24,7 +24,7 @@ def _eighty_of_them():
     """Llama 3 70B has 80 gated MLPs. In each, W_gate and W_up are [8192, 28,672], and W_down is [28,672, 8192]. A
     weight costs 16 bytes with its gradient and Adam's states. How many GB do the MLPs take on each of t = 8 GPUs?"""
     shape = shape_of("llama3-70b")
-    weights = sum(matrix.params for matrix in shape.mlp(shape.middle))
+    weights = sum(matrix.params for matrix in shape.mlp_matmuls(shape.ffn_hidden))
     held = memory.model_states_bytes(shape.layers * weights // 8, 1, 0)
     return held / 1e9, f"""One MLP has 3 · 8,192 · 28,672 = {weights / 1e6:.0f} million weights, and a rank has an
         eighth of them, {weights / 8e6:.1f} million. Eight GPUs of 80 GB do not even hold the MLPs, so the model needs

@@ -16,8 +16,8 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import adds
 from pardemo.planner.layouts.procedure import link as rate_of_ring
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import stack
 
 _GPU_NAMES = ("H100", "B200")
 _NODE = 8  # GPUs of a node
@@ -209,7 +209,7 @@ def _zero3(ranks: int) -> Layout:
 
 def _job(gpu: Gpu, gpus: int, tokens: int) -> Job:
     """Llama 3 8B with one sample of so many tokens a GPU."""
-    return Job(shape_of("llama3-8b"), Machine(gpu, gpus, _NODE, _NETWORK), stack("megatron-core"), tokens)
+    return Job(shape_of("llama3-8b"), Machine(gpu, gpus, _NODE, _NETWORK), find_program("megatron-core"), tokens)
 
 
 def _short(value: float) -> str:

@@ -11,7 +11,7 @@ from pardemo.planner.layouts.configurations import shape_of
 def _llama_block() -> tuple[int, float]:
     """The s·b·h of one sample of 8,192 tokens in Llama 3 70B, and the bytes that a block keeps for each."""
     shape = shape_of("llama3-70b")
-    return 8192 * shape.hidden, 12 + 4 * shape.groups / shape.heads + 8 * shape.middle / shape.hidden
+    return 8192 * shape.hidden, 12 + 4 * shape.kv_heads / shape.heads + 8 * shape.ffn_hidden / shape.hidden
 
 
 @problem("GB")
@@ -19,8 +19,8 @@ def _a_block_of_today():
     """A block of Llama 3 70B has h = 8192, kv/a = 1/8 and an MLP that is 3.5·h wide. How many GB does it keep for one
     sample of 8,192 tokens, on one GPU and with FlashAttention?"""
     shape, (unit, each) = shape_of("llama3-70b"), _llama_block()
-    return unit * each / 1e9, f"""Keys and values add 4·kv/a = {4 * shape.groups / shape.heads:g}, and the MLP's four
-        tensors 8 · 3.5 = {8 * shape.middle / shape.hidden:g}. With the other 12 a block keeps {each:g} bytes / sbh.
+    return unit * each / 1e9, f"""Keys and values add 4·kv/a = {4 * shape.kv_heads / shape.heads:g}, and the MLP's four
+        tensors 8 · 3.5 = {8 * shape.ffn_hidden / shape.hidden:g}. With the other 12 a block keeps {each:g} bytes / sbh.
         There are 8,192 · 8,192 numbers, so these are {unit * each / 1e9:.2f} GB."""  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def _head_left_whole():
     ranks cut the blocks, and each has the whole head. How many per cent more does a rank multiply than if the head were
     cut, too?"""
     shape, t = shape_of("llama3-8b"), 8
-    block = shape.attention_params + sum(matrix.params for matrix in shape.mlp(shape.middle))
+    block = shape.attention_params + sum(matrix.params for matrix in shape.mlp_matmuls(shape.ffn_hidden))
     blocks, head = shape.layers * block / t, shape.head_params
     longer = (blocks + head) / (blocks + head / t) - 1
     return 100 * longer, f"""A rank multiplies each token with an eighth of the blocks, {blocks / 1e9:.3f} billion

@@ -100,7 +100,7 @@ def without_hiding(
     bounds = {}
     for link, job in jobs.items():
         if link > above:
-            bare = replace(job, stack=job.stack.but(hides_tensor=0))
+            bare = replace(job, program=job.program.but(tp_overlap=0))
             quickest = min(step(bare, layout).seconds for layout in pipelines)
             bounds[link] = 1.05 * quickest / seconds["pipeline"][link]
     return bounds

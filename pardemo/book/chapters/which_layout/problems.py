@@ -16,7 +16,7 @@ _GATHERS = rates.between(1)  # of the data sheet's bandwidth, what gathers betwe
 
 def _multiplications() -> float:
     """Seconds of a layer's on each of eight ranks, both passes."""
-    weights = sum(product.params for product in _LLAMA_70B.products(_LLAMA_70B.kinds[0][0]))
+    weights = sum(product.params for product in _LLAMA_70B.matmuls(_LLAMA_70B.layer_kinds[0][0]))
     return 6 * _TOKENS * weights / 8 / _NODE.matrix_flops
 
 

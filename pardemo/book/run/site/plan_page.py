@@ -17,7 +17,7 @@ from pardemo.planner import hardware
 from pardemo.planner.layouts import command, configurations
 from pardemo.planner.layouts.configurations import MODELS
 from pardemo.planner.layouts.micro_batch import PARTS
-from pardemo.planner.layouts.stacks import STACKS
+from pardemo.planner.layouts.programs import PROGRAMS
 
 FILE, FOLDER = "plan.html", "plan"
 TITLE = "Plan a training job"
@@ -43,7 +43,7 @@ def body(with_python: bool) -> str:
     return template.render(
         with_python=with_python, folder=FOLDER, version=pyodide.VERSION, styles=_styles(), first=FIRST_QUESTION,
         models=_models(), gpus=list(hardware.GPUS), links=links,
-        programs={name: each.about for name, each in STACKS.items()}, usual_program=command.PROGRAM,
+        programs={name: each.fitted_to for name, each in PROGRAMS.items()}, usual_program=command.PROGRAM,
         precisions=hardware.PRECISIONS, gigabits=GIGABITS, usual_link=hardware.USUAL_LINK,
         usual_sequence=command.SEQUENCE,
     )  # fmt: skip

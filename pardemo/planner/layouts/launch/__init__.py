@@ -15,7 +15,7 @@ from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, t
 from pardemo.planner.layouts.layout import Layout, check_layout
 
 PROGRAMS = (megatron, torchtitan, nanotron, zero)
-#: Which of them runs what was planned with a stack's constants; Megatron-LM where it is none of these.
+#: Which of them runs what was planned with a program's constants; Megatron-LM where it is none of these.
 _RUNS = {"nanotron": nanotron, "torchtitan": torchtitan, "torchtitan-compiled": torchtitan, "llm-foundry": zero}
 
 
@@ -41,13 +41,13 @@ def write_files(folder: Path, job: Job, layout: Layout, model_name: str) -> list
 
 
 def _differs(path: Path, text: str) -> bool:
-    """Whether there is a file of that name with another content."""
+    """Returns whether there is a file of that name with another content."""
     return path.exists() and not (path.is_file() and path.read_bytes() == text.encode("utf-8"))
 
 
 def runnable_by_program(job: Job, model_name: str) -> Callable[[Layout], bool]:
     """Returns a function that says whether the program that the job is planned for can run a layout."""
-    program = _RUNS.get(job.stack.name, megatron)
+    program = _RUNS.get(job.program.name, megatron)
     model = facts.model_of(find_configuration(model_name), job.shape, model_name)
     return lambda layout: program.why_not(job, layout, model) is None
 
@@ -58,15 +58,15 @@ def why_not_by_file(job: Job, layout: Layout, model: facts.Model) -> dict[str, s
 
 
 def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
-    """The files by name, the one that the jobs start first.
+    """Returns the files by name, the one that the jobs start first.
 
     Raises:
         ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.
     """
     machine, shape = job.machine, job.shape
-    if shape.hybrid or (shape.experts and shape.experts.latent):
+    if shape.hybrid or (shape.experts and shape.experts.latent_dim):
         raise ValueError(f"--write: files are written for layers of attention and an MLP; {shape.name} has others")
-    check_layout(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
+    check_layout(layout, job.shape, machine.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
     if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:
         raise ValueError(
             f"{machine.gpus} GPUs do not fill hosts of {machine.host_gpus}; launchers start as many on each"
@@ -78,7 +78,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     able = [program for program in PROGRAMS if why[program.FILE] is None]
     if not able:
         raise ValueError(f"--write: nothing runs {layout}: {'; '.join(map(str, why.values()))}")
-    wanted = _RUNS.get(job.stack.name, megatron)
+    wanted = _RUNS.get(job.program.name, megatron)
     started = wanted if wanted in able else able[0]
     files: dict[str, str] = {}
     for program in sorted(able, key=lambda program: program is not started):

@@ -35,7 +35,7 @@ def slurm(
     file: str = SLURM,
     whole_hosts: bool = False,
 ) -> str:
-    """A batch script that runs ``command`` once on each host; ``"$@"`` in it is what follows the script's name.
+    """Returns a batch script that runs ``command`` once on each host; ``"$@"`` in it is what follows the script's name.
 
     Args:
         each: GPUs of a host. name: of the job. notes: comments. environment: paths from where it is submitted.
@@ -60,7 +60,7 @@ def hostfile(hosts: int, each: int) -> str:
 def shell(
     hosts: int, each: int, script: str, accelerate: str, deepspeed: str | None, usage: str, notes: Iterable[str] = ()
 ) -> str:
-    """A script with a line for each launcher, any of which starts the same job; it is started on every host.
+    """Returns a script with a line for each launcher, any of which starts the same job; it is started on every host.
 
     Args:
         each: GPUs of a host. script: what torchrun and Accelerate's launcher run. accelerate: the name of Accelerate's
@@ -105,11 +105,11 @@ def kubernetes(
 
 
 def resource(gpu: str) -> str:
-    """What a device plugin calls such a GPU."""
+    """Returns what a device plugin calls such a GPU."""
     makers = {"MI": "amd.com/gpu", "Ascend": "huawei.com/Ascend910"}
     return next((name for begin, name in makers.items() if gpu.startswith(begin)), "nvidia.com/gpu")
 
 
 def label(name: str) -> str:
-    """A name that Kubernetes takes: small letters, digits and hyphens, at most 50."""
+    """Returns a name that Kubernetes takes: small letters, digits and hyphens, at most 50."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-") or "pardemo"

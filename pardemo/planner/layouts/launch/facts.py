@@ -54,7 +54,7 @@ class Model:
         return (
             self.rms and self.positions == "rope" and shape.gated and shape.experts is None and not self.latent
             and self.activation == "silu" and not (self.query_bias or self.linear_bias or self.query_norm)
-            and self.rotary == 1 and shape.head * shape.heads == shape.hidden and not self.left_out
+            and self.rotary == 1 and shape.head_dim * shape.heads == shape.hidden and not self.left_out
         )  # fmt: skip
 
 
@@ -98,6 +98,6 @@ def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
 
 
 def _rope(settings: dict) -> dict:
-    """The rotary settings; of a model with several kinds of layers, those of full attention."""
+    """Returns the rotary settings; of a model with several kinds of layers, those of full attention."""
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return settings.get("full_attention", nested[0]) if nested else settings

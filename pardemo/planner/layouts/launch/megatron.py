@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments for a layout: ``megatron.sh``, which torchrun starts on each host.
+"""Writes Megatron-LM's arguments for a layout: ``megatron.sh``, which torchrun starts on each host.
 
 Names are those of ``megatron/training/arguments.py`` in NVIDIA/Megatron-LM at commit
 000c4ac24f61159c138b0975def722c65245983c, and of its later form, for which megatron-core 0.16 is made: there most flags
@@ -29,7 +29,7 @@ _GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why Megatron-LM cannot run the layout; None where it can."""
+    """Returns why Megatron-LM cannot run the layout; None where it can."""
     shape, learned = job.shape, model.positions == "learned"
     return settings.refusal(
         (layout.schedule != "1f1b", "Megatron-LM has no {layout.schedule} schedule"),
@@ -42,8 +42,8 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         (layout.sequence_parallel and layout.tp == 1, "sequence parallelism goes with tensor parallelism; TP is 1"),
         (shape.experts and layout.tp > 1 and not layout.sequence_parallel,
          "experts under tensor parallelism need sequence parallelism"),
-        (not model.latent and shape.groups % layout.tp and layout.tp % shape.groups,
-         "{shape.groups} key-value heads neither divide TP {layout.tp} nor are divided by it"),
+        (not model.latent and shape.kv_heads % layout.tp and layout.tp % shape.kv_heads,
+         "{shape.kv_heads} key-value heads neither divide TP {layout.tp} nor are divided by it"),
         (learned and model.longest < job.sequence,
          "{model.longest} learned positions are fewer than {job.sequence} tokens"),
         job=job, layout=layout, model=model, shape=shape,
@@ -51,7 +51,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
 
 
 def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
-    """The arguments by name, without their dashes, in groups; True is a flag alone."""
+    """Returns the arguments by name, without their dashes, in groups; True is a flag alone."""
     values, groups, title = _values(job, layout, model), dict[str, Flags](), ""
     for group in settings.table("megatron.yaml"):
         title = group.get("title", title)
@@ -61,26 +61,26 @@ def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
 
 
 def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
-    """What ``megatron.yaml`` names beside a layout's, a job's and a model's fields; None: nothing is to be said."""
+    """Returns what ``megatron.yaml`` names beside fields of layout, job and model; None: nothing is to be said."""
     shape, experts, pieces = job.shape, job.shape.experts, layout.pp * layout.chunks
-    grouped, divides = not model.latent and shape.groups != shape.heads, shape.layers % pieces == 0
+    grouped, divides = not model.latent and shape.kv_heads != shape.heads, shape.layers % pieces == 0
     fused = job.dispatcher == "fused" and layout.expert_ranks > 1
-    shared, dense = layout.sharding != "none", experts.dense_layers if experts else 0
+    shared, dense = layout.sharding != "none", experts.first_dense_layers if experts else 0
     return {
         "job": job, "layout": layout, "shape": shape, "model": model,
-        "overlaps_tensor": layout.sequence_parallel and bool(job.stack.hides_tensor),
+        "overlaps_tensor": layout.sequence_parallel and bool(job.program.tp_overlap),
         "context": {"ring": "p2p", "all-to-all": "a2a"}[layout.context] if layout.cp > 1 else None,
         "uneven": None if divides else uneven(job, layout),  # piece by piece, as Megatron-LM wants it then
         "piece": shape.layers // pieces if divides and layout.chunks > 1 else None,
         "shared": shared, "reduces": shared or layout.replicas > 1,
         "fsdp": {"zero2": "optim_grads", "zero3": "optim_grads_params"}.get(layout.sharding),
         "instances": layout.replicas // layout.shards if shared and layout.shards < layout.replicas else None,
-        "reduces_in_bf16": job.stack.gradient == 2, "bits": _PRECISIONS[job.precision],
+        "reduces_in_bf16": job.program.gradient_bytes == 2, "bits": _PRECISIONS[job.precision],
         "attention": None if job.fused else "unfused", "full": layout.recompute == "full",
         "modules": (layout.modules or "core_attn") if layout.recompute == "selective" else None,
         "norm": "RMSNorm" if model.rms else "LayerNorm", "longest": max(model.longest, job.sequence),
-        "head": None if model.latent else shape.head,
-        "grouped": grouped, "groups": shape.groups if grouped else None,
+        "head": None if model.latent else shape.head_dim,
+        "grouped": grouped, "groups": shape.kv_heads if grouped else None,
         "positions": {"rope": "rope", "learned": "learned_absolute"}.get(model.positions, "none"),
         "rotary": model.positions == "rope", "theta": int(model.theta),
         "turned": None if model.rotary == 1 else model.rotary, "stretched": bool(model.factor),
@@ -88,9 +88,9 @@ def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
         "no_bias": not model.linear_bias, "query_bias": not model.linear_bias and model.query_bias,
         "query_norm": model.query_norm or bool(model.latent),
         "dispatcher": "flex" if fused else "alltoall", "dispatcher_backend": "deepep" if fused else None,
-        "shared_experts": (experts and experts.shared) or None,
+        "shared_experts": (experts and experts.shared_ffn_hidden) or None,
         "routed_layers": f"([0]*{dense}+[1]*{shape.layers - dense})" if dense else None,
-        "pre_softmax": experts is not None and experts.chosen == 1,  # a softmax over the one chosen has no gradient
+        "pre_softmax": experts is not None and experts.top_k == 1,  # a softmax over the one chosen has no gradient
         "router": experts and model.router, "grouped_router": experts and model.router.get("groups", 1) > 1,
         "vocabulary": vocabulary(shape.vocabulary, layout.tp),
     }  # fmt: skip
@@ -107,7 +107,7 @@ def uneven(job: Job, layout: Layout) -> str:
     text = "".join(
         f"({piece}|)*{len(alike)}" if len(alike := [*equal]) > 1 else f"{piece}|" for piece, equal in groupby(middle)
     )
-    return f"E{start}|{text}{last}{'m' * shape.mtp}L"
+    return f"E{start}|{text}{last}{'m' * shape.mtp_layers}L"
 
 
 def _letters(layers: int) -> str:
@@ -115,7 +115,7 @@ def _letters(layers: int) -> str:
 
 
 def vocabulary(words: int, tp: int) -> Flags:
-    """The head's width: Megatron rounds it up to so many words on each tensor-parallel rank.
+    """Returns the head's width: Megatron rounds it up to so many words on each tensor-parallel rank.
 
     Its NullTokenizer has a word more than it is told (``megatron/core/tokenizers/text/libraries/null_tokenizer.py``).
     """
@@ -124,7 +124,7 @@ def vocabulary(words: int, tp: int) -> Flags:
 
 
 def left_out(model: Model) -> list[str]:
-    """What the arguments leave out of the model, one line each."""
+    """Returns what the arguments leave out of the model, one line each."""
     missing = list(model.left_out)
     if model.shape.gated and model.activation != "silu":
         missing.append(f"the gate's {model.activation}, in the place of which stands SiLU")
@@ -143,8 +143,8 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         for line in (f"# {title}", *(argument(name, value) for name, value in group.items()))
     ]
     comments = [f"# left out, since Megatron-LM has no argument for it: {feature}" for feature in left_out(model)]
-    if job.stack.name != "megatron-core":
-        comments.append(f"# planned with the constants of {job.stack.name}")
+    if job.program.name != "megatron-core":
+        comments.append(f"# planned with the constants of {job.program.name}")
     alone = "[ $# -gt 0 ] || set -- --standalone"
     if hosts > 1:
         wanted = f"megatron.sh takes torchrun's options: --nnodes {hosts} --node_rank ..."
@@ -163,12 +163,12 @@ _CONNECTIONS = {
 
 
 def argument(name: str, value: Any) -> str:
-    """One argument as a shell reads it; several words of a list or a tuple."""
+    """Returns one argument as a shell reads it; several words of a list or a tuple."""
     if value is True:
         return f"--{name}"
     return f"--{name} {shlex.join(value if isinstance(value, (list, tuple)) else [str(value)])}"
 
 
 def command(job: Job, torchrun: str) -> str:
-    """What a host runs."""
+    """Returns what a host runs."""
     return f"bash {FILE} {torchrun}"

@@ -1,4 +1,4 @@
-"""nanotron's configuration for a layout: ``nanotron.yaml``.
+"""Writes nanotron's configuration for a layout: ``nanotron.yaml``.
 
 Names are those of ``src/nanotron/config/`` in huggingface/nanotron: ``config.py`` at
 00708b80c88ee7c05c89502e80c3201df916d774, ``parallelism_config.py`` at
@@ -13,7 +13,7 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import settings
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.stacks import NANOTRON
+from pardemo.planner.layouts.programs import NANOTRON
 from pardemo.planner.layouts.step import idle_stages
 
 FILE = "nanotron.yaml"
@@ -21,14 +21,14 @@ ENVIRONMENT = {"NANOTRON": "nanotron"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why nanotron's Llama cannot run the layout; None where it can.
+    """Returns why nanotron's Llama cannot run the layout; None where it can.
 
     Its 1F1B asks for as many micro-batches as stages, less one (``parallel/pipeline_parallel/engine.py`` at
     1cc9cb31ea09e6be1efb1cf5466b98b18a3bf947).
     """
     degree = next((name for name in ("cp", "ep", "etp", "chunks") if getattr(layout, name) > 1), "")
-    idle = idle_stages(replace(job, stack=NANOTRON), layout) if layout.pp > 1 else 0
-    groups, tp = job.shape.groups, layout.tp
+    idle = idle_stages(replace(job, program=NANOTRON), layout) if layout.pp > 1 else 0
+    kv_heads, tp = job.shape.kv_heads, layout.tp
     return settings.refusal(
         (not model.like_llama or model.factor, "nanotron's Llama is not {model.name} ({model.kind})"),
         (degree, f"nanotron.yaml has no {degree} {{layout.{degree}}}"),
@@ -40,20 +40,20 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         (layout.accumulation < layout.pp - 1,
          "nanotron's 1F1B takes at least {least} micro-batches, not {layout.accumulation}"),
         (idle, "nanotron would leave {idle} of PP {layout.pp} stages without anything"),
-        (groups % tp, "{groups} key-value heads do not divide by TP {layout.tp}"),
-        (job.rate > 1 or not job.fused, "nanotron's products are bf16's, its attention is fused"),
-        layout=layout, model=model, least=layout.pp - 1, idle=idle, groups=groups,
+        (kv_heads % tp, "{kv_heads} key-value heads do not divide by TP {layout.tp}"),
+        (job.matmul_speedup > 1 or not job.fused, "nanotron's products are bf16's, its attention is fused"),
+        layout=layout, model=model, least=layout.pp - 1, idle=idle, kv_heads=kv_heads,
     )  # fmt: skip
 
 
 def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
-    """The file's content."""
+    """Returns the file's content."""
     return settings.fill(settings.table("nanotron.yaml"), {
         "job": job, "layout": layout, "shape": job.shape, "model": model, "run": f"{model.name}_%date_%jobid",
         "tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
         "recomputed": layout.recompute == "full", "longest": max(model.longest, job.sequence),
         "theta": float(model.theta), "epsilon": float(model.epsilon),
-        "stage": 1 if layout.sharding == "zero1" else 0, "sums_in_fp32": job.stack.gradient == 4,
+        "stage": 1 if layout.sharding == "zero1" else 0, "sums_in_fp32": job.program.gradient_bytes == 4,
     })  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
 
 
 def command(job: Job, torchrun: str) -> str:
-    """What a host runs, as nanotron's README has it."""
+    """Returns what a host runs, as nanotron's README has it."""
     each = min(job.machine.host_gpus, job.machine.gpus)
     script = f'"${{NANOTRON:-.}}/run_train.py" --config-file {FILE}'
     return f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node {each} {torchrun} {script}"

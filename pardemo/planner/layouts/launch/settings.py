@@ -16,20 +16,20 @@ class _Script(string.Template):
 
 
 def script(file: str, /, **values: object) -> str:
-    """The text of a file of this folder, with a value in the place of each ``%%{name}``."""
+    """Returns the text of a file of this folder, with a value in the place of each ``%%{name}``."""
     return _Script(Path(__file__).with_name(file).read_text(encoding="utf-8")).substitute(values)
 
 
 @cache
 def table(file: str) -> Any:
-    """What a YAML file of this folder says."""
+    """Returns what a YAML file of this folder says."""
     import yaml  # of what writes alone: a browser plans without it
 
     return yaml.safe_load(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
 def fill(settings: Any, values: Mapping[str, Any]) -> Any:
-    """The settings, with a value in the place of each ``=name``; keys whose name stands for None are left out."""
+    """Fills the settings with a value in the place of each ``=name``; keys whose name stands for None are left out."""
     if isinstance(settings, str) and settings.startswith("="):
         return look_up(settings[1:], values)
     if isinstance(settings, list):
@@ -41,7 +41,7 @@ def fill(settings: Any, values: Mapping[str, Any]) -> Any:
 
 
 def look_up(name: str, values: Mapping[str, Any]) -> Any:
-    """The value of ``layout.tp``, by attributes and keys; None where what comes before a dot is None or lacks it."""
+    """Finds the value of ``layout.tp``, by attributes and keys; None where a part before a dot is None or lacks it."""
     root, *rest = name.split(".")
     value = values[root]
     for part in rest:
@@ -50,11 +50,11 @@ def look_up(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def refusal(*rules: tuple[object, str], **values: object) -> str | None:
-    """The reason of the first rule that holds, with values in the place of ``{layout.tp}``; None where none does."""
+    """Returns the reason of the first rule that holds, with values in place of ``{layout.tp}``; None if none does."""
     return next((reason.format(**values) for holds, reason in rules if holds), None)
 
 
 def about(job: Job, layout: Layout, model: Model, hosts: str = "") -> str:
-    """The first line of a file, a comment: what is run."""
+    """Returns the first line of a file, a comment: what is run."""
     samples = f"{layout.batch} samples of {job.sequence} tokens a step"
     return f"# {model.name}: {layout}, {layout.gpus} GPUs{hosts}, {samples}\n"

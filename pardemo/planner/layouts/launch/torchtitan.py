@@ -1,4 +1,4 @@
-"""torchtitan's job config for a layout: ``torchtitan.toml``, and the same in Python, ``torchtitan_config.py``.
+"""Writes torchtitan's job config for a layout: ``torchtitan.toml``, and the same in Python, ``torchtitan_config.py``.
 
 Names are those of ``torchtitan/config/job_config.py`` in pytorch/torchtitan at commit 6404b932421f5ce382e7dac5ad381b2c1
 7b1373c, and of ``models/deepseek_v3/train_configs/deepseek_v3_671b.toml`` at 0a8d2b0a6b4ebadee4f99e7cbc924714adf4a0d1
@@ -31,7 +31,7 @@ _NAMES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "deepseek_v3": "deepseek_v3"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why torchtitan cannot run the layout; None where it can.
+    """Returns why torchtitan cannot run the layout; None where it can.
 
     Its rules: ``_validate`` of ``torchtitan/distributed/parallel_dims.py`` at 0119de156de558030726b8539ef0078d8aaaec99,
     ``parallelize.py`` of its models ("DDP has not supported > 1D parallelism"), torch's schedules.
@@ -46,8 +46,8 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
          "torchtitan's replicas without FSDP go with no other parallelism"),
         (layout.tp > 1 and not layout.sequence_parallel,
          "torchtitan's tensor parallelism is sequence parallel as well"),
-        (not model.latent and job.shape.groups % layout.tp,
-         "{job.shape.groups} key-value heads do not divide by TP {layout.tp}"),
+        (not model.latent and job.shape.kv_heads % layout.tp,
+         "{job.shape.kv_heads} key-value heads do not divide by TP {layout.tp}"),
         (layout.schedule != "1f1b", "torchtitan has no {layout.schedule} schedule"),
         (layout.pp > 1 and layout.accumulation < layout.pp,
          "torch's pipelines take at least as many micro-batches as stages, {layout.pp}"),
@@ -58,7 +58,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
          "torchtitan's EP {layout.ep} must be a multiple of CP {layout.cp} and divide {layout.shards} shards"),
         (layout.etp not in (1, layout.tp),
          "torchtitan cuts experts by TP {layout.tp} or not at all, not by ETP {layout.etp}"),
-        (job.rate > 1 and job.shape.experts, "torchtitan's fp8 of experts is set elsewhere"),
+        (job.matmul_speedup > 1 and job.shape.experts, "torchtitan's fp8 of experts is set elsewhere"),
         (job.precision not in ("bf16", "fp8"),
          "torchtitan.toml has no {job.precision}, which torchtitan sets elsewhere"),
         job=job, layout=layout, model=model,
@@ -73,9 +73,9 @@ def name_of(model: Model) -> str | None:
 def flavor(model: Model) -> str | None:
     """torchtitan's name of the model's sizes."""
     shape, kind = model.shape, name_of(model) or ""
-    middle = shape.experts.middle if shape.experts else shape.middle
+    ffn_hidden = shape.experts.ffn_hidden if shape.experts else shape.ffn_hidden
     flavors = FLAVORS[kind] if shape.vocabulary == _WORDS.get(kind) else {}
-    return next((name for name, sizes in flavors.items() if sizes == (shape.layers, shape.hidden, middle)), None)
+    return next((name for name, sizes in flavors.items() if sizes == (shape.layers, shape.hidden, ffn_hidden)), None)
 
 
 def per_piece(job: Job, layout: Layout) -> int | None:
@@ -86,11 +86,11 @@ def per_piece(job: Job, layout: Layout) -> int | None:
 
 
 def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
-    """The file by its sections."""
+    """Returns the file by its sections."""
     stages, experts = layout.pp > 1, job.shape.experts is not None
     return settings.fill(settings.table("torchtitan.yaml"), {
         "job": job, "layout": layout, "description": f"{model.name}: {layout}", "name": name_of(model),
-        "flavor": flavor(model) or model.name, "converters": ["float8"] if job.rate > 1 else [],
+        "flavor": flavor(model) or model.name, "converters": ["float8"] if job.matmul_speedup > 1 else [],
         "local_batch": layout.micro_batch * (layout.accumulation if stages else 1),
         "replicas": layout.replicas // layout.shards,
         "shards": layout.shards // layout.cp if layout.sharding == "zero3" else 1,
@@ -99,12 +99,12 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
         "piece": per_piece(job, layout) if layout.chunks > 1 else None,
         "ep": layout.ep if experts else None, "etp": layout.etp if experts else None,
         "option": "op" if layout.recompute == "selective" else None,
-        "compiled": job.stack.name.endswith("-compiled"),
+        "compiled": job.program.name.endswith("-compiled"),
     })  # fmt: skip
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
-    """Both files, of which a job takes the one that the torchtitan it finds can read.
+    """Returns both files, of which a job takes the one that the torchtitan it finds can read.
 
     ``hf_assets_path`` and dataset are those of torchtitan's tests.
     """
@@ -114,8 +114,8 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         shape = model.shape
         more += (
             f"# torchtitan has no flavor of these sizes: add {model.name!r} to models/{name_of(model)}/__init__.py "
-            f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.groups} key-value heads, "
-            f"MLP {shape.middle}, {shape.vocabulary} words)\n"
+            f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.kv_heads} key-value heads, "
+            f"MLP {shape.ffn_hidden}, {shape.vocabulary} words)\n"
         )
     why = python_why_not(job, layout)
     after = f"{PYTHON_FILE} is for its main branch" if why is None else f"{PYTHON_FILE} is not there: {why}"
@@ -151,7 +151,7 @@ _RECOMPUTES = {"none": "None", "selective": "SelectiveAC.Config()", "full": "Ful
 
 
 def python_why_not(job: Job, layout: Layout) -> str | None:
-    """Why the main branch cannot run a layout that 0.2.2 runs; None where it can.
+    """Returns why the main branch cannot run a layout that 0.2.2 runs; None where it can.
 
     Expert-parallel ranks have whole experts there, and without expert parallelism tensor parallelism cuts them.
     """
@@ -164,7 +164,7 @@ def python_why_not(job: Job, layout: Layout) -> str | None:
 
 
 def _python(job: Job, layout: Layout, model: Model, comments: str) -> str:
-    """The file, which begins with ``comments``."""
+    """Returns the file, which begins with ``comments``."""
     sections = config(job, layout, model)
     # a pipeline's micro-batches have a number now; experts' tensor parallelism follows from the rest
     degrees = {key: value for key, value in sections["parallelism"].items()
@@ -172,7 +172,7 @@ def _python(job: Job, layout: Layout, model: Model, comments: str) -> str:
     degrees |= {"num_pp_microbatches": layout.accumulation} if layout.pp > 1 else {}
     degrees |= {"context_parallel_load_balancer": "ptrr"} if layout.cp > 1 else {}  # flex attention's
     compiled, recomputes, imported, converted = sections["compile"]["enable"], _RECOMPUTES[layout.recompute], "", ""
-    if job.rate > 1:
+    if job.matmul_speedup > 1:
         imported = "from torchtitan.components.quantization import Float8LinearConverter\n"
         filtered = f'filter_fqns=["lm_head"], model_compile_enabled={compiled}'
         converted = f", converters=[Float8LinearConverter.Config({filtered})]"

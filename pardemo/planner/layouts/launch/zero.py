@@ -1,4 +1,4 @@
-"""DeepSpeed's and Accelerate's configurations for a layout that is ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
+"""Writes DeepSpeed's and Accelerate's configurations of ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
 
 Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settings` and
 :mod:`pardemo.peers.accelerate.config_files`.
@@ -18,7 +18,7 @@ ENVIRONMENT = {"SCRIPT": "train.py"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why DeepSpeed's ZeRO alone cannot run the layout; None where it can."""
+    """Returns why DeepSpeed's ZeRO alone cannot run the layout; None where it can."""
     for name in ("tp", "pp", "cp", "ep", "etp"):
         if (value := getattr(layout, name)) > 1:
             return f"ZeRO alone has no {name.upper()} {value}"
@@ -26,7 +26,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         return "DeepSpeed has no offload of activations, layer by layer"
     if layout.shard_group and layout.shard_group < layout.replicas:
         return f"groups of {layout.shard_group} that share states are FSDP's, not DeepSpeed's"
-    return "DeepSpeed's products are bf16's" if job.rate > 1 else None
+    return "DeepSpeed's products are bf16's" if job.matmul_speedup > 1 else None
 
 
 def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
@@ -34,12 +34,12 @@ def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
     stage = SHARDING.index(layout.sharding)
     return settings.fill(settings.table("deepspeed.yaml"), {
         "layout": layout, "stage": stage, "overlaps": stage > 0, "gathers": True if stage == 3 else None,
-        "data_types": {"grad_accum_dtype": "fp32"} if job.stack.gradient == 4 else None,
+        "data_types": {"grad_accum_dtype": "fp32"} if job.program.gradient_bytes == 4 else None,
     })  # fmt: skip
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
-    """Both files; recomputation and the length of samples are the script's to set."""
+    """Returns both files; recomputation and the length of samples are the script's to set."""
     import yaml
 
     comments = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples a step",

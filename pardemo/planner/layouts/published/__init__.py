@@ -1,1 +1,1 @@
-"""Runs that others published, compared with what is predicted of them, and constants that are fitted to them."""
+"""Reads runs that others published, and compares them with what the planner predicts of them."""

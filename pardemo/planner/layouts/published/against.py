@@ -11,9 +11,9 @@ from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.published.loaders import load, program
+from pardemo.planner.layouts.programs import Program, fitted_releases
+from pardemo.planner.layouts.published.loaders import load, nvidia_program
 from pardemo.planner.layouts.published.runs import PublishedRun
-from pardemo.planner.layouts.stacks import Stack, fitted_releases
 from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
 
 #: Of the predicted time of a layout whose tensor parallelism leaves the host, what a choice reckons with: the median of
@@ -57,7 +57,7 @@ class ComparedRun:
     @property
     def has_room(self) -> bool:
         """Whether a plan may choose it: it runs, and a GPU keeps what a plan leaves free."""
-        return self.fits and self.memory.peak_bytes <= room(self.run.job)
+        return self.fits and self.memory.peak_bytes <= usable_bytes(self.run.job)
 
     @property
     def known_mfu(self) -> float | None:
@@ -67,19 +67,19 @@ class ComparedRun:
         return self.step.model_flops / self.run.seconds / self.step.gpus / self.step.peak_flops
 
 
-def room(job: Job) -> float:
+def usable_bytes(job: Job) -> float:
     """Returns the bytes of a GPU that a plan may fill."""
-    return job.machine.room
+    return job.machine.usable_bytes
 
 
 def why_not(job: Job, layout: Layout) -> str:
     """Says why a layout cannot have run: an impossible cut, or a stage that is left with nothing; "" where it can."""
     try:
-        check_layout(layout, job.shape, layout.gpus, job.sequence, job.stack.ends_as_layers)
+        check_layout(layout, job.shape, layout.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
     except ValueError as error:
         return str(error)
     if idle := idle_stages(job, layout):
-        return f"{job.stack.name} leaves {idle} of PP {layout.pp} stages without anything; take fewer"
+        return f"{job.program.name} leaves {idle} of PP {layout.pp} stages without anything; take fewer"
     return ""
 
 
@@ -145,7 +145,7 @@ class Choice:
 
 def expected(job: Job, layout: Layout, seconds: float) -> float:
     """Seconds to choose by: the predicted ones, times what layouts of a kind that has gone wrong have taken more."""
-    record = RECORDS.get(job.stack.name, {})
+    record = RECORDS.get(job.program.name, {})
     across = job.machine.crossings(layout.pp, layout.tp * layout.cp * layout.dp) > 0
     replicas = layout.sharding == "none" and layout.replicas > 1 and layout.gpus > job.machine.host_gpus
     if not job.machine.inside(layout.tp):
@@ -340,12 +340,12 @@ def halves(file: str, quantity: str = "time") -> Halves:
     return (runs[::2], runs[1::2]) if len(runs) >= FEW else (runs, [])
 
 
-def later_runs() -> Iterator[tuple[Stack, ComparedRun]]:
+def later_runs() -> Iterator[tuple[Program, ComparedRun]]:
     """Yields NVIDIA's runs of later releases, predicted with the constants of each fitted release before theirs."""
     for file in ("megatron_bridge.csv", "newer/megatron_bridge_26.csv"):
         for run in load(FOLDER / file, left_out=[]):
-            own = run.job.stack
+            own = run.job.program
             for earlier in fitted_releases(own.name):
-                if not run.wrong and earlier.fitted < own.fitted:
-                    stack = replace(program(earlier.fitted), release=own.release)
-                    yield earlier, compare([replace(run, job=replace(run.job, stack=stack))])[0]
+                if not run.wrong and earlier.fitted_release < own.fitted_release:
+                    program = replace(nvidia_program(earlier.fitted_release), release=own.release)
+                    yield earlier, compare([replace(run, job=replace(run.job, program=program))])[0]

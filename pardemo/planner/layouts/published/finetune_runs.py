@@ -12,7 +12,7 @@ from pathlib import Path
 from pardemo import project
 from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of_config
 from pardemo.planner.layouts.job import FUSED_NORMS, Job, fine_tune
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -91,7 +91,7 @@ def _run(cells: dict[str, str]) -> ReportedRun:
 
 def _shape(cells: dict[str, str]) -> Shape:
     if not cells["layers"]:
-        return replace(of(configurations.find_configuration(cells["model"])), name=cells["model"])
+        return replace(shape_of_config(configurations.find_configuration(cells["model"])), name=cells["model"])
     layers, hidden, heads, groups, middle, words, head = (
         int(cells[name] or 0) for name in ("layers", "hidden", "heads", "groups", "middle", "vocabulary", "head")
     )

@@ -25,10 +25,10 @@ from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, recomputation
 from pardemo.planner.layouts.machines import Machine, machine
+from pardemo.planner.layouts.programs import FOUNDRY, NANOTRON, PROGRAMS, Program, find_program
 from pardemo.planner.layouts.published import runs
 from pardemo.planner.layouts.published.runs import TRUTH, Cells, PublishedRun, rows
 from pardemo.planner.layouts.shape import Experts, Mamba, Shape, gpt
-from pardemo.planner.layouts.stacks import FOUNDRY, NANOTRON, STACKS, Stack, stack
 from pardemo.planner.layouts.tuning import FULL, Tuning
 from pardemo.planner.profile import GpuProfile
 
@@ -41,23 +41,23 @@ RACK = 64  # GPUs of an NVL72 that a training uses; the rest stand in for those 
 ADAPTER = {"H100": 400, "B200": 400, "GB200": 400, "B300": 800, "GB300": 800}
 #: The table's names, and ours: built-in models, and one whose sizes stand here.
 MODELS = {
-    **{theirs: replace(configurations.of(configurations.find_configuration(ours)), name=ours)
+    **{theirs: replace(configurations.shape_of_config(configurations.find_configuration(ours)), name=ours)
        for theirs, ours in _TABLES["built_in"].items()},
     "Nemotron_3_Nano": Shape(
-        52, 2688, 32, 2, 1856, 131072, gated=False, head=128, experts=Experts(128, 6, 1856, 3712),
-        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", linear=Mamba(64, 64, 128, 8),
+        52, 2688, 32, 2, 1856, 131072, gated=False, head_dim=128, experts=Experts(128, 6, 1856, 3712),
+        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", linear_mixer=Mamba(64, 64, 128, 8),
         name="nemotron-3-nano-30b-a3b",
     ),
 }  # fmt: skip
 
 
-def program(release: str) -> Stack:
-    """Megatron-core with the constants of a release, as NVIDIA's recipes run it.
+def nvidia_program(release: str) -> Program:
+    """Returns Megatron-core with the constants of a release, as NVIDIA's recipes run it.
 
     Their grad_reduce_in_fp32 is false. Their cross_entropy_fusion_impl is TransformerEngine's, which writes the
     gradient where the logits are (transformer_engine/pytorch/triton/cross_entropy.py at v2.9).
     """
-    return stack(f"megatron-core@{release}").but(gradient=2, logits=2.0)
+    return find_program(f"megatron-core@{release}").but(gradient_bytes=2, logit_bytes=2.0)
 
 
 def megatron_bridge(row: Cells) -> Iterator[PublishedRun]:
@@ -75,7 +75,7 @@ def _run(row: Cells, place: int) -> PublishedRun:
     words = (values.text("Model") or named[0]).split(" (")[0]
     model = Cells({"Model": words}).one_of("Model", MODELS)
     if "w/ MTP" in row.text("Model") or (words == "DeepSeekV3" and release.startswith("26.")):
-        model = replace(model, mtp=1)
+        model = replace(model, mtp_layers=1)
     gpu = (values.text("System") or named[1]).removeprefix("DGX-")
     gpus, each = values.whole("#-GPUs"), RACK if gpu.startswith("G") else 8
     precision = (
@@ -96,30 +96,33 @@ def _run(row: Cells, place: int) -> PublishedRun:
     wrong = ""
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
-    return _published(
-        f"Megatron-Bridge, {release}", model, program(release), gpu, min(each, gpus), ADAPTER[gpu] * min(each, gpus),
-        layout, values.whole("Sequence Length"), tokens=values.number("Tokens / sec / GPU"), batch=batch, wrong=wrong,
-        gpus=gpus, precision=precision, dispatch=recipe.get("dispatch", ""),
+    host_gpus = min(each, gpus)
+    job = Job(
+        model, _machine(gpu, gpus, host_gpus, ADAPTER[gpu] * host_gpus), nvidia_program(release),
+        values.whole("Sequence Length"), precision=precision, dispatch=recipe.get("dispatch", ""),
         graphs=recipe["graphs"] == "1" if recipe else None, overlap=recipe.get("overlap") == "1",
         dropless="tokendrop" not in row.text("Model"), tuning=LORA if "> LoRA " in row.text("headings") else FULL,
     )  # fmt: skip
+    tokens = values.number("Tokens / sec / GPU")
+    return _published(f"Megatron-Bridge, {release}", job, layout, tokens=tokens, batch=batch, wrong=wrong)
+
+
+def _machine(gpu: str, gpus: int, host_gpus: int, gigabits: float) -> Machine:
+    """Returns GPUs on hosts; ``gigabits`` a second go through a host's adapters together."""
+    return Machine(hardware.gpu(gpu), gpus, host_gpus, gigabits * 1e9 / 8)
 
 
 def _published(
-    source: str, shape: Shape, program: Stack, gpu: str, host_gpus: int, between: float, layout: Layout, sequence: int,
-    *, tokens: float = 0.0, seconds: float | None = None, peak: float | None = None, batch: int = 0, wrong: str = "",
-    gpus: int = 0, **more: Any,
+    source: str, job: Job, layout: Layout, *, tokens: float = 0.0, seconds: float | None = None,
+    peak: float | None = None, batch: int = 0, wrong: str = "",
 ) -> PublishedRun:  # fmt: skip
     """Makes the run of a row from what the tables have in common.
 
     Args:
-        between: Gbit/s of a host's adapters. tokens: of a GPU and second, 0 where it ended otherwise; or seconds.
-        batch: samples of a step, as the row says; it is wrong where the layout has others. gpus: the layout's, by
-            default. more: of the job.
+        tokens: of a GPU and second, 0 where it ended otherwise; or seconds. batch: samples of a step, as the row says;
+            it is wrong where the layout has others.
     """
-    cluster = Machine(hardware.gpu(gpu), gpus or layout.gpus, host_gpus, between * 1e9 / 8)
-    job = Job(shape, cluster, program, sequence, **more)
-    seconds = layout.batch * sequence / tokens / cluster.gpus if tokens else seconds
+    seconds = layout.batch * job.sequence / tokens / job.machine.gpus if tokens else seconds
     if batch and batch != layout.batch and not wrong:
         wrong = f"says {batch} samples a step, but has {layout.batch}"
     return PublishedRun(job, layout, seconds, peak, "ok" if seconds else "failed", source, wrong)
@@ -151,7 +154,7 @@ def _heading(text: str) -> tuple[str, tuple[str, str]]:
 
 @functools.cache
 def recipes() -> dict[tuple[str, str, str], dict[str, str]]:
-    """The recipes by release, model and GPU."""
+    """Returns the recipes by release, model and GPU."""
     with RECIPES.open(encoding="utf-8", newline="") as file:
         return {(row["release"], row["model"], row["gpu"]): row for row in csv.DictReader(file)}
 
@@ -170,30 +173,27 @@ def nanotron(row: Cells) -> Iterator[PublishedRun]:
     ended = row.one_of("status", {"ok": "ok", "crashed or oom": "failed"})
     tokens = row.number("tokens_per_s_per_gpu", 0) if row.has("tokens_per_s_per_gpu") and ended == "ok" else 0.0
     shape = Shape(*row.one_of("model", _TABLES["nanotron"]), name=row.text("model"))  # type: ignore[misc]
-    yield _published(
-        "nanotron", shape, NANOTRON, "H100", 8, EFA, layout, 4096, tokens=tokens,
-        peak=row.number("memory_gb") * 2**30 if row.has("memory_gb") and tokens else None, batch=row.whole("gbs"),
-        gpus=row.whole("nodes") * 8,
-    )  # fmt: skip
+    job = Job(shape, _machine("H100", row.whole("nodes") * 8, 8, EFA), NANOTRON, 4096)
+    peak = row.number("memory_gb") * 2**30 if row.has("memory_gb") and tokens else None
+    yield _published("nanotron", job, layout, tokens=tokens, peak=peak, batch=row.whole("gbs"))
 
 
 def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
-    """vTrain's measurements: GPT, everything recomputed, attention unfused."""
+    """Yields the run of a row of vTrain's: GPT, everything recomputed, attention unfused."""
     layers, hidden, heads = (row.whole(name) for name in ("# layers", "hidden size", "attention heads"))
     sequence, micro, dp = (row.whole(name) for name in ("sequence length", "micro batch", "data parallelism"))
     layout = Layout(
         tp=row.whole("tensor parallelism"), pp=row.whole("pipeline parallelism"), dp=dp, micro_batch=micro,
         accumulation=row.whole("global batch", micro * dp) // micro // dp, recompute="full",
     )  # fmt: skip
-    yield _published(
-        "Megatron-DeepSpeed", gpt(layers, hidden, heads, 51200, sequence, f"GPT {layers} × {hidden}"),
-        STACKS["megatron-deepspeed"], "A100-80GB", 8, 4 * 200, layout, sequence, gpus=row.whole("# GPUs"),
-        seconds=row.number("iteration time (ms)") / 1e3, fused=False,
-    )  # fmt: skip
+    shape = gpt(layers, hidden, heads, 51200, sequence, f"GPT {layers} × {hidden}")
+    machine = _machine("A100-80GB", row.whole("# GPUs"), 8, 4 * 200)
+    job = Job(shape, machine, PROGRAMS["megatron-deepspeed"], sequence, fused=False)
+    yield _published("Megatron-DeepSpeed", job, layout, seconds=row.number("iteration time (ms)") / 1e3)
 
 
 def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
-    """MosaicML's tables: MPT with FSDP."""
+    """Yields the run of a row of MosaicML's: MPT with FSDP."""
     sequence, gpus = row.whole("SeqLen (T)"), row.whole("# GPUs")
     layout = Layout(
         dp=gpus, sharding=row.one_of("Sharding Strategy", {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}),
@@ -202,12 +202,11 @@ def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
     )  # fmt: skip
     a100s = {f"a100_{size}gb": (f"A100-{size}GB", ROCE) for size in (80, 40)}
     gpu, between = row.one_of("GPU", {"h100_80gb": ("H100", EFA)} | a100s)
-    yield _published(
-        "LLM-Foundry",
-        gpt(*row.one_of("Model", _TABLES["mpt"]), 50368, sequence, f"MPT {row.text('Model')}"),  # type: ignore[call-arg]
-        FOUNDRY, gpu, 8, between, layout, sequence, tokens=row.number("Throughput (T/s/GPU)"),
-        precision="fp8" if "FP8" in row.text("section") else "bf16",
-    )  # fmt: skip
+    sizes, name = row.one_of("Model", _TABLES["mpt"]), f"MPT {row.text('Model')}"
+    shape = gpt(*sizes, 50368, sequence, name)  # type: ignore[call-arg]
+    precision = "fp8" if "FP8" in row.text("section") else "bf16"
+    job = Job(shape, _machine(gpu, gpus, 8, between), FOUNDRY, sequence, precision=precision)
+    yield _published("LLM-Foundry", job, layout, tokens=row.number("Throughput (T/s/GPU)"))
 
 
 _COLUMNS: dict[str, list[str]] = _TABLES["columns"]
@@ -228,7 +227,7 @@ def _table(header: list[str]) -> str | None:
 
 
 def knows(path: Path) -> bool:
-    """Whether a file's header is a published table's, even where some of its columns are missing.
+    """Returns whether a file's header is a published table's, even where some of its columns are missing.
 
     Raises:
         ValueError: the file is not UTF-8 text.

@@ -1,7 +1,7 @@
-"""Megatron's weak scaling of 2019, planned: Shoeybi et al. (arXiv 1909.08053), 5.1, Figure 5.
+"""Plans Megatron's weak scaling of 2019: Shoeybi et al. (arXiv 1909.08053), 5.1, Figure 5.
 
 Its numbers stand in :mod:`pardemo.formulas.scaling`. The jobs are planned as any other: a machine by its data sheet, a
-program's constants, ``step``. The program is that of 2022 (:data:`~pardemo.planner.layouts.stacks.MEGATRON_2022`),
+program's constants, ``step``. The program is that of 2022 (:data:`~pardemo.planner.layouts.programs.MEGATRON_2022`),
 with gradients in fp16 and with one constant set by the paper: the rate of products, so that the one-GPU step runs at
 the paper's 39 TFLOP/s.
 """
@@ -15,8 +15,8 @@ from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import MEGATRON_2022, Program
 from pardemo.planner.layouts.shape import gpt
-from pardemo.planner.layouts.stacks import MEGATRON_2022, Stack
 from pardemo.planner.layouts.step import step
 
 HOST_GPUS = 16  # 512 GPUs in 32 hosts: section 5
@@ -32,8 +32,8 @@ def dgx_2h(gpus: int) -> Machine:
     return Machine(hardware.gpu("V100"), gpus, HOST_GPUS, between=ADAPTERS * 100e9 / 8)
 
 
-def job(of: ScaledModel, program: Stack, gpus: int = HOST_GPUS) -> Job:
-    """A model of the study's Table 1 on its machines."""
+def job(of: ScaledModel, program: Program, gpus: int = HOST_GPUS) -> Job:
+    """Returns a model of the study's Table 1 on its machines."""
     shape = gpt(of.layers, of.hidden, of.heads, of.vocabulary, of.sequence)
     return Job(shape, dgx_2h(gpus), program, of.sequence, fused=False)
 
@@ -44,23 +44,23 @@ def layout(of: ScaledModel, tp: int, dp: int = 1) -> Layout:
 
 
 @functools.cache
-def program() -> Stack:
-    """The program whose one-GPU step has the paper's rate."""
-    base, smallest = MEGATRON_2022.but(name="megatron-2019", gradient=2), scaling.TABLE_1[1]
+def program() -> Program:
+    """Returns the program whose one-GPU step has the paper's rate."""
+    base, smallest = MEGATRON_2022.but(name="megatron-2019", gradient_bytes=2), scaling.TABLE_1[1]
     uncalibrated = step(job(smallest, base), layout(smallest, 1))
     products = uncalibrated.parts["matrix multiplications"]
     left = smallest.linear_seconds(1) - (uncalibrated.seconds - products)
-    return base.but(products=base.products * products / left)
+    return base.but(matmul_efficiency=base.matmul_efficiency * products / left)
 
 
 def planned(of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2) -> PredictedStep:
-    """The step as the planner has it.
+    """Returns the step as the planner has it.
 
     Args:
         of: of the study's Table 1, whatever its own t. overlap: whether the gradients' all-reduce runs beside the
             backward pass. gradient_bytes: each as it travels.
     """
-    constants = program().but(hidden=float(overlap), gradient=gradient_bytes)
+    constants = program().but(dp_overlap=float(overlap), gradient_bytes=gradient_bytes)
     return step(job(of, constants, tp * dp), layout(of, tp, dp))
 
 

@@ -1,4 +1,4 @@
-"""Rates that papers print of whole trainings; no constant of the planner was fitted to them.
+"""Lists rates that papers print of whole trainings; no constant of the planner was fitted to them.
 
 Narayanan et al. 2021 (arXiv 2104.04473), Table 2: GPT with 175 and 530 billion parameters on A100-80GB, hosts of eight
 with eight adapters of 200 Gbit/s; by pipeline, tensor and data parallelism together ("PTD-P"), and by DeepSpeed's
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts.configurations import shape_of_config
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.programs import MEGATRON_2022, OTHER_PROGRAMS
 from pardemo.planner.layouts.shape import Shape, gpt
-from pardemo.planner.layouts.stacks import MEGATRON_2022, OTHERS
 from pardemo.planner.layouts.step import step
 
 
@@ -62,7 +62,7 @@ _TABLE_4 = (
 
 
 def narayanan(pipelines: bool, adapters: int = 8) -> list[PublishedTraining]:
-    """The rows with a pipeline, or those of ZeRO-3; with fewer ``adapters``, as if a host's others carried nothing."""
+    """Returns the rows with a pipeline, or of ZeRO-3; with fewer ``adapters``, as if others were idle."""
     trainings = []
     for name, pp, batch, gpus, micro, tflops in _TABLE_2:
         if (pp > 1) != pipelines:
@@ -74,8 +74,9 @@ def narayanan(pipelines: bool, adapters: int = 8) -> list[PublishedTraining]:
             sharding="none" if pipelines else "zero3",
         )  # fmt: skip
         machine = Machine(hardware.gpu("A100-80GB"), gpus, 8, adapters * 200e9 / 8)
-        stack = MEGATRON_2022 if pipelines else MEGATRON_2022.but(gradient=2)  # DeepSpeed's is the products' precision
-        job = Job(shape, machine, stack, 2048, fused=False)
+        # DeepSpeed's gradients are in the matrix multiplications' precision
+        program = MEGATRON_2022 if pipelines else MEGATRON_2022.but(gradient_bytes=2)
+        job = Job(shape, machine, program, 2048, fused=False)
         trainings.append(PublishedTraining(job, layout, tflops, batch * _as_counted(shape, 2048)))
     return trainings
 
@@ -88,14 +89,14 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, stack = of(configurations.find_configuration("llama3.1-405b")), OTHERS["meta-2024"]
+    shape, program = shape_of_config(configurations.find_configuration("llama3.1-405b")), OTHER_PROGRAMS["meta-2024"]
     trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
             tp=8, cp=cp, pp=16, dp=dp, sharding="zero1", sequence_parallel=True, accumulation=samples,
             chunks=shape.layers // 16,
         )  # fmt: skip
-        job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), stack, sequence)
+        job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), program, sequence)
         flops = layout.batch * sequence * shape.flops(sequence, causal=False)
         trainings.append(PublishedTraining(job, layout, tflops, flops))
     return trainings

@@ -12,8 +12,8 @@ from pardemo.planner import hardware, profile
 from pardemo.planner.layouts import machines
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
+from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.profile import GpuProfile
 
 Value = TypeVar("Value")
@@ -31,7 +31,7 @@ class Cells:
         self._row, self._left_out = row, left_out or {}
 
     def has(self, name: str) -> bool:
-        """Whether the row itself has a value in that column."""
+        """Returns whether the row itself has a value in that column."""
         return bool((self._row.get(name) or "").strip())
 
     def text(self, name: str) -> str:
@@ -47,7 +47,7 @@ class Cells:
         return value
 
     def number(self, name: str, least: float | None = None) -> float:
-        """A number above 0, or of at least ``least``."""
+        """Returns a number above 0, or of at least ``least``."""
         try:
             value = float(self.text(name))
         except ValueError:
@@ -196,9 +196,9 @@ def run(row: Mapping[str, str], measured: GpuProfile | None = None, folder: Path
     )  # fmt: skip
     shape, sequence = _shape(value), value.whole("sequence")
     if mtp := value.whole("mtp", 0):
-        shape = replace(shape, mtp=mtp)
-    program = stack(value.text("program"))
-    check_layout(layout, shape, gpus, sequence, program.ends_as_layers)
+        shape = replace(shape, mtp_layers=mtp)
+    program = find_program(value.text("program"))
+    check_layout(layout, shape, gpus, sequence, program.embedding_and_loss_as_layers)
     job = Job(
         shape, machine, program, sequence, value.one_of("fused", TRUTH),
         hardware.precision(value.text("precision")),
@@ -232,7 +232,7 @@ def _shape(value: Cells) -> Shape:
     if value.has("model") and not value.has("layers"):
         from pardemo.planner.layouts import configurations
 
-        return configurations.of(configurations.find_configuration(value.text("model")))
+        return configurations.shape_of_config(configurations.find_configuration(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
         if not value.has(name):
             raise ValueError(f"neither a model nor its {name}")
