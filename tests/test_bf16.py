@@ -182,6 +182,7 @@ def test_all_else_is_as_before():
     assert memory == memory_after
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN is held back by its variable for these processors")
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 def test_ranks_go_that_way_where_the_processor_is_slow():

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import few, says, tiny_folder
+from conftest import says, tiny_folder
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -216,6 +216,7 @@ def test_a_resumed_run_ends_where_the_whole_one_did(ranks, job, whole, tmp_path)
     assert apart(folder, whole) < 1e-7
 
 
+@pytest.mark.nightly
 def test_a_resume_on_another_number_of_ranks(ranks, job, tmp_path):
     run(ranks, job, tmp_path / "two")
     folder = interrupted(tmp_path / "two", tmp_path / "one")
@@ -434,7 +435,8 @@ def ranks_of(pid):
     return [p for p in psutil.Process(pid).children(recursive=True) if p.is_running()]
 
 
-@pytest.mark.parametrize("whom", few(["one rank", "all"]))
+@pytest.mark.nightly  # of a World the gate has it in test_world_ends.py
+@pytest.mark.parametrize("whom", ["one rank", "all"])
 def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_path, whom):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "pardemo", "finetune", saved(job, tmp_path, "train.max_steps=400")]

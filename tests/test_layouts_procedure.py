@@ -36,6 +36,7 @@ def test_the_rule_takes_little_longer_than_the_search(thirty):
     assert min(ratios) >= 0.99, "the search tries all that the rule does"
 
 
+@pytest.mark.nightly
 def test_where_the_rule_finds_nothing_the_search_finds_nothing(thirty):
     assert [row.name for row in thirty if row.chosen is None] == [row.name for row in thirty if row.best is None]
     assert [row.name for row in thirty if row.best is None] == ["llama3-70b, 8 H100, 8k"]

@@ -135,6 +135,7 @@ def test_a_sharded_step_is_not_measured_by_how_the_model_was_built(engine):
     assert memory_curve.Curve(job("zero-1", 4)).estimate(B).building_bytes is None
 
 
+@pytest.mark.nightly
 def test_what_building_left_free_is_not_reserved_in_the_step():
     """FSDP2 with LoRA: a rank keeps an eighth, and in pieces what is gathered; it was built of all."""
     layers = 16

@@ -63,6 +63,7 @@ def test_sharded(name, engine, ranks, lora, checkpointing, world_of):
     assert abs(error(world_of(ranks), measured_peak.example_job(name, engine, ranks, lora, checkpointing))) <= WITHIN
 
 
+@pytest.mark.nightly
 def test_stage_3_of_lora_with_checkpointing_where_no_set_has_a_say(world_of):
     job = measured_peak.example_job("baichuan2", "zero-3", 2, True, True, prefetching=False)
     assert error(world_of(2), job) == pytest.approx(0, abs=0.005)

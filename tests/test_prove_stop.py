@@ -395,8 +395,9 @@ def test_the_command_prints_what_was_lost_as_json(capsys):
     assert printed["findings"][0]["cause"] == "optimizer-state"
 
 
+@pytest.mark.nightly  # the gate ends measure so, in test_measure_bad_input.py
 @pytest.mark.parametrize(
-    ("kind", "number"), few([("launcher", signal.SIGTERM), ("all", signal.SIGTERM), ("launcher", signal.SIGKILL)])
+    ("kind", "number"), [("launcher", signal.SIGTERM), ("all", signal.SIGTERM), ("launcher", signal.SIGKILL)]
 )
 def test_a_command_that_ends_leaves_no_process_and_if_it_is_told_to_no_folder(kind, number, tmp_path):
     words = ["prove", "--stop", "--stops", kind, *LAYOUT, *DDP.split()]

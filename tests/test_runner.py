@@ -15,7 +15,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from conftest import gone, says
+from conftest import few, gone, says
 
 from pardemo import cli, project
 from pardemo.book.run import fingerprint, kernels, parameters, runner
@@ -185,7 +185,7 @@ def wait_for_kernel(root, process):
     return json.loads(told.read_text())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", few([signal.SIGKILL, signal.SIGTERM]))
 def test_no_kernel_outlives_its_run(collection, tmp_path, how):
     root = collection("01_a", WHERE.format(name="01_a"), "import time; time.sleep(600)")
     with subprocess.Popen([sys.executable, "-c", RUNS, root, root / "out"], stderr=subprocess.DEVNULL) as process:

@@ -160,10 +160,12 @@ def cells():
         for layer in LAYERS:
             for use in USES:
                 if (wrapper, use) != ("naive", "compiled"):  # torch's compiler takes no bucket below a MiB
-                    in_gate = use == "accumulated" if layer != "GPT" else wrapper != "naive" or "clip" in use
-                    if use == "compiled":  # on four ranks it takes as long as all others of a wrapper
-                        in_gate = False
-                    marks = () if in_gate else pytest.mark.nightly
+                    if layer == "GPT":
+                        in_gate = wrapper in ("bucketed", "zero 2", "zero 3") or "clip" in use
+                    else:
+                        in_gate = wrapper in ("bucketed", "zero 3") and use == "accumulated"
+                    # compiled on four ranks it takes as long as all others of a wrapper
+                    marks = () if in_gate and use != "compiled" else pytest.mark.nightly
                     yield pytest.param(wrapper, layer, use, marks=marks)
 
 

@@ -12,7 +12,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from conftest import few, gone
+from conftest import gone
 
 from pardemo import project
 from pardemo.book.contents import notebook_of
@@ -169,6 +169,7 @@ def open_notebook(lab, window):
         reader.page.close()
 
 
+@pytest.mark.nightly  # the gate has a player, a hint and an exercise in JupyterLab
 def test_notebook_02_runs_to_its_end(open_notebook):
     """A lesson as its reader runs it: cells on ranks, guesses, drawings, claims in a line."""
     reader = open_notebook("02_megatron_mlp")
@@ -207,14 +208,13 @@ def test_every_chapter_with_a_widget_has_its_test_here():
     assert not [name for name, path in project.notebooks().items() if "ipywidgets" in path.read_text()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "sliders"),
-    few(
-        [
-            (notebook_of("zero_memory"), ["N"]),
-            (notebook_of("which_layout"), ["GPUs", "Gbit/s", "sequence", "TP", "PP"]),
-        ]
-    ),
+    [
+        (notebook_of("zero_memory"), ["N"]),
+        (notebook_of("which_layout"), ["GPUs", "Gbit/s", "sequence", "TP", "PP"]),
+    ],
     ids=["06", "14"],
 )
 def test_sliders_move_the_picture(lab, open_notebook, name, sliders):
