@@ -410,7 +410,7 @@ def test_each_script_is_here():
     assert sorted(path.stem for path in SCRIPTS.glob("*.py")) == sorted(EXPECTED)
 
 
-@pytest.mark.parametrize("name", few(EXPECTED, 4, 7, 10))
+@pytest.mark.parametrize("name", few(EXPECTED, 4, 10))
 def test_a_script_as_it_is(name, tmp_path):
     ranks, kinds, apart = EXPECTED[name]
     measured = measure.script(str(SCRIPTS / f"{name}.py"), ranks=ranks, folder=tmp_path)

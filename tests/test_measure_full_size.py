@@ -147,6 +147,7 @@ def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, ho
         assert planned["gathered parameters"] == pytest.approx(here["gathered parameters"]["most"], rel=0.25)
 
 
+@pytest.mark.nightly
 def test_the_scripts_own_states_and_groups_grow_with_it(script):
     """HSDP keeps its group of shards, SGD its one state; recomputed layers keep their inputs alone."""
     llama3 = configurations.shape_of_config(configurations.find_configuration("llama3-8b"))

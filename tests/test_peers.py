@@ -1,7 +1,6 @@
 """The frameworks beside pardemo's layers: same weights, same inputs, same numbers."""
 
-import subprocess
-import sys
+import itertools
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from pardemo import CallMeter, World
 from pardemo.book.chapters.megatron_attention import measurements as blocks
 from pardemo.book.chapters.sequence_parallel import measurements as sequence_parallel
 from pardemo.book.chapters.vocabulary import measurements as vocabulary
+from pardemo.groups import AXES, ParallelDims
 from pardemo.small_models import gpt
 
 HIDDEN, HEADS = 64, 4
@@ -105,28 +105,25 @@ def test_a_layout_that_megatron_refuses_leaves_torch_as_it_was(world):
         assert restored
 
 
-MEGATRON = """
-import itertools, warnings
-warnings.simplefilter("ignore")
-from megatron.core.parallel_state import RankGenerator
-from pardemo.groups import AXES, ParallelDims
-compared = 0
-orders = ["-".join(order) for order in itertools.permutations(("tp", "dp", "pp"))]
-orders += ["tp-cp-ep-dp-pp", "tp-pp-cp-ep-dp", "dp-tp-ep-cp-pp", "pp-dp-ep-cp-tp"]
-sizes = [(2, 1, 1, 2, 4), (4, 1, 1, 2, 2), (8, 1, 1, 64, 1), (8, 1, 1, 8, 8), (3, 1, 1, 5, 2), (1, 1, 1, 1, 16)]
-sizes += [(2, 2, 1, 2, 3), (1, 4, 1, 3, 1), (2, 1, 4, 2, 2), (1, 1, 8, 4, 1)]
-kinds = ["-".join(axes) for size in range(1, 6) for axes in itertools.combinations(AXES, size)]
-for size, order in itertools.product(sizes, orders):
-    of = dict(zip(AXES, size))
-    if all(of[axis] == 1 or axis in order for axis in AXES):
-        theirs, ours = RankGenerator(**of, order=order), ParallelDims(**of, order=order)
-        for axes in kinds:
-            assert ours.groups(axes) == theirs.get_ranks(axes), (of, order, axes)
-            compared += 1
-print(compared)
-"""
+def compared_groups():
+    """Compares the ranks of each group in each order of axes; returns how many groups were compared."""
+    from megatron.core.parallel_state import RankGenerator
+
+    orders = ["-".join(order) for order in itertools.permutations(("tp", "dp", "pp"))]
+    orders += ["tp-cp-ep-dp-pp", "tp-pp-cp-ep-dp", "dp-tp-ep-cp-pp", "pp-dp-ep-cp-tp"]
+    sizes = [(2, 1, 1, 2, 4), (4, 1, 1, 2, 2), (8, 1, 1, 64, 1), (8, 1, 1, 8, 8), (3, 1, 1, 5, 2), (1, 1, 1, 1, 16)]
+    sizes += [(2, 2, 1, 2, 3), (1, 4, 1, 3, 1), (2, 1, 4, 2, 2), (1, 1, 8, 4, 1)]
+    kinds = ["-".join(axes) for size in range(1, 6) for axes in itertools.combinations(AXES, size)]
+    compared = 0
+    for size, order in itertools.product(sizes, orders):
+        dims = dict(zip(AXES, size, strict=True))
+        if all(dims[axis] == 1 or axis in order for axis in AXES):
+            theirs, ours = RankGenerator(**dims, order=order), ParallelDims(**dims, order=order)
+            for axes in kinds:
+                assert ours.groups(axes) == theirs.get_ranks(axes), (dims, order, axes)
+                compared += 1
+    return compared
 
 
-def test_groups_are_megatron_cores():
-    done = subprocess.run([sys.executable, "-c", MEGATRON], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == [str((6 * 10 + 4 * 4) * 31)]
+def test_groups_are_megatron_cores(world):
+    assert world.run(compared_groups)[0] == (6 * 10 + 4 * 4) * 31

@@ -75,6 +75,7 @@ def test_stage_3_keeps_what_it_needs_again():
     assert ours == pytest.approx(theirs, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_stage_3_gathers_frozen_layers_that_are_recomputed_once_more():
     _, _, (ours, _), (theirs, _) = both("mistral-7b", "zero-3", 8, True, True, layers=12)
     assert ours == pytest.approx(theirs, rel=0.05)
