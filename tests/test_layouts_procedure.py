@@ -123,15 +123,18 @@ def test_hsdp_or_stages_on_the_nodes():
     hsdp, stages = Layout(dp=32, sharding="zero3", shard_group=8, accumulation=16), Layout(pp=4, dp=8, accumulation=64)
     added = {"HSDP": sum(adds(job, hsdp).values()), "stages": sum(adds(job, stages.but(sharding="zero1")).values())}
     assert added["HSDP"] == pytest.approx((2 * kappa - 2) / 48)
-    exact, fp32 = (2 * 3 / 4 * kappa - 2) / 48, (2 * 2 * 3 / 4 * kappa - 2) / 48
+    exact = (2 * 3 / 4 * kappa - 2) / 48
     messages = adds(job, stages)["pipeline"] - 3 / 64
     tokens, fewest = 512 * 4096, job.shape.params / job.shape.hidden
     assert tokens < fewest
     assert messages / (2 * kappa / 48) == pytest.approx(tokens / fewest), "per byte, both are as quick"
-    (text,) = (text for text in cells_of("zero_communication", "markdown") if "fewer than Ψ/h tokens**" in text)
-    said = f"they add {added['stages']:.0%} (bubble {3 / 64:.0%}, messages {messages:.0%}). ".replace("%", " %")
-    assert said.replace(" %, ", ", ").replace(" %)", ")") in text
-    for share in (exact, added["HSDP"], fp32):
+    assert 3 / 4 * fewest < tokens, "counted exactly, HSDP sends a little less"
+    (text,) = (text for text in cells_of("zero_communication", "markdown") if "fewer than (H−1)/H · Ψ/h tokens**" in text)
+    assert f"Four stages add {100 * added['stages']:.0f} %: messages {100 * messages:.0f} (" in text
+    assert f"the bubble {100 * 3 / 64:.0f} (3/64" in text
+    between, under_hsdp = 4 * job.shape.hidden * tokens, 4 * job.shape.params * 3 / 4
+    assert f"{between / 1e9:.0f} GB between stages, {under_hsdp / 1e9:.0f} under HSDP" in text
+    for share in (exact, added["HSDP"]):
         assert f"{100 * share:.0f} %" in text
 
 
