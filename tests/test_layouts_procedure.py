@@ -129,7 +129,9 @@ def test_hsdp_or_stages_on_the_nodes():
     assert tokens < fewest
     assert messages / (2 * kappa / 48) == pytest.approx(tokens / fewest), "per byte, both are as quick"
     assert 3 / 4 * fewest < tokens, "counted exactly, HSDP sends a little less"
-    (text,) = (text for text in cells_of("zero_communication", "markdown") if "fewer than (H−1)/H · Ψ/h tokens**" in text)
+    (text,) = (
+        text for text in cells_of("zero_communication", "markdown") if "fewer than (H−1)/H · Ψ/h tokens**" in text
+    )
     assert f"Four stages add {100 * added['stages']:.0f} %: messages {100 * messages:.0f} (" in text
     assert f"the bubble {100 * 3 / 64:.0f} (3/64" in text
     between, under_hsdp = 4 * job.shape.hidden * tokens, 4 * job.shape.params * 3 / 4

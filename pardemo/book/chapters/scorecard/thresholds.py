@@ -97,22 +97,22 @@ def thresholds() -> Table:
             row("… with gradients in fp32, in the backward pass, from", "T = 3/2 · F / B",
                 lambda g: 1.5 * gathered(g, 2 * _NODE), "tokens", "zero_communication"),
             row("… of a model whose tokens use 3.3 of 30.5 billion parameters, from", "T = 30.5/3.3 · F / B",
-                lambda g: 30.5 / 3.3 * gathered(g, 2 * _NODE), "tokens", "experts"),
+                lambda g: 30.5 / 3.3 * gathered(g, 2 * _NODE), "tokens", "which_layout"),
+            row("Experts on the GPUs of a node compute, forward, for as long as they exchange from",
+                "inner width = ⅔ · 7/8 · F / B", exchanged, "features", "experts"),
             row("An all-reduce of gradients hides inside a node from", "T = (N−1)/N · F / B",
                 lambda g: (_NODE - 1) / _NODE * gathered(g, _NODE), "tokens", "data_parallel"),
             row("… between two nodes, which reach 0.8 of their cards' rate, from", "T = (H−1)/H · F / B",
                 lambda g: rate(g) / (2 * rates.LINK_SHARE * _NETWORK), "tokens", "cluster"),
-            row("HSDP of Llama 3 8B sends less between nodes than a stage on each from",
+            row("HSDP of Llama 3 8B sends fewer bytes between many nodes than a pipeline with a stage on each, from",
                 "tokens of a whole step = Ψ/h", lambda g: few_tokens(shape_of("llama3-8b")) / 1e6, "million",
-                "which_layout", _tenths),
+                "zero_communication", _tenths),
             row("A ring hides keys and values (kv/a = 1/8) between nodes from", "tokens of a rank = 2 · kv/a · F/B",
                 lambda g: 2 / 8 * gathered(g, 2 * _NODE), "tokens", "long_sequences"),
-            row("A matrix multiplication is not slowed by its weights from", "T = F / memory's bandwidth",
-                lambda g: rate(g) / g.memory_bytes_per_s, "tokens", "your_machine"),
             row("FP8 gains more than converting costs from", "T and a matrix's sides = 5 · F / memory's bandwidth",
                 lambda g: 5 * rate(g) / g.memory_bytes_per_s, "", "fewer_bits"),
-            row(f"Muon's multiplications add at most 1 % at h = {_WIDTH:,} from", "tokens of a whole step = 500 · h",
-                lambda g: 500 * _WIDTH / 1e6, "million", "optimizers"),
+            row(f"Muon's multiplications, shared by all GPUs, add at most 1 % at h = {_WIDTH:,} from",
+                "tokens of a whole step = 500 · h", lambda g: 500 * _WIDTH / 1e6, "million", "optimizers"),
             row(f"Tensor parallelism over {_TENSOR} GPUs adds at h = {_WIDTH:,}", "(t − 1) · F / (4.5 · h · B)",
                 lambda g: 100 * tensor(g), "%", "megatron_attention"),
             row(f"… and at most {share} from", "h = (t − 1) · F / (0.45 · B)", wide, "features",
@@ -121,18 +121,18 @@ def thresholds() -> Table:
                 lambda g: pipeline.micro_batches_for(_STAGES, _SHARE), "micro-batches", "pipeline_parallel"),
             row(f"… with {_CHUNKS} chunks a rank, from", "m = 9 · (p − 1) / v",
                 lambda g: pipeline.micro_batches_for(_STAGES, _SHARE, _CHUNKS), "micro-batches", "pipeline_parallel"),
-            row("An all-reduce between 16 nodes waits for latency up to", "S = H · α · B, α = 5 µs",
+            row("An all-reduce between 16 nodes waits mostly for latency up to", "S = H · α · B, α = 5 µs",
                 lambda g: 16 * _ALPHA * rate_of_ring(_job(g, 16 * _NODE, 1), 16 * _NODE) / 1e6, "MB", "data_parallel"),
             row(f"At h = {_WIDTH:,} causal attention costs as much as the linear layers from", "s = 12 · h",
-                lambda g: 12 * _WIDTH, "tokens", "sequence_parallel"),
+                lambda g: 12 * _WIDTH, "tokens", "long_sequences"),
             row(f"Logits of {_VOCABULARY:,} entries take {share} of the memory from", "T = 0.1 · memory / (8 · V)",
                 lambda g: _SHARE * g.memory_bytes / 8 / _VOCABULARY, "tokens", "vocabulary"),
-            row("To offload a block's activations beats to recompute them from", "h + s/12 = 17/24 · F / B of PCIe",
+            row("To offload a block's activations beats to recompute them from", "h + s/6 = 17/24 · F / B of PCIe",
                 lambda g: offloaded(g) / 2, "", "zero_r"),
-            row("… and costs no time from", "h + s/12 = 17/12 · F / B of PCIe", offloaded, "", "zero_r"),
+            row("… and costs no time from", "h + s/6 = 17/12 · F / B of PCIe", offloaded, "", "zero_r"),
             row("1,024 GPUs whose saves take a minute save every", "w = √(2 · δ · μ), by Llama 3's failures",
                 lambda g: failures.young_interval(60, _BETWEEN_S * 16_384 / 1024) / 60, "minutes", "host_fails"),
-            row("Restarts of ten minutes cost 1 % of the time from", "N = 0.01 · one GPU's μ / ρ; most of it if ρ > w",
+            row("Restarts of ten minutes cost 1 % of the time from", "N = 0.01 · one GPU's μ / ρ",
                 lambda g: restarts(600), "GPUs", "host_fails"),
         ]
     )  # fmt: skip
@@ -176,10 +176,18 @@ def wide(gpu: Gpu) -> float:
     return tensor(gpu, 1) / _SHARE
 
 
-def offloaded(gpu: Gpu) -> float:
-    """h + s/12: from where on the 34·b·s·h bytes of a block's activations travel while its forward pass computes.
+def exchanged(gpu: Gpu) -> float:
+    """Inner width from where on a node's experts compute, forward, for as long as their two exchanges take.
 
-    Its forward pass takes 24·h² operations a token, and 2·s·h for causal attention.
+    A row costs 6·h·width operations, and 4·h bytes if its expert is on another GPU.
+    """
+    return 2 / 3 * (_NODE - 1) / _NODE * gathered(gpu, _NODE)
+
+
+def offloaded(gpu: Gpu) -> float:
+    """h + s/6: from where on the 34·b·s·h bytes of a block's activations travel while its forward pass computes.
+
+    Its forward pass takes 24·h² operations a token, and 4·s·h for attention.
     """
     return 17 / 12 * rate(gpu) / hardware.host_bytes_per_s(gpu)
 
