@@ -227,12 +227,15 @@ def test_the_text_counts_whose_errors_the_differing_claims_are():
     article = {"s47.machines", "s58.trailing_commas", "s71.accumulated", "s72.over_stage_2", "s81.first_year"}
     article |= {"s82.torch_xla", "s85.larger"}
     assert article <= differ
+    wrong = {one["id"] for one in scorecard.statements() if one["judgement"] == "no"}
+    assert (len(wrong), len(wrong & {claim.split(".")[0] for claim in differ})) == (16, 5)
     assert "s25.selective_gpt3" in differ
     assert {claim for claim in differ if claim.startswith("which_layout.")} == {
         "which_layout.fast_link", "which_layout.rule_near",
     }  # fmt: skip
     text = NOTEBOOK.read_text(encoding="utf-8")
     assert "seven are errors of the article, one is a paper's, and two are this book's own" in text
+    assert "Five of the 16 *differ* above" in text
 
 
 def test_the_text_counts_the_article_s_statements_as_they_are_judged():

@@ -62,6 +62,8 @@ def test_what_is_to_be_remembered_is_the_threshold_of_the_table(chapter, tokens,
         ("megatron_attention", f"four ranks need h ≥ {round(3 * RATIO / 0.45, -2):,.0f}"),
         ("vocabulary", f"{round(0.1 * H100.memory_bytes / 8 / 128_256, -2):,.0f} tokens"),
         ("vocabulary", f"{INSIDE / 1e9:.0f} GB/s"),
+        ("scorecard", f"{FLOPS / 1e12:.0f} TFLOP/s, {INSIDE / 1e9:.0f} GB/s inside a node"),
+        ("scorecard", f"{rates.between(8 * CARD) / 1e9:.0f} GB/s between"),
     ],
 )
 def test_a_page_prints_what_the_rates_give(chapter, printed):

@@ -29,8 +29,9 @@ F: operations/s of the matrix multiplications, B: bytes/s of the slowest link th
 nodes of all network cards of a node together; both as reached (:mod:`pardemo.planner.rates`). T: tokens of a
 micro-batch, divided by t. m: micro-batches. v: chunks. h: hidden size. Gradients travel in 2 bytes.
 
-The rule is right about the kind of layout. It leaves single per cents to :mod:`pardemo.planner.layouts.search`,
-which times every layout and has constants for launches, latencies and memory.
+The rule's layout is nearly as fast as the best one that :mod:`pardemo.planner.layouts.search` finds, but often another,
+since several kinds are about equally fast. The search times every layout, with constants for launches, latencies and
+memory.
 """
 
 import csv
