@@ -1,7 +1,8 @@
 """Sends what the layers exchange: four collectives in a group, at once or while something else is computed.
 
-CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl). Nothing here knows autograd, and
-only :func:`all_reduce_in_place` changes a tensor that it was given.
+CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl), called here directly: the functions
+of :mod:`pardemo.collectives` first compare the ranks' calls, for which the host would wait for the GPU in each layer.
+Nothing here knows autograd, and only :func:`all_reduce_in_place` changes a tensor that it was given.
 
 What two ranks have before and after, each letter a part of a tensor::
 
