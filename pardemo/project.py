@@ -1,4 +1,4 @@
-"""Where things are: the collection's notebooks, and the folder that a run writes to."""
+"""Finds the collection's notebooks, and the folder that a run writes to."""
 
 import contextlib
 import csv
@@ -85,7 +85,7 @@ def is_headless() -> bool:
 
 
 def output_dir() -> Path:
-    """Where claims, figures and profiles go: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``.
+    """The folder for claims, figures and profiles: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``.
 
     In the kernel of a plain ``papermill IN.ipynb OUT.ipynb`` it is a folder beside that output, of its name: ``OUT``.
     """

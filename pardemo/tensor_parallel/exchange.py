@@ -90,8 +90,8 @@ def start(
 ) -> Callable[[], torch.Tensor]:
     """Begins ``collective(tensor, group, *args)`` and returns a function that waits for its result.
 
-    On CPU ranks a thread runs it if the tensor is large enough; on CUDA a side stream does. Until the result is there no other
-    collective of the same group may be called.
+    On CPU ranks a thread runs it if the tensor is large enough; on CUDA a side stream does. Until the result is there
+    no other collective of the same group may be called.
     """
     if tensor.is_cuda:
         return _start_in_stream(collective, tensor, group, *args)

@@ -1,4 +1,4 @@
-"""How ranks sum their gradients: at a parameter server, round a ring, by nodes, in buckets during backward."""
+"""Draws how ranks sum their gradients: at a parameter server, round a ring, by nodes, in buckets during backward."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What published runs say of the planner, as the claims of *Which layout?* need it."""
+"""Compares published runs with the planner, as the claims of *Which layout?* need it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ def published_runs(folder: Path) -> list[PublishedRun]:
 
 
 def rows_of_kinds(outcomes: Sequence[ComparedRun], layouts: Sequence[ComparedRun]) -> dict[str, int]:
-    """Of all runs, and of one job's ``layouts``: the numbers that :data:`TOLD` has."""
+    """Counts all runs, and those of one job's ``layouts``, by the kinds that :data:`TOLD` has."""
     failed = [x for x in layouts if x.run.outcome != "ok"]
     seconds = [_seconds(x) for x in against.usable(layouts)]
     slow = sum(s > 4 * min(seconds) for s in seconds)
@@ -55,7 +55,7 @@ def halves(folder: Path) -> dict[str, tuple[float, float, float]]:
 
 
 def larger_over_smaller(of: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
-    """Of the two means of each table of :func:`halves`."""
+    """Divides the larger by the smaller of the two means of each table of :func:`halves`."""
     return {table: max(two) / min(two) for table, (*two, _) in of.items()}
 
 
