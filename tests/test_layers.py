@@ -198,6 +198,28 @@ def test_first_sentences_say_what_a_thing_does_or_is():
     assert wrong == []
 
 
+#: Names that say nothing of what they hold; ``names_to_go.txt`` has those that are still there, which may only shrink.
+EMPTY = {"found", "of", "one", "own", "said", "told", "two", "what"}
+
+
+def empty_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        else:
+            name = node.arg if isinstance(node, ast.arg) else getattr(node, "asname", None) or ""
+        if name.strip("_") in EMPTY:
+            yield path.relative_to(PACKAGE).as_posix(), name
+
+
+def test_variables_are_named_after_what_they_hold():
+    """A name of the list, with its module or the start of that, may go; none may come."""
+    listed = [line.split() for line in (ROOT / "tests" / "names_to_go.txt").read_text(encoding="utf-8").splitlines()]
+    there = {(place, name) for path in modules() for place, name in empty_names(path)}
+    wrong = [(at, name) for at, name in there if not any(at.startswith(start) and name == old for start, old in listed)]
+    assert sorted(wrong) == []
+
+
 @pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_notebooks_are_stored_as_they_should_be(name):
     notebook = nbformat.read(project.notebooks()[name], as_version=4)
