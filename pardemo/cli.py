@@ -132,8 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     report_command.add_report(commands)
     site_command.add_site(commands)
 
-    for name, what in OF_A_CHECKOUT.items():
-        commands.add_parser(name, help=what)
+    for name, text in OF_A_CHECKOUT.items():
+        commands.add_parser(name, help=text)
 
     finetune.add_fine_tune(commands)
 

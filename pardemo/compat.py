@@ -201,7 +201,7 @@ def fsdp1_unit(module: Any) -> tuple[int, int, Any, Any] | None:
 
 
 def fsdp1_ranges(module: Any) -> Iterator[tuple[str, tuple[int, ...], int, Any, Any]]:
-    """Of FSDP1's unit of a module the parameters of which this rank has a part.
+    """Yields the parameters of FSDP1's unit of a module that this rank has a part of.
 
     Each with its name within the module, its whole shape, the number of its first element here, this part's values [n]
     and their gradient, or None.
@@ -234,7 +234,7 @@ def saved_buffers(module: Any) -> list[tuple[str, Any]]:
 
 
 def local_offset(shape: Any, mesh: Any, placements: Any) -> tuple[int, ...]:
-    """Where a DTensor's local part begins in the whole, an index for each axis."""
+    """Returns where a DTensor's local part begins in the whole, an index for each axis."""
     return tuple(_named("local_offset_of")(shape, mesh, placements)[1])
 
 

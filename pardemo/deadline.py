@@ -50,7 +50,7 @@ class Deadline:
 
     @property
     def busy(self) -> str:
-        """Of a limit that was put off for long, why; of another one nothing."""
+        """The reason why a limit was put off for long; nothing of another one."""
         if self.waited_s < max(STEP_S, self.limit_s / 10):
             return ""
         return f"the machine was busy: on the clock it took {self.clock_s:.0f} s"

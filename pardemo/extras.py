@@ -52,9 +52,9 @@ def needed_by(what: str) -> Iterator[None]:
     except MissingExtra:
         raise  # it names the part of pardemo that needs the package, on which this one is built
     except ModuleNotFoundError as error:
-        if (said := line_of(what, error)) is None:
+        if (message := line_of(what, error)) is None:
             raise
-        raise MissingExtra(said, name=error.name) from None
+        raise MissingExtra(message, name=error.name) from None
 
 
 def require(what: str, module: str) -> None:

@@ -1,4 +1,4 @@
-"""Where things are: the collection's notebooks, and the folder that a run writes to."""
+"""Finds the collection's notebooks, and the folder that a run writes to."""
 
 import contextlib
 import csv
@@ -85,7 +85,7 @@ def is_headless() -> bool:
 
 
 def output_dir() -> Path:
-    """Where claims, figures and profiles go: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``.
+    """The folder for claims, figures and profiles: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``.
 
     In the kernel of a plain ``papermill IN.ipynb OUT.ipynb`` it is a folder beside that output, of its name: ``OUT``.
     """
@@ -132,12 +132,12 @@ def folder_for_sockets(name_bytes: int) -> str:
         ValueError: no folder is short enough.
     """
     longest = SOCKET_PATH_BYTES - 1 - name_bytes
-    own = tempfile.gettempdir()  # TMPDIR; on clusters often with names of the user, the job and the host in it
-    for folder in (own, "/tmp", "/var/tmp", "/dev/shm"):
+    tmp = tempfile.gettempdir()  # TMPDIR; on clusters often with names of the user, the job and the host in it
+    for folder in (tmp, "/tmp", "/var/tmp", "/dev/shm"):
         if len(os.fsencode(folder)) <= longest and os.access(folder, os.W_OK | os.X_OK):
             return folder
     raise ValueError(
-        f"TMPDIR is too long for sockets, and /tmp cannot be written: {own} has {len(os.fsencode(own))} bytes; set it "
+        f"TMPDIR is too long for sockets, and /tmp cannot be written: {tmp} has {len(os.fsencode(tmp))} bytes; set it "
         f"to a folder whose path has {longest} at most"
     )
 

@@ -105,7 +105,7 @@ def test_shared_heads_lie_where_the_layer_puts_them(world_of):
 
     for rank, rows in enumerate(world_of(4).run(held)):
         shared = attention.shared_of(rank)
-        assert rows == [*attention.queries_of(rank), 8 + shared, 10 + shared]
+        assert rows == [*attention.heads_of(rank), 8 + shared, 10 + shared]
     svg = svgs.drawing(drawings.shared_heads())
     assert [svg.words().count(word) for word in ("k₀", "v₀", "k₁", "v₁")] == [2, 2, 2, 2]
     assert [len(svg.filled(colour)) for colour in palette.RANKS[:4]] == [2 + 3] * 4, "queries; its copies, and a band"

@@ -174,12 +174,15 @@ def test_modules_are_short_and_documented():
             assert ast.get_docstring(ast.parse(text)), path
 
 
-#: Whose first sentences may still begin so; a chapter's exercises ask questions.
-NOT_YET = ("planner", "script", "book/chapters")
+#: Whose first sentences may still begin so.
+NOT_YET = ("planner", "script")
+#: Decorators of functions whose docstring a page prints: the hint of an exercise, the words for a drawing.
+PRINTED = {"exercise", "drawing"}
 
 
 def test_first_sentences_say_what_a_thing_does_or_is():
-    """No docstring of a module, a class or a public function begins with What, Which or How, or with a question."""
+    """No docstring of a module, a class or a public function begins with What, Which or How, with a question,
+    or as if a noun stood before it: with Of, As, Where or Also."""
     wrong = []
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
@@ -187,11 +190,34 @@ def test_first_sentences_say_what_a_thing_does_or_is():
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
                 first = re.split(r"(?<=[.?!])\s", text, maxsplit=1)[0]
-                if not getattr(node, "name", "").startswith("_") and re.match(
-                    r"(What|Which|How|Whose?|Why)\b|.*\?$", first, re.S
-                ):
+                marks = {ast.unparse(mark).partition("(")[0] for mark in getattr(node, "decorator_list", ())}
+                if getattr(node, "name", "").startswith("_") or marks & PRINTED:
+                    continue
+                if re.match(r"(What|Which|How|Whose?|Why|Of|As|Where|Also)\b|.*\?$", first, re.S):
                     wrong.append(f"{name}: {first}")
     assert wrong == []
+
+
+#: Names that say nothing of what they hold; ``names_to_go.txt`` has those that are still there, which may only shrink.
+EMPTY = {"found", "of", "one", "own", "said", "told", "two", "what"}
+
+
+def empty_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        else:
+            name = node.arg if isinstance(node, ast.arg) else getattr(node, "asname", None) or ""
+        if name.strip("_") in EMPTY:
+            yield path.relative_to(PACKAGE).as_posix(), name
+
+
+def test_variables_are_named_after_what_they_hold():
+    """A name of the list, with its module or the start of that, may go; none may come."""
+    listed = [line.split() for line in (ROOT / "tests" / "names_to_go.txt").read_text(encoding="utf-8").splitlines()]
+    there = {(place, name) for path in modules() for place, name in empty_names(path)}
+    wrong = [(at, name) for at, name in there if not any(at.startswith(start) and name == old for start, old in listed)]
+    assert sorted(wrong) == []
 
 
 @pytest.mark.parametrize("name", sorted(project.notebooks()))

@@ -84,6 +84,65 @@ def test_what_docstrings_refer_to():
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
+#: A reference without its module: to a name of the file itself, or to one that the file imports.
+SHORT = re.compile(r":(?:func|class|mod|meth|data|attr|exc):`~?(?!pardemo\b)([\w.]+)`")
+
+
+def unresolved(source, package):
+    """References without a module to names that the source neither defines nor imports, members of classes included."""
+    tree = ast.parse(source)
+    imported = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            imported |= {alias.asname or alias.name: module + alias.name for alias in node.names}
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+    def has(part, member):
+        if part not in classes:
+            return part in imported and exists(f"{imported[part]}.{member}")
+        bases = (ast.unparse(base).partition("[")[0] for base in classes[part].bases)
+        return member in defined(classes[part]) or any(has(base, member) for base in bases)
+
+    for name in SHORT.findall(source):
+        first, _, member = name.partition(".")
+        if not first:
+            there = exists(package + name)
+        elif member and first in classes:
+            there = has(first, member)
+        elif first in imported:
+            there = exists(imported[first] + name[len(first) :])
+        else:
+            there = name in defined(tree) or exists(name) or exists(f"{package}.{name}")
+            there = there or any(has(part, name) for part in classes)
+        if not there:
+            yield name
+
+
+def defined(tree):
+    """Functions, classes, variables and attributes that are defined anywhere in a tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            yield getattr(node, "id", getattr(node, "attr", None))
+
+
+def test_what_docstrings_refer_to_without_a_module():
+    wrong = {}
+    for path in project.PACKAGE.rglob("*.py"):
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        wrong[str(path.relative_to(ROOT))] = sorted({*unresolved(path.read_text(), package)})
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_a_reference_to_a_member_that_has_gone_is_seen():
+    source = '''from pardemo.zero.engine import Engine
+class Stage(Engine):
+    """:meth:`step`, :meth:`Engine.full_parameters`, :data:`ERRORS`, :meth:`Engine.whole`, :meth:`Stage.whole`"""'''
+    assert [*unresolved(source, "pardemo.zero")] == ["ERRORS", "Engine.whole", "Stage.whole"]
+
+
 #: Of classes: names in the docstring that are no field.
 NOT_YET = {"RankRecord": {"owners", "dtype", "line"}}
 

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -209,7 +208,7 @@ class Ledger:
             )
             raise ClaimFailed(f"{len(failed)} of {len(self._rows)} claims fail: {failures}")
         forgotten = self._declared.keys() - {row["claim"] for row in self.rows}
-        if forgotten and "PARDEMO_HEADLESS" in os.environ:
+        if forgotten and project.is_headless():
             raise ClaimFailed(f"declared, and neither measured nor skipped: {', '.join(sorted(forgotten))}")
         return Closing(self.rows)
 
@@ -240,7 +239,7 @@ class Ledger:
             raise ValueError(f"a claim's id looks like s09.sent_per_rank or data_parallel.bucket_order, not {id!r}")
         row = _EMPTY | {"id": id, "notebook": self.notebook} | values
         before = self._rows.get(id, row)
-        twice = id in self._rows and "PARDEMO_HEADLESS" in os.environ
+        twice = id in self._rows and project.is_headless()
         if twice or (before["statement"], before["case"]) != (row["statement"], row["case"]):
             raise ValueError(f"the id {id} is taken, by {before['statement']!r}: {row['statement']!r} needs its own")
         self._rows[id] = row

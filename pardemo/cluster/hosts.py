@@ -16,7 +16,7 @@ LIMIT_TIMEOUT_S = 20.0  # and changes a limit in milliseconds
 
 
 class Place(NamedTuple):
-    """Where a rank goes: the process that keeps its host's namespace, and whether a user namespace comes first."""
+    """A rank's place: the process that keeps its host's namespace, and whether a user namespace comes first."""
 
     pid: int
     user: bool
@@ -84,7 +84,7 @@ class Hosts:
         return self._process.poll()
 
     def place(self, rank: int) -> Place:
-        """Where a rank goes."""
+        """Returns a rank's place."""
         return Place(self.pids[self._cluster.host_of(rank)], self.user)
 
     def limit(self, host: int, rate: float | None) -> None:

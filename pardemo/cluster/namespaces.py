@@ -144,8 +144,8 @@ def _keep_host(host: int, rate: float | None, line: socket.socket, supervisor: i
             network.link("set", index=index, mtu=packet_bytes(rate), state="up")
             _limit(network, index, rate)
             line.send(b"1")
-            while said := line.recv(8):  # until the supervisor is gone, which ends this process, too
-                _limit(network, index, struct.unpack("d", said)[0] or None)
+            while message := line.recv(8):  # until the supervisor is gone, which ends this process, too
+                _limit(network, index, struct.unpack("d", message)[0] or None)
                 line.send(b"1")
         status = 0
     os._exit(status)

@@ -169,8 +169,8 @@ class Pacer:
 
     def _adapter(self, host: int) -> float | None:
         """Bytes a second of a host's adapter: what the World has said since, or what the cluster was made with."""
-        (said,) = struct.unpack_from("d", self._table, HOSTS + 8 * host)
-        return said or self._between
+        (rate,) = struct.unpack_from("d", self._table, HOSTS + 8 * host)
+        return rate or self._between
 
     def _sharing(self, other: int) -> tuple[list[int], list[int]]:
         """Where it stands how many connections share the link to that rank with this one: at this end, at the other."""

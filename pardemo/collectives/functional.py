@@ -66,7 +66,7 @@ def ring_reduce_scatter(
             if group.size() == 1 or not flat.numel():
                 return mine.clone()
             if links is not None:
-                return ring.reduce(links, chunks)
+                return ring.reduce_scatter(links, chunks)
             result = torch.empty_like(chunks[0])
             missing = group.size() * result.numel() - flat.numel()
             dist.reduce_scatter_single(result, pad(flat, (0, missing)) if missing else flat, group=group)
@@ -206,7 +206,7 @@ def _gather_into(out: torch.Tensor, shard: torch.Tensor, links: Link | None, gro
     chunks = cut(flat, size)  # views of [chunk]: what is written to them is written to out
     chunks[dist.get_rank(group)].copy_(shard)
     if links is not None and flat.numel():
-        ring.gather(links, chunks)
+        ring.all_gather(links, chunks)
     elif links is None and size > 1 and flat.numel():
         chunk = chunks[0].numel()
         gathered = flat if flat.numel() == size * chunk else flat.new_empty(size * chunk)

@@ -92,16 +92,16 @@ def all_reduce(link: Link, chunks: list[torch.Tensor], op: str) -> None:
     link.flush()
 
 
-def gather(link: Link, chunks: list[torch.Tensor]) -> None:
-    """The second lap alone: ``chunks[rank]`` of every rank goes round."""
+def all_gather(link: Link, chunks: list[torch.Tensor]) -> None:
+    """Runs the second lap alone: ``chunks[rank]`` of every rank goes round."""
     for block in _blocks(chunks):
         _begin(link, block[link.rank])
         _hand_round(link, block)
     link.flush()
 
 
-def reduce(link: Link, chunks: list[torch.Tensor]) -> torch.Tensor:
-    """The first lap alone, without touching ``chunks``: partial sums live in two buffers by turns."""
+def reduce_scatter(link: Link, chunks: list[torch.Tensor]) -> torch.Tensor:
+    """Runs the first lap alone, without touching ``chunks``: partial sums live in two buffers by turns."""
     result = torch.empty_like(chunks[link.rank])  # [chunk]
     done = 0
     buffers: list[torch.Tensor] = []

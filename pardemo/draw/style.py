@@ -221,7 +221,7 @@ def save(fig: Figure, name: str, alt: str) -> Picture:
 
 
 def write(fig: Figure, path: Path, alt: str) -> Picture:
-    """As :func:`save`, to a file of any folder: SVG or, where its name ends so, PNG."""
+    """Saves as :func:`save` does, to a file of any folder: SVG or, where its name ends so, PNG."""
     picture = draw(fig, alt)
     picture.file = path.name if path.suffix == ".svg" else ""
     data = picture.png if path.suffix == ".png" else picture.svg.encode()

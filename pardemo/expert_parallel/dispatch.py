@@ -53,7 +53,7 @@ def plan(
     group: dist.ProcessGroup,
     capacity: int | None = None,
 ) -> RoutingPlan:
-    """Where the rows go; all ranks of ``group`` call it.
+    """Plans where each row goes; all ranks of ``group`` call it.
 
     Args:
         experts, weights: of a :class:`~pardemo.expert_parallel.Routing`, [T, k].

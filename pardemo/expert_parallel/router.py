@@ -26,7 +26,7 @@ SCORES = ("softmax", "sigmoid")
 
 @dataclass(frozen=True)
 class Routing:
-    """Where T tokens go.
+    """The experts that T tokens go to.
 
     Attributes:
         experts: [T, k], whole numbers. weights: [T, k], what each expert's output is multiplied with; with a gradient.

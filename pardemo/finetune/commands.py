@@ -145,9 +145,9 @@ def main(argv: list[str] | None = None) -> int:
             return finetune(arguments)
         _as_rank(arguments)
     except (ValueError, OSError, RuntimeError) as error:
-        said = project.error_line(error)
-        if "RANK" not in os.environ or launched.first_to_say(said):
-            print(f"pardemo finetune: {said}", file=sys.stderr)
+        message = project.error_line(error)
+        if "RANK" not in os.environ or launched.first_to_say(message):
+            print(f"pardemo finetune: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -125,7 +125,7 @@ class Train:
 
     @property
     def precision(self) -> str:
-        """Of the weights: ``bf16``, ``fp16``, or ``fp32`` where neither is asked for."""
+        """The weights' precision: ``bf16``, ``fp16``, or ``fp32`` where neither is asked for."""
         return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     @model_validator(mode="after")
@@ -305,7 +305,7 @@ def from_dict(plain: dict[str, Any]) -> Recipe:
 
 
 def locate(path: str | Path) -> Path:
-    """Where a path of a recipe leads: as it is when absolute, else from the project's root."""
+    """Resolves a path of a recipe: as it is when absolute, else from the project's root."""
     return project.root() / Path(path).expanduser()
 
 

@@ -69,7 +69,7 @@ def both_bytes(batch: int, tokens: int, width: int, kv_width: int, inside: int, 
 
 
 def blocks_seen(rank: int, ranks: int, order: str = "zigzag") -> int:
-    """Of (2N)² blocks of a causal attention, those that a rank computes, half-seen ones as whole ones.
+    """Blocks that a rank computes, of (2N)² of a causal attention, half-seen ones as whole ones.
 
     Zigzag: 2N + 1 on every rank; plain: 4·rank + 3.
     """

@@ -40,7 +40,7 @@ def worst_error(fraction: int) -> float:
 
 
 def sum_stands_still(fraction: int) -> float:
-    """Where a sum of ones stops growing if it is rounded after each of them.
+    """The value at which a sum of ones stops growing if it is rounded after each of them.
 
     There a one is half the distance to the next number, and the tie goes back to the even one.
     """

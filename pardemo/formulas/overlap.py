@@ -128,7 +128,7 @@ def expert_layers_s(attention: float, experts: float, exchange: float, layers: i
 
 
 def hidden_share(whole: float, computing: float, sending: float) -> float:
-    """Of ``sending`` seconds, the share that did not make ``whole`` longer than ``computing``; 1 where none did.
+    """The share of ``sending`` seconds that did not make ``whole`` longer than ``computing``; 1 where none did.
 
     Raises:
         ValueError: nothing is sent, or a negative time.

@@ -36,7 +36,7 @@ class ScaledModel:
 
     @property
     def flops(self) -> float:
-        """Of one replica's step with every block recomputed: 96bslh²(1 + s/6h + V/16lh) (2104.04473, 5.1)."""
+        """Operations of a replica's step with all blocks recomputed: 96bslh²(1 + s/6h + V/16lh) (2104.04473, 5.1)."""
         b, s, h, layers, v = self.batch, self.sequence, self.hidden, self.layers, self.vocabulary
         return 96 * b * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
 
@@ -46,7 +46,7 @@ class ScaledModel:
         return 2 * self.batch * self.sequence * self.hidden
 
     def linear_seconds(self, gpus: int) -> float:
-        """Of a step on ``gpus`` GPUs if each of them did as much in a second as the baseline's."""
+        """Seconds of a step on ``gpus`` GPUs if each of them did as much in a second as the baseline's."""
         return self.flops / gpus / BASELINE_FLOPS
 
 

@@ -52,5 +52,5 @@ def flops_forward(batch: int, sequence: int, hidden: int) -> int:
 
 
 def flops_core(batch: int, sequence: int, hidden: int) -> int:
-    """Of these, the attention core: query times key, and scores times value, 2bs²h each."""
+    """Operations of the attention core alone: query times key, and scores times value, 2bs²h each."""
     return 4 * batch * sequence**2 * hidden

@@ -104,7 +104,7 @@ class HubInput:
             raise OSError(f"{self.name} cannot be read by name ({message}): download it and name its folder") from error
 
     def sha256(self) -> str:
-        """Of the rows read so far, as JSON with sorted keys: there is no file to sum."""
+        """Returns the checksum of the rows read so far, as JSON with sorted keys: there is no file to sum."""
         return self._hash.hexdigest()
 
 

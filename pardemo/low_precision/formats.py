@@ -42,7 +42,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Of all parts, scales included."""
+        """The bytes of all parts, scales included."""
         return sum(part.numel() * part.element_size() for part in self.parts)
 
 

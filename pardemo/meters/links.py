@@ -40,19 +40,19 @@ class LinkMeter:
         if any(error):
             return
         size = dist.get_world_size()
-        to = self._wire.by_rank()
-        mine = [to.get(other, (0, 0))[0] for other in range(size)]
+        bytes_by_rank = self._wire.by_rank()
+        row = [bytes_by_rank.get(other, (0, 0))[0] for other in range(size)]
         now = _adapter()
         counted = None
         if self._adapter is not None and now is not None:
             counted = (now[0] - self._adapter[0], now[1] - self._adapter[1])
         tables: list = [None] * size
-        dist.all_gather_object(tables, (mine, counted))
+        dist.all_gather_object(tables, (row, counted))
         cluster = self._cluster or Cluster(hosts=size)
         self.matrix = [row for row, _ in tables]
         self.hosts = [self._of_host(cluster, host) for host in range(cluster.hosts)]
-        of_hosts = [tables[cluster.ranks_of(host)[0]][1] for host in range(cluster.hosts)]
-        self.adapters = None if None in of_hosts else of_hosts
+        counted_by_host = [tables[cluster.ranks_of(host)[0]][1] for host in range(cluster.hosts)]
+        self.adapters = None if None in counted_by_host else counted_by_host
 
     def _of_host(self, cluster: Cluster, host: int) -> tuple[int, int]:
         inside = cluster.ranks_of(host)

@@ -130,7 +130,7 @@ class Schedule:
         return self.ranks * self.chunks
 
     def rank_of(self, stage: int) -> int:
-        """Where a stage lies."""
+        """Returns the rank that has a stage."""
         return getattr(self.order, "placement", around)(stage, self.ranks)
 
     def stages_of(self, rank: int) -> list[int]:

@@ -236,7 +236,7 @@ def _check_order(schedule: Schedule, rank: int) -> None:
 
 
 def kind_of(compute: Compute) -> str:
-    """As spans name it."""
+    """Returns a computation's kind, as spans name it."""
     if isinstance(compute, Forward):
         return "forward"
     return "weight gradients" if isinstance(compute, BackwardWeight) else "backward"

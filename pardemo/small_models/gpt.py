@@ -222,7 +222,7 @@ def gradients_as_weights(module: nn.Module) -> nn.Module:
 
 
 def output_and_input_gradient(layer: Callable, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a forward and a backward pass; a module's weights' gradients are set anew."""
+    """Runs a forward and a backward pass; a module's weights' gradients are set anew."""
     if isinstance(layer, nn.Module):
         layer.zero_grad()
     x = x.detach().clone().requires_grad_()

@@ -1,7 +1,8 @@
 """Sends what the layers exchange: four collectives in a group, at once or while something else is computed.
 
-CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl). Nothing here knows autograd, and
-only :func:`all_reduce_in_place` changes a tensor that it was given.
+CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl), called here directly: the functions
+of :mod:`pardemo.collectives` first compare the ranks' calls, for which the host would wait for the GPU in each layer.
+Nothing here knows autograd, and only :func:`all_reduce_in_place` changes a tensor that it was given.
 
 What two ranks have before and after, each letter a part of a tensor::
 
@@ -31,7 +32,7 @@ from pardemo.collectives.links import materialized
 from pardemo.groups import share
 
 #: On CPU ranks smaller exchanges are done at once: waking the communication thread takes longer than sending them.
-COURIER_BYTES = 1 << 20
+LEAST_THREADED_BYTES = 1 << 20
 
 
 @not_compiled
@@ -89,12 +90,12 @@ def start(
 ) -> Callable[[], torch.Tensor]:
     """Begins ``collective(tensor, group, *args)`` and returns a function that waits for its result.
 
-    On CPU ranks a thread carries what is large enough; on CUDA a stream of its own. Until the result is there no other
-    collective of the same group may be called.
+    On CPU ranks a thread runs it if the tensor is large enough; on CUDA a side stream does. Until the result is there
+    no other collective of the same group may be called.
     """
     if tensor.is_cuda:
         return _start_in_stream(collective, tensor, group, *args)
-    if tensor.numel() * tensor.element_size() < COURIER_BYTES:
+    if tensor.numel() * tensor.element_size() < LEAST_THREADED_BYTES:
         result = collective(tensor, group, *args)
         return lambda: result
     return communication_thread_of(group).submit(collective, tensor, group, *args).result

@@ -98,7 +98,7 @@ def join_group(settings: RankEnvironment) -> str:
 
 
 def device() -> torch.device:
-    """Where this rank computes: its GPU under nccl, the CPU otherwise."""
+    """The device of this rank: its GPU under nccl, the CPU otherwise."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -144,7 +144,7 @@ class World:
                 self.close()
 
     def stacks(self) -> dict[int, str]:
-        """Where each rank is, as a Python stack, also while another thread's :meth:`run` waits for them.
+        """Returns each rank's Python stack, also while another thread's :meth:`run` waits for them.
 
         Empty where no ranks run. A rank that does not answer, or that another thread ends just then, has an empty
         text; of one that is stopped by a signal it says so.

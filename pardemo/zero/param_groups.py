@@ -40,7 +40,7 @@ class ParamGroups:
                 raise ValueError(f"{name} requires a gradient and is in none of param_groups: it would not be trained")
 
     def number(self, parameter: nn.Parameter) -> int:
-        """Of the parameter's group; 0 where it is frozen and in none."""
+        """Returns the number of the parameter's group; 0 where it is frozen and in none."""
         return self._number.get(parameter, 0)
 
     def shards(self, numbered: Iterable[tuple[int, nn.Parameter]]) -> Shards:

@@ -94,7 +94,7 @@ class Zero3(Engine):
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
-        """As :meth:`Engine.whole`; here it gathers, so that all ranks have to take part.
+        """Gathers all parameters for :meth:`Engine.full_parameters`: all ranks have to take part.
 
         ``state_dict()`` is there in full, too; to load one use ``torch.distributed.checkpoint.state_dict``.
         """

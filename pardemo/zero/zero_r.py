@@ -25,7 +25,7 @@ from pardemo.tensor_parallel import exchange
 
 
 class HostStore:
-    """Where checkpoints wait on the host; counts the bytes that move there and back.
+    """Keeps checkpoints on the host; counts the bytes that move there and back.
 
     Attributes: ``to_host_bytes``, ``to_device_bytes``, and ``held_bytes``, until nobody can take them back any more.
     """

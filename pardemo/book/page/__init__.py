@@ -34,7 +34,7 @@ class Page:
         self.chapter = chapter
 
     def ledger(self, links: Tier | None = None) -> Ledger:
-        """Where the notebook books each claim as it goes; it closes it in its last cell.
+        """Opens the ledger in which the notebook books each claim as it goes; the last cell closes it.
 
         From here on the notebook's own process multiplies bf16 matrices as its ranks do (:mod:`pardemo.world.bf16`).
 

@@ -28,7 +28,7 @@ class RecordedRun:
 
     @property
     def links(self) -> dict[str, str]:
-        """As :func:`links`; none where the run lies in another folder than what is being written."""
+        """The links of :func:`links`; none where the run lies in another folder than what is being written."""
         return links(self.folder, self.rows) if self.folder == project.output_dir() else {}
 
     @property
@@ -176,7 +176,7 @@ def _verdict(judgement: str, booked: list[dict[str, Any]], missing: list[str]) -
 
 
 def slips(statements: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of :func:`by_statement`, what the article says that needs a correction or a condition."""
+    """Returns the rows of :func:`by_statement` in which the article needs a correction or a condition."""
     return [row for row in statements if row["judgement"] in (JUDGEMENTS["no"], JUDGEMENTS["if"])]
 
 

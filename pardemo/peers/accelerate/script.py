@@ -27,7 +27,8 @@ def train(environment: Mapping[str, str], expected: Mapping[str, Any], *argument
 
 
 def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
-    """As :func:`train`, for at least three steps: losses, bytes that the last step sent, bytes that it kept by kind.
+    """Trains as :func:`train` does, for at least three steps; returns losses, bytes sent in the last step, bytes kept
+    by kind.
 
     ``sent_bytes`` are the kernel's count where it counts, ``ring_bytes`` what the collectives that were called send on
     rings, as nccl has them. States are counted between the backward pass and the update, when all of them are there.

@@ -33,7 +33,7 @@ COMPILERS = ("ninja", "g++", "c++", "cc1plus")
 
 
 def operators_folder() -> Path:
-    """Where torch keeps the extensions that it has compiled for this Python and device."""
+    """Returns where torch keeps the extensions that it has compiled for this Python and device."""
     if (folder := os.environ.get("TORCH_EXTENSIONS_DIR")) is not None:
         return Path(folder)
     import torch

@@ -117,7 +117,7 @@ def library_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def adjusted_libraries(notes: list[str]) -> Iterator[None]:
-    """Within the block an import of :data:`GPU_ONLY`, or an error of :data:`SAID`, is told in one line."""
+    """Within the block an import of :data:`GPU_ONLY`, or an error of :data:`ERRORS`, is told in one line."""
     changes = contextlib.ExitStack()
     first, last = _AdjustingFinder(changes, notes), _RefusingFinder(notes)
     sys.meta_path.insert(0, first)

@@ -1,4 +1,4 @@
-"""What ``prepare`` does, what a launcher hands over, what each file makes of one script, and seven mistakes."""
+"""Draws what ``prepare`` does, what a launcher hands over, what each file makes of one script, and seven mistakes."""
 
 from collections.abc import Mapping
 

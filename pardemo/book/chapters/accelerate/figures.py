@@ -21,7 +21,7 @@ def configurations_compared(
     sent: Mapping[str, float], kept: Mapping[str, Mapping[str, float]], sends: Mapping[str, float],
     keeps: Mapping[str, float],
 ) -> Picture:  # fmt: skip
-    """What each configuration of one script sends in a step, in Ψ, and keeps, in bytes per parameter.
+    """Plots what each configuration of one script sends in a step, in Ψ, and keeps, in bytes per parameter.
 
     Outlines are the papers'.
 

@@ -52,7 +52,7 @@ def scores_of_answers(results: Mapping[str, Mapping[str, Mapping]], measures: Ma
 
 
 def draws(differences: Mapping[str, Sequence[float]]) -> Picture:
-    """How far the tuned model is ahead of a rival in each draw of the rows, as histograms below one another."""
+    """Plots how far the tuned model is ahead of a rival in each draw of the rows, as histograms below one another."""
     fig, axes = new(len(differences), 1, size=(5.6, 1.7 * len(differences)), sharex=True, squeeze=False)
     edges = np.histogram_bin_edges(np.concatenate(list(differences.values())), 60)
     ahead = {}

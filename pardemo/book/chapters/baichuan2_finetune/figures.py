@@ -75,7 +75,7 @@ def losses_by_token(losses: Mapping[str, Mapping[int, Mapping[str, float]]]) -> 
 
 
 def lora_by_stage(kept: Mapping[str, Mapping[int, float]], sent: Mapping[int, float], frozen: float) -> Picture:
-    """What a rank keeps under each stage of ZeRO with LoRA, by kind, and what it sends in a step.
+    """Plots what a rank keeps under each stage of ZeRO with LoRA, by kind, and what it sends in a step.
 
     Args:
         kept: kind -> stage -> bytes. sent: stage -> bytes. frozen: the share of the parameters that is frozen.

@@ -90,7 +90,7 @@ def course_of_step(footprint) -> Picture:
 
 
 def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
-    """How far each rule is from the measured peak, in per cent: ``job -> rule -> share``; black is no error."""
+    """Plots how far each rule is from the measured peak, in per cent: ``job -> rule -> share``; black is no error."""
     fig, ax = new(size=(6.2, 0.85 * len(errors) + 1.5))
     rules = list(dict.fromkeys(rule for by_rule in errors.values() for rule in by_rule))
     styles = dict(zip(rules, (("holds", ""), ("off", "///"), ("differs", "...")), strict=False))

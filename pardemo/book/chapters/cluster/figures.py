@@ -58,7 +58,7 @@ def slow_node(
     computed: Sequence[float], lengths: Sequence[float], predicted: Sequence[float],
     rates: Sequence[Sequence[float]], cluster: Cluster,
 ) -> Picture:  # fmt: skip
-    """How long each step takes and computes, its predicted length, and the Mbit/s of each pair of ranks."""
+    """Plots how long each step takes and computes, its predicted length, and the Mbit/s of each pair of ranks."""
     fig, (ax, below) = new(2, 1, size=(6.4, 6.2), height_ratios=(0.8, 1.1))
     series = {"slowest rank computes": computed, "all-reduce": np.subtract(lengths, computed)}
     fills = dict(zip(series, ("compute", ("communication", "")), strict=True))

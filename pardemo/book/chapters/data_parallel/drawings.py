@@ -1,4 +1,4 @@
-"""How ranks sum their gradients: at a parameter server, round a ring, by nodes, in buckets during backward."""
+"""Draws how ranks sum their gradients: at a parameter server, round a ring, by nodes, in buckets during backward."""
 
 import math
 from collections.abc import Sequence
@@ -155,8 +155,8 @@ def ring_all_reduce(ranks: int = 4, laps: int = 2) -> Player:
         sent = [(rank, (rank + 1 - at + (not adds)) % ranks) for rank in range(ranks)]
         before = [list(row) for row in held]
         for rank, chunk in sent:
-            to = (rank + 1) % ranks
-            held[to][chunk] = before[rank][chunk] | (before[to][chunk] if adds else set())
+            receiver = (rank + 1) % ranks
+            held[receiver][chunk] = before[rank][chunk] | (before[receiver][chunk] if adds else set())
         move = f"step {at} of {last}: rank 0 sends chunk {sent[0][1]} to rank 1"
         if adds:
             caption = f"Reduce-scatter, {move}, which adds it to its own; all send at once."

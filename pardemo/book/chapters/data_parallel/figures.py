@@ -13,7 +13,7 @@ Seconds = Mapping[tuple[str, int, int], float]
 
 
 def bytes_per_rank(counted: Mapping[str, Sequence], theory: Mapping[str, Sequence], nbytes: int) -> Picture:
-    """What each rank sends and receives with each method, in S; outlines are the predictions.
+    """Plots what each rank sends and receives with each method, in S; outlines are the predictions.
 
     Args:
         counted, theory: method -> for each rank (bytes sent, bytes received).
@@ -129,7 +129,7 @@ def large_batches(losses: Mapping[str, Mapping[int, float]]) -> Picture:
 def times_as_fast(
     lines: Mapping[str, Mapping[float, float]], hidden_from: Mapping[str, Mapping[float, float]]
 ) -> Picture:
-    """How many times as fast as one GPU several are, against the tokens of each; a line for each link.
+    """Plots how many times as fast as one GPU several are, against the tokens of each; a line for each link.
 
     Args:
         lines: link -> tokens of a GPU -> times.

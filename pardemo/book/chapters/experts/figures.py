@@ -11,7 +11,7 @@ from pardemo.draw.style import Picture, new, save
 
 
 def dropped_tokens(shares: Mapping[float, float], losses: Mapping[float, float], without: float) -> Picture:
-    """What finds no room, in per cent of all assignments, and the loss, for each capacity factor.
+    """Plots what finds no room, in per cent of all assignments, and the loss, for each capacity factor.
 
     Args:
         shares, losses: by factor. without: the loss where nothing is dropped.

@@ -125,7 +125,7 @@ def published_precisions(rows: Mapping[str, Mapping[str, tuple[float | None, flo
 def tensors_and_formats(
     tensors: Mapping[str, Sequence[float]], formats: Mapping[str, tuple[float, float]], vanished: Mapping[str, float]
 ) -> Picture:
-    """How large the numbers of each tensor are, by powers of two, above what each format can say without a scale.
+    """Plots how large each tensor's numbers are, by powers of two, above what each format can say without a scale.
 
     Args:
         tensors: kind -> its numbers' sizes. formats: name -> the smallest and the largest number above 0.
@@ -167,7 +167,7 @@ def error_by_format(errors: Mapping[str, Mapping[str, float]]) -> Picture:
 
 
 def outlier_errors(sizes: Sequence[float], errors: Mapping[str, Sequence[float]]) -> Picture:
-    """How far off the other numbers are, in per cent, by how large an outlier is among them."""
+    """Plots how far off the other numbers are, in per cent, by how large an outlier is among them."""
     return line_chart(
         "fewer_bits_outlier", "Error of the other numbers beside an outlier, per cent: {}.",
         {name: dict(zip(sizes, values, strict=True)) for name, values in errors.items()}, per=0.01, text="{:.2g}",
@@ -192,7 +192,7 @@ def scaling_over_steps(errors: Mapping[str, Sequence[float]], outliers: Sequence
 
 
 def sent_by_format(sent: Mapping[str, float], expected: Mapping[str, float], errors: Mapping[str, float]) -> Picture:
-    """What a reduce-scatter sends in each format, in per cent of fp32's, and how far off its sums are."""
+    """Plots what a reduce-scatter sends in each format, in per cent of fp32's, and how far off its sums are."""
     return bar_chart(
         "fewer_bits_sent", "A reduce-scatter, in per cent. {}.",
         {"sent, % of fp32's bytes": {"series": {"communication": sent}, "outline": expected},

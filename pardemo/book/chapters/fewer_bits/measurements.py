@@ -1,5 +1,5 @@
-"""What only this chapter measures: tensors of a trained model, a task with rare words, DeepSpeed's ZeRO++; and what
-NVIDIA has published."""
+"""Measures tensors of a trained model, a task with rare words and DeepSpeed's ZeRO++; and reads what NVIDIA has
+published."""
 
 from dataclasses import replace
 
@@ -55,7 +55,8 @@ def documents(rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def deepspeed_step(**options: object) -> tuple[str, int]:
-    """Why DeepSpeed's ZeRO-3 refuses keys of ``zero_optimization``, "" if not, and the bytes of a step. Collective."""
+    """Returns why DeepSpeed's ZeRO-3 refuses keys of ``zero_optimization``, "" if not, and the bytes of a step.
+    Collective."""
     from pardemo.peers.deepspeed import engine as peer
 
     width = 512

@@ -27,7 +27,7 @@ def _resharded(draw: random.Random) -> Iterator[tuple[int, int, int, int]]:
 
 @formula(_resharded, "Right: each row once, from the shard that has it.", asked="a list of (shard, begin, end)")
 def check_reads(rows: int, before: int, now: int, rank: int):
-    """What the rank reads: ``(shard, begin, end)`` of each piece, in order."""
+    """Checks what the rank reads: ``(shard, begin, end)`` of each piece, in order."""
     right = [tuple(read) for read in failures.resharded(rows, before, now, rank)]
     each = -(-rows // before)
     return right, [

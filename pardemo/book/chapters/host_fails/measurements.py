@@ -1,4 +1,4 @@
-"""What the page runs: jobs whose ranks are killed, hosts that die alone, and what they leave."""
+"""Runs the page's jobs, whose ranks are killed, and hosts that die alone, and reads what they leave."""
 
 import contextlib
 import math
@@ -57,7 +57,7 @@ def failure_times(mean_s: float, count: int, seed: int) -> list[float]:
 
 
 class Outcome(NamedTuple):
-    """Of a job that was killed again and again.
+    """The times and failures of a job that was killed again and again.
 
     Attributes:
         saved: steps that the last save has. seconds: in all. training_s: from each begin of the job to its end.
@@ -105,7 +105,7 @@ def killed_again_and_again(
 
 
 def side_by_side(runs: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
-    """What each of several functions returns, by its key; they run at the same time, each in a thread of its own."""
+    """Returns each function's result, by its key; they run at the same time, each in a thread of its own."""
     with ThreadPoolExecutor(max(1, len(runs))) as threads:
         begun = {key: threads.submit(run) for key, run in runs.items()}
         return {key: future.result() for key, future in begun.items()}
@@ -172,7 +172,7 @@ class Hosts:
 
     @property
     def port(self) -> int:
-        """Of the store."""
+        """The store's port."""
         return int(self._store.port)
 
     def run(self, function: Callable[..., Any], *arguments: Any, only: Sequence[int] | None = None) -> dict[int, Any]:

@@ -1,4 +1,4 @@
-"""What a job under torchrun printed, and how far two states are apart."""
+"""Reads what a job under torchrun printed, and compares two states."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ _AGENT = re.compile(r"^\S+ \S+ \S+ \S*torch/distributed/elastic/\S+\] (?:\[defau
 
 
 class Event(NamedTuple):
-    """What a rank said of itself: it was started or has loaded its libraries, before a step; has trained one, or is
-    about to kill itself (``start``, ``load``, ``step``, ``kill``)."""
+    """An event of a rank, as the rank printed it: it was started or has loaded its libraries, before a step; has
+    trained one, or is about to kill itself (``start``, ``load``, ``step``, ``kill``)."""
 
     host: int
     rank: int
@@ -37,7 +37,7 @@ def events_of(printed: str) -> list[Event]:
 
 
 def agents_lines(printed: str) -> list[str]:
-    """What torchrun's agent said of failures and restarts, without dates and folders."""
+    """Returns what torchrun's agent said of failures and restarts, without dates and folders."""
     lines = (re.sub(r"(?<= )/\S*/", "", " ".join(line.split())) for line in _AGENT.findall(printed))
     return [line for line in lines if line]
 

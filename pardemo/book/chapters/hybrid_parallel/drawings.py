@@ -47,16 +47,16 @@ def cube_on_hosts(canvas: Canvas, tensor: int = 4, order: str = "tp-dp-pp") -> s
         left, top = corners[where[outer], where["pp"]]
         places[rank] = left + 12 + where[inner] * 52, top + 64 + where[inner] * 42
     for first, second in layout.groups("dp" if tensor_inside else "tp"):
-        (x, y), (to, _) = places[first], places[second]
-        between = [(x + wide, y + side / 2), (to, y + side / 2)]
+        (x, y), (right, _) = places[first], places[second]
+        between = [(x + wide, y + side / 2), (right, y + side / 2)]
         if tensor_inside:
             canvas.line(between, _DATA, 3, dashed=True)
         else:
             canvas.arrow(between, _TENSOR, 4, both=True)
     # over the two ranks, so that only arrows' shafts are crossed
     for first, second in () if tensor_inside else layout.groups("dp"):
-        (x, y), (to, below) = (places[rank] for rank in (first, second))
-        at, end = x + 0.8 * wide, to + 0.8 * wide  # beside the pipeline's arrows
+        (x, y), (right, below) = (places[rank] for rank in (first, second))
+        at, end = x + 0.8 * wide, right + 0.8 * wide  # beside the pipeline's arrows
         way = [(at, y), (at, y - 16), (end, y - 16), (end, below)]
         canvas.line(way, _DATA, 3, dashed=True)
     for first, second in layout.groups("pp"):

@@ -36,7 +36,7 @@ def four_curves(losses: Mapping[str, Sequence[float]], beside: str = "wednesday"
 
 
 def gaps_beside_noise(gaps: Mapping[str, float], noise: float) -> Picture:
-    """How far wrong versions' losses are from the right one's, beside how far two steps of that one are apart."""
+    """Plots how far wrong versions' losses are from the right one's, beside how far two steps of that one are apart."""
     rows = {name.capitalize(): gap for name, gap in gaps.items()} | {"from one step to the next": noise}
     colours = [*(_OF_DAYS[name] for name in gaps), palette.OTHER]
     return bar_chart(
@@ -46,7 +46,7 @@ def gaps_beside_noise(gaps: Mapping[str, float], noise: float) -> Picture:
 
 
 def map_of_modules(versions: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
-    """Which modules have right gradients, and which have not, in each version, in the order of the backward pass.
+    """Plots which modules have right gradients, and which have not, in each version, in the order of the backward pass.
 
     Args:
         versions: version -> parameter -> factor and rest.

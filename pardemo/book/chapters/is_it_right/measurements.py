@@ -1,4 +1,4 @@
-"""What the page compares: versions of a script, gradients of ranks beside one process's, losses beside one another."""
+"""Compares versions of a script, gradients of ranks with one process's, and losses with one another."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -95,7 +95,8 @@ def _range(values: Sequence[float]) -> str:
 
 
 def gaps(curves: Mapping[str, Sequence[float]], right: str) -> dict[str, float]:
-    """How far each version's losses are from the right one's: the mean of the steps' differences, without signs."""
+    """Returns how far each version's losses are from the right one's: the mean of the steps' differences, without
+    signs."""
     return {
         version: sum(abs(a - b) for a, b in zip(losses, curves[right], strict=True)) / len(losses)
         for version, losses in curves.items()
@@ -104,7 +105,8 @@ def gaps(curves: Mapping[str, Sequence[float]], right: str) -> dict[str, float]:
 
 
 def between_steps(losses: Sequence[float]) -> float:
-    """How far a curve's loss is from the next step's: the mean over the later half, in which it falls slowly."""
+    """Returns how far a curve's loss is from the next step's: the mean over the later half, in which it falls
+    slowly."""
     later = losses[len(losses) // 2 :]
     return sum(abs(a - b) for a, b in pairwise(later)) / (len(later) - 1)
 

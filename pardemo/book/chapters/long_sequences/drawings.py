@@ -130,7 +130,7 @@ def labels_of(tokens: Sequence[int]) -> list[str]:
 
 
 def shifted_alone(tokens: Sequence[int]) -> list[str]:
-    """What a rank makes of its own tokens alone: each one's neighbour, whatever it is."""
+    """Returns the targets that a rank makes of its own tokens alone: each one's neighbour, whatever it is."""
     return [*map(str, tokens[1:]), NONE]
 
 

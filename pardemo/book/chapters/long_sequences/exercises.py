@@ -79,7 +79,7 @@ CASES = ((4, 1, 8192, 6144, 24, 8), (8, 2, 65_536, 5120, 40, 8), (2, 1, 4096, 20
     unit="bytes",
 )
 def check_bytes(way: str, ranks: int, batch: int, tokens: int, hidden: int, heads: int, kv_heads: int):
-    """What a rank sends in a layer, both passes."""
+    """Checks what a rank sends in a layer, both passes."""
     share = kv_heads / heads
     width = hidden * kv_heads // heads
     if way == "ring":

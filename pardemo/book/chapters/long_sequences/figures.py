@@ -51,7 +51,7 @@ def blocks_by_rank(measured: Mapping[str, Sequence[float]], predicted: Mapping[s
 def sent_by_ranks(
     lines: Mapping[str, Mapping[str, Mapping[int, float]]], measured: Mapping[str, Mapping[str, float]], ranks: int
 ) -> Picture:
-    """What a rank sends in a layer over the number of ranks: a panel for each kind of heads, a line for each way.
+    """Plots what a rank sends in a layer over the number of ranks: a panel for each kind of heads, a line for each way.
 
     Args:
         lines: heads -> way -> {ranks: A}. measured: heads -> way -> A at ``ranks``.
@@ -71,7 +71,7 @@ def sent_by_ranks(
 
 
 def attention_on_links(tokens: Sequence[int], slower: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
-    """How many times as long attention takes as its computing alone, over the sequence's length, for each link.
+    """Plots how many times as long attention takes as its computing alone, over the sequence's length, for each link.
 
     Args:
         slower: link -> way -> a factor for each of ``tokens``.

@@ -46,7 +46,7 @@ def attention_heads(canvas: Canvas) -> str:
 
 
 def heads_of(rank: int) -> list[int]:
-    """The query heads that a rank computes, of 4 on 2 ranks."""
+    """The query heads that a rank computes: two, of 4 on 2 ranks or of 8 on 4."""
     return [2 * rank, 2 * rank + 1]
 
 
@@ -150,7 +150,7 @@ def shared_heads(canvas: Canvas) -> None:
     for rank in range(4):
         x = 10 + 160 * rank
         canvas.text(x + wide, 20, f"rank {rank}", size=22, bold=True)
-        for place, head in enumerate(queries_of(rank)):
+        for place, head in enumerate(heads_of(rank)):
             canvas.box(x + place * wide, 80, wide, 44, RANKS[rank], "q" + SUBSCRIPTS[head], size=20)
         for place, letter in enumerate("kv"):
             shared = letter + SUBSCRIPTS[shared_of(rank)]
@@ -161,11 +161,6 @@ def shared_heads(canvas: Canvas) -> None:
         right = left + 160
         canvas.arrow([(left, 234), (left, 264), (right, 264), (right, 234)], _TALK, both=True)
         canvas.text((left + right) / 2, 294, "sum of the gradients", size=19, fill=_TALK, bold=True)
-
-
-def queries_of(rank: int) -> list[int]:
-    """The query heads that a rank computes, of 8 on 4 ranks."""
-    return [2 * rank, 2 * rank + 1]
 
 
 def shared_of(rank: int) -> int:

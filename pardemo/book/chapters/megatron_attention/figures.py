@@ -11,7 +11,7 @@ from pardemo.draw.style import COLOURS, Picture, new, save
 
 
 def changed_features(panels: Mapping[str, Sequence[float]], per_head: int) -> Picture:
-    """How much each feature has changed, over the largest change of its row, with a line between the heads.
+    """Plots how much each feature has changed, over the largest change of its row, with a line between the heads.
 
     Args:
         panels: title -> the change of each feature. per_head: features of a head.
@@ -32,7 +32,7 @@ def changed_features(panels: Mapping[str, Sequence[float]], per_head: int) -> Pi
 
 
 def wrong_by_cut(errors: Mapping[str, float]) -> Picture:
-    """How far off the attention is for each way to cut and read a fused projection, in per cent."""
+    """Plots how far off the attention is for each way to cut and read a fused projection, in per cent."""
     lines = {name.replace(", ", ",\n"): error for name, error in errors.items()}
     return bar_chart(
         "megatron_attention_qkv",
@@ -67,7 +67,7 @@ def replicas_drift(runs_by_way: Mapping[str, Mapping[str, Sequence[float]]]) -> 
 
 
 def sent_by_part(measured: Mapping[str, Mapping[str, float]], expected: Sequence[float], ranks: int) -> Picture:
-    """How much a rank sends for attention and for a block, in φ; outlines are the predictions.
+    """Plots how much a rank sends for attention and for a block, in φ; outlines are the predictions.
 
     Args:
         measured: part -> way to run it -> φ. expected: predicted φ of all bars, in their order.

@@ -47,7 +47,7 @@ def without_f(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], title: str
 
 
 def sent_by_order(measured: Mapping[str, float], predicted: Sequence[float], ranks: int) -> Picture:
-    """How much a rank sent, in φ, for each order of cuts; outlines are the predictions."""
+    """Plots how much a rank sent, in φ, for each order of cuts; outlines are the predictions."""
     return bar_chart(
         "megatron_mlp_bytes", "Bytes that a rank sends: {}; outlines are predicted.",
         {f"sent by a rank, φ (t = {ranks})": {
@@ -110,7 +110,7 @@ def libraries(
     shares: Mapping[tuple[str, int], float],
     ranks: int,
 ) -> Any:
-    """A table of libraries: is it the plain MLP's result, what does a rank send, and how much does it compute?
+    """Makes a table of libraries: whether the result is the plain MLP's, what a rank sends, and how much it computes.
 
     Args:
         errors, sent, shares: (library, t) -> relative error, φ, share of the operations.

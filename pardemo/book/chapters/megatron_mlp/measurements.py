@@ -40,7 +40,8 @@ def compare(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
 
 
 def worst(of_ranks: Sequence[Comparison]) -> tuple[float, int, dict[str, int], float]:
-    """Of all ranks: the largest error, the most bytes, the all-reduces of one, the largest share of the FLOPs."""
+    """Returns, of all ranks, the largest error, the most bytes, the all-reduces of one, the largest share of the
+    FLOPs."""
     errors, sent, calls, shares = zip(*of_ranks, strict=True)
     return max(errors), max(sent), calls[0], max(shares)
 
@@ -48,7 +49,7 @@ def worst(of_ranks: Sequence[Comparison]) -> tuple[float, int, dict[str, int], f
 def overlapped(
     passes: Sequence[Mapping[bool, Sequence[Sequence[Span]]]],
 ) -> tuple[dict[bool, int], dict[bool, Sequence[Span]], float]:
-    """Of backward passes without and with overlap: how it went.
+    """Compares backward passes without and with overlap.
 
     Args:
         passes: by rank, whether with overlap -> the noted times of each pass.

@@ -1,4 +1,4 @@
-"""What each optimizer keeps beside a matrix, and how the shards of matrices come together on their owners."""
+"""Draws what each optimizer keeps beside a matrix, and how the shards of matrices come together on their owners."""
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import DONE, KEPT, RANKS

@@ -38,7 +38,7 @@ def kept_per_parameter(
 
 
 def singular_values(by_round: Sequence[Sequence[float]], band: tuple[float, float]) -> Picture:
-    """What each round of the iteration makes of a matrix's singular values; the shaded band is where they end."""
+    """Plots what each round of the iteration makes of a matrix's singular values; the shaded band is where they end."""
     fig, ax = new(size=(6.2, 3.6))
     values = np.asarray(by_round)
     shades = [str(shade) for shade in np.linspace(0.15, 0.75, values.shape[1])]
@@ -68,8 +68,8 @@ def rows_alone(whole: Sequence[float], stacked: Mapping[int, Sequence[float]], o
 def sent_by_products(
     measured: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]], owned: Mapping[str, float]
 ) -> Picture:
-    """What a step of torch's Muon sends for matrices of three shapes, by product, beside a matrix that is put together
-    once; in numbers of 16 bits for each parameter.
+    """Plots what a step of torch's Muon sends for matrices of three shapes, by product, beside a matrix that is put
+    together once; in numbers of 16 bits for each parameter.
 
     Args:
         measured, predicted: shape -> what a round's three products send. owned: shape -> put together on its owner.

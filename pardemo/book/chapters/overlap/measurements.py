@@ -1,4 +1,4 @@
-"""How *Overlap* takes the time of what ranks do together."""
+"""Times, for *Overlap*, what ranks do together."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def rounds_s(rounds: int, run: Callable[..., object], *arguments: object) -> lis
 
 
 def quickest_s(of_ranks: Sequence[Sequence[float]]) -> float:
-    """Of the ranks' :func:`rounds_s`: a round is as long as its slowest rank took, and the shortest round counts.
+    """Returns the shortest of the ranks' :func:`rounds_s`; a round is as long as its slowest rank took.
 
     Other programs on the machine make a round longer, and none makes it shorter.
     """

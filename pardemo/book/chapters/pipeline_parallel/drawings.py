@@ -90,7 +90,8 @@ class Course:
         return {done: span for done, span in self.times.items() if self.schedule.rank_of(done[0]) == rank}
 
     def holds(self, rank: int, now: int) -> int:
-        """How many pairs (stage, micro-batch) of this rank have ended their forward and not yet their last backward."""
+        """Counts pairs (stage, micro-batch) of this rank that have ended their forward and not yet their last
+        backward."""
         last = "weight gradients" if self.schedule.is_split else "backward"
         ended = [kind for (_, _, kind), (_, end) in self.of_rank(rank).items() if end <= now]
         return ended.count("forward") - ended.count(last)

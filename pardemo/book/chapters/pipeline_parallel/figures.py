@@ -143,7 +143,7 @@ def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, floa
 def lengths_of_stages(
     lengths: Mapping[str, Sequence[float]], cuts: Mapping[str, Sequence[int]], names: Sequence[str]
 ) -> Picture:
-    """How long each stage computes, in blocks, and how long it waits for the slowest stage; a panel for each cut.
+    """Plots how long each stage computes, in blocks, and waits for the slowest stage; a panel for each cut.
 
     Args:
         lengths: cut -> blocks of each stage. cuts: cut -> layers of each stage. names: of the layers, in order.

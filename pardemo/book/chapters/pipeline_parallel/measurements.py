@@ -1,4 +1,4 @@
-"""What pages on pipelines measure: stages that only wait, their memory, and training beside one process."""
+"""Measures, for pages on pipelines, stages that only wait, their memory, and training beside one process."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -77,7 +77,7 @@ def peak_bytes(
 
 
 class PipelineRun(NamedTuple):
-    """Of one rank: the losses (None unless it has the last stage), bytes sent in the last step, and the peak."""
+    """One rank's losses (None unless it has the last stage), bytes sent in the last step, and peak."""
 
     losses: list[float] | None
     sent_bytes: int

@@ -19,7 +19,7 @@ def two_bubbles(panels: Mapping[str, tuple[Idle, Idle]]) -> Picture:
             each, in one order: a formula's line and the points of the timetable that it is for.
     """
     fig, axes = new(len(panels), 1, size=(WIDE, 2.5 * len(panels) + 1.0), sharex=True, squeeze=False)
-    said = []
+    sentences = []
     for ax, (title, (timetables, formulas)) in zip(axes.flat, panels.items(), strict=True):
         curves(ax, formulas, colours=["predicted"])
         for (name, idle), mark, filled in zip(timetables.items(), "os", ("full", "none"), strict=True):
@@ -28,10 +28,10 @@ def two_bubbles(panels: Mapping[str, tuple[Idle, Idle]]) -> Picture:
         ax.set(title=title, ylabel="idle time, in F", ylim=(0, None))
         ranks = max(next(iter(timetables.values())))
         last = words({name: idle[ranks] for name, idle in (timetables | formulas).items()}, "{:.1f}")
-        said.append(f"{title}: with p = {ranks} {last}")
+        sentences.append(f"{title}: with p = {ranks} {last}")
     axes[-1, 0].set_xlabel("ranks p")
     axes[-1, 0].set_xticks(list(next(iter(timetables.values()))))
     key(fig, ncols=1)
     return save(
-        fig, "pipelines_without_bubbles_formulas", f"Idle time of the last rank of DualPipeV. {'; '.join(said)}."
+        fig, "pipelines_without_bubbles_formulas", f"Idle time of the last rank of DualPipeV. {'; '.join(sentences)}."
     )

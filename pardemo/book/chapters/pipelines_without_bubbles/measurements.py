@@ -1,4 +1,4 @@
-"""What *Pipelines without bubbles* counts and runs: steps beside one process, and DualPipeV's idle time."""
+"""Runs, for *Pipelines without bubbles*, steps beside one process, and counts DualPipeV's idle time."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -62,7 +62,7 @@ def idle_of_last(
     schedule: pp.Schedule, forward: float, of_input: float, of_weights: float, pair: float,
     more: Collection[Forward] = (),
 ) -> float:  # fmt: skip
-    """How long the last rank of a timetable of DualPipeV is idle, with its pairs as one computation; times of a chunk.
+    """Returns how long DualPipeV's last rank is idle, with its pairs as one computation; times of a chunk.
 
     Args:
         more: forwards that are pairs as well, with the backward behind them.

@@ -45,7 +45,7 @@ def check_verdict(predicted: float, measured: float, rel: float, evidence: str, 
     rel=0.01,  # headers and the meter's barrier are below
 )
 def check_step_bytes(batch: int, sequence: int, hidden: int, tp: int, dp: int):
-    """What a rank sends in a step of a split MLP, in bytes, as it is counted on the ranks."""
+    """Checks what a rank sends in a step of a split MLP, in bytes, as it is counted on the ranks."""
     activations = 4 * formulas.phi(batch, sequence, hidden, tp)
     all_gradients = communication.ring_all_reduce(4 * 8 * hidden**2, dp).sent
     both_ways = "activations are all-reduced forward and backward, and each all-reduce sends 2φ: 4φ"

@@ -1,4 +1,4 @@
-"""What a run comes to: the book's findings, each with its picture and claims; what is furthest off; the papers."""
+"""Summarises a run: the book's findings, each with its picture and claims; what is furthest off; the papers."""
 
 import base64
 import html
@@ -117,7 +117,7 @@ def of_papers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rows_of_table_2() -> tuple[int, int]:
-    """Of ZeRO's Table 2: how many cells stand below its first row, and how many are that row times MP, as printed.
+    """Counts the cells of ZeRO's Table 2 below its first row, and those that are that row times MP, as printed.
 
     0.5T, 1T and 2T are printed with one digit: 512, 1,024 and 2,048 billion within 2.4 %.
     """

@@ -167,7 +167,7 @@ def gathered(gpu: Gpu, ranks: int) -> float:
 
 
 def tensor(gpu: Gpu, width: float = _WIDTH) -> float:
-    """What :data:`_TENSOR` ranks' all-reduces add, as a share of the matrix multiplications' time."""
+    """The time that :data:`_TENSOR` ranks' all-reduces add, as a share of the matrix multiplications' time."""
     return (_TENSOR - 1) * rate(gpu) / (4.5 * width * rates.inside(gpu))
 
 

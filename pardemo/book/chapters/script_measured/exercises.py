@@ -23,7 +23,7 @@ def _lists_of_calls(draw: random.Random) -> Iterator[tuple[list[tuple[str, int]]
 
 @formula(_lists_of_calls, "That is the column of bytes of every meter in this chapter.", unit="bytes")
 def check_sent(calls: Sequence[tuple[str, int]], ranks: int):
-    """What a rank sends on rings by calls of (kind, bytes of the whole tensor)."""
+    """Checks what a rank sends on rings by calls of (kind, bytes of the whole tensor)."""
     once = sum(nbytes for _, nbytes in calls)
     laps = sum((2 if kind == "all-reduce" else 1) * nbytes for kind, nbytes in calls)
     share = (ranks - 1) / ranks

@@ -1,4 +1,4 @@
-"""What a page shows of a measured script: its collectives with the text of their lines, and what it logged."""
+"""Makes tables of a measured script: its collectives with the text of their lines, and what it logged."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ def _text(line: str, name: str, lines: list[str]) -> str:
 
 
 def findings_of(measured: "Summary") -> list[dict[str, str]]:
-    """What the measurement would change, a row for each, with its line and what is sent there."""
+    """Makes a table of what the measurement would change, a row for each, with its line and what is sent there."""
     return [
         {
             "line": finding.line or "the whole script",

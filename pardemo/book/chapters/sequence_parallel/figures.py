@@ -87,7 +87,7 @@ def activation_memory(
 
 
 def library_layers(sent: Mapping[str, float], predicted: Mapping[str, float], kept: Mapping[str, float]) -> Picture:
-    """What each library's sequence-parallel layer sends and keeps; outlines are what a ring would send.
+    """Plots what each library's sequence-parallel layer sends and keeps; outlines are what a ring would send.
 
     Args:
         sent, predicted, kept: library -> a number in the unit of its panel.

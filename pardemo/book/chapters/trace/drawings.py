@@ -1,4 +1,4 @@
-"""What a trace's bars say: bars inside of bars, and an all-reduce beside them."""
+"""Draws what a trace's bars say: bars inside of bars, and an all-reduce beside them."""
 
 from pardemo.draw.canvas import Canvas, drawing
 from pardemo.draw.palette import COMPUTED, DONE, OTHER

@@ -49,7 +49,7 @@ def _some(draw: random.Random) -> Bars:
 
 @formula(_steps, "That is what a faster network could give back, and no more.")
 def check_exposed(communication: Bars, computation: Bars):
-    """How long something of the first is open and nothing of the second; in any order, and they may overlap."""
+    """Checks how long something of the first is open and nothing of the second; in any order, and they may overlap."""
     return my_exposed(communication, computation), [
         (
             sum(my_exposed([one], computation) for one in communication),

@@ -14,8 +14,8 @@ def _spans(kind: str, *bars: tuple[float, float]) -> list[Span]:
 def _own_time():
     """A forward pass is a bar of 30 ms. Directly inside it are two layers, of 10 and 13 ms, and inside of each is a
     matrix multiplication of 8 ms. What is the forward pass's own time?"""
-    own = 30 - covered_s(_spans("inside", (2, 12), (14, 27)))
-    return own, f"""Of the 30 ms the two layers take 10 and 13, and what is inside of them is theirs: {own:g} ms are
+    left = 30 - covered_s(_spans("inside", (2, 12), (14, 27)))
+    return left, f"""Of the 30 ms the two layers take 10 and 13, and what is inside of them is theirs: {left:g} ms are
         left. The multiplications do not come off once more."""  # fmt: skip
 
 

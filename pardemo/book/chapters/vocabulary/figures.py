@@ -53,7 +53,7 @@ def loss_bytes(
 
 
 def library_losses(sent: Mapping[str, float], predicted: Mapping[str, float], kept: Mapping[str, float]) -> Picture:
-    """What each library's loss sends for each token, and what it keeps beside the logits.
+    """Plots what each library's loss sends for each token, and what it keeps beside the logits.
 
     Args:
         sent, predicted, kept: library -> a number in the unit of its panel.

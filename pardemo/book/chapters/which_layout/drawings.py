@@ -1,4 +1,4 @@
-"""What a training step's time is made of: the step of one stage, a micro-batch of it, a layer of that."""
+"""Draws what a training step's time is made of: the step of one stage, a micro-batch of it, a layer of that."""
 
 from itertools import accumulate
 

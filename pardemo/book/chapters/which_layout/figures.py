@@ -88,7 +88,7 @@ def falls(planned: Mapping[str, float], published: Mapping[str, float]) -> Pictu
 
 
 def rule_and_search(rows: Sequence[Compared]) -> Picture:
-    """How many times as long as the search's best a step takes with the rule's layout; the longest on top."""
+    """Plots how many times as long as the search's best a step takes with the rule's layout; the longest on top."""
     fitting = sorted((row for row in rows if row.chosen is not None), key=lambda row: -row.ratio)
     texts = [row.chosen.kind + " *" * (row.chosen.layout.recompute == "full") for row in fitting]
     summary = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in fitting)
@@ -108,7 +108,7 @@ def _short(job: str) -> str:
 
 
 def kinds_of_layouts(fitting: Sequence[Candidate], job: str) -> Picture:
-    """What the best layout of each kind adds to the time of the multiplications.
+    """Plots what the best layout of each kind adds to the time of the multiplications.
 
     A kind is what the replicas share, where no layer is cut; else which cuts there are.
 

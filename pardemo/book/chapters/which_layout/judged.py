@@ -1,4 +1,4 @@
-"""What published runs say of the planner, as the claims of *Which layout?* need it."""
+"""Compares published runs with the planner, as the claims of *Which layout?* need it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ def published_runs(folder: Path) -> list[PublishedRun]:
 
 
 def rows_of_kinds(outcomes: Sequence[ComparedRun], layouts: Sequence[ComparedRun]) -> dict[str, int]:
-    """Of all runs, and of one job's ``layouts``: the numbers that :data:`TOLD` has."""
+    """Counts all runs, and those of one job's ``layouts``, by the kinds that :data:`TOLD` has."""
     failed = [x for x in layouts if x.run.outcome != "ok"]
     seconds = [_seconds(x) for x in against.usable(layouts)]
     slow = sum(s > 4 * min(seconds) for s in seconds)
@@ -39,24 +39,24 @@ def rows_of_kinds(outcomes: Sequence[ComparedRun], layouts: Sequence[ComparedRun
 def errors_by_source(timed: Iterable[ComparedRun]) -> tuple[dict[str, float], dict[str, float]]:
     """The targets, and the mean errors, of each source; nanotron's runs below 5 % MFU are left out."""
     counted = [x for x in timed if x.run.source != "nanotron" or (x.known_mfu or 0.0) >= against.LEAST_MFU]
-    means = {source: of["mean"] for source, of in against.summary_by(counted, "source").items()}
+    means = {source: errors["mean"] for source, errors in against.summary_by(counted, "source").items()}
     return {source: TARGETS.get(source, 0.10) for source in means}, means
 
 
 def halves(folder: Path) -> dict[str, tuple[float, float, float]]:
     """Table -> mean error of the rows that constants were fitted to, of those kept back, and its standard error."""
-    found = {}
+    errors_by_table = {}
     for path in sorted(folder.glob("*.csv")):
         fitted, kept = ([x.error for x in half] for half in against.halves(path.name))
         if kept:  # of a table of few all were fitted
             means = (against.errors(half)["mean"] for half in (fitted, kept))
-            found[path.stem] = (*means, float(np.std(np.abs(kept)) / len(kept) ** 0.5))
-    return found
+            errors_by_table[path.stem] = (*means, float(np.std(np.abs(kept)) / len(kept) ** 0.5))
+    return errors_by_table
 
 
 def larger_over_smaller(of: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
-    """Of the two means of each table of :func:`halves`."""
-    return {table: max(two) / min(two) for table, (*two, _) in of.items()}
+    """Divides the larger by the smaller of the two means of each table of :func:`halves`."""
+    return {table: max(means) / min(means) for table, (*means, _) in of.items()}
 
 
 def rows_of_halves(of: Mapping[str, tuple[float, float, float]], timed: Iterable[ComparedRun]) -> list[dict[str, str]]:
@@ -73,7 +73,7 @@ def rows_of_halves(of: Mapping[str, tuple[float, float, float]], timed: Iterable
 def of_both_models(trained: Iterable[PublishedTraining]) -> tuple[dict[tuple, float], dict[tuple, float]]:
     """(Model, GPUs) -> TFLOP/s of a GPU, predicted and printed."""
     cases = {(x.job.shape.name, x.layout.gpus): x for x in trained}
-    return {of: x.predicted_tflops for of, x in cases.items()}, {of: x.tflops for of, x in cases.items()}
+    return {case: x.predicted_tflops for case, x in cases.items()}, {case: x.tflops for case, x in cases.items()}
 
 
 def regrets(
@@ -82,7 +82,7 @@ def regrets(
     """GPUs -> what the planner's choice would have cost: the better way's rate over the chosen one's, less 1."""
     lost = {}
     for gpus in (384, 768, 1536):
-        reached = {way: of[gpus] for way, of in printed.items()}
+        reached = {way: rates[gpus] for way, rates in printed.items()}
         chosen = max(reached, key=lambda way: planned[way][gpus])
         lost[gpus] = max(reached.values()) / reached[chosen] - 1
     return lost
@@ -108,7 +108,7 @@ def without_hiding(
 
 def layouts_by_link(chosen: Mapping[str, Mapping[float, tuple[float, str]]], links: Iterable[float]) -> list[dict]:
     """A row for each link: the layouts that are taken with it."""
-    return [{"GB/s": f"{link:g}", **{way: of[link][1] for way, of in chosen.items()}} for link in links]
+    return [{"GB/s": f"{link:g}", **{way: by_link[link][1] for way, by_link in chosen.items()}} for link in links]
 
 
 def errors_with_experts(of_nvidia: Iterable[ComparedRun]) -> list[dict[str, Any]]:
@@ -125,9 +125,9 @@ def errors_with_experts(of_nvidia: Iterable[ComparedRun]) -> list[dict[str, Any]
 
 def experts_in_halves() -> dict[str, float]:
     """The mean error of models with experts, of the rows that constants were fitted to and of those kept back."""
-    two = zip(("fitted", "kept back"), against.halves("megatron_bridge.csv"), strict=True)
-    routed = {name: [x.error for x in half if x.run.job.shape.experts] for name, half in two}
-    return {name: against.errors(of)["mean"] for name, of in routed.items()}
+    named_halves = zip(("fitted", "kept back"), against.halves("megatron_bridge.csv"), strict=True)
+    routed = {name: [x.error for x in half if x.run.job.shape.experts] for name, half in named_halves}
+    return {name: against.errors(errors)["mean"] for name, errors in routed.items()}
 
 
 def two_releases(of_nvidia: Iterable[ComparedRun], first: ComparedRun) -> str:

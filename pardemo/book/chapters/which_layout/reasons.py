@@ -1,4 +1,4 @@
-"""Why a step with the rule's layout takes longer than one with the search's."""
+"""Explains why a step with the rule's layout takes longer than one with the search's."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ NEAR = 1.15  # times the search's best: further behind, a job needs a reason
 
 
 def behind_with_a_reason(rows: Iterable[Compared]) -> int:
-    """How many of the jobs that are further behind than :data:`NEAR` have one of the known reasons.
+    """Counts the jobs that are further behind than :data:`NEAR` and have one of the known reasons.
 
     The search cuts sequences, or has more tensor ranks or stages, whose traffic Megatron-core hides and the rule
     counts; or it takes ZeRO-2, whose gather after the update Megatron-core hides, where the rule takes ZeRO-3.

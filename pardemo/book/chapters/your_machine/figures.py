@@ -14,7 +14,7 @@ SECONDS = {1e-6: "1 µs", 1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms", 1e-2: "
 
 
 def received_by_all(measured: Mapping[str, float], theory: Mapping[str, float], ranks: int) -> Picture:
-    """What all ranks together receive in each collective, in S; outlines are the predictions."""
+    """Plots what all ranks together receive in each collective, in S; outlines are the predictions."""
     return bar_chart(
         "your_machine_collectives", "What all ranks together receive, in S: {}; outlines are predicted.",
         {f"received by all {ranks} ranks, S": {"series": {"measured": measured}, "outline": theory}},

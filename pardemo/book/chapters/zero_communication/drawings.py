@@ -1,4 +1,4 @@
-"""What ZeRO sends: when in a step, and what of it crosses from node to node."""
+"""Draws what ZeRO sends: when in a step, and what of it crosses from node to node."""
 
 from pardemo.draw.canvas import Canvas, Drawing, drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES

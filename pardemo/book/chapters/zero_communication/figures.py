@@ -57,7 +57,7 @@ def sent_by_micro_batches(
 
 
 def sent_by_engine(measured: Mapping[str, float], paper: Mapping[str, float], micro_batches: int = 1) -> Picture:
-    """What the calls of each engine send on rings in an optimizer step, in Ψ; outlines are the paper's."""
+    """Plots what the calls of each engine send on rings in an optimizer step, in Ψ; outlines are the paper's."""
     rule = "the paper" if micro_batches == 1 else "the rules of section 3"  # the paper has one backward pass a step
     micro = "one micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
     return bar_chart(
@@ -69,7 +69,7 @@ def sent_by_engine(measured: Mapping[str, float], paper: Mapping[str, float], mi
 
 
 def added_by_tokens(added: Mapping[int, Mapping[str, float]], micro_batches: int) -> Picture:
-    """What each way to shard adds to the computation, in per cent, over the tokens of a micro-batch.
+    """Plots what each way to shard adds to the computation, in per cent, over the tokens of a micro-batch.
 
     Args:
         added: tokens -> way -> share of the computation.
@@ -86,7 +86,8 @@ def added_by_tokens(added: Mapping[int, Mapping[str, float]], micro_batches: int
 def ways_between_nodes(
     card: Mapping[str, float], counted: Mapping[str, float], travel_s: Mapping[str, float], took: Mapping[str, float]
 ) -> Picture:
-    """What a node's network card sent in a step with each way to shard, in S, and its seconds; outlines: by the bytes.
+    """Plots what a node's network card sent in a step with each way to shard, in S, and its seconds; outlines: by the
+    bytes.
 
     Args:
         card: way -> S, predicted; ``counted``: measured. travel_s: way -> seconds of those bytes over the card's rate.

@@ -1,4 +1,5 @@
-"""What the engines that shard send in one optimizer step: by the calls they make, and by the kernel's count."""
+"""Measures what the engines that shard send in one optimizer step: by the calls they make, and by the kernel's
+count."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ SHARDINGS = {"ZeRO-1": "zero1", "ZeRO-2": "zero2", "ZeRO-3": "zero3"}
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """What one rank sent in a step, in Ψ(N−1)/N of 2-byte numbers.
+    """The traffic of one rank in a step, in Ψ(N−1)/N of 2-byte numbers.
 
     Attributes: ``calls``: what its collectives would send on rings, which is what nccl does. ``wire``: counted by the
     kernel where it can, with whatever algorithms the backend has.
@@ -38,7 +39,7 @@ class Sent:
 
 
 def added(tokens: int, micro_batches: int) -> dict[str, float]:
-    """What the book's rule adds to the computation for each way to shard, as a share of it.
+    """Predicts what each way to shard adds to the computation by the book's rule, as a share of it.
 
     A dense model on four nodes of eight H100s, each node with 400 GB/s of network cards; its size cancels.
 

@@ -166,7 +166,7 @@ _MOVED = {"all-gather": "parameters", "reduce-scatter": "gradients"}
 
 @dataclass
 class Moment:
-    """What each rank holds after an event of the step.
+    """The state of each rank after an event of the step.
 
     Attributes:
         does: "forward", "backward", "all-gather", "reduce-scatter", "free", "update" or "" at the beginning.

@@ -45,7 +45,7 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
 
 def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Mapping[str, int]]], params: int,
                      name: str = "zero_memory_held", larger: str = "") -> Picture:  # fmt: skip
-    """What a rank holds besides Adam's states while a step goes on, a panel for each way, all on one scale.
+    """Plots what a rank holds besides Adam's states while a step goes on, a panel for each way, all on one scale.
 
     Args:
         courses: way -> states (bytes by kind after each change) and marks, of a ``MemoryTimeline``.

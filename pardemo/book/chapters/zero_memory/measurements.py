@@ -1,4 +1,4 @@
-"""What frameworks' ranks keep between backward and step for one stack of layers: bytes for each parameter."""
+"""Measures what frameworks' ranks keep between backward and step for one stack of layers: bytes for each parameter."""
 
 from collections.abc import Callable
 from typing import Any

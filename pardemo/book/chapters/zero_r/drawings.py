@@ -1,4 +1,4 @@
-"""What fills memory beside the model states: activations over a step, and segments in which holes come to be."""
+"""Draws what fills memory beside the model states: activations over a step, and segments in which holes come to be."""
 
 from collections.abc import Hashable, Mapping
 from typing import Protocol

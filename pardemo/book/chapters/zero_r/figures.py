@@ -45,7 +45,7 @@ def remaining_bytes(
 def kept_against_flops(
     kept: Mapping[str, float], flops: Mapping[str, float], expected: Mapping[str, tuple[float, float]]
 ) -> Picture:
-    """What a block keeps for its backward pass against the operations of a step, a point for each way to recompute.
+    """Plots what a block keeps for its backward pass against a step's operations, a point for each way to recompute.
 
     Args:
         kept: way -> activations. flops: way -> times those without recomputation. expected: way -> both predicted.
@@ -73,7 +73,8 @@ def kept_against_flops(
 
 
 def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Picture:
-    """How many activations can go to the host while their block computes, over the hidden size, a line for each link.
+    """Plots how many activations can go to the host while their block computes, over the hidden size, a line for each
+    link.
 
     Args:
         ways: link -> activations, one for each of ``sizes``.
@@ -114,7 +115,7 @@ def buffers(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[s
 
 
 def segments(rows: Mapping[str, Filled], room: int) -> Picture:
-    """Where tensors lie in the segments that the allocator has asked of CUDA, a row for each way.
+    """Plots where tensors lie in the segments that the allocator has asked of CUDA, a row for each way.
 
     Args:
         rows: way -> what became of it. room: MiB of the memory.

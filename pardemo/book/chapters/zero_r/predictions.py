@@ -1,4 +1,4 @@
-"""What the page predicts of offloading: the widths from which it hides, and what a step waits for."""
+"""Predicts, for offloading, the widths from which it hides, and what a step waits for."""
 
 from collections.abc import Iterable
 
@@ -39,7 +39,7 @@ def offloaded_steps_s(blocks: int, forward_s: float, travels: Iterable[str]) -> 
 
 
 def adam_on_host_s(layers: int, forward_s: float, gradient_s: float, update_s: float) -> dict[str, float]:
-    """What a step with Adam on the host takes, in seconds: the computation, and each thing that it waits for.
+    """Predicts a step's seconds with Adam on the host: the computation, and each thing that it waits for.
 
     Args:
         gradient_s: of one layer's gradient on the link, and of its parameters on the way back.

@@ -39,7 +39,7 @@ def pyodide_folder(given: Path | None = None) -> Path:
 
 
 def cache() -> Path:
-    """Where this user's copy lies."""
+    """Returns the folder of this user's copy."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pardemo" / f"pyodide-{VERSION}"
 
