@@ -12,7 +12,6 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.published import against
 from pardemo.planner.layouts.search import layouts, search, sensitivity
 from pardemo.planner.layouts.step import step
 
@@ -33,7 +32,7 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
         assert layout.batch == 128
     assert len(tried) == len(set(tried))
     answer = search(given, 128)
-    fitting = [one for one in tried if memory(given, one).peak_bytes <= against.usable_bytes(given)]
+    fitting = [one for one in tried if memory(given, one).peak_bytes <= given.machine.usable_bytes]
     assert (answer.tried, answer.fitting) == (len(tried), len(fitting))
     quickest = min(step(given, one).seconds for one in fitting)
     assert answer.best[0].seconds <= NEAR * quickest

@@ -46,7 +46,6 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.programs import find_program
-from pardemo.planner.layouts.published.against import usable_bytes
 from pardemo.planner.layouts.search import PlannedLayout, chunks_of, divisors, search, shardings
 from pardemo.planner.layouts.step import idle_stages, step
 
@@ -116,7 +115,7 @@ def candidates(job: Job, batch: int) -> list[Candidate]:
         raise ValueError(f"this rule is for dense models, and {job.shape.name or 'this one'} has experts: use search")
     if batch < 1:
         raise ValueError(f"a step must have at least 1 sample, not {batch!r}")
-    most_bytes, fitting, tried = usable_bytes(job), [], 0
+    most_bytes, fitting, tried = job.machine.usable_bytes, [], 0
     for ways in _ways(job, batch):
         for layout in ways:  # ZeRO-3 gathers for each micro-batch, so it takes the largest one that fits
             if not job.program.can_run(layout) or idle_stages(job, layout):

@@ -25,7 +25,6 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import LINES
 from pardemo.planner.layouts.micro_batch import PARTS
 from pardemo.planner.layouts.programs import find_program
-from pardemo.planner.layouts.published.against import usable_bytes
 from pardemo.planner.layouts.search import SearchResult, changes, if_changed, search
 
 #: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
@@ -83,7 +82,7 @@ class Asked:
             "names": [str(each.layout) for each in shown],
             "words": [describe_layout(each.layout) for each in shown],
             "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
-            "room_bytes": usable_bytes(job), "capacity_bytes": job.machine.gpu.memory_bytes,
+            "room_bytes": job.machine.usable_bytes, "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
         }  # fmt: skip
 

@@ -57,7 +57,7 @@ class ComparedRun:
     @property
     def has_room(self) -> bool:
         """Whether a plan may choose it: it runs, and a GPU keeps what a plan leaves free."""
-        return self.fits and self.memory.peak_bytes <= usable_bytes(self.run.job)
+        return self.fits and self.memory.peak_bytes <= self.run.job.machine.usable_bytes
 
     @property
     def known_mfu(self) -> float | None:
@@ -65,11 +65,6 @@ class ComparedRun:
         if self.run.seconds is None:
             return None
         return self.step.model_flops / self.run.seconds / self.step.gpus / self.step.peak_flops
-
-
-def usable_bytes(job: Job) -> float:
-    """Returns the bytes of a GPU that a plan may fill."""
-    return job.machine.usable_bytes
 
 
 def why_not(job: Job, layout: Layout) -> str:
