@@ -88,7 +88,7 @@ class PredictedStep:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU."""
+        """Tokens per second of one GPU."""
         return self.tokens / self.seconds / self.gpus
 
     @property

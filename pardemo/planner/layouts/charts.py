@@ -99,7 +99,7 @@ def seconds_of_layouts(
     published: Mapping[str, float] | None = None,
     name: str = "which_layout_layouts",
 ) -> Picture:
-    """Where each layout's step goes, part by part, in seconds; a diamond is the ``published`` time."""
+    """Draws each layout's step part by part, in seconds; a diamond is the ``published`` time."""
     published = published or {}
     description = "; ".join(
         f"{case} {sum(parts.values()):.2f} s, mostly {max(parts, key=parts.__getitem__)}"

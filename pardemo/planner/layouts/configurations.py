@@ -450,5 +450,5 @@ def _as_counted(shape: Shape, counted: dict[str, Any]) -> Shape:
 
 
 def usual_target(kind: str) -> tuple[str, ...] | None:
-    """Where LoRA goes unless told otherwise in a model of that ``model_type``; None where that is not known here."""
+    """Returns the modules that LoRA goes to by default, by ``model_type``; None where they are not known here."""
     return tuple(KINDS["lora"].get(kind, ())) or None

@@ -55,7 +55,7 @@ class Interval:
 
     @property
     def why(self) -> str:
-        """Where it comes from, in one clause."""
+        """The runs that the interval comes from, in one clause."""
         more = f"; {self.newer}" if self.newer else ""
         if self.like:
             return f"from {self.runs} runs: {self.kind}{more}"

@@ -82,8 +82,8 @@ class Layout:
         return self.ep * self.etp
 
     def expert_copies(self, ranks: int | None = None) -> int:
-        """Of ``ranks`` with the same dense parameters (default: all) and their tensor-parallel ones, those that have
-        the same experts."""
+        """Counts the ranks that have the same experts, among ``ranks`` with the same dense parameters (default: all)
+        and their tensor-parallel ones."""
         return max(1, (self.replicas if ranks is None else ranks) * self.tp // self.expert_ranks)
 
     @property

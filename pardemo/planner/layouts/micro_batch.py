@@ -124,7 +124,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
 
 @dataclass(frozen=True)
 class ExpertCosts:
-    """What a rank's experts of one layer take in one pass."""
+    """Costs of a rank's experts of one layer in one pass."""
 
     matmul_s: float
     moved_bytes: float  # through memory, of tokens that are sorted, activated and joined

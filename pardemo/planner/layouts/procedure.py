@@ -131,7 +131,7 @@ def candidates(job: Job, batch: int) -> list[Candidate]:
 
 
 def adds(job: Job, layout: Layout) -> dict[str, float]:
-    """What a layout adds to the time of the matrix multiplications, as shares of that time."""
+    """Returns what a layout adds to the time of the matrix multiplications, as shares of that time."""
     machine, t, m = job.machine, layout.tp, layout.accumulation
     tokens = layout.micro_batch * job.sequence / t
     recomputed = RECOMPUTED if layout.recompute == "full" else 0.0
@@ -160,7 +160,7 @@ def adds(job: Job, layout: Layout) -> dict[str, float]:
 
 
 def _beside(traffic: float, computing: float) -> float:
-    """What traffic adds that travels beside a pass: what is longer than the pass."""
+    """Returns what traffic beside a pass adds: by how much it takes longer than the pass."""
     return max(0.0, traffic - computing)
 
 
@@ -177,7 +177,7 @@ def link(job: Job, ranks: int) -> float:
 
 
 def _messages(job: Job, layout: Layout) -> float:
-    """What a stage's messages add, none hidden: v activations and v gradients for each micro-batch."""
+    """Returns what a stage's messages add, none hidden: v activations and v gradients for each micro-batch."""
     if layout.pp == 1:
         return 0.0
     machine, shape = job.machine, job.shape
@@ -213,7 +213,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _settings(candidate: Candidate) -> tuple[int, int, int, float]:
-    """How much there is to set: cuts of the model, chunks, traffic between nodes; then what the layout adds."""
+    """Orders layouts by their settings: cuts of the model, chunks, traffic between nodes; then by what they add."""
     layout = candidate.layout
     traffic = ("none", "zero1", "zero2", "hsdp", "zero3").index("hsdp" if layout.shard_group else layout.sharding)
     return (layout.tp > 1) + (layout.pp > 1), layout.chunks, traffic, candidate.added

@@ -29,7 +29,7 @@ EVERYTHING = "all-linear"
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a model is fine-tuned."""
+    """Settings of a fine-tune: LoRA or all parameters, the bits of frozen weights, the optimizer, the loss."""
 
     rank: int = 0  # of LoRA's matrices; 0 trains all parameters
     target: tuple[str, ...] = ()  # names of the modules that have them, or ``all-linear``

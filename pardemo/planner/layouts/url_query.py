@@ -185,7 +185,7 @@ def for_a_page() -> Callable[[str, Callable[[int], object] | None], str]:
 
 @contextlib.contextmanager
 def _about(field: str) -> Iterator[None]:
-    """What is refused inside is about that field."""
+    """Names the field in every refusal that is raised inside."""
     try:
         yield
     except RefusedField:

@@ -46,7 +46,7 @@ class ComparedRun:
 
     @property
     def refused(self) -> str:
-        """Why the layout cannot be run at all, whatever it takes; "" where it can."""
+        """The reason why the layout cannot be run at all, whatever it takes; "" where it can."""
         return why_not(self.run.job, self.run.layout)
 
     @property
