@@ -45,11 +45,11 @@ class Case:
     """A layout on a cluster, and how long its layers wait.
 
     Args:
-        what: its label in the table. forward_s: of a layer on a rank; its backward pass takes twice that.
+        label: in the table. forward_s: of a layer on a rank; its backward pass takes twice that.
         buckets: in which gradients are summed beside the backward pass; a single one is full when that is over.
     """
 
-    what: str
+    label: str
     cluster: Cluster
     layout: Layout
     forward_s: float = 0.020
@@ -57,7 +57,7 @@ class Case:
 
     def __post_init__(self):
         if self.cluster.between_rate is None:
-            raise ValueError(f"{self.what}: the cluster's hosts need a bandwidth between them, such as '200 Mbit/s'")
+            raise ValueError(f"{self.label}: the cluster's hosts need a bandwidth between them, such as '200 Mbit/s'")
 
     @property
     def job(self) -> Job:

@@ -220,7 +220,7 @@ def _frame(title: str, planned: PlannedLayout, most_s: float = 50) -> tuple[Canv
     canvas = Canvas(640, 262)
     predicted, footprint = planned.step, planned.memory
     canvas.text(8, 18, title, "start", size=20, bold=True)
-    spent = {name: sum(predicted.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
+    spent = {name: sum(predicted.parts.get(part, 0.0) for part in parts) for name, (_, parts) in DOES.items()}
     gigabytes = {line: value / 1e9 for line, value in footprint.lines.items() if line in _SHOWN}
     colours = {name: colour for name, (colour, _) in DOES.items()}
     _bar(canvas, 44, "time", spent, colours, most_s, f"{predicted.seconds:.3g} s")

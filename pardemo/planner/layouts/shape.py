@@ -451,8 +451,8 @@ def missing(module: str, shape: Shape) -> str:
         "mlp": ("layers with a dense MLP", any(kind.mlp == "dense" for kind, _ in shape.layer_kinds)),
         "core_attn": ("attention", any(kind.mixer == "attention" for kind, _ in shape.layer_kinds)),
     }
-    feature, there = needed[module]
-    return "" if there else feature
+    feature, present = needed[module]
+    return "" if present else feature
 
 
 def up_projections(shape: Shape) -> tuple[Matmul, ...]:

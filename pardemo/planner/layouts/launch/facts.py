@@ -93,7 +93,7 @@ def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
         activation=get("hidden_act", "hidden_activation", "activation_function") or "silu",
         latent={key: get(key) for key in names} if get("kv_lora_rank") is not None else {},
         router=router if kind in KINDS["sigmoid_router"] else {},
-        left_out=tuple(feature for feature, there in left_out.items() if there),
+        left_out=tuple(feature for feature, present in left_out.items() if present),
     )  # fmt: skip
 
 

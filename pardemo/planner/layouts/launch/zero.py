@@ -60,6 +60,6 @@ def command(job: Job, torchrun: str) -> str:
     options = torchrun.replace("--standalone", "")
     names = {"--nnodes": "--num_machines", "--node_rank": "--machine_rank", "--master_addr": "--main_process_ip",
              "--master_port": "--main_process_port"}  # fmt: skip
-    for theirs, name in names.items():
-        options = options.replace(theirs, name)
+    for option, name in names.items():
+        options = options.replace(option, name)
     return " ".join(f'accelerate launch --config_file {FILE} {options} "${{SCRIPT:-train.py}}"'.split())

@@ -339,8 +339,8 @@ def later_runs() -> Iterator[tuple[Program, ComparedRun]]:
     """Yields NVIDIA's runs of later releases, predicted with the constants of each fitted release before theirs."""
     for file in ("megatron_bridge.csv", "newer/megatron_bridge_26.csv"):
         for run in load(FOLDER / file, left_out=[]):
-            own = run.job.program
-            for earlier in fitted_releases(own.name):
-                if not run.wrong and earlier.fitted_release < own.fitted_release:
-                    program = replace(nvidia_program(earlier.fitted_release), release=own.release)
+            later = run.job.program
+            for earlier in fitted_releases(later.name):
+                if not run.wrong and earlier.fitted_release < later.fitted_release:
+                    program = replace(nvidia_program(earlier.fitted_release), release=later.release)
                     yield earlier, compare([replace(run, job=replace(run.job, program=program))])[0]
