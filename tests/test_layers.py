@@ -45,7 +45,7 @@ LAYERS = (
 #: The planner of layouts: a question goes through these modules once, and each imports only those before it.
 PLANNER = (
     "shape", "configurations", "tuning", "layout", "machines", "programs", "job", "per_rank", "micro_batch",
-    "fine_tune_step", "step", "fine_tune_memory", "memory", "published", "intervals", "search", "procedure",
+    "fine_tune_step", "step", "fine_tune_memory", "memory", "intervals", "search", "procedure", "published",
 )  # fmt: skip
 
 #: A script followed: each of these packages and modules imports only those before it.
@@ -272,8 +272,8 @@ def test_chapters_are_packages_that_nothing_else_names_by_number():
     ids=["planner", "script"],
 )
 def test_nothing_goes_back_within(folder, order, above):
-    """The planner: model, job, a rank's share, its price, what is known of such runs, the choice. A script: how it is
-    run, followed, recorded, compared, resumed, reported."""
+    """The planner: model, job, a rank's share, its price, the choice; published runs judge them and nothing uses
+    these. A script: how it is run, followed, recorded, compared, resumed, reported."""
     place = {name: number for number, name in enumerate(order)}
     paths = sorted((PACKAGE / folder).rglob("*.py"))
     parts = [path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py") for path in paths]

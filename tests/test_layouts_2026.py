@@ -21,7 +21,7 @@ from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import experts
 from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.runs import read
-from pardemo.planner.layouts.search import correct_seconds, search, sensitivity
+from pardemo.planner.layouts.search import search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
 from pardemo.planner.layouts.step import pieces, stages, step
 
@@ -285,13 +285,13 @@ def test_one_measured_run_corrects_a_machine(tmp_path):
         "gpu,gpus,sequence,micro_batch,accumulation,seconds,layers,hidden,heads,groups,middle,vocabulary,sharding,between\n"
         f"B200,8,4096,1,2,{slow},8,1024,16,4,2816,32000,zero1,3200\n"
     )
-    corrected, told = correct_seconds(given, read(path))
+    corrected, told = against.correct_seconds(given, read(path))
     assert step(corrected, layout).seconds == pytest.approx(slow)
     assert says(told, "1", "1.40", "predicted")
     other = layout.but(micro_batch=2)
     assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
     with pytest.raises(ValueError, match=r"--measured.*H100.*B200"):
-        correct_seconds(job(SMALL, 8, "H100"), read(path))
+        against.correct_seconds(job(SMALL, 8, "H100"), read(path))
 
 
 def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):

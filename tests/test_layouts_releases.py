@@ -17,7 +17,7 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, runs
-from pardemo.planner.layouts.search import PlannedLayout, correct_seconds, search
+from pardemo.planner.layouts.search import PlannedLayout, search
 from pardemo.planner.layouts.shape import Experts, Shape
 from pardemo.planner.layouts.step import step
 
@@ -111,7 +111,7 @@ def test_runs_measured_in_another_release_correct_the_one_that_is_planned_with(t
     layout = Layout(dp=8, ep=8, sharding="zero1")
     newest, older = (job(ROUTED, gpu="B200", program=name) for name in ("megatron-core", "megatron-core@26.02"))
     took = 1.5 * step(newest, layout).seconds
-    corrected, _ = correct_seconds(newest, [runs.PublishedRun(older, layout, took, None)])
+    corrected, _ = against.correct_seconds(newest, [runs.PublishedRun(older, layout, took, None)])
     assert step(corrected, layout).seconds == pytest.approx(took)
 
 

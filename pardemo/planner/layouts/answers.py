@@ -11,8 +11,8 @@ from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
 from pardemo.planner.layouts.micro_batch import PARTS
-from pardemo.planner.layouts.published.against import ACROSS, why_not
-from pardemo.planner.layouts.search import PlannedLayout, SearchResult, search
+from pardemo.planner.layouts.search import ACROSS, PlannedLayout, SearchResult, search
+from pardemo.planner.layouts.step import why_not
 
 #: What a printed layout says, and the fields that it means.
 _PRINTED = (

@@ -238,7 +238,7 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
     Raises:
         ValueError: as :func:`job_of`; what is to be written cannot be, which is said before anything is searched.
     """
-    from pardemo.planner.layouts.search import correct_seconds
+    from pardemo.planner.layouts.published.against import correct_seconds
 
     job = job_of(arguments)
     if arguments.write and job.frozen:
