@@ -44,8 +44,8 @@ LAYERS = (
 
 #: The planner of layouts: a question goes through these modules once, and each imports only those before it.
 PLANNER = (
-    "shape", "configurations", "tuning", "layout", "machines", "programs", "job", "per_rank", "micro_batch",
-    "fine_tune_step", "step", "fine_tune_memory", "memory", "intervals", "search", "procedure", "published",
+    "shape", "recomputed", "configurations", "tuning", "layout", "machines", "programs", "job", "per_rank",
+    "micro_batch", "fine_tune_step", "step", "fine_tune_memory", "memory", "intervals", "search", "procedure", "published",
 )  # fmt: skip
 
 #: A script followed: each of these packages and modules imports only those before it.

@@ -6,7 +6,8 @@ from typing import Any
 
 from pardemo import options
 from pardemo.planner.estimate import OFFLOADS
-from pardemo.planner.layouts.shape import MODULES, Shape, missing
+from pardemo.planner.layouts.recomputed import MODULES, missing
+from pardemo.planner.layouts.shape import Shape
 
 SHARDING = ("none", "zero1", "zero2", "zero3")
 RECOMPUTE = ("none", "selective", "full")

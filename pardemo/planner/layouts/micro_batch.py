@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pardemo.planner.layouts import per_rank
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.shape import COLUMNS, Layer, Matmul, recomputed
+from pardemo.planner.layouts.recomputed import recomputed
+from pardemo.planner.layouts.shape import COLUMNS, Layer, Matmul
 
 #: Where a step's time goes.
 PARTS = (
