@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, configurations, intervals, launch, programs
+from pardemo.planner.layouts import configurations, intervals, launch, layout_text, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
@@ -317,9 +317,9 @@ def test_a_layout_is_asked_as_it_is_printed():
         Layout(tp=4, pp=2, dp=8, sharding="zero1", micro_batch=2, accumulation=16, chunks=4, sequence_parallel=True),
         Layout(dp=64, sharding="zero3", shard_group=8, accumulation=4, recompute="full"),
     ):
-        assert answers.parse_layout(str(layout), given) == layout
+        assert layout_text.parse_layout(str(layout), given) == layout
     routed = Layout(dp=64, ep=8, etp=2, sharding="zero1")
-    assert answers.parse_layout(str(routed), job()) == routed
+    assert layout_text.parse_layout(str(routed), job()) == routed
 
 
 def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):

@@ -13,7 +13,7 @@ from calibration import fit
 from conftest import says
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import answers, configurations, intervals, recomputed
+from pardemo.planner.layouts import configurations, intervals, layout_text, recomputed
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts, megatron
 from pardemo.planner.layouts.layout import Layout, check_layout
@@ -232,10 +232,10 @@ def test_what_modules_take_to_be_made_again():
 
 def test_a_module_is_said_printed_and_read_again(tmp_path):
     given = training()
-    layout = answers.parse_layout("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
+    layout = layout_text.parse_layout("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
     assert layout == recomputing("mla_up_proj", "mlp")
     assert str(layout).endswith("recompute mla_up_proj+mlp")
-    assert answers.parse_layout(str(layout), given) == layout
+    assert layout_text.parse_layout(str(layout), given) == layout
     path = tmp_path / "mine.csv"
     path.write_text(
         "model,gpu,gpus,sequence,micro_batch,accumulation,ep,sharding,recompute,seconds\n"
@@ -255,7 +255,7 @@ def test_a_module_is_said_printed_and_read_again(tmp_path):
 )
 def test_a_wrong_module_is_told(text, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        answers.parse_layout(text, training())
+        layout_text.parse_layout(text, training())
 
 
 @pytest.mark.parametrize("module", ["moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm"])

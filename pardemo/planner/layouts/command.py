@@ -193,11 +193,11 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from pardemo.planner.layouts import answers
+    from pardemo.planner.layouts import answers, layout_text
     from pardemo.planner.layouts.search import PlannedLayout
 
     job, corrected = _corrected(arguments)
-    planned = PlannedLayout(job, answers.parse_layout(arguments.explain, job, arguments.per_step))
+    planned = PlannedLayout(job, layout_text.parse_layout(arguments.explain, job, arguments.per_step))
     assumptions = assumptions_of(arguments, job, planned.layout.batch)
     text = f"{answers.describe_job(job, assumptions)}\n{answers.explained_text(planned)}"
     return _tell(arguments, planned, answers.explained_json(planned) | {"assumed": assumptions}, text, corrected)
