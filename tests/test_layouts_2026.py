@@ -376,7 +376,7 @@ def test_the_planner_of_layouts_loads_no_library():
 
     code = (
         "import sys\n"
-        "from pardemo.planner.layouts import answers\n"
+        "from pardemo.planner.layouts import explanations\n"
         "from pardemo.planner.layouts.published import against, loaders\n"
         "from pardemo.planner.layouts import search\n"
         "from pardemo.planner.layouts import configurations\n"

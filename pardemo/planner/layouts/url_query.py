@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, command, configurations, launch
+from pardemo.planner.layouts import command, configurations, explanations, launch
 from pardemo.planner.layouts.configurations import MODELS, key_of
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import LINES
@@ -72,13 +72,14 @@ class Asked:
     def answer(self) -> dict[str, Any]:
         """Returns the command's JSON under ``json``, without what changes with an assumption, and texts for readers."""
         result, job = self.result, self.job
-        warning = answers.positions_warning(result, self.arguments.model)
+        warning = explanations.positions_warning(result, self.arguments.model)
         shown = result.best or (result.least,)
         return {
-            "json": answers.search_json(result, {}, self.assumed, warning),
-            "planned": answers.describe_job(job, self.assumed).splitlines(),
-            "notes": answers.describe_trust(result) if result.best else [answers.suggest_savings(result.least)],
-            "shown": [answers.layout_json(each) for each in shown],
+            "json": explanations.search_json(result, {}, self.assumed, warning),
+            "planned": explanations.describe_job(job, self.assumed).splitlines(),
+            "notes": explanations.describe_trust(result) if result.best
+            else [explanations.suggest_savings(result.least)],
+            "shown": [explanations.layout_json(each) for each in shown],
             "names": [str(each.layout) for each in shown],
             "words": [describe_layout(each.layout) for each in shown],
             "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
@@ -91,7 +92,7 @@ class Asked:
         pair = if_changed(self.result, changes(self.job)[name], self.able)
         if pair is None:
             return {"json": None, "line": f"if {name}: nothing fits"}
-        return {"json": answers.changed_json(*pair), "line": answers.changed_line(name, *pair)}
+        return {"json": explanations.changed_json(*pair), "line": explanations.changed_line(name, *pair)}
 
 
 def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:

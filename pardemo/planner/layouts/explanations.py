@@ -1,4 +1,4 @@
-"""Explains a step's time and a GPU's memory part by part, each with the constant that it follows from."""
+"""Explains layouts and a search's result as text and JSON: time and memory part by part, each with its constants."""
 
 import math
 from dataclasses import asdict, replace
