@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelFacts:
     """The facts of a model that a training program needs beside its sizes.
 
     Args:
@@ -58,7 +58,7 @@ class Model:
         )  # fmt: skip
 
 
-def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
+def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> ModelFacts:
     """Reads those facts from a model's configuration.
 
     Rotary settings are in ``rope_parameters`` since Transformers 5, and in keys of their own before.
@@ -80,7 +80,7 @@ def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
         "groups": get("n_group") or 1, "chosen_groups": get("topk_group") or 1,
         "scale": get("routed_scaling_factor") or 1.0,
     }  # fmt: skip
-    return Model(
+    return ModelFacts(
         shape, kind, name, rms=rms is not None,
         epsilon=rms or get("layer_norm_epsilon", "layer_norm_eps") or 1e-5,
         std=get("initializer_range") or 0.02, positions="rope" if turns else "learned" if learned else "other",
