@@ -13,7 +13,7 @@ from pardemo.planner.layouts.fine_tune_step import tensor_bytes
 from pardemo.planner.memory_curve import Curve
 from pardemo.planner.table import PlanRow, Request
 
-NEAR = 0.02  # of the tensors: lines that differ by less are not shown
+SHOWN_FROM = 0.02  # of the tensors: lines that differ by less are not shown
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DryRunComparison:
         ]
         for name in LINES:
             planned_bytes, run_bytes = self.planned.lines.get(name, 0.0), self.run.lines.get(name, 0.0)
-            if abs(planned_bytes - run_bytes) > NEAR * run:
+            if abs(planned_bytes - run_bytes) > SHOWN_FROM * run:
                 lines.append(f"  {name}: {run_bytes / 1e9:.2f} GB, planned {planned_bytes / 1e9:.2f}")
         held = self.run.lines.get("allocator", 0.0)
         added = self.planned.lines.get("allocator", 0.0)

@@ -25,7 +25,7 @@ with extras.needed_by(__name__):
     from matplotlib.figure import Figure
 
 
-NEAR = 0.15  # the band around equal
+BAND = 0.15  # the band around equal
 FEW = 60  # points of a source that are drawn large
 MARKERS = "o^sDvPX"
 #: Colours of the sources: there are more sources than light colours of ranks that can be seen as a point.
@@ -47,7 +47,7 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     low = 0.7 * min(min(outcome.run.seconds, outcome.step.seconds) for outcome in shown)
     high = 1.4 * max(max(outcome.run.seconds, outcome.step.seconds) for outcome in shown)
     ends = [low, high]
-    ax.fill_between(ends, [(1 - NEAR) * x for x in ends], [(1 + NEAR) * x for x in ends], color=palette.GRID, zorder=0)
+    ax.fill_between(ends, [(1 - BAND) * x for x in ends], [(1 + BAND) * x for x in ends], color=palette.GRID, zorder=0)
     ax.plot(ends, ends, color=palette.PREDICTED, linewidth=1, zorder=1)
     # the largest first, and small ones as large points with an edge, or those of many would hide them
     for place, (source, group) in enumerate(sorted(groups.items(), key=lambda item: -len(item[1]))):

@@ -50,7 +50,7 @@ from pardemo.planner.layouts.search import PlannedLayout, chunks_of, divisors, s
 from pardemo.planner.layouts.step import idle_stages, step
 
 RECOMPUTED = 1 / 3  # of the multiplications' time: forward is one of three passes
-NEAR = 0.03  # of the multiplications' time: of layouts that are so close the simplest is taken
+SIMPLEST_WITHIN = 0.03  # of the multiplications' time: of layouts that are so close the simplest is taken
 MOST_SAMPLES, MOST_CHUNKS = 16, 4
 
 
@@ -89,7 +89,7 @@ class Candidate:
 def choose(job: Job, batch: int) -> Candidate | None:
     """The layout to try first for a dense model, ``batch`` samples a step; None where nothing fits.
 
-    Of the layouts that add at most :data:`NEAR` more than the least, the rule takes the one with the fewest cuts, then
+    Of the layouts that add at most :data:`SIMPLEST_WITHIN` more than the least, the rule takes the one with the fewest cuts, then
     the one with the least traffic, since a network may not hide what the formulas hide.
 
     Raises:
@@ -102,7 +102,7 @@ def choose(job: Job, batch: int) -> Candidate | None:
 def taken_of(fitting: Sequence[Candidate]) -> Candidate:
     """The layout that the rule takes, of those that fit."""
     least = min(candidate.added for candidate in fitting)
-    return min((candidate for candidate in fitting if candidate.added <= least + NEAR), key=_settings)
+    return min((candidate for candidate in fitting if candidate.added <= least + SIMPLEST_WITHIN), key=_settings)
 
 
 def candidates(job: Job, batch: int) -> list[Candidate]:
