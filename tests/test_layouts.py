@@ -13,7 +13,7 @@ from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob as DryJob
-from pardemo.planner.layouts import answers, configurations, programs
+from pardemo.planner.layouts import configurations, explanations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts
 from pardemo.planner.layouts.layout import Layout, check_layout
@@ -281,7 +281,7 @@ def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():
     assert not after.keys() & {"attention", "launching kernels"}
     again = step(measured, layout.but(recompute="full")).parts
     assert again["layers as measured"] == pytest.approx(4 / 3 * 8 * 0.03)
-    assert "0.03 s" in answers.constants_of_parts(measured)["layers as measured"]
+    assert "0.03 s" in explanations.constants_of_parts(measured)["layers as measured"]
 
 
 def test_links_reach_what_the_machine_says():

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, configurations, intervals, launch, programs
+from pardemo.planner.layouts import configurations, intervals, launch, layout_text, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
@@ -21,7 +21,7 @@ from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import experts
 from pardemo.planner.layouts.published import against, loaders
 from pardemo.planner.layouts.published.runs import read
-from pardemo.planner.layouts.search import correct_seconds, search, sensitivity
+from pardemo.planner.layouts.search import search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
 from pardemo.planner.layouts.step import pieces, stages, step
 
@@ -285,13 +285,13 @@ def test_one_measured_run_corrects_a_machine(tmp_path):
         "gpu,gpus,sequence,micro_batch,accumulation,seconds,layers,hidden,heads,groups,middle,vocabulary,sharding,between\n"
         f"B200,8,4096,1,2,{slow},8,1024,16,4,2816,32000,zero1,3200\n"
     )
-    corrected, told = correct_seconds(given, read(path))
+    corrected, told = against.correct_seconds(given, read(path))
     assert step(corrected, layout).seconds == pytest.approx(slow)
     assert says(told, "1", "1.40", "predicted")
     other = layout.but(micro_batch=2)
     assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
     with pytest.raises(ValueError, match=r"--measured.*H100.*B200"):
-        correct_seconds(job(SMALL, 8, "H100"), read(path))
+        against.correct_seconds(job(SMALL, 8, "H100"), read(path))
 
 
 def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):
@@ -317,9 +317,9 @@ def test_a_layout_is_asked_as_it_is_printed():
         Layout(tp=4, pp=2, dp=8, sharding="zero1", micro_batch=2, accumulation=16, chunks=4, sequence_parallel=True),
         Layout(dp=64, sharding="zero3", shard_group=8, accumulation=4, recompute="full"),
     ):
-        assert answers.parse_layout(str(layout), given) == layout
+        assert layout_text.parse_layout(str(layout), given) == layout
     routed = Layout(dp=64, ep=8, etp=2, sharding="zero1")
-    assert answers.parse_layout(str(routed), job()) == routed
+    assert layout_text.parse_layout(str(routed), job()) == routed
 
 
 def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
@@ -376,7 +376,7 @@ def test_the_planner_of_layouts_loads_no_library():
 
     code = (
         "import sys\n"
-        "from pardemo.planner.layouts import answers\n"
+        "from pardemo.planner.layouts import explanations\n"
         "from pardemo.planner.layouts.published import against, loaders\n"
         "from pardemo.planner.layouts import search\n"
         "from pardemo.planner.layouts import configurations\n"

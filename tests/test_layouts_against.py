@@ -13,6 +13,7 @@ from conftest import says
 
 from pardemo import cli, project
 from pardemo.planner import hardware
+from pardemo.planner.layouts import search
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -170,13 +171,13 @@ def test_tensor_parallelism_across_hosts_is_chosen_with_caution(known):
     assert statistics.median(took[False]) == pytest.approx(1.26, abs=0.006)
     job = Job(Shape(16, 4096, 32, 32, 5504, 32000), Machine(hardware.gpu("H100"), 32), NANOTRON)
     other = replace(job, program=MEGATRON)
-    assert against.expected(other, Layout(tp=16, dp=2), 1.0) == against.ACROSS
-    record = against.RECORDS["nanotron"]
-    assert against.expected(job, Layout(tp=16, dp=2, sharding="zero1"), 1.0) == record["TP"]
-    assert against.expected(job, Layout(tp=2, pp=8, dp=2), 1.0) == record["PP without ZeRO"]
-    assert against.expected(job, Layout(tp=2, pp=8, dp=2, sharding="zero1"), 1.0) == record["PP"]
-    assert against.expected(job, Layout(dp=32), 1.0) == record["without ZeRO"]
-    assert against.expected(job, Layout(tp=8, dp=4, sharding="zero1"), 1.0) == 1.0
+    assert search.expected(other, Layout(tp=16, dp=2), 1.0) == search.ACROSS
+    record = search.RECORDS["nanotron"]
+    assert search.expected(job, Layout(tp=16, dp=2, sharding="zero1"), 1.0) == record["TP"]
+    assert search.expected(job, Layout(tp=2, pp=8, dp=2), 1.0) == record["PP without ZeRO"]
+    assert search.expected(job, Layout(tp=2, pp=8, dp=2, sharding="zero1"), 1.0) == record["PP"]
+    assert search.expected(job, Layout(dp=32), 1.0) == record["without ZeRO"]
+    assert search.expected(job, Layout(tp=8, dp=4, sharding="zero1"), 1.0) == 1.0
 
 
 def waits(one):

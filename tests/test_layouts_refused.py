@@ -7,7 +7,7 @@ from conftest import says
 
 from pardemo import cli
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers
+from pardemo.planner.layouts import layout_text
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import NANOTRON, PROGRAMS
@@ -81,8 +81,8 @@ def test_a_pipeline_with_stages_left_over_is_one_line():
     large_head = Shape(16, 2048, 32, 32, 8192, 131072, tied=True)
     job = Job(large_head, Machine(hardware.gpu("H100"), 16), NANOTRON)
     with pytest.raises(ValueError, match=r"nanotron.*1.*PP.*16"):
-        answers.parse_layout("pp=16", job)
-    answers.parse_layout("pp=16", replace(job, program=PROGRAMS["megatron-core"]))
+        layout_text.parse_layout("pp=16", job)
+    layout_text.parse_layout("pp=16", replace(job, program=PROGRAMS["megatron-core"]))
     assert all(one.layout.pp < 16 for one in search(job, 16).best)
 
 

@@ -11,13 +11,13 @@ from conftest import says
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, intervals, programs
+from pardemo.planner.layouts import explanations, intervals, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, runs
-from pardemo.planner.layouts.search import PlannedLayout, correct_seconds, search
+from pardemo.planner.layouts.search import PlannedLayout, search
 from pardemo.planner.layouts.shape import Experts, Shape
 from pardemo.planner.layouts.step import step
 
@@ -111,7 +111,7 @@ def test_runs_measured_in_another_release_correct_the_one_that_is_planned_with(t
     layout = Layout(dp=8, ep=8, sharding="zero1")
     newest, older = (job(ROUTED, gpu="B200", program=name) for name in ("megatron-core", "megatron-core@26.02"))
     took = 1.5 * step(newest, layout).seconds
-    corrected, _ = correct_seconds(newest, [runs.PublishedRun(older, layout, took, None)])
+    corrected, _ = against.correct_seconds(newest, [runs.PublishedRun(older, layout, took, None)])
     assert step(corrected, layout).seconds == pytest.approx(took)
 
 
@@ -147,7 +147,7 @@ def test_a_plan_says_what_depends_on_the_cards_rate(capsys):
     more = 0.25 * (told["parts"]["matrix multiplications"] + told["parts"]["attention"])
     assert slower["seconds"] == pytest.approx(told["seconds"] + more, rel=0.02)
     measured = replace(job().machine, gpu=replace(job().machine.gpu, measured=True))
-    assert answers.card_line(PlannedLayout(replace(job(), machine=measured), Layout(dp=8))) == []
+    assert explanations.card_line(PlannedLayout(replace(job(), machine=measured), Layout(dp=8))) == []
 
 
 def profile(folder, **more):
@@ -188,11 +188,11 @@ def test_beyond_the_hosts_of_any_measured_run_a_search_prefers_what_was_measured
     what = replace(SMALL, layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=14336)
     many = job(what, 512, program="nanotron")
     answer = search(many, 512)
-    (line,) = answers.describe_reach(answer)
+    (line,) = explanations.describe_reach(answer)
     assert says(line, "64", "hosts", "nanotron", "32")
     far = [intervals.beyond_measured(one.job, one.layout) for one in answer.best]
     assert not far[0]
     for one in answer.best:
         assert intervals.beyond_measured(one.job, one.layout) == (one.layout.gpus // one.layout.pp > 8 * stage)
     few = job(what, 256, program="nanotron")
-    assert answers.describe_reach(search(few, 256, 1)) == []
+    assert explanations.describe_reach(search(few, 256, 1)) == []

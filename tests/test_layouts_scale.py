@@ -13,7 +13,7 @@ from calibration import fit
 from conftest import says
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import answers, configurations, intervals, shape
+from pardemo.planner.layouts import configurations, intervals, layout_text, recomputed
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import facts, megatron
 from pardemo.planner.layouts.layout import Layout, check_layout
@@ -152,7 +152,7 @@ def test_the_modules_are_those_that_megatron_core_has():
     source = inspect.getsource(transformer_config.TransformerConfig.__post_init__)
     allowed = re.search(r"allowed_modules = \{(.*?)\}", source, re.DOTALL)[1]
     # in 0.19 the output norm of GatedDeltaNet too, which no shape here has
-    assert set(re.findall(r'"(\w+)"', allowed)) - {"gdn_norm_out"} == set(shape.MODULES)
+    assert set(re.findall(r'"(\w+)"', allowed)) - {"gdn_norm_out"} == set(recomputed.MODULES)
 
 
 #: Of DeepSeek-V3's layer, in bf16: bytes of a token that a module no longer keeps, by hand.
@@ -167,7 +167,7 @@ NO_LONGER = {
 }
 
 
-@pytest.mark.parametrize("module", shape.MODULES)
+@pytest.mark.parametrize("module", recomputed.MODULES)
 def test_what_a_module_no_longer_keeps(module):
     kind, bytes_of_a_token = NO_LONGER[module]
     every = sum(kept(training(), Layout(dp=64, ep=8), kind).values())
@@ -198,8 +198,8 @@ def test_heads_that_share_keys_keep_an_output_as_wide_as_queries():
 
 def test_all_modules_together_keep_less_than_any_and_come_back_for_a_layer():
     given = training()
-    alone = {module: memory(given, recomputing(module)).lines["activations"] for module in shape.MODULES}
-    together = memory(given, recomputing(*shape.MODULES)).lines["activations"]
+    alone = {module: memory(given, recomputing(module)).lines["activations"] for module in recomputed.MODULES}
+    together = memory(given, recomputing(*recomputed.MODULES)).lines["activations"]
     assert together < min(alone.values())
     layout = recomputing("moe")
     tokens, every = 4096, kept_bytes(given, layout.but(recompute="none", modules=()))
@@ -232,10 +232,10 @@ def test_what_modules_take_to_be_made_again():
 
 def test_a_module_is_said_printed_and_read_again(tmp_path):
     given = training()
-    layout = answers.parse_layout("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
+    layout = layout_text.parse_layout("dp=64,ep=8,sharding=zero1,recompute=mlp+mla_up_proj", given)
     assert layout == recomputing("mla_up_proj", "mlp")
     assert str(layout).endswith("recompute mla_up_proj+mlp")
-    assert answers.parse_layout(str(layout), given) == layout
+    assert layout_text.parse_layout(str(layout), given) == layout
     path = tmp_path / "mine.csv"
     path.write_text(
         "model,gpu,gpus,sequence,micro_batch,accumulation,ep,sharding,recompute,seconds\n"
@@ -255,7 +255,7 @@ def test_a_module_is_said_printed_and_read_again(tmp_path):
 )
 def test_a_wrong_module_is_told(text, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        answers.parse_layout(text, training())
+        layout_text.parse_layout(text, training())
 
 
 @pytest.mark.parametrize("module", ["moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm"])

@@ -6,13 +6,12 @@ import pytest
 from conftest import says
 
 from pardemo.planner import hardware, models
-from pardemo.planner.estimate import NEAR
+from pardemo.planner.estimate import AS_QUICK
 from pardemo.planner.layouts import configurations, programs
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import CONTEXTS, Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.published import against
 from pardemo.planner.layouts.search import layouts, search, sensitivity
 from pardemo.planner.layouts.step import step
 
@@ -33,10 +32,10 @@ def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
         assert layout.batch == 128
     assert len(tried) == len(set(tried))
     answer = search(given, 128)
-    fitting = [one for one in tried if memory(given, one).peak_bytes <= against.usable_bytes(given)]
+    fitting = [one for one in tried if memory(given, one).peak_bytes <= given.machine.usable_bytes]
     assert (answer.tried, answer.fitting) == (len(tried), len(fitting))
     quickest = min(step(given, one).seconds for one in fitting)
-    assert answer.best[0].seconds <= NEAR * quickest
+    assert answer.best[0].seconds <= AS_QUICK * quickest
     assert all(one.fits for one in (*answer.best, *answer.front))
     free = [one.headroom for one in answer.front]
     assert free == sorted(free), "slower, but with more room"
@@ -66,7 +65,7 @@ def test_what_fits_nowhere_is_told_with_the_least():
 def test_a_choice_may_depend_on_what_was_assumed():
     answer = search(job(LLAMA, 64, between=12.5e9, sequence=8192), 128)
     for best, same in sensitivity(answer).values():
-        assert best.seconds <= same.seconds * NEAR or not same.fits
+        assert best.seconds <= same.seconds * AS_QUICK or not same.fits
 
 
 def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():

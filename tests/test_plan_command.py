@@ -10,7 +10,7 @@ from test_plan_reasons import plan, row
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.planner import command, table
-from pardemo.planner.layouts import answers
+from pardemo.planner.layouts import explanations
 from pardemo.planner.layouts.tuning import Tuning
 
 
@@ -202,7 +202,7 @@ def test_slow_adapters_are_told_with_three_digits(capsys):
     job = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "H100", "--link", "1"]
     assert main(["plan", "--explain", "tp=1", *job]) == 0
     assert says(capsys.readouterr().out, "360", "GB/s", "0.100", "GB/s", "adapters")
-    assert [answers.three_digits(value) for value in (1234.5, 99.94, 2.0, 0.012345, 0)] == (
+    assert [explanations.three_digits(value) for value in (1234.5, 99.94, 2.0, 0.012345, 0)] == (
         ["1,234", "99.9", "2.00", "0.0123", "0"]
     )
 

@@ -13,7 +13,7 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.per_rank import owned_layer
 from pardemo.planner.layouts.step import step, waited_messages
 
-CASES = {case.what: case for case in network.CASES}
+CASES = {case.label: case for case in network.CASES}
 ACTIVATION = 2 * network.SEQUENCE * network.SHAPE.hidden  # bytes
 WEIGHTS = 2 * owned_layer(network.SHAPE, Layout()).whole  # of a layer
 

@@ -153,7 +153,7 @@ Change = tuple[Hashable, int]
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of the changes. Sizes are MiB.
+    """The outcome of replaying changes of memory through the allocator. Sizes are MiB.
 
     Attributes: ``failed``: who found no room, None if all did; ``wanted``, ``taken`` (by tensors) and ``reserved`` (by
     segments) when it stopped; ``segments``: size of each and (who, place, size) of what is taken in it; ``real``:

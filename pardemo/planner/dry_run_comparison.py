@@ -13,7 +13,7 @@ from pardemo.planner.layouts.fine_tune_step import tensor_bytes
 from pardemo.planner.memory_curve import Curve
 from pardemo.planner.table import PlanRow, Request
 
-NEAR = 0.02  # of the tensors: lines that differ by less are not shown
+SHOWN_FROM = 0.02  # of the tensors: lines that differ by less are not shown
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class DryRunComparison:
             f"planned {self.sent[0] / 1e9:.3f}"
         ]
         for name in LINES:
-            ours, theirs = self.planned.lines.get(name, 0.0), self.run.lines.get(name, 0.0)
-            if abs(ours - theirs) > NEAR * run:
-                lines.append(f"  {name}: {theirs / 1e9:.2f} GB, planned {ours / 1e9:.2f}")
+            planned_bytes, run_bytes = self.planned.lines.get(name, 0.0), self.run.lines.get(name, 0.0)
+            if abs(planned_bytes - run_bytes) > SHOWN_FROM * run:
+                lines.append(f"  {name}: {run_bytes / 1e9:.2f} GB, planned {planned_bytes / 1e9:.2f}")
         held = self.run.lines.get("allocator", 0.0)
         added = self.planned.lines.get("allocator", 0.0)
         lines.append(f"  torch's allocator would hold {held / 1e9:.2f} GB more, the plan adds {added / 1e9:.0f}")
@@ -119,11 +119,11 @@ def _tensors(run: Footprint, nbytes: np.ndarray) -> tuple[list[Block], int]:
     A storage that grows or shrinks is another block from then on.
     """
     who, first = run.changes[:, 0], run.first_event
-    there = np.bincount(who[:first], nbytes[:first], len(run.lives))
+    at_first = np.bincount(who[:first], nbytes[:first], len(run.lives))
     size = dict.fromkeys(range(len(run.lives)), 0.0)
     born: dict[int, int] = {}
     blocks: list[Block] = []
-    changes = [(storage, there[storage], 1) for storage in np.flatnonzero(there).tolist()]
+    changes = [(storage, at_first[storage], 1) for storage in np.flatnonzero(at_first).tolist()]
     changes += [
         (s, n, 2 + k) for k, (s, n) in enumerate(zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True))
     ]

@@ -19,13 +19,13 @@ FULLEST = 0.98
 #: Of a GPU's memory that a plan leaves free where it can choose, for fragments and what libraries take; nearer to its
 #: end allocators begin to thrash.
 RESERVE = 0.08
-NEAR = 1.01  # what takes no longer than this many times the quickest is as quick: the model is not that exact
+AS_QUICK = 1.01  # what takes no longer than this many times the quickest is as quick: the model is not that exact
 
 
 def choose(candidates: Sequence[T], seconds: Callable[[T], float], preference: Callable[[T], Any]) -> T:
     """Returns the candidate with the least ``preference`` of those whose seconds are within 1 % of the quickest's."""
     quickest = min(map(seconds, candidates))
-    return min((each for each in candidates if seconds(each) <= NEAR * quickest), key=preference)
+    return min((each for each in candidates if seconds(each) <= AS_QUICK * quickest), key=preference)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class PredictedStep:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU."""
+        """Tokens per second of one GPU."""
         return self.tokens / self.seconds / self.gpus
 
     @property

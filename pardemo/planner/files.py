@@ -84,7 +84,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
     if row.stage is not None and isinstance(job.config, Baichuan2Config) and job.tuning.lora:
         texts["recipe.yaml"] = strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base)))
         script, name, usage = f"-m {_RUN}", "pardemo", "[option …]"
-        theirs: str | None = f"--module {_RUN}"
+        deepspeed_script: str | None = f"--module {_RUN}"
         shell_notes = slurm_notes = notes
     else:
         model = outline(RankJob(job.config, sequence=job.sequence))
@@ -94,7 +94,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
             config, launched = "accelerate_fsdp.yaml", job_settings.fsdp(started, sharding, job.precision)
         notes = [_about(request, row), f"for {_versions(row)}"]
         head = "".join(f"# {note}\n" for note in notes)
-        script, theirs, name = SCRIPT, None if sharding else f"--no_local_rank {SCRIPT}", "fine-tune"
+        script, deepspeed_script, name = SCRIPT, None if sharding else f"--no_local_rank {SCRIPT}", "fine-tune"
         usage, about_data = f"--data FILE [{SCRIPT}'s other options]", "FILE is absolute, or seen from this folder"
         shell_notes, slurm_notes = [*notes, about_data], [*notes, f"sbatch job.slurm {usage}; {about_data}"]
         texts[SCRIPT] = f"{head}{_script(request, row, base, model)}"
@@ -103,7 +103,7 @@ def write_plan(folder: str | Path, request: Request, row: PlanRow, base: Recipe)
     texts |= {
         config: head + strict_yaml.dump(launched),
         "hostfile": head + cluster.hostfile(hosts, each),
-        "launch.sh": cluster.shell(hosts, each, script, config, theirs, usage, shell_notes),
+        "launch.sh": cluster.shell(hosts, each, script, config, deepspeed_script, usage, shell_notes),
         "job.slurm": cluster.slurm(hosts, each, name, f'{torchrun} "$@"', slurm_notes, file="job.slurm"),
     }
     for file, text in texts.items():
@@ -222,9 +222,9 @@ def _script(request: Request, row: PlanRow, base: Recipe, model: Any) -> str:
     path = recipe.locate(base.model.path)
     known = not isinstance(job.config, Baichuan2Config) and "/" in base.model.path  # else a built-in model's short name
     named = str(path) if path.is_dir() else base.model.path if known else None
-    own = "import pardemo.baichuan2  # noqa: E402, F401, which Transformers 5 does not have\n\n"
+    model_import = "import pardemo.baichuan2  # noqa: E402, F401, which Transformers 5 does not have\n\n"
     plan = f"""# --- the plan
-{own if isinstance(job.config, Baichuan2Config) else ""}MODEL: str | None = {named!r}
+{model_import if isinstance(job.config, Baichuan2Config) else ""}MODEL: str | None = {named!r}
 SEQUENCE = {job.sequence}
 DTYPE = {dtype}
 LORA: dict[str, Any] | None = {adapter}

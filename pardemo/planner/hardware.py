@@ -189,8 +189,8 @@ def gpu(name: str) -> Gpu:
     near = begun if len(begun) > 1 else [*begun, *close]
     offered = [*dict.fromkeys(by_name[key].name for key in near)][:3]
     if not near:
-        own = "another's rates can be given in a file, which pardemo plan --measure FILE writes on it"
-        raise ValueError(f"no GPU {name!r}; there are {', '.join(GPUS)}; {own}")
+        measuring = "another's rates can be given in a file, which pardemo plan --measure FILE writes on it"
+        raise ValueError(f"no GPU {name!r}; there are {', '.join(GPUS)}; {measuring}")
     raise ValueError(f"no GPU {name!r}; did you mean {' or '.join(offered)}?")
 
 

@@ -64,9 +64,9 @@ def on_rank() -> dict[str, Any]:
     rates = {size: _product(size, rank_device) for size in SIZES[gpu]}
     best = max(rates.values())
     peak_flops, source = peak(name, best)
-    size = torch.empty(COPY_BYTES[gpu] // 4, device=rank_device)
-    target = torch.empty_like(size)
-    copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(size), 7)))
+    tensor = torch.empty(COPY_BYTES[gpu] // 4, device=rank_device)
+    target = torch.empty_like(tensor)
+    copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(tensor), 7)))
     fields: dict[str, Any] = {
         "name": name, "memory_gib": _short(memory / 2**30), "peak_tflops": _short(peak_flops / 1e12),
         "reachable_tflops": {str(size): _short(rate / 1e12) for size, rate in rates.items()},

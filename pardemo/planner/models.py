@@ -96,7 +96,7 @@ _ATTENTION = (("q_proj", "v_proj"), ("qkv_proj",), ("query_key_value",), ("Wqkv"
 
 
 def lora_target(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Where LoRA goes unless told otherwise: PEFT's modules for the architecture, else what makes queries and values.
+    """Returns the modules that LoRA goes to by default: PEFT's for the architecture, else queries' and values'.
 
     Raises:
         ValueError: neither is known.

@@ -45,11 +45,11 @@ class Case:
     """A layout on a cluster, and how long its layers wait.
 
     Args:
-        what: its label in the table. forward_s: of a layer on a rank; its backward pass takes twice that.
+        label: in the table. forward_s: of a layer on a rank; its backward pass takes twice that.
         buckets: in which gradients are summed beside the backward pass; a single one is full when that is over.
     """
 
-    what: str
+    label: str
     cluster: Cluster
     layout: Layout
     forward_s: float = 0.020
@@ -57,7 +57,7 @@ class Case:
 
     def __post_init__(self):
         if self.cluster.between_rate is None:
-            raise ValueError(f"{self.what}: the cluster's hosts need a bandwidth between them, such as '200 Mbit/s'")
+            raise ValueError(f"{self.label}: the cluster's hosts need a bandwidth between them, such as '200 Mbit/s'")
 
     @property
     def job(self) -> Job:
@@ -146,7 +146,7 @@ class Weights(nn.Module):
         return x + self.weight.mean()
 
 
-class Layer(nn.Module):
+class PaddedLayer(nn.Module):
     """Attention and MLP, each half of the layer: f before it, g behind it, as in 1909.08053 3.
 
     Args:
@@ -176,7 +176,7 @@ def measure_seconds(
     """
     with groups.Groups(groups.ParallelDims(tp=layout.tp, dp=layout.dp, pp=layout.pp)) as own_groups:
         count = int(owned_layer(shape, layout).whole)
-        layers = [Layer(count, forward_s, backward_s, own_groups.tp) for _ in range(shape.layers)]
+        layers = [PaddedLayer(count, forward_s, backward_s, own_groups.tp) for _ in range(shape.layers)]
         stage = cut_by_layers(layers, layout.pp)[dist.get_rank(own_groups.pp)]
         engine = _engine(layout, stage, own_groups.dp, len(stage) * count * BF16 // buckets)
         step, durations = _step(layout, shape, sequence, engine, own_groups), []

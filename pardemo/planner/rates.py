@@ -20,7 +20,7 @@ SHARP = {"H100": 480e9, "H200": 480e9}
 
 
 class Rates(NamedTuple):
-    """What one GPU reaches: operations/s of bf16 matrix multiplications, bytes/s one way."""
+    """Rates of one GPU: operations/s of bf16 matrix multiplications, bytes/s one way."""
 
     sheet: float
     alone: float

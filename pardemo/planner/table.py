@@ -273,8 +273,8 @@ def least_bytes(request: Request, gpus: int, engine: str = "zero-3", offload: st
     """Predicts the peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
     engine = engine if dp > 1 else "zero-0"
-    one = plan_row(request, configurations.shape_of_config(request.job.config), engine, True, offload, 1)
-    return memory(one.job, one.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
+    row = plan_row(request, configurations.shape_of_config(request.job.config), engine, True, offload, 1)
+    return memory(row.job, row.layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:
@@ -333,8 +333,8 @@ def _cut_sequences(request: Request) -> list[str]:
     return ["--search, which also cuts sequences between GPUs (CP)"] if request.job.sequence >= LONG else []
 
 
-def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
-    return lambda size: memory(*of(size)).peak_bytes <= request.machine.most_bytes
+def _fits(request: Request, job_of_size: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
+    return lambda size: memory(*job_of_size(size)).peak_bytes <= request.machine.most_bytes
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:

@@ -70,10 +70,10 @@ def megatron() -> list[Check]:
     higher. Of the share of linear scaling half of what tensor parallelism costs is promised.
     """
     rows, alone = [], 0.0
-    for tp, of in scaling.TABLE_1.items():
-        planned = step(megatron_2019.job(of, find_program("megatron-2022")), megatron_2019.layout(of, tp))
-        rate = of.flops / tp / planned.seconds
-        label = f"Megatron, {of.parameters / 1e9:.1f}B, {tp}-way"
+    for tp, model in scaling.TABLE_1.items():
+        planned = step(megatron_2019.job(model, find_program("megatron-2022")), megatron_2019.layout(model, tp))
+        rate = model.flops / tp / planned.seconds
+        label = f"Megatron, {model.parameters / 1e9:.1f}B, {tp}-way"
         if tp == 1:
             alone, known = rate, scaling.BASELINE_FLOPS
             rows.append(_check(label, rate / 1e12, known / 1e12, "TFLOP/s per GPU", "1909.08053 5.1", None))
@@ -217,7 +217,7 @@ def emulated() -> list[Check]:
 
     rows = []
     for case, predicted, measured in network.compare_steps():
-        rows.append(_check(f"{case.what}, {case.cluster}", predicted, measured, "s a step", network.SOURCE, 0.1))
+        rows.append(_check(f"{case.label}, {case.cluster}", predicted, measured, "s a step", network.SOURCE, 0.1))
     return rows
 
 

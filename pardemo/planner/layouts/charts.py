@@ -25,7 +25,7 @@ with extras.needed_by(__name__):
     from matplotlib.figure import Figure
 
 
-NEAR = 0.15  # the band around equal
+BAND = 0.15  # the band around equal
 FEW = 60  # points of a source that are drawn large
 MARKERS = "o^sDvPX"
 #: Colours of the sources: there are more sources than light colours of ranks that can be seen as a point.
@@ -47,7 +47,7 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     low = 0.7 * min(min(outcome.run.seconds, outcome.step.seconds) for outcome in shown)
     high = 1.4 * max(max(outcome.run.seconds, outcome.step.seconds) for outcome in shown)
     ends = [low, high]
-    ax.fill_between(ends, [(1 - NEAR) * x for x in ends], [(1 + NEAR) * x for x in ends], color=palette.GRID, zorder=0)
+    ax.fill_between(ends, [(1 - BAND) * x for x in ends], [(1 + BAND) * x for x in ends], color=palette.GRID, zorder=0)
     ax.plot(ends, ends, color=palette.PREDICTED, linewidth=1, zorder=1)
     # the largest first, and small ones as large points with an edge, or those of many would hide them
     for place, (source, group) in enumerate(sorted(groups.items(), key=lambda item: -len(item[1]))):
@@ -99,7 +99,7 @@ def seconds_of_layouts(
     published: Mapping[str, float] | None = None,
     name: str = "which_layout_layouts",
 ) -> Picture:
-    """Where each layout's step goes, part by part, in seconds; a diamond is the ``published`` time."""
+    """Draws each layout's step part by part, in seconds; a diamond is the ``published`` time."""
     published = published or {}
     description = "; ".join(
         f"{case} {sum(parts.values()):.2f} s, mostly {max(parts, key=parts.__getitem__)}"
@@ -220,7 +220,7 @@ def _frame(title: str, planned: PlannedLayout, most_s: float = 50) -> tuple[Canv
     canvas = Canvas(640, 262)
     predicted, footprint = planned.step, planned.memory
     canvas.text(8, 18, title, "start", size=20, bold=True)
-    spent = {name: sum(predicted.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
+    spent = {name: sum(predicted.parts.get(part, 0.0) for part in parts) for name, (_, parts) in DOES.items()}
     gigabytes = {line: value / 1e9 for line, value in footprint.lines.items() if line in _SHOWN}
     colours = {name: colour for name, (colour, _) in DOES.items()}
     _bar(canvas, 44, "time", spent, colours, most_s, f"{predicted.seconds:.3g} s")

@@ -180,27 +180,28 @@ def assumptions_of(arguments: argparse.Namespace, job: "Job", batch: int) -> dic
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    from pardemo.planner.layouts import answers, launch
+    from pardemo.planner.layouts import explanations, launch
     from pardemo.planner.layouts.search import search, sensitivity
 
     job, corrected = _corrected(arguments)
     able = launch.runnable_by_program(job, arguments.model)
     answer = search(job, arguments.per_step or arguments.gpus, able=able)
     changed = sensitivity(answer, able)
-    given = changed, assumptions_of(arguments, job, answer.batch), answers.positions_warning(answer, arguments.model)
-    text, values = answers.search_text(answer, *given, arguments.all), answers.search_json(answer, *given)
+    warning = explanations.positions_warning(answer, arguments.model)
+    given = changed, assumptions_of(arguments, job, answer.batch), warning
+    text, values = explanations.search_text(answer, *given, arguments.all), explanations.search_json(answer, *given)
     return _tell(arguments, answer.best[0] if answer.best else None, values, text, corrected)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from pardemo.planner.layouts import answers
+    from pardemo.planner.layouts import explanations, layout_text
     from pardemo.planner.layouts.search import PlannedLayout
 
     job, corrected = _corrected(arguments)
-    planned = PlannedLayout(job, answers.parse_layout(arguments.explain, job, arguments.per_step))
+    planned = PlannedLayout(job, layout_text.parse_layout(arguments.explain, job, arguments.per_step))
     assumptions = assumptions_of(arguments, job, planned.layout.batch)
-    text = f"{answers.describe_job(job, assumptions)}\n{answers.explained_text(planned)}"
-    return _tell(arguments, planned, answers.explained_json(planned) | {"assumed": assumptions}, text, corrected)
+    text = f"{explanations.describe_job(job, assumptions)}\n{explanations.explained_text(planned)}"
+    return _tell(arguments, planned, explanations.explained_json(planned) | {"assumed": assumptions}, text, corrected)
 
 
 def _tell(
@@ -238,7 +239,7 @@ def _corrected(arguments: argparse.Namespace) -> tuple["Job", str]:
     Raises:
         ValueError: as :func:`job_of`; what is to be written cannot be, which is said before anything is searched.
     """
-    from pardemo.planner.layouts.search import correct_seconds
+    from pardemo.planner.layouts.published.against import correct_seconds
 
     job = job_of(arguments)
     if arguments.write and job.frozen:
@@ -282,8 +283,8 @@ def _write(arguments: argparse.Namespace, planned: "PlannedLayout") -> list[str]
     """With --write, writes the files that run the layout; returns their names, first the one that the jobs start."""
     if not arguments.write:
         return []
-    from pardemo.planner.layouts import answers, launch
+    from pardemo.planner.layouts import explanations, launch
 
     if not planned.fits:
-        raise ValueError(f"--write: {planned.layout}: {answers.describe_fit(planned)}")
+        raise ValueError(f"--write: {planned.layout}: {explanations.describe_fit(planned)}")
     return launch.write_files(Path(arguments.write), planned.job, planned.layout, arguments.model)

@@ -306,7 +306,7 @@ def _global_and_windowed_heads(config: "PreTrainedConfig", sizes: dict[str, int]
 def _linear(config: "PreTrainedConfig", hidden: int) -> dict[str, Any]:
     """Returns the mixer of the layers that have no attention, and how many these are."""
     kind, types = config.model_type, value_of(config, "layer_types", "layers_block_type") or ()
-    if kind not in KINDS["mixers"] or not (layers := sum(one not in _ATTENTION for one in types)):
+    if kind not in KINDS["mixers"] or not (layers := sum(layer_type not in _ATTENTION for layer_type in types)):
         return {}
     mixer: Mamba | DeltaNet | ShortConvolution
     if KINDS["mixers"][kind] == "delta":
@@ -340,11 +340,11 @@ def _compressed(config: "PreTrainedConfig", hidden: int, heads: int, head_dim: i
     """
     kind, low = config.model_type, value_of(config, "q_lora_rank")
     if kind in KINDS["chooses_tokens"]:
-        scores, own = config.index_n_heads * config.index_head_dim, config.index_head_dim
-        products = (Matmul(low, scores, COLUMNS), Matmul(hidden, own), Matmul(hidden, config.index_n_heads))
+        scores, key_width = config.index_n_heads * config.index_head_dim, config.index_head_dim
+        products = (Matmul(low, scores, COLUMNS), Matmul(hidden, key_width), Matmul(hidden, config.index_n_heads))
         types = value_of(config, "indexer_types") or ["full"] * config.num_hidden_layers
-        asks = sum(one == "full" for one in types)
-        own_index = Compressor(1, asks, products, config.index_topk, scores, 2 * own)
+        asks = sum(indexer_type == "full" for indexer_type in types)
+        own_index = Compressor(1, asks, products, config.index_topk, scores, 2 * key_width)
         shared = Compressor(1, len(types) - asks, (), config.index_topk)
         return {"compressors": tuple(each for each in (own_index, shared) if each.layers)}
     if kind != "deepseek_v4":
@@ -389,7 +389,7 @@ def _experts(config: "PreTrainedConfig") -> Experts | None:
     top_k = value_of(config, "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts") or 2
     interval = value_of(config, "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval") or 1
     if types := value_of(config, "mlp_layer_types"):
-        dense = sum(one == "dense" for one in types)
+        dense = sum(mlp_type == "dense" for mlp_type in types)
     else:
         dense = value_of(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index") or len(
             value_of(config, "mlp_only_layers") or ()
@@ -399,9 +399,9 @@ def _experts(config: "PreTrainedConfig") -> Experts | None:
 
 def _other_params(config: "PreTrainedConfig", shape: Shape) -> int:
     """Counts parameters of biases and of other norms, of the kinds of models that :data:`KINDS` says them of."""
-    own = KINDS["other_params"].get(config.model_type, {})
-    named = {part: [*own.get(part, ())] for part in ("once", "layer", "attention", "dense", "experts")}
-    for flag, given in own.get("if", {}).items():
+    params = KINDS["other_params"].get(config.model_type, {})
+    named = {part: [*params.get(part, ())] for part in ("once", "layer", "attention", "dense", "experts")}
+    for flag, given in params.get("if", {}).items():
         if value_of(config, flag):
             for part, names in given.items():
                 named[part] += names
@@ -436,19 +436,19 @@ def _as_counted(shape: Shape, counted: dict[str, Any]) -> Shape:
     Raises:
         ValueError: the model has matrices that the shape has not, or the other way round.
     """
-    for matrices, ours, theirs in (
+    for matrices, planned, counted_params in (
         ("its experts", round(shape.expert_layers * shape.expert_params), counted["experts"]),
         ("its layers, embedding and head", shape.matrix_params, counted["matrices"]),
     ):
-        if abs(ours - theirs) > MISSED * theirs:
+        if abs(planned - counted_params) > MISSED * counted_params:
             names = f": {', '.join(counted['unknown'])}" if counted["unknown"] else ""
             raise ValueError(
-                f"{shape.name}: {theirs:,} parameters in the matrices of {matrices}, of which {ours:,} are "
+                f"{shape.name}: {counted_params:,} parameters in the matrices of {matrices}, of which {planned:,} are "
                 f"known; a layer of it has parts that are not planned{names}"
             )
     return replace(shape, other_params=counted["all"] - shape.params)
 
 
 def usual_target(kind: str) -> tuple[str, ...] | None:
-    """Where LoRA goes unless told otherwise in a model of that ``model_type``; None where that is not known here."""
+    """Returns the modules that LoRA goes to by default, by ``model_type``; None where they are not known here."""
     return tuple(KINDS["lora"].get(kind, ())) or None

@@ -21,7 +21,7 @@ SUB_GROUP = 1_000_000_000  # elements that stage 3 updates at once (``sub_group_
 
 @dataclass(frozen=True)
 class Overheads:
-    """What no source says, in bytes: fitted to every second one of Qwen's 57 runs.
+    """Bytes that no source states: fitted to every second one of Qwen's 57 runs.
 
     Args:
         allocator: what torch's allocator keeps beside tensors, and libraries' workspaces.

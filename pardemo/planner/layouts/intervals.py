@@ -55,7 +55,7 @@ class Interval:
 
     @property
     def why(self) -> str:
-        """Where it comes from, in one clause."""
+        """The runs that the interval comes from, in one clause."""
         more = f"; {self.newer}" if self.newer else ""
         if self.like:
             return f"from {self.runs} runs: {self.kind}{more}"
@@ -88,14 +88,14 @@ def of_seconds(job: Job, layout: Layout, seconds: float) -> Interval:
     Of a release that is newer than all that were fitted it goes further down, by what the program becomes faster a
     month; runs on the very machine (``job.measured``) have measured that away.
     """
-    found = _of(_ratios()["seconds"], kinds_of_runs(job, layout), seconds, job.measured)
+    interval = _interval(_ratios()["seconds"], kinds_of_runs(job, layout), seconds, job.measured)
     months, program = job.program.months_ahead, job.program
     if job.measured or not months:
-        return found
+        return interval
     faster = 1 - (1 - faster_a_month(program.name)) ** months
     newer = f"release {program.release} is {months} month{'s' * (months > 1)} newer than the last one that was fitted, "
     newer += f"{program.fitted_release}, so it goes {100 * faster:.0f} % further down"
-    return replace(found, low=found.low * (1 - faster), newer=newer)
+    return replace(interval, low=interval.low * (1 - faster), newer=newer)
 
 
 def faster_a_month(program: str) -> float:
@@ -125,7 +125,7 @@ def beyond_measured(job: Job, layout: Layout) -> bool:
 
 def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
     """Returns the interval of a GPU's predicted bytes."""
-    return _of(_ratios()["bytes"], kinds_of_runs(job, layout), nbytes, False)
+    return _interval(_ratios()["bytes"], kinds_of_runs(job, layout), nbytes, False)
 
 
 FINE_TUNES = "transformers, fine-tunes"
@@ -136,14 +136,14 @@ def of_fine_tune(quantity: str, predicted: float) -> Interval:
 
     The times that are known are of one family of models whose norms are fused, so that those of others are wider.
     """
-    return _of(_ratios()[quantity], [FINE_TUNES], predicted, False, alike=quantity == "bytes")
+    return _interval(_ratios()[quantity], [FINE_TUNES], predicted, False, alike=quantity == "bytes")
 
 
-def _of(
-    known: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool, alike: bool = True
+def _interval(
+    ratios_by_kind: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool, alike: bool = True
 ) -> Interval:
-    pooled = {name: [ratio for kind, of in known.items() if _is(kind, name) for ratio in of] for name in names}
-    pooled["all programs"] = [ratio for kind, of in known.items() if kind != FINE_TUNES for ratio in of]
+    pooled = {name: [r for kind, ratios in ratios_by_kind.items() if _is(kind, name) for r in ratios] for name in names}
+    pooled["all programs"] = [r for kind, ratios in ratios_by_kind.items() if kind != FINE_TUNES for r in ratios]
     name = next((name for name in names if len(pooled[name]) >= FEWEST), "all programs")
     like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR) and LORA not in names[0])
     like = like and alike

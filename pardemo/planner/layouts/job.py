@@ -19,7 +19,7 @@ HYBRID = "models with layers that have state spaces, linear or compressed attent
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, by which program, on which machine."""
+    """A model to train, the program that trains it, and the machine."""
 
     shape: Shape
     machine: Machine
@@ -70,7 +70,7 @@ class Job:
 
     @property
     def matmul_speedup(self) -> float:
-        """How many times as fast as in bf16 it multiplies: the data sheet's ratio, by what the program reaches."""
+        """Speed of matrix multiplications over bf16's: the data sheet's ratio, times what the program reaches of it."""
         if self.precision == "bf16":
             return 1.0
         kept = self.program.fp4_efficiency if self.precision == "nvfp4" else self.program.fp8_efficiency

@@ -6,7 +6,8 @@ from typing import Any
 
 from pardemo import options
 from pardemo.planner.estimate import OFFLOADS
-from pardemo.planner.layouts.shape import MODULES, Shape, missing
+from pardemo.planner.layouts.recomputed import MODULES, missing
+from pardemo.planner.layouts.shape import Shape
 
 SHARDING = ("none", "zero1", "zero2", "zero3")
 RECOMPUTE = ("none", "selective", "full")
@@ -82,8 +83,8 @@ class Layout:
         return self.ep * self.etp
 
     def expert_copies(self, ranks: int | None = None) -> int:
-        """Of ``ranks`` with the same dense parameters (default: all) and their tensor-parallel ones, those that have
-        the same experts."""
+        """Counts the ranks that have the same experts, among ``ranks`` with the same dense parameters (default: all)
+        and their tensor-parallel ones."""
         return max(1, (self.replicas if ranks is None else ranks) * self.tp // self.expert_ranks)
 
     @property

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pardemo.planner.layouts import per_rank
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.shape import COLUMNS, Layer, Matmul, recomputed
+from pardemo.planner.layouts.recomputed import recomputed
+from pardemo.planner.layouts.shape import COLUMNS, Layer, Matmul
 
 #: Where a step's time goes.
 PARTS = (
@@ -124,7 +125,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
 
 @dataclass(frozen=True)
 class ExpertCosts:
-    """What a rank's experts of one layer take in one pass."""
+    """Costs of a rank's experts of one layer in one pass."""
 
     matmul_s: float
     moved_bytes: float  # through memory, of tokens that are sorted, activated and joined

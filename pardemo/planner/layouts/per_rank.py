@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.shape import Layer, Shape, up_projections
+from pardemo.planner.layouts.recomputed import up_projections
+from pardemo.planner.layouts.shape import Layer, Shape
 from pardemo.planner.layouts.tuning import Tuning, adapted, adapted_parts
 
 

@@ -47,12 +47,11 @@ from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.programs import find_program
-from pardemo.planner.layouts.published.against import usable_bytes
 from pardemo.planner.layouts.search import PlannedLayout, chunks_of, divisors, search, shardings
 from pardemo.planner.layouts.step import idle_stages, step
 
 RECOMPUTED = 1 / 3  # of the multiplications' time: forward is one of three passes
-NEAR = 0.03  # of the multiplications' time: of layouts that are so close the simplest is taken
+SIMPLEST_WITHIN = 0.03  # of the multiplications' time: of layouts that are so close the simplest is taken
 MOST_SAMPLES, MOST_CHUNKS = 16, 4
 
 
@@ -91,7 +90,7 @@ class Candidate:
 def choose(job: Job, batch: int) -> Candidate | None:
     """The layout to try first for a dense model, ``batch`` samples a step; None where nothing fits.
 
-    Of the layouts that add at most :data:`NEAR` more than the least, the rule takes the one with the fewest cuts, then
+    Of the layouts that add at most :data:`SIMPLEST_WITHIN` more than the least, the rule takes the one with the fewest cuts, then
     the one with the least traffic, since a network may not hide what the formulas hide.
 
     Raises:
@@ -104,7 +103,7 @@ def choose(job: Job, batch: int) -> Candidate | None:
 def taken_of(fitting: Sequence[Candidate]) -> Candidate:
     """The layout that the rule takes, of those that fit."""
     least = min(candidate.added for candidate in fitting)
-    return min((candidate for candidate in fitting if candidate.added <= least + NEAR), key=_settings)
+    return min((candidate for candidate in fitting if candidate.added <= least + SIMPLEST_WITHIN), key=_settings)
 
 
 def candidates(job: Job, batch: int) -> list[Candidate]:
@@ -117,7 +116,7 @@ def candidates(job: Job, batch: int) -> list[Candidate]:
         raise ValueError(f"this rule is for dense models, and {job.shape.name or 'this one'} has experts: use search")
     if batch < 1:
         raise ValueError(f"a step must have at least 1 sample, not {batch!r}")
-    most_bytes, fitting, tried = usable_bytes(job), [], 0
+    most_bytes, fitting, tried = job.machine.usable_bytes, [], 0
     for ways in _ways(job, batch):
         for layout in ways:  # ZeRO-3 gathers for each micro-batch, so it takes the largest one that fits
             if not job.program.can_run(layout) or idle_stages(job, layout):
@@ -133,7 +132,7 @@ def candidates(job: Job, batch: int) -> list[Candidate]:
 
 
 def adds(job: Job, layout: Layout) -> dict[str, float]:
-    """What a layout adds to the time of the matrix multiplications, as shares of that time."""
+    """Returns what a layout adds to the time of the matrix multiplications, as shares of that time."""
     machine, t, m = job.machine, layout.tp, layout.accumulation
     tokens = layout.micro_batch * job.sequence / t
     recomputed = RECOMPUTED if layout.recompute == "full" else 0.0
@@ -162,7 +161,7 @@ def adds(job: Job, layout: Layout) -> dict[str, float]:
 
 
 def _beside(traffic: float, computing: float) -> float:
-    """What traffic adds that travels beside a pass: what is longer than the pass."""
+    """Returns what traffic beside a pass adds: by how much it takes longer than the pass."""
     return max(0.0, traffic - computing)
 
 
@@ -179,7 +178,7 @@ def link(job: Job, ranks: int) -> float:
 
 
 def _messages(job: Job, layout: Layout) -> float:
-    """What a stage's messages add, none hidden: v activations and v gradients for each micro-batch."""
+    """Returns what a stage's messages add, none hidden: v activations and v gradients for each micro-batch."""
     if layout.pp == 1:
         return 0.0
     machine, shape = job.machine, job.shape
@@ -215,7 +214,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _settings(candidate: Candidate) -> tuple[int, int, int, float]:
-    """How much there is to set: cuts of the model, chunks, traffic between nodes; then what the layout adds."""
+    """Orders layouts by their settings: cuts of the model, chunks, traffic between nodes; then by what they add."""
     layout = candidate.layout
     traffic = ("none", "zero1", "zero2", "hsdp", "zero3").index("hsdp" if layout.shard_group else layout.sharding)
     return (layout.tp > 1) + (layout.pp > 1), layout.chunks, traffic, candidate.added

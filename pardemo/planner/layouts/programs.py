@@ -183,10 +183,10 @@ def _month(release: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    found = re.fullmatch(r"(\d\d)\.(0[1-9]|1[0-2])(\.\d+)*", release)
-    if not found:
+    match = re.fullmatch(r"(\d\d)\.(0[1-9]|1[0-2])(\.\d+)*", release)
+    if not match:
         raise ValueError(f"no release {release!r}; right would be a year and a month, as 26.04")
-    return 12 * int(found[1]) + int(found[2])
+    return 12 * int(match[1]) + int(match[2])
 
 
 _RELEASES = _read(_TABLES["programs"])
@@ -219,7 +219,8 @@ def find_program(name: str) -> Program:
     if not (newest := PROGRAMS[name]).release:
         raise ValueError(f"{name}'s published runs do not tell releases apart; take --program {name}")
     month = _month(release)
-    return next((one for one in _RELEASES[name] if month <= _month(one.fitted_release)), newest).but(release=release)
+    fitted = (program for program in _RELEASES[name] if month <= _month(program.fitted_release))
+    return next(fitted, newest).but(release=release)
 
 
 def fitted_releases(name: str) -> list[Program]:

@@ -6,7 +6,7 @@ from pardemo.planner import hardware
 from pardemo.planner.estimate import PredictedStep
 from pardemo.planner.layouts.fine_tune_step import tuned_step
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.micro_batch import Parts, head, layer
 from pardemo.planner.layouts.per_rank import Owned, kept_bytes, owned_layer, owned_trained_params, trained_layer
@@ -57,6 +57,17 @@ def idle_stages(job: Job, layout: Layout) -> int:
     nanotron's ``check_model_has_grad`` asks for more layers or fewer stages then.
     """
     return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.program.balanced_stages else 0
+
+
+def why_not(job: Job, layout: Layout) -> str:
+    """Says why a layout cannot have run: an impossible cut, or a stage that is left with nothing; "" where it can."""
+    try:
+        check_layout(layout, job.shape, layout.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
+    except ValueError as error:
+        return str(error)
+    if idle := idle_stages(job, layout):
+        return f"{job.program.name} leaves {idle} of PP {layout.pp} stages without anything; take fewer"
+    return ""
 
 
 def _balanced(shape: Shape, pp: int) -> list[int]:

@@ -29,7 +29,7 @@ EVERYTHING = "all-linear"
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a model is fine-tuned."""
+    """Settings of a fine-tune: LoRA or all parameters, the bits of frozen weights, the optimizer, the loss."""
 
     rank: int = 0  # of LoRA's matrices; 0 trains all parameters
     target: tuple[str, ...] = ()  # names of the modules that have them, or ``all-linear``
@@ -93,19 +93,19 @@ def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
     Raises:
         ValueError: a target is no module that is known, or the model has none of its name.
     """
-    there = linears(shape)
-    return [there[part] for part in adapted_parts(tuning, shape)]
+    modules = linears(shape)
+    return [modules[part] for part in adapted_parts(tuning, shape)]
 
 
 def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
     """Returns the parts, of :data:`PARTS`, of a layer's modules that LoRA goes to."""
-    there, experts = linears(shape), shape.experts
+    modules, experts = linears(shape), shape.experts
     beside = experts and (experts.shared_ffn_hidden or experts.first_dense_layers or experts.layer_interval > 1)
     inside = "a model with experts: LoRA is planned on its attention alone"
     if tuning.target == (EVERYTHING,):
         if beside:
             raise ValueError(f"{shape.name or 'this'} is {inside}, and {EVERYTHING} are more; name them")
-        return [name for name in there if name not in ("qkv", "gate+up")]
+        return [name for name in modules if name not in ("qkv", "gate+up")]
     parts: list[str] = []
     for target in tuning.target:
         last = target.rpartition(".")[2]
@@ -117,7 +117,7 @@ def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
             known = ", ".join(sorted({name for names in PARTS.values() for name in names}))
             raise ValueError(f"LoRA's target {target!r} is no module of a layer that is known: {known}")
         split = name.split("+") if name == "o+down" else [name]
-        if missing := [part for part in split if part not in there]:
+        if missing := [part for part in split if part not in modules]:
             why = f"; it is {inside}" if experts and missing[0] in ("gate", "up", "down", "gate+up") else ""
             raise ValueError(f"{shape.name or 'the model'} has no module {target!r} for LoRA{why}")
         parts += [part for part in split if part not in parts]

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, command, configurations, launch
+from pardemo.planner.layouts import command, configurations, explanations, launch
 from pardemo.planner.layouts.configurations import MODELS, key_of
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import LINES
 from pardemo.planner.layouts.micro_batch import PARTS
 from pardemo.planner.layouts.programs import find_program
-from pardemo.planner.layouts.published.against import usable_bytes
 from pardemo.planner.layouts.search import SearchResult, changes, if_changed, search
 
 #: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
@@ -73,17 +72,18 @@ class Asked:
     def answer(self) -> dict[str, Any]:
         """Returns the command's JSON under ``json``, without what changes with an assumption, and texts for readers."""
         result, job = self.result, self.job
-        warning = answers.positions_warning(result, self.arguments.model)
+        warning = explanations.positions_warning(result, self.arguments.model)
         shown = result.best or (result.least,)
         return {
-            "json": answers.search_json(result, {}, self.assumed, warning),
-            "planned": answers.describe_job(job, self.assumed).splitlines(),
-            "notes": answers.describe_trust(result) if result.best else [answers.suggest_savings(result.least)],
-            "shown": [answers.layout_json(each) for each in shown],
+            "json": explanations.search_json(result, {}, self.assumed, warning),
+            "planned": explanations.describe_job(job, self.assumed).splitlines(),
+            "notes": explanations.describe_trust(result) if result.best
+            else [explanations.suggest_savings(result.least)],
+            "shown": [explanations.layout_json(each) for each in shown],
             "names": [str(each.layout) for each in shown],
             "words": [describe_layout(each.layout) for each in shown],
             "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
-            "room_bytes": usable_bytes(job), "capacity_bytes": job.machine.gpu.memory_bytes,
+            "room_bytes": job.machine.usable_bytes, "capacity_bytes": job.machine.gpu.memory_bytes,
             "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
         }  # fmt: skip
 
@@ -92,7 +92,7 @@ class Asked:
         pair = if_changed(self.result, changes(self.job)[name], self.able)
         if pair is None:
             return {"json": None, "line": f"if {name}: nothing fits"}
-        return {"json": answers.changed_json(*pair), "line": answers.changed_line(name, *pair)}
+        return {"json": explanations.changed_json(*pair), "line": explanations.changed_line(name, *pair)}
 
 
 def plan_arguments(question: Mapping[str, str], folder: Path) -> Namespace:
@@ -186,7 +186,7 @@ def for_a_page() -> Callable[[str, Callable[[int], object] | None], str]:
 
 @contextlib.contextmanager
 def _about(field: str) -> Iterator[None]:
-    """What is refused inside is about that field."""
+    """Names the field in every refusal that is raised inside."""
     try:
         yield
     except RefusedField:

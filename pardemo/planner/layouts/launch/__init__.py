@@ -52,7 +52,7 @@ def runnable_by_program(job: Job, model_name: str) -> Callable[[Layout], bool]:
     return lambda layout: program.why_not(job, layout, model) is None
 
 
-def why_not_by_file(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:
+def why_not_by_file(job: Job, layout: Layout, model: facts.ModelFacts) -> dict[str, str | None]:
     """Returns, by the file that starts each program, why it cannot run the layout; None if it can."""
     return {program.FILE: program.why_not(job, layout, model) for program in PROGRAMS}
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelFacts:
     """The facts of a model that a training program needs beside its sizes.
 
     Args:
@@ -58,7 +58,7 @@ class Model:
         )  # fmt: skip
 
 
-def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
+def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> ModelFacts:
     """Reads those facts from a model's configuration.
 
     Rotary settings are in ``rope_parameters`` since Transformers 5, and in keys of their own before.
@@ -80,7 +80,7 @@ def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
         "groups": get("n_group") or 1, "chosen_groups": get("topk_group") or 1,
         "scale": get("routed_scaling_factor") or 1.0,
     }  # fmt: skip
-    return Model(
+    return ModelFacts(
         shape, kind, name, rms=rms is not None,
         epsilon=rms or get("layer_norm_epsilon", "layer_norm_eps") or 1e-5,
         std=get("initializer_range") or 0.02, positions="rope" if turns else "learned" if learned else "other",
@@ -93,7 +93,7 @@ def model_of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
         activation=get("hidden_act", "hidden_activation", "activation_function") or "silu",
         latent={key: get(key) for key in names} if get("kv_lora_rank") is not None else {},
         router=router if kind in KINDS["sigmoid_router"] else {},
-        left_out=tuple(feature for feature, there in left_out.items() if there),
+        left_out=tuple(feature for feature, present in left_out.items() if present),
     )  # fmt: skip
 
 

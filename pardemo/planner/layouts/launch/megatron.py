@@ -13,7 +13,7 @@ from typing import Any
 
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import settings
-from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.launch.facts import ModelFacts
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.step import pieces
 
@@ -28,7 +28,7 @@ _PRECISIONS: dict[str, Flags] = {
 _GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}
 
 
-def why_not(job: Job, layout: Layout, model: Model) -> str | None:
+def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     """Returns why Megatron-LM cannot run the layout; None where it can."""
     shape, learned = job.shape, model.positions == "learned"
     return settings.refusal(
@@ -50,7 +50,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     )  # fmt: skip
 
 
-def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
+def flags(job: Job, layout: Layout, model: ModelFacts) -> dict[str, Flags]:
     """Returns the arguments by name, without their dashes, in groups; True is a flag alone."""
     values, groups, title = _values(job, layout, model), dict[str, Flags](), ""
     for group in settings.table("megatron.yaml"):
@@ -60,7 +60,7 @@ def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
     return groups
 
 
-def _values(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
+def _values(job: Job, layout: Layout, model: ModelFacts) -> dict[str, Any]:
     """Returns what ``megatron.yaml`` names beside fields of layout, job and model; None: nothing is to be said."""
     shape, experts, pieces = job.shape, job.shape.experts, layout.pp * layout.chunks
     grouped, divides = not model.latent and shape.kv_heads != shape.heads, shape.layers % pieces == 0
@@ -123,7 +123,7 @@ def vocabulary(words: int, tp: int) -> Flags:
     return {"vocab-size": words - 1, "make-vocab-size-divisible-by": step}
 
 
-def left_out(model: Model) -> list[str]:
+def left_out(model: ModelFacts) -> list[str]:
     """Returns what the arguments leave out of the model, one line each."""
     missing = list(model.left_out)
     if model.shape.gated and model.activation != "silu":
@@ -133,7 +133,7 @@ def left_out(model: Model) -> list[str]:
     return missing
 
 
-def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
+def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
     """``megatron.sh``: torchrun's own options are its arguments; ``slurm.sbatch`` and ``kubernetes.yaml`` give them."""
     hosts, each = job.machine.hosts, min(job.machine.host_gpus, layout.gpus)
     groups = flags(job, layout, model)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import settings
-from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.launch.facts import ModelFacts
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.programs import NANOTRON
 from pardemo.planner.layouts.step import idle_stages
@@ -20,7 +20,7 @@ FILE = "nanotron.yaml"
 ENVIRONMENT = {"NANOTRON": "nanotron"}
 
 
-def why_not(job: Job, layout: Layout, model: Model) -> str | None:
+def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     """Returns why nanotron's Llama cannot run the layout; None where it can.
 
     Its 1F1B asks for as many micro-batches as stages, less one (``parallel/pipeline_parallel/engine.py`` at
@@ -46,7 +46,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     )  # fmt: skip
 
 
-def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
+def config(job: Job, layout: Layout, model: ModelFacts) -> dict[str, Any]:
     """Returns the file's content."""
     return settings.fill(settings.table("nanotron.yaml"), {
         "job": job, "layout": layout, "shape": job.shape, "model": model, "run": f"{model.name}_%date_%jobid",
@@ -57,7 +57,7 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
     })  # fmt: skip
 
 
-def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
+def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
     """``nanotron.yaml``; without a data set nanotron invents tokens."""
     import yaml
 

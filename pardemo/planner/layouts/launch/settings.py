@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.launch.facts import ModelFacts
 from pardemo.planner.layouts.layout import Layout
 
 
@@ -54,7 +54,7 @@ def refusal(*rules: tuple[object, str], **values: object) -> str | None:
     return next((reason.format(**values) for holds, reason in rules if holds), None)
 
 
-def about(job: Job, layout: Layout, model: Model, hosts: str = "") -> str:
+def about(job: Job, layout: Layout, model: ModelFacts, hosts: str = "") -> str:
     """Returns the first line of a file, a comment: what is run."""
     samples = f"{layout.batch} samples of {job.sequence} tokens a step"
     return f"# {model.name}: {layout}, {layout.gpus} GPUs{hosts}, {samples}\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import settings
-from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.launch.facts import ModelFacts
 from pardemo.planner.layouts.layout import Layout
 
 FILE = "torchtitan.toml"
@@ -30,7 +30,7 @@ _WORDS = {"llama3": 128256, "qwen3": 151936}
 _NAMES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "deepseek_v3": "deepseek_v3"}
 
 
-def why_not(job: Job, layout: Layout, model: Model) -> str | None:
+def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     """Returns why torchtitan cannot run the layout; None where it can.
 
     Its rules: ``_validate`` of ``torchtitan/distributed/parallel_dims.py`` at 0119de156de558030726b8539ef0078d8aaaec99,
@@ -65,12 +65,12 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     )  # fmt: skip
 
 
-def name_of(model: Model) -> str | None:
+def name_of(model: ModelFacts) -> str | None:
     """torchtitan's name of the model's kind."""
     return "llama3" if model.like_llama and not model.shape.tied else _NAMES.get(model.kind)
 
 
-def flavor(model: Model) -> str | None:
+def flavor(model: ModelFacts) -> str | None:
     """torchtitan's name of the model's sizes."""
     shape, kind = model.shape, name_of(model) or ""
     ffn_hidden = shape.experts.ffn_hidden if shape.experts else shape.ffn_hidden
@@ -85,7 +85,7 @@ def per_piece(job: Job, layout: Layout) -> int | None:
     return layers if -(-job.shape.layers // layers) == pieces else None
 
 
-def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
+def config(job: Job, layout: Layout, model: ModelFacts) -> dict[str, Any]:
     """Returns the file by its sections."""
     stages, experts = layout.pp > 1, job.shape.experts is not None
     return settings.fill(settings.table("torchtitan.yaml"), {
@@ -103,7 +103,7 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
     })  # fmt: skip
 
 
-def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
+def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
     """Returns both files, of which a job takes the one that the torchtitan it finds can read.
 
     ``hf_assets_path`` and dataset are those of torchtitan's tests.
@@ -163,7 +163,7 @@ def python_why_not(job: Job, layout: Layout) -> str | None:
     return None
 
 
-def _python(job: Job, layout: Layout, model: Model, comments: str) -> str:
+def _python(job: Job, layout: Layout, model: ModelFacts, comments: str) -> str:
     """Returns the file, which begins with ``comments``."""
     sections = config(job, layout, model)
     # a pipeline's micro-batches have a number now; experts' tensor parallelism follows from the rest

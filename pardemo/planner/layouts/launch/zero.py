@@ -10,14 +10,14 @@ from typing import Any
 from pardemo.peers.accelerate import job_settings
 from pardemo.planner.layouts.job import Job
 from pardemo.planner.layouts.launch import settings
-from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.launch.facts import ModelFacts
 from pardemo.planner.layouts.layout import SHARDING, Layout
 
 FILE, SETTINGS = "accelerate.yaml", "deepspeed.json"
 ENVIRONMENT = {"SCRIPT": "train.py"}
 
 
-def why_not(job: Job, layout: Layout, model: Model) -> str | None:
+def why_not(job: Job, layout: Layout, model: ModelFacts) -> str | None:
     """Returns why DeepSpeed's ZeRO alone cannot run the layout; None where it can."""
     for name in ("tp", "pp", "cp", "ep", "etp"):
         if (value := getattr(layout, name)) > 1:
@@ -38,7 +38,7 @@ def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
     })  # fmt: skip
 
 
-def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
+def texts(job: Job, layout: Layout, model: ModelFacts) -> dict[str, str]:
     """Returns both files; recomputation and the length of samples are the script's to set."""
     import yaml
 
@@ -60,6 +60,6 @@ def command(job: Job, torchrun: str) -> str:
     options = torchrun.replace("--standalone", "")
     names = {"--nnodes": "--num_machines", "--node_rank": "--machine_rank", "--master_addr": "--main_process_ip",
              "--master_port": "--main_process_port"}  # fmt: skip
-    for theirs, name in names.items():
-        options = options.replace(theirs, name)
+    for option, name in names.items():
+        options = options.replace(option, name)
     return " ".join(f'accelerate launch --config_file {FILE} {options} "${{SCRIPT:-train.py}}"'.split())

@@ -9,20 +9,13 @@ from typing import Any
 from pardemo import project
 from pardemo.planner.estimate import choose
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check_layout
 from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.programs import Program, fitted_releases
 from pardemo.planner.layouts.published.loaders import load, nvidia_program
 from pardemo.planner.layouts.published.runs import PublishedRun
-from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
+from pardemo.planner.layouts.search import expected
+from pardemo.planner.layouts.step import PredictedStep, step, why_not
 
-#: Of the predicted time of a layout whose tensor parallelism leaves the host, what a choice reckons with: the median of
-#: nanotron's runs of that kind took 1.26 times as long as predicted, of the others 1.02 times.
-ACROSS = 1.25
-#: The same of what else has gone wrong with a program, by name. Of nanotron's pipelines over hosts 67 runs had replicas
-#: without ZeRO-1, and the median took 2.4 times as long; of the 398 others the median took as long as predicted, but
-#: each third waited for messages. Replicas over hosts without ZeRO-1 took 1.05 times as long.
-RECORDS = {"nanotron": {"TP": 1.35, "PP without ZeRO": 2.4, "PP": 1.1, "without ZeRO": 1.05}}
 LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
 
 
@@ -46,7 +39,7 @@ class ComparedRun:
 
     @property
     def refused(self) -> str:
-        """Why the layout cannot be run at all, whatever it takes; "" where it can."""
+        """The reason why the layout cannot be run at all, whatever it takes; "" where it can."""
         return why_not(self.run.job, self.run.layout)
 
     @property
@@ -57,7 +50,7 @@ class ComparedRun:
     @property
     def has_room(self) -> bool:
         """Whether a plan may choose it: it runs, and a GPU keeps what a plan leaves free."""
-        return self.fits and self.memory.peak_bytes <= usable_bytes(self.run.job)
+        return self.fits and self.memory.peak_bytes <= self.run.job.machine.usable_bytes
 
     @property
     def known_mfu(self) -> float | None:
@@ -65,22 +58,6 @@ class ComparedRun:
         if self.run.seconds is None:
             return None
         return self.step.model_flops / self.run.seconds / self.step.gpus / self.step.peak_flops
-
-
-def usable_bytes(job: Job) -> float:
-    """Returns the bytes of a GPU that a plan may fill."""
-    return job.machine.usable_bytes
-
-
-def why_not(job: Job, layout: Layout) -> str:
-    """Says why a layout cannot have run: an impossible cut, or a stage that is left with nothing; "" where it can."""
-    try:
-        check_layout(layout, job.shape, layout.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
-    except ValueError as error:
-        return str(error)
-    if idle := idle_stages(job, layout):
-        return f"{job.program.name} leaves {idle} of PP {layout.pp} stages without anything; take fewer"
-    return ""
 
 
 def compare(runs: Iterable[PublishedRun]) -> list[ComparedRun]:
@@ -143,18 +120,6 @@ class Choice:
         return _seconds(self.chosen) / _seconds(self.best) - 1
 
 
-def expected(job: Job, layout: Layout, seconds: float) -> float:
-    """Seconds to choose by: the predicted ones, times what layouts of a kind that has gone wrong have taken more."""
-    record = RECORDS.get(job.program.name, {})
-    across = job.machine.crossings(layout.pp, layout.tp * layout.cp * layout.dp) > 0
-    replicas = layout.sharding == "none" and layout.replicas > 1 and layout.gpus > job.machine.host_gpus
-    if not job.machine.inside(layout.tp):
-        seconds *= record.get("TP", ACROSS)
-    if across:
-        return seconds * record.get("PP without ZeRO" if replicas else "PP", 1.0)
-    return seconds * (record.get("without ZeRO", 1.0) if replicas else 1.0)
-
-
 def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
     """Groups runs with one model, machine, number of GPUs and samples of a step; only those of several layouts."""
     groups = defaultdict(list)
@@ -207,6 +172,42 @@ def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:
 def confusion(outcomes: Iterable[ComparedRun]) -> dict[tuple[str, bool], int]:
     """Counts runs by outcome and whether they are predicted to fit. Other reasons than memory may have failed them."""
     return dict(Counter((outcome.run.outcome, outcome.fits) for outcome in outcomes))
+
+
+def correct_seconds(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
+    """Returns the job at the median pace of ``runs``, their seconds over the predicted ones, and a line that says so.
+
+    Raises:
+        ValueError: none of them has a time on the job's GPU and with its program.
+    """
+    wanted = _where(job)
+    timed = [run for run in runs if run.seconds and not run.wrong and _where(run.job) == wanted]
+    if not timed:
+        others = sorted({_where(run.job) for run in runs if run.seconds})
+        raise ValueError(
+            f"--measured has no run with a time on {wanted}; it has {', '.join(others) or 'none that has a time'}"
+        )
+    ratios = sorted(run.seconds / step(_as(run.job, job), run.layout).seconds for run in timed if run.seconds)
+    correction = statistics.median(ratios)
+    line = f"{len(ratios)} measured run{'s' * (len(ratios) > 1)} took {correction:.2f} times as long as predicted"
+    if len(ratios) > 1:
+        rest = 100 * max(abs(ratio / correction - 1) for ratio in ratios)
+        line += f" ({ratios[0]:.2f} to {ratios[-1]:.2f}), so all times are multiplied by it; they themselves are then "
+        line += f"up to {rest:.0f} % off"
+    else:
+        line += ", so all times are multiplied by it; one run does not tell how far the rest is off"
+    return replace(job, correction=correction, measured=True), line
+
+
+def _as(measured: Job, planned: Job) -> Job:
+    """Returns a measured run's job with the constants of the release that is planned with."""
+    if measured.program.release == planned.program.release:
+        return measured
+    return replace(measured, program=planned.program)
+
+
+def _where(job: Job) -> str:
+    return f"{job.machine.gpu.name} with {job.program.name}"
 
 
 MOST_LINES = 40  # runs that are shown one by one
@@ -344,8 +345,8 @@ def later_runs() -> Iterator[tuple[Program, ComparedRun]]:
     """Yields NVIDIA's runs of later releases, predicted with the constants of each fitted release before theirs."""
     for file in ("megatron_bridge.csv", "newer/megatron_bridge_26.csv"):
         for run in load(FOLDER / file, left_out=[]):
-            own = run.job.program
-            for earlier in fitted_releases(own.name):
-                if not run.wrong and earlier.fitted_release < own.fitted_release:
-                    program = replace(nvidia_program(earlier.fitted_release), release=own.release)
+            later = run.job.program
+            for earlier in fitted_releases(later.name):
+                if not run.wrong and earlier.fitted_release < later.fitted_release:
+                    program = replace(nvidia_program(earlier.fitted_release), release=later.release)
                     yield earlier, compare([replace(run, job=replace(run.job, program=program))])[0]

@@ -41,8 +41,8 @@ RACK = 64  # GPUs of an NVL72 that a training uses; the rest stand in for those 
 ADAPTER = {"H100": 400, "B200": 400, "GB200": 400, "B300": 800, "GB300": 800}
 #: The table's names, and ours: built-in models, and one whose sizes stand here.
 MODELS = {
-    **{theirs: replace(configurations.shape_of_config(configurations.find_configuration(ours)), name=ours)
-       for theirs, ours in _TABLES["built_in"].items()},
+    **{label: replace(configurations.shape_of_config(configurations.find_configuration(model)), name=model)
+       for label, model in _TABLES["built_in"].items()},
     "Nemotron_3_Nano": Shape(
         52, 2688, 32, 2, 1856, 131072, gated=False, head_dim=128, experts=Experts(128, 6, 1856, 3712),
         pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", linear_mixer=Mamba(64, 64, 128, 8),
@@ -263,8 +263,9 @@ def load(path: Path, measured: GpuProfile | None = None, left_out: list[str] | N
         return runs.read(path, measured, left_out)
     published = read(path, left_out)
     for place, run in enumerate(published):
-        there = run.job.machine
-        if measured and there.gpu.name == measured.gpu.name:
-            cluster = machine(measured, there.gpus, there.host_gpus, None if measured.between else there.between)
+        cluster = run.job.machine
+        if measured and cluster.gpu.name == measured.gpu.name:
+            between = None if measured.between else cluster.between
+            cluster = machine(measured, cluster.gpus, cluster.host_gpus, between)
             published[place] = replace(run, job=replace(run.job, machine=cluster))
     return published

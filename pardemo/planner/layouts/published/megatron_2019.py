@@ -32,15 +32,15 @@ def dgx_2h(gpus: int) -> Machine:
     return Machine(hardware.gpu("V100"), gpus, HOST_GPUS, between=ADAPTERS * 100e9 / 8)
 
 
-def job(of: ScaledModel, program: Program, gpus: int = HOST_GPUS) -> Job:
+def job(model: ScaledModel, program: Program, gpus: int = HOST_GPUS) -> Job:
     """Returns a model of the study's Table 1 on its machines."""
-    shape = gpt(of.layers, of.hidden, of.heads, of.vocabulary, of.sequence)
-    return Job(shape, dgx_2h(gpus), program, of.sequence, fused=False)
+    shape = gpt(model.layers, model.hidden, model.heads, model.vocabulary, model.sequence)
+    return Job(shape, dgx_2h(gpus), program, model.sequence, fused=False)
 
 
-def layout(of: ScaledModel, tp: int, dp: int = 1) -> Layout:
+def layout(model: ScaledModel, tp: int, dp: int = 1) -> Layout:
     """``tp`` GPUs share each layer, and ``dp`` replicas see other samples. Everything is recomputed (5)."""
-    return Layout(tp=tp, dp=dp, micro_batch=of.batch, recompute="full")
+    return Layout(tp=tp, dp=dp, micro_batch=model.batch, recompute="full")
 
 
 @functools.cache
@@ -53,22 +53,24 @@ def program() -> Program:
     return base.but(matmul_efficiency=base.matmul_efficiency * products / left)
 
 
-def planned(of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2) -> PredictedStep:
+def planned(
+    model: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2
+) -> PredictedStep:
     """Returns the step as the planner has it.
 
     Args:
-        of: of the study's Table 1, whatever its own t. overlap: whether the gradients' all-reduce runs beside the
+        model: of the study's Table 1, whatever its own t. overlap: whether the gradients' all-reduce runs beside the
             backward pass. gradient_bytes: each as it travels.
     """
     constants = program().but(dp_overlap=float(overlap), gradient_bytes=gradient_bytes)
-    return step(job(of, constants, tp * dp), layout(of, tp, dp))
+    return step(job(model, constants, tp * dp), layout(model, tp, dp))
 
 
 def longer(
-    of: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2
+    model: ScaledModel, tp: int, dp: int = 1, *, overlap: bool = False, gradient_bytes: int = 2
 ) -> dict[str, float]:
     """Returns by how many per cent each of :data:`PARTS` makes a step longer than with linear scaling."""
-    predicted, linear = planned(of, tp, dp, overlap=overlap, gradient_bytes=gradient_bytes), of.linear_seconds(tp)
+    predicted, linear = planned(model, tp, dp, overlap=overlap, gradient_bytes=gradient_bytes), model.linear_seconds(tp)
     tensor, data = (predicted.parts.get(f"{kind}-parallel traffic", 0.0) for kind in ("tensor", "data"))
     seconds = (predicted.seconds - tensor - data - linear, tensor, data)
     return {part: 100 * each / linear for part, each in zip(PARTS, seconds, strict=True)}
@@ -83,8 +85,8 @@ def figure_5() -> dict[int, tuple[dict[str, float], float]]:
     """
     shares = {}
     for dp, figure in ((1, scaling.FIGURE_5_MP), (64, scaling.FIGURE_5_MP_DP)):
-        for tp, of in scaling.TABLE_1.items():
-            parts = longer(of, tp, dp, overlap=dp > 1 and tp in OVERLAPPED)
+        for tp, model in scaling.TABLE_1.items():
+            parts = longer(model, tp, dp, overlap=dp > 1 and tp in OVERLAPPED)
             shares[tp * dp] = parts, 100 * (100 / figure[tp] - 1)
     del shares[1]
     return shares

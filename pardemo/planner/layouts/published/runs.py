@@ -138,13 +138,13 @@ def read(path: Path, measured: GpuProfile | None = None, left_out: list[str] | N
             every row is.
     """
     header, lines = rows(path)
-    there = set(header)
-    if missing := [name for name in NEEDED if name not in there]:
+    known = set(header)
+    if missing := [name for name in NEEDED if name not in known]:
         columns = ", ".join(f"{name} ({NEEDED[name]})" for name in missing)
         raise ValueError(f"{path.name} has no column {columns}; docs/plan.md lists all")
-    if "model" not in there and not {"layers", "hidden", "heads", "vocabulary"} <= there:
+    if "model" not in known and not {"layers", "hidden", "heads", "vocabulary"} <= known:
         raise ValueError(f"{path.name} says no model: a column model, or layers, hidden, heads, middle and vocabulary")
-    if not {"seconds", "tokens_per_s"} & there:
+    if not {"seconds", "tokens_per_s"} & known:
         raise ValueError(f"{path.name} says no speed: a column seconds (of a step) or tokens_per_s (of one GPU)")
     if unknown := [name for name in header if name and name not in NEEDED | OPTIONAL]:
         raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/plan.md lists all")

@@ -1,87 +1,28 @@
-"""Explains a step's time and a GPU's memory part by part, each with the constant that it follows from."""
+"""Explains layouts and a search's result as text and JSON: time and memory part by part, each with its constants."""
 
 import math
-import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pardemo.planner.estimate import RESERVE
 from pardemo.planner.layouts.intervals import beyond_measured, measured_hosts, of_bytes
 from pardemo.planner.layouts.job import Job
-from pardemo.planner.layouts.layout import Layout, check_layout, recomputation
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
 from pardemo.planner.layouts.micro_batch import PARTS
-from pardemo.planner.layouts.published.against import ACROSS, why_not
-from pardemo.planner.layouts.search import PlannedLayout, SearchResult, search
+from pardemo.planner.layouts.search import ACROSS, PlannedLayout, SearchResult, search
 
-#: What a printed layout says, and the fields that it means.
-_PRINTED = (
-    (r"\bTP(?!1\b)\d+", r"\g<0> sequence_parallel=yes"),
-    (r"\b(TP|CP|PP|DP|EP|ETP)(\d+)\b", lambda word: f"{word[1].lower()}={word[2]}"),
-    (r"\b(zero[123])/(\d+)", r"sharding=\1 shard_group=\2"),
-    (r"(?<![=\S])(zero[123])\b", r"sharding=\1"),
-    (r"\b(\d+)[×x](\d+)\b", r"micro_batch=\1 accumulation=\2"),
-    (r"\bv(\d+)\b", r"chunks=\1"),
-    (r"\b(recompute|context|schedule|offload) (\S+)", r"\1=\2"),
-)
-_TRUTH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-
-
-def parse_layout(text: str, job: Job, batch: int | None = None) -> Layout:
-    """Reads ``tp=8,pp=4,micro_batch=2,…`` as a :class:`Layout`; what is left out follows from GPUs and batch.
-
-    Or the layout as a search prints it.
-
-    Raises:
-        ValueError: a word that is no field of a layout, or a layout that cannot be run.
-    """
-    if "=" not in text:
-        for printed, meaning in _PRINTED:
-            text = re.sub(printed, meaning, text)
-        text = ",".join(text.split())
-    values: dict[str, Any] = {}
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = word.partition("=")
-        if name in values:
-            raise ValueError(f"{name} is said twice in {text!r}")
-        values |= recomputation(value) if name == "recompute" and "modules" not in values else _field(name, value)
-    layout = Layout(**values)
-    if "dp" not in values:
-        layout = layout.but(dp=max(1, job.machine.gpus // (layout.tp * layout.cp * layout.pp)))
-    each = layout.dp * layout.micro_batch
-    divides = batch is None or batch % each == 0
-    if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
-        layout = layout.but(accumulation=batch // each if divides else layout.pp)
-    # first: it may be a wrong degree that does not divide
-    check_layout(layout, job.shape, job.machine.gpus, job.sequence, job.program.embedding_and_loss_as_layers)
-    if not divides:
-        raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
-    if batch and layout.batch != batch:
-        raise ValueError(
-            f"{layout} has {layout.batch} samples a step, and --per-step says {batch}; leave one of them out"
-        )
-    if lacking := job.program.missing_features(layout):
-        raise ValueError(
-            f"{job.program.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.program.supports))} "
-            "(--program)"
-        )
-    if why := why_not(job, layout):
-        raise ValueError(why)
-    return layout
-
-
-def _field(name: str, value: str) -> dict[str, Any]:
-    """Returns the value of a field of a layout, of the kind that its default is."""
-    kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(Layout)}
-    if name not in kinds:
-        raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
-    try:
-        if kinds[name] is tuple:
-            return {name: tuple(filter(None, value.split("+")))}
-        return {name: _TRUTH[value.lower()] if kinds[name] is bool else kinds[name](value)}
-    except (KeyError, ValueError):
-        needed = "yes or no" if kinds[name] is bool else "a number"
-        raise ValueError(f"'{name}={value}': {name} must be {needed}") from None
+GB = 1e9
+SLOWER = 0.2  # of a card's rate, that some have less than others of their name
+FRONT = 5  # layouts shown of the front of time and memory
+#: GPUs up to which a job may be one of Transformers' Trainer's.
+FINE_TUNED = 16
+#: What takes less of each line of a GPU's memory.
+_LESS = {
+    "logits": "a loss that is fused or made in chunks never has them whole; so does context parallelism (CP)",
+    "activations": "take a shorter sequence, or more GPUs for context parallelism (CP), which cuts each sample",
+    "gathered parameters": "take more GPUs, or a program that gathers less ahead",
+}
+Changed = dict[str, tuple[PlannedLayout, PlannedLayout]]
 
 
 def constants_of_parts(job: Job) -> dict[str, str]:
@@ -179,9 +120,6 @@ def explained_text(planned: PlannedLayout) -> str:
     )
 
 
-SLOWER = 0.2  # of a card's rate, that some have less than others of their name
-
-
 def slower_card(planned: PlannedLayout) -> PlannedLayout | None:
     """Returns the layout on a card that multiplies slower by :data:`SLOWER`; None where its rate was measured."""
     machine = planned.job.machine
@@ -217,11 +155,6 @@ def describe_fit(planned: PlannedLayout) -> str:
     needed, capacity, free = (three_digits(value / GB) for value in sizes)
     verdict = "fits" if planned.fits else "does not fit"
     return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"
-
-
-GB = 1e9
-FRONT = 5  # layouts shown of the front of time and memory
-Changed = dict[str, tuple[PlannedLayout, PlannedLayout]]
 
 
 def changed_json(best: PlannedLayout, same: PlannedLayout) -> dict[str, Any]:
@@ -327,23 +260,11 @@ def changed_line(name: str, best: PlannedLayout, same: PlannedLayout) -> str:
     return f"if {name}: {verdict}; {other}"
 
 
-#: What takes less of each line of a GPU's memory.
-_LESS = {
-    "logits": "a loss that is fused or made in chunks never has them whole; so does context parallelism (CP)",
-    "activations": "take a shorter sequence, or more GPUs for context parallelism (CP), which cuts each sample",
-    "gathered parameters": "take more GPUs, or a program that gathers less ahead",
-}
-
-
 def suggest_savings(least: PlannedLayout) -> str:
     """Says what most of the least memory is, and what would take less of it."""
     line = max(least.memory.lines, key=least.memory.lines.__getitem__)
     less = _LESS.get(line, "take more GPUs, which share them, or a GPU with more memory")
     return f"{least.memory.lines[line] / GB:.0f} GB of it are {line}; {less}"
-
-
-#: GPUs up to which a job may be one of Transformers' Trainer's.
-FINE_TUNED = 16
 
 
 def describe_trust(answer: SearchResult) -> list[str]:
