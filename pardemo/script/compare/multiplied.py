@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pardemo.script.compare import runs
-from pardemo.script.compare.causes import UnexplainedGradients
+from pardemo.script.compare.across_layouts import UnexplainedGradients
 from pardemo.script.compare.comparison import Comparison
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import size_text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pardemo.script.compare import causes, runs
+from pardemo.script.compare import across_layouts, runs
 from pardemo.script.compare import layouts as of_layouts
 from pardemo.script.compare.comparison import Comparison, compare_layout
 from pardemo.script.compare.differences import Difference
@@ -103,7 +103,7 @@ def _proof(layouts: Sequence[RunLayout], options: Options, folder: str) -> Proof
     proof.notes += reference.records[0].notes
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
-    left_open: dict[str, causes.UnexplainedGradients] = {}
+    left_open: dict[str, across_layouts.UnexplainedGradients] = {}
     steps: dict[str, list[Sequence[Step]]] = {}
     for number, layout in enumerate(layouts[1:], 1):
         place = Path(folder, str(number))
@@ -134,7 +134,7 @@ def _proof(layouts: Sequence[RunLayout], options: Options, folder: str) -> Proof
             left_open[layout.name] = compared.left_open
         proof.notes += [note for note in compared.notes if note not in proof.notes]
     compared_layouts = [layout for layout in layouts[1:] if layout.name not in proof.failed]
-    proof.findings = causes.explain_across(proof.findings, left_open, compared_layouts)
+    proof.findings = across_layouts.explain_across(proof.findings, left_open, compared_layouts)
     proof.kept = {
         finding: kept for finding, kept in proof.kept.items() if finding in proof.findings
     }  # others have a cause
