@@ -15,7 +15,7 @@ from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
 from pardemo.script.record.rank_record import STATE, Tensors
-from pardemo.script.resume.stop_follower import COPIES, KEPT, SLOTS
+from pardemo.script.resume.script_state import COPIES, KEPT, SLOTS
 
 
 def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> list[str]:

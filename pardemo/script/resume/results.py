@@ -6,7 +6,7 @@ from typing import Any
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.results import json_row, runs_screen
-from pardemo.script.resume.stop_follower import Stop
+from pardemo.script.resume.stops import Stop
 
 
 @dataclass

@@ -24,9 +24,10 @@ from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import Options, ProveError, Run
-from pardemo.script.resume import GRACE_S, STEPS, judge, stop_follower
+from pardemo.script.resume import GRACE_S, STEPS, judge
 from pardemo.script.resume.results import StopVerdict, Trial
-from pardemo.script.resume.stop_follower import KINDS, NEVER, Stop, StopFollower, whole_saves
+from pardemo.script.resume.stop_follower import StopFollower, whole_saves
+from pardemo.script.resume.stops import KINDS, NEVER, Stop, draw_stops
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -115,7 +116,7 @@ def _verdict(
     verdict.saved, asynchronous = _saved(first)
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
     try:
-        drawn = stop_follower.draw_stops(
+        drawn = draw_stops(
             kinds, first.steps, verdict.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
         )
     except ValueError as error:
@@ -312,7 +313,7 @@ def stopped(
             goes on that of the run that was stopped. Other ``{names}`` are the layouts'.
         layouts: as ``"ranks=2 batch=4"``. The script is stopped in the first, and resumed in each.
         resume: the line that goes on; the same where it is None.
-        stops: kinds of :data:`~pardemo.script.resume.stop_follower.KINDS`; all where it is None. One stop of each.
+        stops: kinds of :data:`~pardemo.script.resume.stops.KINDS`; all where it is None. One stop of each.
         seed: of the steps, moments and ranks that are drawn.
         steps: of the undisturbed run. grace_s: between SIGTERM and SIGKILL. timeout_s: for each run.
 
