@@ -12,7 +12,7 @@ import torch
 from pardemo.compat import local_part
 from pardemo.script.runtime.libraries import is_script
 
-#: Kinds of states that no optimizer has: of what the script keeps beside the model, and its copies of the parameters.
+#: Kinds of states that no optimizer has: of what else the script keeps, and its copies of the parameters.
 KEPT, COPIES = "kept", "copies"
 #: Optimizers' names for what they keep, in words.
 SLOTS = {
@@ -59,7 +59,7 @@ LEAST = 2
 MOST = 100
 
 
-def kept_beside(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+def untracked_state(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields tensors of modules and of objects with a ``state_dict`` in the script's functions, by kind and name.
 
     Of those that run now: their variables and the script's globals, and in these elements of lists and dicts and

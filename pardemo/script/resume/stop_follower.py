@@ -17,18 +17,18 @@ from pardemo.script.record.parameters import living_optimizers
 from pardemo.script.record.pieces import parameter_names
 from pardemo.script.record.rank_record import STATE
 from pardemo.script.record.recorder import Recorder
-from pardemo.script.resume.script_state import generator_states, kept_beside, optimizer_states
+from pardemo.script.resume.script_state import generator_states, optimizer_states, untracked_state
 from pardemo.script.resume.stops import Stop
 from pardemo.script.runtime import stand_ins
 
 
 class StopFollower:
-    """Records states of optimizers, random numbers and saves beside all that prove records, and stops the script.
+    """Records states of optimizers, random numbers and saves, with all that prove records, and stops the script.
 
     Args:
         folder: in which the script saves. stop: that is to come, if one is.
         marker: a file that is there from the stop on: to a launcher that is to be killed from outside it says that the
-            time has come, and behind a run that ended with an error, that the stop was its end.
+            time has come, and after a run that ended with an error, that the stop was its end.
     """
 
     def __init__(self, recorder: Recorder, folder: str, stop: Stop | None, marker: str):
@@ -85,7 +85,7 @@ class StopFollower:
         for name, slot, value in optimizer_states(living_optimizers(parameters.optimizers), names):
             tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else parameters.recorded(name, value)
         with torch.no_grad():
-            for name, value in kept_beside(models):
+            for name, value in untracked_state(models):
                 tensors[f"{STATE}{name}"] = parameters.recorded(name, value)
 
     # --- saves
@@ -113,7 +113,7 @@ class StopFollower:
         finally:
             earlier.append(time.perf_counter() - begin_s)
             if self._marker:
-                _note_whole_save(self._marker, self._recorder.rank, done)
+                _note_complete_save(self._marker, self._recorder.rank, done)
 
     # --- the stop
 
@@ -157,13 +157,13 @@ class StopFollower:
             _die_in(left_s)
 
 
-def _note_whole_save(marker: str, rank: int, done: int) -> None:
+def _note_complete_save(marker: str, rank: int, done: int) -> None:
     """Of a run that is stopped nothing else is left to say which of a rank's saves were over."""
     with open(f"{marker}.saves{rank}", "a") as file:
         file.write(f"{done}\n")
 
 
-def whole_saves(marker: str, rank: int, done: int) -> int:
+def complete_saves(marker: str, rank: int, done: int) -> int:
     """Counts a rank's saves after so many steps that were over when a run was stopped."""
     try:
         return Path(f"{marker}.saves{rank}").read_text().split().count(str(done))

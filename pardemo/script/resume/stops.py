@@ -24,9 +24,9 @@ NEVER = "the stop never came: the script went another way than in the undisturbe
 class Stop:
     """A stop of the script: its kind, its moment, and the ranks that get the signal.
 
-    ``done``: steps of the optimizer that are over when it comes; with the moment ``step`` one more, and nothing behind
+    ``done``: steps of the optimizer that are over when it comes; with the moment ``step`` one more, and nothing after
     it. ``ranks``: those that get the signal. ``share``: of a save, the part of its time that is over; ``saves_s``: the
-    seconds of all saves behind that step, in the undisturbed run.
+    seconds of all saves after that step, in the undisturbed run.
     """
 
     kind: str
@@ -57,8 +57,8 @@ def draw_stops(
     """Draws a stop of each kind.
 
     Args:
-        steps: of the undisturbed run. saved: numbers of steps behind which files had changed. saves_s: the seconds of
-            the saves that were seen behind a number of steps; where there are none, a stop of the kind ``save`` is
+        steps: of the undisturbed run. saved: numbers of steps after which files had changed. saves_s: the seconds of
+            the saves that were seen after a number of steps; where there are none, a stop of the kind ``save`` is
             left out.
 
     Raises:
