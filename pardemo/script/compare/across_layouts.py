@@ -92,13 +92,13 @@ def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, rat
     elements = 0
     for a, b in zip(first.pairs, second.pairs, strict=True):
         both = a.covered & b.covered
-        one, two = ((pair.candidate - pair.reference)[both].double() for pair in (a, b))
-        size = float(two.norm())
+        first_error, second_error = ((pair.candidate - pair.reference)[both].double() for pair in (a, b))
+        size = float(second_error.norm())
         rounding = 100 * first.tolerance * float(a.reference.double().norm()) * (1 + abs(ratio))
-        off = float((two - ratio * one).norm())
+        off = float((second_error - ratio * first_error).norm())
         if not math.isfinite(size) or off > rounding or rounding > 0.01 * size:
             return False
-        elements += int(torch.count_nonzero(two))
+        elements += int(torch.count_nonzero(second_error))
     return elements >= _LEAST
 
 

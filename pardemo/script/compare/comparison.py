@@ -115,7 +115,7 @@ def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
         pieces[rank] = [(rank_record.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
     maps = map_parameters(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(maps.parts.values()):
-        piece_names = sorted({piece.name for of_rank in pieces.values() for piece, _ in of_rank})
+        piece_names = sorted({piece.name for rank_pieces in pieces.values() for piece, _ in rank_pieces})
         raise ProveError(
             f"the model of {other.layout.name} has other parameters than the reference's: it has "
             f"{', '.join(piece_names[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
@@ -234,10 +234,10 @@ def _facts(
     parted, alike = checks.parted_outputs(reference, other, step, samples, maps)
     names: dict[int, dict[str, set[str]]] = {}
     for rank, record in enumerate(other.records):
-        of_rank = names.setdefault(rank, {})
+        rank_names = names.setdefault(rank, {})
         for piece in record.steps[step].pieces:
             if (part := maps.parts[rank].get(piece.name)) is not None:
-                of_rank.setdefault(part.name, set()).update((piece.name, *piece.tied))
+                rank_names.setdefault(part.name, set()).update((piece.name, *piece.tied))
     accumulated = {
         name: parts for name, parts in holders("accumulated").items() if shapes(parts) == shapes(before[name])
     }  # FSDP2's are whole until they are reduced

@@ -73,8 +73,8 @@ def _is_constant(difference: torch.Tensor) -> bool:
     """Whether both projections are off by one number in every cell."""
     if len(difference) < 2:
         return False
-    two = difference[:, :2]
-    return bool((two - two.mean(0)).abs().max() <= 1e-6 * two.abs().max())
+    projections = difference[:, :2]
+    return bool((projections - projections.mean(0)).abs().max() <= 1e-6 * projections.abs().max())
 
 
 def _is_rotation(first: ComparedOutput) -> bool:
@@ -284,12 +284,12 @@ def printed_findings(facts: StepComparison) -> list[Difference]:
     for rank, step in enumerate(facts.steps):
         if not step.printed or not step.losses:
             continue
-        printed, of_rank = step.printed[-1], sum(step.losses)
-        right = [shown * value for value in (mean, together, of_rank, *step.losses, wanted) if value]
+        printed, rank_loss = step.printed[-1], sum(step.losses)
+        right = [shown * value for value in (mean, together, rank_loss, *step.losses, wanted) if value]
         tolerance = max(10 ** -min(len(f"{printed:.10g}".partition(".")[2]), 3), 1e-3)
         if any(math.isclose(printed, value, rel_tol=tolerance) for value in right):
             continue
-        for value in (mean, of_rank, wanted):
+        for value in (mean, rank_loss, wanted):
             factor = printed / (shown * value) if value else 0.0
             if named := layout_factor(facts.layout, factor, tolerance):
                 why = f"rank {rank} prints a loss of {printed:.6g} where it is {shown * value:.6g}: {named.text}"

@@ -83,12 +83,12 @@ def _weighed_text(parts: Sequence[tuple[int, float]], facts: StepComparison, ran
 @_cause("loss")
 def loss_itself(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
-    said = _losses_within_a_group(facts) or _loss_text(facts)
+    text = _losses_within_a_group(facts) or _loss_text(facts)
     bare = next((name for name in facts.gradients if name.startswith("optimizer.")), "")
-    if said and bare:
-        return f"{said}; the outputs of modules are right, and nothing is seen of what {bare} is used for, in no module"
-    if said:
-        return f"{said}; the outputs are right"
+    if text and bare:
+        return f"{text}; the outputs of modules are right, and nothing is seen of what {bare} is used for, in no module"
+    if text:
+        return f"{text}; the outputs are right"
     last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
     if last in {pair.name for pair in pairs} and math.isfinite(sum(facts.reference_step.losses)):
         return (
@@ -173,10 +173,10 @@ def own_norm(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     often = len(facts.norms) > 1 and all(math.isclose(norm, wanted, rel_tol=1e-6) for norm in facts.norms)
     if not often and not _is_limit(wanted, facts):
         return None  # nothing says that the reference is clipped
-    ours_told, wanted_told = distinct_digits(whole_norm, wanted)
+    norm_text, wanted_text = distinct_digits(whole_norm, wanted)
     return (
         f"all gradients are {distinct_digits(pairs[0].factor, 1.0)[0]} times the reference's, and their norm is "
-        f"{ours_told} where the reference's is {wanted_told}: clipped by another norm"
+        f"{norm_text} where the reference's is {wanted_text}: clipped by another norm"
     )
 
 

@@ -63,8 +63,8 @@ def from_file(path: str) -> tuple[list[RunLayout], dict[str, Any]]:
     Raises:
         ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
     """
-    line, tables, said = tables_of(path)
-    return fill_line([_layout(table, path) for table in tables], line), said
+    line, tables, settings = tables_of(path)
+    return fill_line([_layout(table, path) for table in tables], line), settings
 
 
 def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:

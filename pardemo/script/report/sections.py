@@ -125,11 +125,11 @@ def _model(measured: Summary) -> list[str]:
 
 def parallelisms_text(measured: Summary) -> list[str]:
     """Writes a line for each parallelism: its ranks, what it cuts, and its size; equal groups share a line."""
-    of_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
+    by_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
     for parallelism in measured.parallelism:
-        of_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
+        by_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
     alike: dict[tuple[str, tuple[str, ...], int], list[tuple[int, ...]]] = {}
-    for (kind, ranks), some in of_group.items():  # stages of a pipeline: one group has several
+    for (kind, ranks), some in by_group.items():  # stages of a pipeline: one group has several
         wraps = tuple(dict.fromkeys(name for p in some for name in p.wraps))
         size = sum(sum(p.unit_bytes.values()) for p in some)
         alike.setdefault((kind, wraps, size), []).append(ranks)

@@ -73,13 +73,13 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
     first = next((n for n in range(steps) if not _is_close(ours[n], wanted[n])), None)
     if first is None:
         return None
-    said = f"the rate is {_rate_text(ours[first])} in place of {_rate_text(wanted[first])}"
+    sentence = f"the rate is {_rate_text(ours[first])} in place of {_rate_text(wanted[first])}"
     away = steps_away(ours[first:steps], rates, begins + first, min(2, steps - first), _is_close)
     if away:
         moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
         anew = ": it begins anew" if away == -begins else ""
-        said = f"the scheduler is {moved}{anew}; {said}"
-    return said, begins + first
+        sentence = f"the scheduler is {moved}{anew}; {sentence}"
+    return sentence, begins + first
 
 
 def _is_close(a: list[float], b: list[float]) -> bool:
@@ -130,8 +130,8 @@ def _state_difference(
 ) -> str:
     if ours is None or not bool(ours.any()):
         return f"{slot} starts at zero"
-    for step, of_ranks in steps():
-        then = of_ranks[rank].get(name)
+    for step, states_by_rank in steps():
+        then = states_by_rank[rank].get(name)
         if step != begins and then is not None and then.shape == ours.shape and torch.equal(then, ours):
             return f"{slot} is the one before step {step + 1}"
     if wanted.dim() == 0 and ours.dim() == 0:
@@ -189,10 +189,10 @@ class ResumedRun:
         """Number of steps after which it goes on, by its parameters or, if these do not say it, by the saves."""
         return self.expected if self.begins is None else self.begins
 
-    def add(self, what: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
+    def add(self, subject: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
         """Adds a finding; ``step`` is one of the undisturbed run, from 1; by default the first that is repeated."""
         step = self.last_step + 1 if step is None else step
-        self.findings.append(Difference(self.name, step, what, cause, why, None, None, tuple(names)))
+        self.findings.append(Difference(self.name, step, subject, cause, why, None, None, tuple(names)))
 
     @property
     def ranks(self) -> range:
@@ -270,8 +270,8 @@ def resumed_after(reference: Run, resumed: Run, expected: int, tolerance: float,
     return best if best is not None and far[best] <= tolerance else None
 
 
-def _shapes(of_ranks: Sequence[Tensors]) -> list[dict[str, torch.Size]]:
-    return [{name: tensor.shape for name, tensor in tensors.items()} for tensors in of_ranks]
+def _shapes(tensors_by_rank: Sequence[Tensors]) -> list[dict[str, torch.Size]]:
+    return [{name: tensor.shape for name, tensor in tensors.items()} for tensors in tensors_by_rank]
 
 
 def compare_full_parameters(name: str, reference: Run, resumed: Run, expected: int, tolerance: float) -> ResumedRun:

@@ -90,16 +90,16 @@ def untracked_state(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, to
         elif hasattr(value, "load_state_dict") and hasattr(value, "state_dict"):
             state = _state_of(value)
         elif isinstance(value, (dict, list)) and len(value) > 1:
-            some = list(value.values()) if isinstance(value, dict) else value
-            kind, of_some = COPIES, _shapes_of(some)
-            if of_some and of_some in shapes and not any(id(one) in trained or _place(one) in places for one in some):
+            values = list(value.values()) if isinstance(value, dict) else value
+            kind, sizes = COPIES, _shapes_of(values)
+            if sizes and sizes in shapes and not any(id(v) in trained or _place(v) in places for v in values):
                 state = value
         for slot, tensor in _state_tensors(name, state):
             yield f"{kind}/{slot}", tensor
 
 
-def _shapes_of(some: list[Any]) -> list[tuple[int, ...]]:
-    return sorted(tuple(one.shape) for one in some) if all(isinstance(one, torch.Tensor) for one in some) else []
+def _shapes_of(values: list[Any]) -> list[tuple[int, ...]]:
+    return sorted(tuple(v.shape) for v in values) if all(isinstance(v, torch.Tensor) for v in values) else []
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from pardemo.deadline import Deadline
-from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare import layouts as run_layouts
 from pardemo.script.compare import proof, runs
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import RunLayout
@@ -133,7 +133,7 @@ def _verdict(
         verdict.notes.append(f"{sum(runs.elements(first).values()):,} elements: parameters are compared by sketches")
     pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
     others = zip(layouts[1:], resumed[1:], strict=True)
-    pairs += [(drawn[number % len(drawn)], to, layout) for number, (to, layout) in enumerate(others)]
+    pairs += [(drawn[number % len(drawn)], begun, layout) for number, (begun, layout) in enumerate(others)]
     for number, (stop, resumed_on, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
         expected = max(step for step in verdict.saved if 0 < step < stop.done + (stop.kind != "save"))
@@ -332,7 +332,7 @@ def stopped(
     if not kinds:
         raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
     begun, resumed = (
-        of_layouts.from_texts(layouts, [word.replace("{folder}", FOLDER) for word in argv], alone=True)
+        run_layouts.from_texts(layouts, [word.replace("{folder}", FOLDER) for word in argv], alone=True)
         for argv in (words, again)
     )
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
@@ -342,7 +342,7 @@ def stopped(
 
 
 def _words(line: str | Sequence[str]) -> list[str]:
-    return of_layouts.words_of(line) if isinstance(line, str) else list(line)
+    return run_layouts.words_of(line) if isinstance(line, str) else list(line)
 
 
 if __name__ == "__main__":
