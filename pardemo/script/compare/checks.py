@@ -68,7 +68,7 @@ class StepOutputs:
         return rows_of_output(tensor.unsqueeze(-1) if whole else tensor, batch, self._tokens[call.micro_batch])
 
     def all_of(self, module: str, width: int) -> torch.Tensor:
-        """All rows that a module has given in this step, in no order. [rows, 3]"""
+        """Returns all rows that a module has given in this step, in no order. [rows, 3]"""
         outputs = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
                 if call.module == module and call.shape[-1:] == (width,)]  # fmt: skip
         return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in outputs])

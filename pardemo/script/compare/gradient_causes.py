@@ -62,7 +62,7 @@ def mean_of_means(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 
 def _weighed_text(parts: Sequence[tuple[int, float]], facts: StepComparison, ranks: int) -> str | None:
-    """Whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
+    """Says whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
     counts, values = [count for count, _ in parts], [value for _, value in parts]
     wanted = sum(facts.reference_step.losses)
     if not wanted or len(set(counts)) < 2 or not sum(counts) or not all(map(math.isfinite, values)):
@@ -129,7 +129,7 @@ _TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
 
 @_cause("precision")
 def precision(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
-    """Each element is the reference's, rounded to fewer bits."""
+    """All elements are the reference's, rounded to fewer bits."""
     worst = 0.0
     for pair in pairs:
         if not 0.95 < pair.factor < 1.05:
@@ -309,7 +309,7 @@ def clipped_apart(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 @_cause("no-gradient")
 def no_gradient(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
-    """Nothing arrives at these parameters."""
+    """No gradient arrives at these parameters."""
     if all(not pair.candidate[pair.covered].any() and pair.reference.any() for pair in pairs):
         return "their gradient is zero on every rank"
     return None
@@ -401,7 +401,7 @@ def _coefficients(gradient: torch.Tensor, parts: Sequence[torch.Tensor], toleran
 
 @_cause("summed-again")
 def summed_again(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
-    """What earlier micro-batches have accumulated is summed, or divided, once more with each later one."""
+    """The sum of earlier micro-batches is summed over ranks, or divided, once more with each later one."""
     lines = [_clearing_line(pair.name, facts) for pair in pairs]
     if all(lines) and not facts.reference_step.cleared.keys() & {pair.name for pair in pairs}:
         line = lines[0]

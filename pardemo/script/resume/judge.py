@@ -38,7 +38,7 @@ def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> li
 
 
 def generators_text(names: list[str]) -> str:
-    """``torch's and numpy's generators, which this step draws from, are not where they were without the stop``."""
+    """Says which generators differ: ``torch's and numpy's generators, from which it draws, are not where …``."""
     some = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     single = len(names) == 1
     return (
@@ -83,7 +83,7 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
 
 
 def _is_close(a: list[float], b: list[float]) -> bool:
-    """Also 0 beside what rounding leaves of it at a cosine's end."""
+    """Whether rates are equal to rounding; so are 0 and what rounding leaves of it at a cosine's end."""
     return len(a) == len(b) and all(
         abs(x - y) <= max(1e-9 * max(abs(x), abs(y)), 1e-15) for x, y in zip(a, b, strict=True)
     )
@@ -199,7 +199,7 @@ class ResumedRun:
         return range(self.reference.layout.ranks)
 
     def tensors(self, kind: str) -> tuple[list[Tensors], list[Tensors]]:
-        """Each rank's tensors of a kind in the resumed run's first step: the undisturbed run's, and the resumed one's.
+        """Returns each rank's tensors of a kind in the resumed run's first step: the undisturbed run's and its own.
 
         These have the undisturbed run's elements where only rounding is.
         """
@@ -244,7 +244,7 @@ def rounding_only(run: Run) -> Noise:
 
 
 def _without_noise(noise: torch.Tensor | None, theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """``ours`` with ``theirs`` where only rounding is."""
+    """Returns ``ours`` with ``theirs`` where only rounding is."""
     if noise is None or not noise.shape == ours.shape == theirs.shape:
         return ours
     return torch.where(noise, theirs, ours)
@@ -282,7 +282,7 @@ def compare_full_parameters(name: str, reference: Run, resumed: Run, expected: i
     """
 
     def held_against(step: int) -> tuple[Run, Comparison]:
-        """With its own copy of what is known of pieces: a comparison cuts those that are several of the reference's."""
+        """Compares with the undisturbed run from a step on; on a copy, since a comparison cuts fused pieces."""
         records = [replace(record, steps=[replace(step) for step in record.steps]) for record in resumed.records]
         cut_run = replace(resumed, records=records, strips={})
         return cut_run, compare_layout(Reference(reference.since(step), tolerance), cut_run)
@@ -360,7 +360,7 @@ def _samples(resumed: ResumedRun) -> None:
 
 
 def _states(resumed: ResumedRun) -> None:
-    """Optimizers' states and what the script keeps outside of the optimizers."""
+    """Adds findings about optimizers' states and what the script keeps outside of the optimizers."""
     keys = {key for rank in resumed.ranks for key in resumed.reference.keys(resumed.last_step, rank)}
     keys |= {key for rank in range(resumed.run.layout.ranks) for key in resumed.run.keys(0, rank)}
     truth = Reference(resumed.reference.since(resumed.last_step), resumed.tolerance) if resumed.compared else None
@@ -394,7 +394,7 @@ def _states_by_step(resumed: ResumedRun, kind: str) -> Iterator[tuple[int, list[
 
 
 def _states_in_whole(truth: Reference, resumed: Run, maps: ParameterMap, kind: str) -> tuple[Tensors, Tensors]:
-    """States of a kind, the undisturbed run's and the resumed one's, put together from all ranks' parts."""
+    """Returns states of a kind, the undisturbed run's and the resumed one's, put together from all ranks' parts."""
     holders = holders_of(resumed, 0, kind, maps)
     theirs, ours = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for parameter, tensor in truth.in_whole(0, kind).items():
@@ -412,7 +412,7 @@ def _states_in_whole(truth: Reference, resumed: Run, maps: ParameterMap, kind: s
 
 
 def _random(resumed: ResumedRun) -> None:
-    """Dropout's masks, where they are drawn; where nothing draws, nothing is lost."""
+    """Adds a finding about dropout's masks, where they are drawn; where nothing draws, nothing is lost."""
     steps = min(resumed.reference.steps - resumed.last_step, min(len(record.steps) for record in resumed.run.records))
     for step in range(steps):
         for rank in resumed.ranks:
@@ -426,7 +426,7 @@ def _random(resumed: ResumedRun) -> None:
 
 
 def _numbers(resumed: ResumedRun) -> None:
-    """Gradients, the loss, buffers and updates of the first step, when all that they are made of is right."""
+    """Adds findings about the first step's gradients, loss, buffers and updates, when all they are made of is right."""
     for kind, label in (("buffer", "buffers"), ("gradient", "gradients"), ("after", "parameters after the step")):
         if kind == "gradient" and resumed.repeats and _losses(resumed):
             return

@@ -41,7 +41,7 @@ def optimizer_states(
 
 
 def _plain_tensor(value: Any) -> torch.Tensor | None:
-    """Copies this rank's part of a state; None of what is no number."""
+    """Copies this rank's part of a state; None where it is no number."""
     if isinstance(value, (bool, int, float)):
         return torch.tensor(float(value), dtype=torch.float64)
     if not isinstance(value, torch.Tensor):

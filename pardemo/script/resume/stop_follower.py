@@ -91,7 +91,7 @@ class StopFollower:
     # --- saves
 
     def _present(self) -> set[tuple[str, int, int]]:
-        """Files in the script's folder: name, size, time of the last change."""
+        """Lists files in the script's folder: name, size, time of the last change."""
         files = set()
         for folder, _, names in os.walk(self._folder):  # which passes over what another rank has just removed
             for name in names:
@@ -137,7 +137,7 @@ class StopFollower:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _stop_with_the_first(self, grace_s: float) -> None:
-        """A scheduler tells all ranks at one moment, at which each of them is somewhere else."""
+        """Stops this rank when the first is: a scheduler tells all at one moment, each of them somewhere else."""
         while not self._over.wait(0.002):
             if os.path.exists(self._marker):
                 with self._to_stop:
@@ -158,7 +158,7 @@ class StopFollower:
 
 
 def _note_complete_save(marker: str, rank: int, done: int) -> None:
-    """Of a run that is stopped nothing else is left to say which of a rank's saves were over."""
+    """Notes in a file that a save is over: of a stopped run nothing else says it."""
     with open(f"{marker}.saves{rank}", "a") as file:
         file.write(f"{done}\n")
 
@@ -177,7 +177,7 @@ def _terminate(grace_s: float) -> None:
 
 
 def _die_in(seconds: float) -> None:
-    """SIGALRM, whose default is the end of the process: it needs no turn of Python's, which a save may not give."""
+    """Ends the process by SIGALRM, which needs no turn of Python's: a save may not give any."""
     if threading.current_thread() is threading.main_thread():  # Python allows it there alone
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))  # 0 would be never
