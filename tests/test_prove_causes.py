@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardemo.script.compare import causes, checks, gradients
-from pardemo.script.compare.causes import UnexplainedGradients, clipping_sentence
+from pardemo.script.compare import across_layouts, checks, findings, gradient_causes
+from pardemo.script.compare.across_layouts import UnexplainedGradients
 from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
+from pardemo.script.compare.findings import clipping_sentence
 from pardemo.script.compare.layouts import RunLayout, distinct_digits
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
@@ -59,22 +60,22 @@ def test_not_summed_by_sum_and_by_mean():
     parts = [drawn(6, 4, seed=seed) for seed in range(1, 5)]
     versions = kept_apart(parts)
     for reference, what in ((sum(parts), "the sum of their"), (sum(parts) / 4, "the mean of their")):
-        assert what in says(gradients.not_summed, of(reference, parts[0], versions=versions))
-    assert says(gradients.not_summed, of(drawn(6, 4, seed=9), parts[0], versions=versions)) is None
-    assert says(gradients.not_summed, of(sum(parts), parts[0])) is None, "all ranks have the same"
+        assert what in says(gradient_causes.not_summed, of(reference, parts[0], versions=versions))
+    assert says(gradient_causes.not_summed, of(drawn(6, 4, seed=9), parts[0], versions=versions)) is None
+    assert says(gradient_causes.not_summed, of(sum(parts), parts[0])) is None, "all ranks have the same"
 
 
 def test_summed_over_too_few_ranks():
     first, second = drawn(6, 4, seed=1), drawn(6, 4, seed=2)
     versions = {0: first, 1: first, 2: second, 3: second}
-    assert "summed over too few ranks" in says(gradients.not_summed, of(first + second, first, versions=versions))
+    assert "summed over too few ranks" in says(gradient_causes.not_summed, of(first + second, first, versions=versions))
 
 
 def test_parameters_that_are_wrong_in_different_ways_are_not_explained_together():
     parts = [drawn(6, 4, seed=seed) for seed in (1, 2)]
     summed = of(sum(parts), parts[0], versions=kept_apart(parts))
     averaged = of(sum(parts) / 2, parts[0], "head.weight", kept_apart(parts))
-    assert says(gradients.not_summed, summed, averaged) is None
+    assert says(gradient_causes.not_summed, summed, averaged) is None
 
 
 def test_part_of_tied():
@@ -82,10 +83,10 @@ def test_part_of_tied():
     wrong = of(sum(parts), parts[0], "embed.weight", kept_apart(parts))
     tied = {"embed.weight": ("head.weight",)}
     names = {0: {"embed.weight": {"embed.weight"}}, 1: {"embed.weight": {"head.weight"}}}
-    assert "head.weight, too" in says(gradients.part_of_tied, wrong, tied=tied, names=names)
-    assert says(gradients.part_of_tied, wrong, names=names) is None, "tied to nothing"
+    assert "head.weight, too" in says(gradient_causes.part_of_tied, wrong, tied=tied, names=names)
+    assert says(gradient_causes.part_of_tied, wrong, names=names) is None, "tied to nothing"
     alike = {rank: {"embed.weight": {"embed.weight", "head.weight"}} for rank in (0, 1)}
-    assert says(gradients.part_of_tied, wrong, tied=tied, names=alike) is None, "both ranks have both uses"
+    assert says(gradient_causes.part_of_tied, wrong, tied=tied, names=alike) is None, "both ranks have both uses"
 
 
 def test_clipped_apart():
@@ -93,46 +94,52 @@ def test_clipped_apart():
     wrong = of(drawn(6, 4, seed=3), parts[0], versions=kept_apart(parts))
     clipped = [Step(clips=[norm]) for norm in (2.0, 5.0)]
     together = {wrong.name}
-    assert "norms from 2 to 5" in says(gradients.clipped_apart, wrong, ours=clipped, together=together)
-    assert says(gradients.clipped_apart, wrong, together=together) is None, "nothing is clipped"
-    assert says(gradients.clipped_apart, wrong, ours=clipped) is None, "ranks do not come together afterwards"
+    assert "norms from 2 to 5" in says(gradient_causes.clipped_apart, wrong, ours=clipped, together=together)
+    assert says(gradient_causes.clipped_apart, wrong, together=together) is None, "nothing is clipped"
+    assert says(gradient_causes.clipped_apart, wrong, ours=clipped) is None, "ranks do not come together afterwards"
 
 
 # --- a parameter by itself
 
 
 def test_no_gradient():
-    assert "zero on every rank" in says(gradients.no_gradient, of(G, torch.zeros_like(G)))
-    assert says(gradients.no_gradient, of(G, torch.zeros_like(G).index_put_((torch.tensor(0),), G[0]))) is None
-    assert says(gradients.no_gradient, of(torch.zeros_like(G), torch.zeros_like(G))) is None, "it has none there either"
+    assert "zero on every rank" in says(gradient_causes.no_gradient, of(G, torch.zeros_like(G)))
+    assert says(gradient_causes.no_gradient, of(G, torch.zeros_like(G).index_put_((torch.tensor(0),), G[0]))) is None
+    assert says(gradient_causes.no_gradient, of(torch.zeros_like(G), torch.zeros_like(G))) is None, (
+        "it has none there either"
+    )
 
 
 def test_rows_missing():
     ours = G.clone()
     ours[2:4] = 0
-    assert "2 rows of layers.0.weight, 2 to 3" in says(gradients.rows_missing, of(G, ours))
+    assert "2 rows of layers.0.weight, 2 to 3" in says(gradient_causes.rows_missing, of(G, ours))
     ours[0] *= 2
-    assert says(gradients.rows_missing, of(G, ours)) is None, "another row is wrong, too"
-    assert says(gradients.rows_missing, of(G[0], torch.zeros(4))) is None, "a bias has no rows"
+    assert says(gradient_causes.rows_missing, of(G, ours)) is None, "another row is wrong, too"
+    assert says(gradient_causes.rows_missing, of(G[0], torch.zeros(4))) is None, "a bias has no rows"
 
 
 def test_stale():
     before, name = drawn(6, 4, seed=5), "layers.0.weight"
     earlier = {"step": 1, "earlier": [{name: before}]}
-    assert "those of step 1" in says(gradients.stale, of(G, before), **earlier)
-    assert "1 times those of step 2 and 1 times those of step 1" in says(gradients.stale, of(G, G + before), **earlier)
-    assert says(gradients.stale, of(G, 2 * G), **earlier) is None
-    assert says(gradients.stale, of(G, G - 0.1 * before), **earlier) is None, "nothing is left of it: it was taken away"
-    assert says(gradients.stale, of(G, G + drawn(6, 4, seed=6)), **earlier) is None
-    assert says(gradients.stale, of(G, before)) is None, "there is no earlier step"
+    assert "those of step 1" in says(gradient_causes.stale, of(G, before), **earlier)
+    assert "1 times those of step 2 and 1 times those of step 1" in says(
+        gradient_causes.stale, of(G, G + before), **earlier
+    )
+    assert says(gradient_causes.stale, of(G, 2 * G), **earlier) is None
+    assert says(gradient_causes.stale, of(G, G - 0.1 * before), **earlier) is None, (
+        "nothing is left of it: it was taken away"
+    )
+    assert says(gradient_causes.stale, of(G, G + drawn(6, 4, seed=6)), **earlier) is None
+    assert says(gradient_causes.stale, of(G, before)) is None, "there is no earlier step"
 
 
 @pytest.mark.parametrize(
     ("type_", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")]
 )
 def test_precision(type_, name):
-    assert f"rounded to {name}" in says(gradients.precision, of(G, G.to(type_).double()))
-    assert f"rounded to {name}" in says(gradients.precision, of(G, (3 * G).to(type_).double() / 3), ranks=3)
+    assert f"rounded to {name}" in says(gradient_causes.precision, of(G, G.to(type_).double()))
+    assert f"rounded to {name}" in says(gradient_causes.precision, of(G, (3 * G).to(type_).double() / 3), ranks=3)
 
 
 def summed_over(parts, again):
@@ -162,7 +169,7 @@ def test_what_was_accumulated_is_summed_or_divided_again(layout, again, told):
         parts = [drawn(6, 4, seed=30 + 10 * number + one) for one in range(4)]
         ours, accumulated[name] = summed_over(parts, again)
         wrong.append(of(sum(parts), ours, name))
-    cause = gradients.summed_again
+    cause = gradient_causes.summed_again
     assert told in says(cause, *wrong, accumulated=accumulated, **layout)
     assert says(cause, *wrong, **layout) is None, "nothing was accumulated"
     assert says(cause, *wrong, accumulated=accumulated, ranks=7) is None, "no number of the layout"
@@ -171,8 +178,8 @@ def test_what_was_accumulated_is_summed_or_divided_again(layout, again, told):
 
 
 def test_a_small_term_is_no_rounding():
-    assert says(gradients.precision, of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
-    assert says(gradients.precision, of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"
+    assert says(gradient_causes.precision, of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
+    assert says(gradient_causes.precision, of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"
 
 
 # --- all gradients together
@@ -180,7 +187,7 @@ def test_a_small_term_is_no_rounding():
 
 def test_clipped_by_another_norm():
     clipped = G / G.norm()  # the reference's norm is the limit in each step
-    own_norm = gradients.own_norm
+    own_norm = gradient_causes.own_norm
     assert "by another norm" in says(own_norm, of(clipped, 0.7 * clipped), norms=[1.0, 1.0])
     assert says(own_norm, of(G, 0.7 * G), norms=[float(G.norm()), 3.0]) is None, "nothing says that it is clipped"
     assert says(own_norm, of(clipped, 0.25 * clipped), norms=[1.0, 1.0]) is None, "a quarter on four ranks"
@@ -192,7 +199,7 @@ def test_clipped_by_another_norm():
 
 def test_clipped_to_a_limit_that_people_write():
     """One step is enough, where the reference's norm is a limit: nobody's gradient has it by chance."""
-    limited, own_norm = 0.5 * G / G.norm(), gradients.own_norm
+    limited, own_norm = 0.5 * G / G.norm(), gradient_causes.own_norm
     assert "norm is 0.35 where the reference's is 0.5:" in says(own_norm, of(limited, 0.7 * limited), norms=[0.5])
     close = says(own_norm, of(limited, 1.0000123 * limited), norms=[0.5])
     assert "1.00001 times" in close
@@ -203,14 +210,14 @@ def test_clipped_to_a_limit_that_people_write():
 def test_parts_that_are_reduced_as_copies():
     halves = G.chunk(2)
     mixed = torch.cat([sum(halves) / 2] * 2)
-    told = says(gradients.parts_mixed, of(G, mixed), cut={"layers.0.weight"}, ranks=2)
+    told = says(gradient_causes.parts_mixed, of(G, mixed), cut={"layers.0.weight"}, ranks=2)
     assert "in 2 parts on different ranks" in told
-    assert says(gradients.parts_mixed, of(G, 2 * mixed), cut={"layers.0.weight"}, ranks=4)
+    assert says(gradient_causes.parts_mixed, of(G, 2 * mixed), cut={"layers.0.weight"}, ranks=4)
     columns = torch.cat([sum(G.chunk(2, 1))] * 2, 1)
-    assert says(gradients.parts_mixed, of(G, columns), cut={"layers.0.weight"}, ranks=2)
-    assert says(gradients.parts_mixed, of(G, mixed), ranks=2) is None, "nobody has cut it"
-    assert says(gradients.parts_mixed, of(G, 3 * mixed), cut={"layers.0.weight"}, ranks=2) is None
-    assert says(gradients.parts_mixed, of(G, G.roll(3, 0)), cut={"layers.0.weight"}, ranks=2) is None
+    assert says(gradient_causes.parts_mixed, of(G, columns), cut={"layers.0.weight"}, ranks=2)
+    assert says(gradient_causes.parts_mixed, of(G, mixed), ranks=2) is None, "nobody has cut it"
+    assert says(gradient_causes.parts_mixed, of(G, 3 * mixed), cut={"layers.0.weight"}, ranks=2) is None
+    assert says(gradient_causes.parts_mixed, of(G, G.roll(3, 0)), cut={"layers.0.weight"}, ranks=2) is None
 
 
 def test_numbers_that_differ_look_different():
@@ -235,7 +242,7 @@ MULTIPLES = [
 def test_multiples(layout, factor, how, name):
     wrong = of(G, factor * G)
     right = [of(G, G, f"head.{number}") for number in range(9)] if how.get("others") else []
-    cause, why = gradients.multiple_cause([wrong], facts(wrong, *right, **layout))
+    cause, why = gradient_causes.multiple_cause([wrong], facts(wrong, *right, **layout))
     assert cause == name
     assert why.startswith("×" if factor > 1 else "÷")
 
@@ -244,7 +251,7 @@ def test_multiples(layout, factor, how, name):
 @settings(deadline=None, max_examples=60)
 def test_a_factor_with_a_rest_is_no_multiple(factor, noise, ranks):
     wrong = of(G, factor * G + noise * drawn(6, 4, seed=11))
-    assert gradients.multiple_cause([wrong], facts(wrong, ranks=ranks)) is None
+    assert gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks)) is None
 
 
 _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (-2, -1, 1, 2)])
@@ -254,7 +261,7 @@ _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (
 @settings(deadline=None, max_examples=100)
 def test_a_factor_that_is_no_number_of_the_layout_has_no_name(factor, ranks):
     wrong = of(G, factor * G)
-    named = gradients.multiple_cause([wrong], facts(wrong, ranks=ranks))
+    named = gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks))
     numbers = (ranks, 1 / ranks)
     assert (named is not None) == any(math.isclose(factor, number, rel_tol=1e-5) for number in numbers)
 
@@ -266,9 +273,9 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
     parts = [drawn(5, 3, seed=1000 * seed + rank) for rank in range(ranks)]
     mean = sum(parts) / ranks
     wrong = of(mean, sum(parts)) if gathered else of(mean, parts[0], versions=kept_apart(parts))
-    told = {one.name for one in gradients.BY_PARAMETER if says(one, wrong, ranks=ranks)}
+    told = {one.name for one in gradient_causes.BY_PARAMETER if says(one, wrong, ranks=ranks)}
     assert told == (set() if gathered else {"not-summed"})
-    named = gradients.multiple_cause([wrong], facts(wrong, ranks=ranks))
+    named = gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks))
     assert (named[0] if named else "") == ("sum-for-mean" if gathered else "")
 
 
@@ -297,7 +304,7 @@ def test_an_optimizer_of_whole_matrices_that_steps_with_parts(optimizer):
     step = of(G, drawn(6, 4, seed=3))
     made = facts(optimizer=optimizer, cut={step.name})
     made.updates = {step.name: step}
-    (found,) = causes.update_findings(made, lambda pairs: False)
+    (found,) = findings.update_findings(made, lambda pairs: False)
     assert (found.cause, "Muon needs the whole matrix" in found.why) == ("optimizer-state", optimizer != "SGD")
 
 
@@ -305,7 +312,7 @@ def test_an_optimizer_of_whole_matrices_that_steps_with_parts(optimizer):
 def test_a_multiple_that_the_step_takes_out_again_is_wrong(optimizer):
     made = facts(of(G, 4 * G), optimizer=optimizer)
     made.updates = {"layers.0.weight": of(G, G)}
-    assert causes.wrong_gradients(made) == (set() if optimizer == "SGD" else {"layers.0.weight"})
+    assert findings.wrong_gradients(made) == (set() if optimizer == "SGD" else {"layers.0.weight"})
 
 
 def test_what_is_no_clip():
@@ -331,14 +338,14 @@ def test_mean_of_means():
     apart = [counted(10, 1.0), counted(30, 2.0)]
     truth = Step(losses=[(10 * 1.0 + 30 * 2.0) / 40])
     wrong = of(G, drawn(6, 4, seed=12))
-    assert "10 to 30 targets" in says(gradients.mean_of_means, wrong, ours=apart, truth=truth, ranks=2)
-    assert says(gradients.mean_of_means, wrong, ours=apart, truth=Step(losses=[1.5]), ranks=2) is None, (
+    assert "10 to 30 targets" in says(gradient_causes.mean_of_means, wrong, ours=apart, truth=truth, ranks=2)
+    assert says(gradient_causes.mean_of_means, wrong, ours=apart, truth=Step(losses=[1.5]), ranks=2) is None, (
         "their plain mean"
     )
     even = [counted(20, 1.0), counted(20, 2.0)]
-    assert says(gradients.mean_of_means, wrong, ours=even, truth=Step(losses=[1.5]), ranks=2) is None
+    assert says(gradient_causes.mean_of_means, wrong, ours=even, truth=Step(losses=[1.5]), ranks=2) is None
     stages = [Step(), counted(128, 1.5)]
-    assert says(gradients.mean_of_means, wrong, ours=stages, truth=Step(losses=[1.5]), ranks=2) is None, (
+    assert says(gradient_causes.mean_of_means, wrong, ours=stages, truth=Step(losses=[1.5]), ranks=2) is None, (
         "one has no loss"
     )
 
@@ -349,7 +356,7 @@ def losses(made, wanted=1.0):
 
 def test_the_loss_itself():
     last, inner = of(G, drawn(6, 4, seed=13), "head.weight"), of(G, G)
-    wrong = gradients.loss_itself
+    wrong = gradient_causes.loss_itself
     off = wrong.explains([last], facts(last, inner, **losses(1.7)))
     assert "is 1.7 where the reference's is 1" in off
     right = wrong.explains([last], facts(last, inner, **losses(1.0)))
@@ -374,7 +381,7 @@ PART = drawn(6, 4, seed=14)
 
 def together(shares, **more):
     left = {one.name: left_open(one.name, PART, share, **more) for one, share in zip(TWO, shares, strict=True)}
-    return [one.cause for one in causes.explain_across([one.finding for one in left.values()], left, TWO)]
+    return [one.cause for one in across_layouts.explain_across([one.finding for one in left.values()], left, TWO)]
 
 
 def test_a_part_of_the_gradient_counted_for_each_rank():
@@ -387,14 +394,16 @@ def test_a_part_of_the_gradient_counted_for_each_rank():
 def test_differences_that_are_not_the_same_tensor_are_not_explained_together():
     first, second = left_open(TWO[0].name, PART, 1), left_open(TWO[1].name, drawn(6, 4, seed=15), 3)
     left = {TWO[0].name: first, TWO[1].name: second}
-    assert [one.cause for one in causes.explain_across([first.finding, second.finding], left, TWO)] == ["", ""]
+    assert [one.cause for one in across_layouts.explain_across([first.finding, second.finding], left, TWO)] == ["", ""]
 
 
 def test_a_layout_in_which_that_number_is_1_has_to_be_right():
     alone = RunLayout(2, {"ranks": 2, "accumulate": 2})
     layouts = [RunLayout(4, {"ranks": 4, "tp": 2, "dp": 2}), RunLayout(4, {"ranks": 4, "tp": 4, "dp": 1}), alone]
     left = {one.name: left_open(one.name, PART, share) for one, share in zip(layouts, (1, 3, 1), strict=True)}
-    assert all(one.cause == "" for one in causes.explain_across([one.finding for one in left.values()], left, layouts))
+    assert all(
+        one.cause == "" for one in across_layouts.explain_across([one.finding for one in left.values()], left, layouts)
+    )
 
 
 # --- outputs
@@ -405,7 +414,7 @@ def parted(difference, reference, kind="Linear", rank=0, inputs=None):
 
 
 def outputs_of(*wrong, **layout):
-    return causes.output_finding(facts(**layout), list(wrong)).cause
+    return findings.output_finding(facts(**layout), list(wrong)).cause
 
 
 R = drawn(8, 3, seed=16)
@@ -429,7 +438,7 @@ def test_outputs():
 
 def test_weights_that_are_another_parameters():
     moved = {"head.q.weight": "head.k.weight", "layers.0.q.weight": "layers.0.k.weight"}
-    found = causes.output_finding(facts(moved=moved), [parted(ELSEWHERE, R)])
+    found = findings.output_finding(facts(moved=moved), [parted(ELSEWHERE, R)])
     assert (found.cause, found.module) == ("initial-parameters", "layers.0.q")
     assert found.parameters == ("layers.0.q.weight", "head.q.weight"), "by the order in which their modules run"
 
@@ -465,7 +474,7 @@ def test_a_mask_is_wrong_for_some_tokens_of_a_cut_sequence():
 
 def test_each_cause_is_tested_here():
     text = Path(__file__).read_text(encoding="utf-8")
-    for cause in (*gradients.BY_PARAMETER, *gradients.TOGETHER):
+    for cause in (*gradient_causes.BY_PARAMETER, *gradient_causes.TOGETHER):
         assert f"gradients.{cause.explains.__name__}" in text
 
 

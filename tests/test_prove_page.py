@@ -94,7 +94,7 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
         node.args[place].value
         for path in (PROVE / "resume").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and (place := {"Difference": 3, "beside.add": 1}.get(ast.unparse(node.func)))
+        if isinstance(node, ast.Call) and (place := {"Difference": 3, "resumed.add": 1}.get(ast.unparse(node.func)))
         for argument in [node.args[place]]
         if isinstance(argument, ast.Constant) and argument.value
     }

@@ -22,7 +22,7 @@ from pardemo.script.compare import layouts, runs
 from pardemo.script.compare.runs import ProveError
 from pardemo.script.record.parameters import living_optimizers, noting_optimizers
 from pardemo.script.record.rank_record import MicroBatch, RankRecord, Step
-from pardemo.script.resume import judge, results, stop_follower, trials
+from pardemo.script.resume import judge, results, script_state, stops, trials
 
 LAYOUT = ["--layout", "ranks=2 batch=4", "--"]
 DDP = "tests/resumed/ddp.py --out {folder} --batch {batch}"
@@ -139,7 +139,7 @@ def test_random_numbers_that_are_no_dropouts_and_a_loss_scale_are_restored_to_th
 
 def seed_of(kind, wanted, saved=(2, 4, 6)):
     """A seed whose stop of a kind is as a function wants it."""
-    return next(seed for seed in range(999) if wanted(stop_follower.draw_stops((kind,), 8, saved, {}, 2, seed)[0]))
+    return next(seed for seed in range(999) if wanted(stops.draw_stops((kind,), 8, saved, {}, 2, seed)[0]))
 
 
 def test_a_run_that_goes_on_from_an_older_save_is_told():
@@ -178,7 +178,7 @@ def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("raise OSError('address in use')\n")
     layout = layouts.RunLayout(2, {}, (str(script),))
-    stop = stop_follower.Stop("launcher", 3, "step", (0, 1))
+    stop = stops.Stop("launcher", 3, "step", (0, 1))
     place = tmp_path / "place"
     place.mkdir()
     told = trials.run_and_kill(layout, runs.Options(timeout_s=60), place, stop, tmp_path / "saves")
@@ -208,7 +208,7 @@ def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_kil
     def is_drawn(stop):
         return (stop.ranks, stop.done, stop.moment) == ((1,), 6, "forward")
 
-    seed = next(seed for seed in range(999) if is_drawn(stop_follower.draw_stops(("rank",), 8, [3, 6], {}, 2, seed)[0]))
+    seed = next(seed for seed in range(999) if is_drawn(stops.draw_stops(("rank",), 8, [3, 6], {}, 2, seed)[0]))
     made = stopped("--slow 2 --every 3", stops=["rank"], seed=seed)
     assert made.equal, results.stops_screen(made)
     (trial,) = made.trials
@@ -221,7 +221,7 @@ def test_a_save_that_was_cut_off_and_is_the_only_one_says_nothing():
     def is_drawn(stop):
         return (stop.ranks, stop.done, stop.moment) == ((1,), 3, "forward")
 
-    seed = next(seed for seed in range(999) if is_drawn(stop_follower.draw_stops(("rank",), 8, [3, 6], {}, 2, seed)[0]))
+    seed = next(seed for seed in range(999) if is_drawn(stops.draw_stops(("rank",), 8, [3, 6], {}, 2, seed)[0]))
     made = stopped("--slow 2 --every 3 --forget all", stops=["rank"], seed=seed)
     assert not made.equal
     assert made.trials[0].error == "it cut off the only save: there is nothing to go back to"
@@ -251,19 +251,19 @@ def test_optimizers_that_are_read_from_a_file_are_known_once():
     with compat.replaced(own, "__setstate__", noting_optimizers(own.__setstate__, noted)):
         read = torch.load(file, weights_only=False)
         read.load_state_dict(read.state_dict())
-    found = list(stop_follower.optimizer_states(living_optimizers(noted), {}))
+    found = list(script_state.optimizer_states(living_optimizers(noted), {}))
     assert [name for name, slot, _ in found if slot == "exp_avg"] == ["optimizer 0.0.0", "optimizer 0.0.1"]
 
 
 def test_a_run_that_ends_otherwise_than_by_its_stop_is_not_judged():
-    stop, other = (stop_follower.Stop(kind, 3, "step", (0, 1)) for kind in ("all", "term"))
+    stop, other = (stops.Stop(kind, 3, "step", (0, 1)) for kind in ("all", "term"))
     layout = layouts.RunLayout(2, {}, ("train.py",))
     steps = [Step() for _ in range(8)]
     whole = runs.Run(layout, [RankRecord(rank, "end", steps, [], [], []) for rank in range(2)])
     ended = runs.Run(layout, [], "train.py: rank 0 raised OSError: address in use")
     assert trials._not_stopped(stop, ended, True, whole) == ""
     assert trials._not_stopped(stop, ended, False, whole) == f"before the stop, {ended.error}"
-    assert trials._not_stopped(stop, whole, False, whole) == stop_follower.NEVER
+    assert trials._not_stopped(stop, whole, False, whole) == stops.NEVER
     assert says(trials._not_stopped(other, whole, True, whole), "went")
 
 
@@ -336,20 +336,20 @@ def test_ranks_that_share_samples_are_no_repetition():
 
 def test_stops_are_drawn_alike_from_one_seed_and_behind_a_save():
     saves = {2: [0.1], 4: [0.1, 0.2], 6: [0.1]}
-    first = stop_follower.draw_stops(tuple(stop_follower.KINDS), 8, [2, 4, 6], saves, 3, 5)
-    assert first == stop_follower.draw_stops(tuple(stop_follower.KINDS), 8, [2, 4, 6], saves, 3, 5)
-    assert first != stop_follower.draw_stops(tuple(stop_follower.KINDS), 8, [2, 4, 6], saves, 3, 6)
+    first = stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
+    assert first == stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
+    assert first != stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 6)
     for seed in range(50):
-        for one in stop_follower.draw_stops(tuple(stop_follower.KINDS), 8, [2, 4, 6], saves, 3, seed):
+        for one in stops.draw_stops(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, seed):
             assert 2 <= one.done <= 6
             assert one.kind != "save" or one.done in (4, 6), "there is an earlier one to go back to"
 
 
 def test_nothing_that_could_be_resumed():
     with pytest.raises(ValueError, match=r"7.*8.*--steps"):
-        stop_follower.draw_stops(("all",), 8, [7], {}, 2, 0)
+        stops.draw_stops(("all",), 8, [7], {}, 2, 0)
     with pytest.raises(ValueError, match="nothing is written to"):
-        stop_follower.draw_stops(("all",), 8, [], {}, 2, 0)
+        stops.draw_stops(("all",), 8, [], {}, 2, 0)
     with pytest.raises(ProveError, match="nothing is written to"):
         stopped("--every 9", stops=["all"], steps=4)
 

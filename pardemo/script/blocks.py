@@ -80,7 +80,7 @@ def wrapped(text: str, width: int, first: int, further: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Lines:
-    """A list, or, with another ``tag``, paragraphs.
+    """A list of lines, or, with another ``tag``, paragraphs.
 
     Args:
         indent: how far a line stands from a screen's edge, and what follows of it where it is long.
@@ -111,7 +111,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under a head. ``bars``: of each row what stands in a last column; ``most``: rows of a screen.
+    """A table: cells under a head. ``bars``: of each row what stands in a last column; ``most``: rows of a screen.
 
     ``marks``: what the bars' characters mean, above them on a screen.
     """
@@ -152,7 +152,7 @@ class Table:
 
 
 def _text_bar(bar: Sequence[Bar]) -> str:
-    """As characters, :data:`BAR` for the longest; each part ends where its share does."""
+    """Draws a bar as characters, :data:`BAR` for the longest; each part ends where its share does."""
     text, until = "", 0.0
     for part in bar:
         until += part.share
@@ -207,7 +207,7 @@ def _key(first: str, colours: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that only a page shows, behind words which unfold them."""
+    """Blocks that only a page shows, folded under words which unfold them."""
 
     words: str
     blocks: Sequence["Block"]
@@ -224,7 +224,7 @@ Block = Lines | Table | Chart | Folded
 
 
 class Section(NamedTuple):
-    """The address of its place on the page, a heading, the words beside it, and what stands below."""
+    """A section of a report: the address of its place on the page, a heading with words, and what stands below."""
 
     anchor: str
     heading: str

@@ -200,7 +200,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
     from pardemo.script.compare import layouts
     from pardemo.script.runtime import launch_lines
 
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if arguments.layout:
         if not arguments.words:
             raise ValueError("say the script behind --, as -- train.py --batch {batch}")
@@ -208,7 +208,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
     else:
         if len(arguments.words) > 1:
             raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
-        wanted, said = layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
+        wanted, settings = layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
     for layout in wanted:
         launch = launch_lines.read_launch(list(layout.line), layout.ranks)
         if not launch.module and not os.path.isfile(launch.script):
@@ -217,7 +217,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
     from pardemo.script.report import proof_page
 
     asked = runs.Options(
-        steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
+        steps=arguments.steps or settings.get("steps", 3), double=arguments.double or settings.get("double", False),
         timeout_s=arguments.timeout,
     )  # fmt: skip
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
@@ -244,16 +244,16 @@ def run_stop(arguments: argparse.Namespace) -> int:
     grace_s = GRACE_S if arguments.grace is None else arguments.grace
     if not grace_s >= 0:
         raise ValueError(f"--grace must be 0 or above, not {grace_s:g}")
-    line, layouts, resume, said = _asked_stop(arguments)
+    line, layouts, resume, settings = _asked_stop(arguments)
     options.at_least(arguments, 1, "steps")
-    steps = arguments.steps or said.get("steps", STEPS)
+    steps = arguments.steps or settings.get("steps", STEPS)
     options.at_least(argparse.Namespace(steps=steps), 3, "steps")
     from pardemo.script.resume import results, trials
 
     with ends_in_order("prove"), _beside_stdout():
         made = trials.stopped(
             line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
-            double=arguments.double or said.get("double", False), timeout_s=arguments.timeout,
+            double=arguments.double or settings.get("double", False), timeout_s=arguments.timeout,
         )  # fmt: skip
     print(json.dumps(results.stops_json(made), indent=1) if arguments.json else made)
     return 1 if made.findings else 2 if any(trial.error for trial in made.trials) else 0
@@ -269,5 +269,5 @@ def _asked_stop(arguments: argparse.Namespace) -> tuple[Any, Any, str | None, di
         return arguments.words, arguments.layout, arguments.resume, {}
     if len(arguments.words) > 1:
         raise ValueError('say the layout, as --layout "ranks=2", and the script behind --')
-    line, tables, said = layouts.tables_of(arguments.words[0] if arguments.words else "prove.toml")
-    return line, tables, arguments.resume or said.get("resume"), said
+    line, tables, settings = layouts.tables_of(arguments.words[0] if arguments.words else "prove.toml")
+    return line, tables, arguments.resume or settings.get("resume"), settings

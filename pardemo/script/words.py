@@ -31,8 +31,8 @@ def finding_text(step: int, subject: str, factor: float | None, rest: float | No
         numbers.append(f"× {factor:.4g}")
     if rest is not None and rest > 1e-6:
         numbers.append(f"rest {rest:.2g}")
-    said = f"step {step}, {subject}" + (f" ({', '.join(numbers)})" if numbers else "")
-    return f"{said}, first at {module}" if module else said
+    text = f"step {step}, {subject}" + (f" ({', '.join(numbers)})" if numbers else "")
+    return f"{text}, first at {module}" if module else text
 
 
 def cause_text(cause: str, why: str) -> str:

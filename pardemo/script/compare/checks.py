@@ -68,7 +68,7 @@ class StepOutputs:
         return rows_of_output(tensor.unsqueeze(-1) if whole else tensor, batch, self._tokens[call.micro_batch])
 
     def all_of(self, module: str, width: int) -> torch.Tensor:
-        """All rows that a module has given in this step, in no order. [rows, 3]"""
+        """Returns all rows that a module has given in this step, in no order. [rows, 3]"""
         outputs = [self._tensors[call.key.removeprefix("output/")] for call in self.record.calls
                 if call.module == module and call.shape[-1:] == (width,)]  # fmt: skip
         return torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in outputs])
@@ -208,8 +208,8 @@ _MASKS = {
 def mask_findings(other: Run, step: int) -> list[Difference]:
     """Finds what is wrong with a step's dropout masks."""
     steps = [record.steps[step] for record in other.records]
-    samples = [[micro.samples for micro in of_rank.micro_batches] for of_rank in steps]
-    forward = [_forward_masks(of_rank.masks) for of_rank in steps]
+    samples = [[micro.samples for micro in rank_step.micro_batches] for rank_step in steps]
+    forward = [_forward_masks(rank_step.masks) for rank_step in steps]
     groups: dict[str, list[set[int]]] = {}  # of each cause, ranks that belong together
     first: dict[str, Mask] = {}
     for rank, other_rank in combinations(range(len(steps)), 2):
@@ -228,7 +228,7 @@ def mask_findings(other: Run, step: int) -> list[Difference]:
             touched = [group for group in some if group & {rank, other_rank}]
             groups[cause] = [group for group in some if group not in touched] + [{rank, other_rank}.union(*touched)]
             first.setdefault(cause, a)
-    made = [finding for of_rank in steps if (finding := _recomputed_finding(other, step, of_rank.masks))][:1]
+    made = [finding for rank_step in steps if (finding := _recomputed_finding(other, step, rank_step.masks))][:1]
     for cause, mask in sorted(first.items(), reverse=True):
         ranks = " and ".join(ranks_text(sorted(group)) for group in sorted(groups[cause], key=min))
         why = f"{ranks} {_MASKS[cause].format(mask.line)}"
@@ -312,7 +312,7 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Diffe
 
 def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Difference:
     rates = [record.learning_rates[-1:] for record in reference.run.records[0].steps]
-    later = [number for number, of_step in enumerate(rates) if of_step and math.isclose(of_step[0], rate, rel_tol=1e-9)]
+    later = [number for number, at_step in enumerate(rates) if at_step and math.isclose(at_step[0], rate, rel_tol=1e-9)]
     why = f"the learning rate of step {step + 1} is {rate:.6g}, and the reference's {wanted:.6g}"
     if later:
         why += f", which has {rate:.6g} in step {later[0] + 1}"

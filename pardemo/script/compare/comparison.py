@@ -4,8 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pardemo.script.compare import causes, checks
+from pardemo.script.compare import checks
+from pardemo.script.compare.across_layouts import UnexplainedGradients, unexplained_gradients
 from pardemo.script.compare.differences import Difference, Kept, StepComparison, kept_tensors
+from pardemo.script.compare.findings import gradient_findings, printed_findings, update_findings, wrong_gradients
+from pardemo.script.compare.initial_parameters import initial_findings
 from pardemo.script.compare.module_map import ModelMap, step_map
 from pardemo.script.compare.pairs import Pair, compare_pair, layer_scales
 from pardemo.script.compare.parameter_map import (
@@ -42,7 +45,7 @@ class Comparison:
     not_compared: tuple[str, ...] = ()
     steps: int = 0
     in_part: str = ""
-    left_open: causes.UnexplainedGradients | None = None
+    left_open: UnexplainedGradients | None = None
     model: ModelMap | None = None
     kept: dict[Difference, Kept] = field(default_factory=dict)
 
@@ -78,7 +81,7 @@ def _step_findings(
         comparison.notes.append(samples.note)
     findings = [samples.finding] if samples.finding else []
     if step == 0 and not findings:
-        findings = causes.initial_findings(reference, other, comparison.maps, before)
+        findings = initial_findings(reference, other, comparison.maps, before)
         comparison.strange &= not findings
     begun_alike = not findings
     findings += checks.mask_findings(other, step)
@@ -112,7 +115,7 @@ def _map_pieces(reference: Reference, other: Run) -> ParameterMap:
         pieces[rank] = [(rank_record.scale_piece(piece, tuple(value.shape)), value) for piece, value in values]
     maps = map_parameters(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(maps.parts.values()):
-        piece_names = sorted({piece.name for of_rank in pieces.values() for piece, _ in of_rank})
+        piece_names = sorted({piece.name for rank_pieces in pieces.values() for piece, _ in rank_pieces})
         raise ProveError(
             f"the model of {other.layout.name} has other parameters than the reference's: it has "
             f"{', '.join(piece_names[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
@@ -200,20 +203,20 @@ def _number_findings(
     facts, alike = _facts(reference, other, step, maps, samples)
     compared = [facts.gradients.get(name) for name in reference.whole[step].gradients]
     every = bool(compared) and all(pair is not None and bool(pair.covered.all()) for pair in compared)
-    if every and not causes.wrong_gradients(facts):
+    if every and not wrong_gradients(facts):
         facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
     comparison.model = step_map(reference, step, facts, alike)
     findings = buffers = checks.buffer_findings(reference, other, step)
     if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
-        findings = causes.gradient_findings(facts)
-    comparison.left_open = causes.unexplained_gradients(findings, facts)
+        findings = gradient_findings(facts)
+    comparison.left_open = unexplained_gradients(findings, facts)
     findings = findings or checks.clipping_findings(reference, other, step)
-    findings = findings or causes.update_findings(
+    findings = findings or update_findings(
         facts, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs)
     )
     findings = findings or buffers
     comparison.kept |= kept_tensors(findings, facts, reference.run)
-    return findings or causes.printed_findings(facts)
+    return findings or printed_findings(facts)
 
 
 def _facts(
@@ -231,10 +234,10 @@ def _facts(
     parted, alike = checks.parted_outputs(reference, other, step, samples, maps)
     names: dict[int, dict[str, set[str]]] = {}
     for rank, record in enumerate(other.records):
-        of_rank = names.setdefault(rank, {})
+        rank_names = names.setdefault(rank, {})
         for piece in record.steps[step].pieces:
             if (part := maps.parts[rank].get(piece.name)) is not None:
-                of_rank.setdefault(part.name, set()).update((piece.name, *piece.tied))
+                rank_names.setdefault(part.name, set()).update((piece.name, *piece.tied))
     accumulated = {
         name: parts for name, parts in holders("accumulated").items() if shapes(parts) == shapes(before[name])
     }  # FSDP2's are whole until they are reduced

@@ -89,7 +89,7 @@ class StepComparison:
 
     @property
     def losses(self) -> list[float]:
-        """Loss of each rank in the step, of those that have one: a pipeline's other stages have none."""
+        """The loss of each rank in the step, of those that have one: a pipeline's other stages have none."""
         return [sum(step.losses) for step in self.steps if step.losses]
 
     def first(self, names: Iterable[str]) -> str:

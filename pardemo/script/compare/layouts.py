@@ -63,8 +63,8 @@ def from_file(path: str) -> tuple[list[RunLayout], dict[str, Any]]:
     Raises:
         ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
     """
-    line, tables, said = tables_of(path)
-    return fill_line([_layout(table, path) for table in tables], line), said
+    line, tables, settings = tables_of(path)
+    return fill_line([_layout(table, path) for table in tables], line), settings
 
 
 def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
@@ -113,7 +113,7 @@ def words_of(line: str, where: str = "") -> list[str]:
 
 
 def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], alone: bool = False) -> list[RunLayout]:
-    """Layouts as ``"ranks=4 batch=8"``, or as tables, for a script's line with ``{batch}`` in it.
+    """Reads layouts, as ``"ranks=4 batch=8"`` or as tables, for a script's line with ``{batch}`` in it.
 
     ``alone``: one layout is enough, where no two are compared.
     """
@@ -125,7 +125,7 @@ def from_texts(texts: Sequence[Mapping[str, Any] | str], line: Sequence[str], al
 
 
 def for_function(layouts: Sequence[Mapping[str, Any] | str]) -> list[RunLayout]:
-    """Layouts as texts, ``"ranks=4 tp=2"``, or as tables, for a function that reads what they say.
+    """Reads layouts, as texts, ``"ranks=4 tp=2"``, or as tables, for a function that reads what they say.
 
     Raises:
         ValueError: one cannot be read, two are the same, or there is one alone; one line.
@@ -209,7 +209,7 @@ class Factor:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The factor in words: ``× 4 = the number of ranks``."""
         names = " or ".join(f"the {size_text(key)}" for key in self.keys)
         return f"{'×' if self.times else '÷'} {self.number} = {names}"
 
@@ -220,7 +220,7 @@ def size_text(key: str) -> str:
 
 
 def distinct_digits(*values: float) -> list[str]:
-    """Numbers with so many digits that those that differ look different, four at least.
+    """Writes numbers with so many digits that those that differ look different, four at least.
 
     >>> distinct_digits(0.5, 0.500012)
     ['0.5', '0.50001']

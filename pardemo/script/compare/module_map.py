@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pardemo.script.compare import causes
 from pardemo.script.compare.differences import StepComparison
+from pardemo.script.compare.findings import wrong_gradients
 from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.reference import Reference
 
@@ -61,7 +61,7 @@ def step_map(
     parted = {output.module for output in facts.parted} if facts else set()
     outputs = dict.fromkeys(alike, EQUAL) | dict.fromkeys(parted, DIFFERENT)
     pairs = (facts.gradients, facts.updates) if facts and not parted else ({}, {})
-    wrong = causes.wrong_gradients(facts) if facts and not parted else set()
+    wrong = wrong_gradients(facts) if facts and not parted else set()
     gradients = {
         name: _cell(pairs[0].get(name), name in wrong)
         for name in truth.before

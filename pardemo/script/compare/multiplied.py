@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pardemo.script.compare import runs
-from pardemo.script.compare.causes import UnexplainedGradients
+from pardemo.script.compare.across_layouts import UnexplainedGradients
 from pardemo.script.compare.comparison import Comparison
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import size_text
@@ -51,7 +51,7 @@ def counted_by_each_rank(
 
 def _attempts(truth: Reference, other: Run, compared: Comparison) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yields which parameters to multiply, and by what: those in no module that every rank has whole."""
-    parts = [{part.name: part for part in of_rank.values()} for of_rank in compared.maps.parts.values()]
+    parts = [{part.name: part for part in rank_parts.values()} for rank_parts in compared.maps.parts.values()]
     bare = [
         name for name in truth.whole[0].before
         if name.startswith("optimizer.") and all(name in held and not held[name].is_cut for held in parts)

@@ -280,11 +280,11 @@ def map_parameters(
     """
     maps = ParameterMap()
     index = ParameterIndex(reference, tolerance)
-    for rank, of_rank in pieces.items():
+    for rank, rank_pieces in pieces.items():
         parts, cut = maps.parts.setdefault(rank, {}), maps.strips.setdefault(rank, {})
-        names = {piece.name: [tied.get(name, name) for name in (piece.name, *piece.tied)] for piece, _ in of_rank}
+        names = {piece.name: [tied.get(name, name) for name in (piece.name, *piece.tied)] for piece, _ in rank_pieces}
         unmatched, constant = [], []
-        for piece, value in of_rank:
+        for piece, value in rank_pieces:
             name = next((name for name in names[piece.name] if name in reference), "")
             part = _stated_part(reference.get(name), piece, name, value, tolerance, maps)
             if part is not None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from pardemo.script.compare import causes, runs
-from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare import across_layouts, runs
+from pardemo.script.compare import layouts as run_layouts
 from pardemo.script.compare.comparison import Comparison, compare_layout
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import RunLayout
@@ -103,7 +103,7 @@ def _proof(layouts: Sequence[RunLayout], options: Options, folder: str) -> Proof
     proof.notes += reference.records[0].notes
     if options.sketched:
         proof.notes.append(f"{sum(runs.elements(reference).values()):,} elements: parameters are compared by sketches")
-    left_open: dict[str, causes.UnexplainedGradients] = {}
+    left_open: dict[str, across_layouts.UnexplainedGradients] = {}
     steps: dict[str, list[Sequence[Step]]] = {}
     for number, layout in enumerate(layouts[1:], 1):
         place = Path(folder, str(number))
@@ -134,7 +134,7 @@ def _proof(layouts: Sequence[RunLayout], options: Options, folder: str) -> Proof
             left_open[layout.name] = compared.left_open
         proof.notes += [note for note in compared.notes if note not in proof.notes]
     compared_layouts = [layout for layout in layouts[1:] if layout.name not in proof.failed]
-    proof.findings = causes.explain_across(proof.findings, left_open, compared_layouts)
+    proof.findings = across_layouts.explain_across(proof.findings, left_open, compared_layouts)
     proof.kept = {
         finding: kept for finding, kept in proof.kept.items() if finding in proof.findings
     }  # others have a cause
@@ -157,7 +157,7 @@ def _line_of(finding: Difference, ranks: Sequence[Sequence[Step]]) -> str:
     done = _DONE_BY.get(finding.what)
     wanted = [done, rank_record.STEP] if done else [rank_record.called(finding.module), rank_record.FORWARD]
     lines = [steps[finding.step - 1].lines for steps in ranks if len(steps) >= finding.step]
-    site = next((line for event in wanted for of_rank in lines if (line := of_rank.get(event))), "")
+    site = next((line for event in wanted for rank_lines in lines if (line := rank_lines.get(event))), "")
     inside = os.path.join(os.getcwd(), "")
     return site.removeprefix(inside)
 
@@ -314,8 +314,8 @@ def script(
         ValueError: a layout or the line cannot be read; one line.
         ProveError: the reference could not be run, took no step, or is not the same twice.
     """
-    words = of_layouts.words_of(line) if isinstance(line, str) else list(line)
+    words = run_layouts.words_of(line) if isinstance(line, str) else list(line)
     if steps < 1:
         raise ValueError(f"steps must be at least 1, not {steps}")
     options = runs.Options(steps=steps, double=double, timeout_s=timeout_s)
-    return scripts(of_layouts.from_texts(layouts, words), options)
+    return scripts(run_layouts.from_texts(layouts, words), options)

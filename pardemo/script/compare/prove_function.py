@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare import layouts as run_layouts
 from pardemo.script.compare import runs
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.proof import scripts
@@ -89,7 +89,7 @@ def prove(
         ValueError: a batch that does not divide into a layout's ranks and micro-batches, or no batches.
         ProveError: the reference could not be run, or is not the same twice.
     """
-    wanted = of_layouts.for_function(layouts)
+    wanted = run_layouts.for_function(layouts)
     steps = len(batches) if steps is None else steps
     if not 1 <= steps <= len(batches):
         raise ValueError(f"{steps} steps need as many batches, and there are {len(batches)}")

@@ -79,8 +79,8 @@ class Reference:
         tolerances: dict[str, float] = {}
         for rank in range(self.run.layout.ranks):
             for name, tensor in self.run.tensors(0, rank, "gradient").items():
-                of_type = TOLERANCES.get(dtype_name(tensor.dtype), self.tolerance)
-                tolerances[name] = min(max(of_type, tolerances.get(name, 0.0)), self.tolerance)
+                type_tolerance = TOLERANCES.get(dtype_name(tensor.dtype), self.tolerance)
+                tolerances[name] = min(max(type_tolerance, tolerances.get(name, 0.0)), self.tolerance)
         return tolerances
 
     @property

@@ -115,7 +115,7 @@ def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
 
 
 def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSamples) -> None:
-    """Rows of modules that ranks run behind others: those of the module that got the samples, where it had as many."""
+    """Places rows of modules that ranks run after others as those of the module that got as many samples."""
     truth = reference.records[0].steps[step].micro_batches
     for rank, record in enumerate(other.records):
         begin = -1
@@ -203,7 +203,7 @@ def _match_parts(expected: list[_Row], candidate: list[_Row], other: Run, step: 
 
 
 def _match_packed(expected: list[_Row], candidate: list[_Row]) -> StepSamples:
-    """Rows of unlike lengths, each of them a block of one of the reference's: samples of a micro-batch in one row."""
+    """Matches rows of unlike lengths, each a block of one of the reference's: samples of a micro-batch in one row."""
     samples, free = StepSamples(), [torch.ones(len(row.tokens), dtype=torch.bool) for row in expected]
     for row, (match, unused) in product(candidate, zip(expected, free, strict=True)):
         size = len(row.tokens)
@@ -279,7 +279,7 @@ def _place_rows(
 
 
 def _candidate_positions(length: int, total: int) -> Iterator[torch.Tensor]:
-    """Places that a part may have: one block, at a multiple of its length first, or two halves of one, as in zigzag."""
+    """Yields a part's possible places: one block, at multiples of its length first, or two halves, as in zigzag."""
     begins = [*range(0, total - length + 1, length), *(b for b in range(total - length + 1) if b % length)]
     for begin in begins:
         yield torch.arange(begin, begin + length)
@@ -364,7 +364,7 @@ def _samples_in_order(record: RankRecord, step: int) -> list[str]:
 
 
 def _divide_by_copies(samples: Samples, wanted: Samples) -> Samples:
-    """Samples as if each were on as many ranks as in the reference."""
+    """Returns samples as if each were on as many ranks as in the reference."""
     times = samples.total() / max(1, wanted.total())
     copies = round(times) if times > 1 else 1
     if copies > 1 and all(count % copies == 0 for count in samples.values()):

@@ -31,11 +31,11 @@ Verdict = Mapping[str, Any]
 
 def finding_message(row: Verdict) -> str:
     """Returns a row of ``findings`` in one line, as the screen has it."""
-    said = finding_text(row["step"], row["what"], row["factor"], row["rest"], row["module"])
-    said += f": {cause_text(row['cause'], row['why'])}"
+    message = finding_text(row["step"], row["what"], row["factor"], row["rest"], row["module"])
+    message += f": {cause_text(row['cause'], row['why'])}"
     if row["parameters"]:
-        said += f" ({count_text(len(row['parameters']), 'parameter')}: {first_of(row['parameters'], 4)})"
-    return said
+        message += f" ({count_text(len(row['parameters']), 'parameter')}: {first_of(row['parameters'], 4)})"
+    return message
 
 
 def annotation(message: str, title: str, file: str = "", line: str = "") -> str:

@@ -91,12 +91,12 @@ def events(seen: Sequence[RankTrace]) -> list[dict[str, Any]]:
                 module=place.module, phase=place.phase,
             )  # fmt: skip
             together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, trace.rank, row))
-    for flow, of_ranks in enumerate(together.values()):
-        last_s, last, of_last = max(of_ranks)
-        for begin_s, rank, row in of_ranks:
+    for flow, begins in enumerate(together.values()):
+        last_s, last, last_row = max(begins)
+        for begin_s, rank, row in begins:
             if rank != last and begin_s < last_s:
                 at = {"name": "waits for", "cat": "flow", "id": f"{flow}.{rank}", "ts": (last_s - zero_s) * 1e6}
-                made.append(at | {"ph": "s", "pid": last, "tid": of_last})
+                made.append(at | {"ph": "s", "pid": last, "tid": last_row})
                 made.append(at | {"ph": "f", "bp": "e", "pid": rank, "tid": row})
     return made
 

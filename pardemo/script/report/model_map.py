@@ -110,7 +110,7 @@ def _lines(modules: list[_Module], before: str, depth: int, marked: frozenset[st
 
 
 def _runs_of_equal(modules: list[_Module], marked: frozenset[str]) -> Iterator[list[_Module]]:
-    """Modules one by one, and runs of numbered ones that are alike together."""
+    """Returns modules one by one, and runs of numbered ones that are alike together."""
     for key, group in groupby(modules, lambda module: (module.name.isdigit(), _look(module, marked))):
         some = list(group)
         if key[0] and len(some) >= FOLDED:
@@ -120,7 +120,7 @@ def _runs_of_equal(modules: list[_Module], marked: frozenset[str]) -> Iterator[l
 
 
 def _look(module: _Module, marked: frozenset[str]) -> tuple:
-    """Equal for modules that look the same on the map."""
+    """Returns a key that is equal for modules that look the same on the map."""
     cells = tuple((cell.state, None if cell.factor is None else f"{cell.factor:.4g}") for cell in module.row.cells)
     inside = tuple((inner.name, _look(inner, marked)) for inner in module.inside)
     return module.row.kind, cells, module.row.module in marked, inside

@@ -47,15 +47,15 @@ def proof_page(proof: Proof, script: str) -> str:
     for number, layout in enumerate(proof.layouts[1:], 1):
         sign, colour = results.layout_sign(proof, layout)
         findings = results.findings_of(proof, layout)
-        said = results.finding_head(findings[0]) if findings else results.ALIKE
-        said = "could not be compared" if layout.name in proof.failed else said
+        sentence = results.finding_head(findings[0]) if findings else results.ALIKE
+        sentence = "could not be compared" if layout.name in proof.failed else sentence
         link = Marked("a", layout.name, f' href="#layout-{number}"')
-        lines.append([Marked("strong", sign, f' class="{colour}"'), " ", link, f": {said}"])
+        lines.append([Marked("strong", sign, f' class="{colour}"'), " ", link, f": {sentence}"])
         sections.append(Section(f"layout-{number}", f"{sign} {layout.name}", "", _layout_blocks(proof, layout)))
     files: list[Line] = [[Marked("code", "prove.json"), " the same for programs, with all parameters of each finding"]]
     if proof.files:
-        said = "the reference's and the layout's tensors of findings that nobody explains"
-        files.append([Marked("code", "tensors"), f" {said}, up to {amount(MOST_BYTES)} of each"])
+        contents = "the reference's and the layout's tensors of findings that nobody explains"
+        files.append([Marked("code", "tensors"), f" {contents}, up to {amount(MOST_BYTES)} of each"])
     return blocks.report_page(
         f"{script} in {len(proof.layouts)} layouts",
         f"{blocks.sentence(results.proof_verdict(proof))} The reference is {results.reference_text(proof)}.",
@@ -86,24 +86,24 @@ def _layout_blocks(proof: Proof, layout: RunLayout) -> list[Block]:
 def _kept(proof: Proof, finding: Difference) -> Line:
     """Says where a finding's tensors are, and which of them."""
     kept, name = proof.kept[finding], proof.files[finding]
-    said = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
+    size_text = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
     if kept.sketches:
-        said += f"; of {', '.join(kept.sketches)} these are sketches"
+        size_text += f"; of {', '.join(kept.sketches)} these are sketches"
     if kept.left_out:
-        said += f"; without {', '.join(kept.left_out)}, for which there was no room"
-    return ["tensors: ", Marked("a", name, f' href="{name}"'), said]
+        size_text += f"; without {', '.join(kept.left_out)}, for which there was no room"
+    return ["tensors: ", Marked("a", name, f' href="{name}"'), size_text]
 
 
 def _compared(model: ModelMap, findings: list[Difference]) -> str:
     """Says what was compared of the step that the map shows, and what was not."""
     numbers = "; ".join(f"{label}: {model.counts[key][0]} of {model.counts[key][1]}" for key, label in COLUMNS.items())
-    said = f"Compared are {numbers}."
+    sentence = f"Compared are {numbers}."
     kinds = {finding.what for finding in findings}
     if {"data", "parameters"} & kinds:
-        return f"{said} Where samples or first parameters are wrong, nothing that is made of them is looked at."
+        return f"{sentence} Where samples or first parameters are wrong, nothing that is made of them is looked at."
     if "forward" in kinds:
-        return f"{said} Where outputs are wrong, gradients are not looked at, nor what is made of them."
-    return f"{said} Steps behind the first one that differs are not compared." if findings else said
+        return f"{sentence} Where outputs are wrong, gradients are not looked at, nor what is made of them."
+    return f"{sentence} Steps behind the first one that differs are not compared." if findings else sentence
 
 
 PAGE, VERDICT, TENSORS = "prove.html", "prove.json", "tensors"

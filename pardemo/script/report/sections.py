@@ -125,11 +125,11 @@ def _model(measured: Summary) -> list[str]:
 
 def parallelisms_text(measured: Summary) -> list[str]:
     """Writes a line for each parallelism: its ranks, what it cuts, and its size; equal groups share a line."""
-    of_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
+    by_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
     for parallelism in measured.parallelism:
-        of_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
+        by_group.setdefault((parallelism.kind, parallelism.ranks), []).append(parallelism)
     alike: dict[tuple[str, tuple[str, ...], int], list[tuple[int, ...]]] = {}
-    for (kind, ranks), some in of_group.items():  # stages of a pipeline: one group has several
+    for (kind, ranks), some in by_group.items():  # stages of a pipeline: one group has several
         wraps = tuple(dict.fromkeys(name for p in some for name in p.wraps))
         size = sum(sum(p.unit_bytes.values()) for p in some)
         alike.setdefault((kind, wraps, size), []).append(ranks)
@@ -237,7 +237,7 @@ def _course(trace: RankTrace, title: str = "") -> Block:
 
 
 def full_size(measured: Summary) -> Section:
-    """The planned bytes by kind beside the measured ones, what was taken over and assumed; empty without a question."""
+    """Lists planned and measured bytes by kind, and what was taken over and assumed; empty without a question."""
     full, heading = measured.memory.get("full_size"), "At full size"
     if full is None:
         return Section("full-size", heading)
@@ -252,7 +252,7 @@ def full_size(measured: Summary) -> Section:
 
 
 def _full_size_rows(full: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """By kind what was held here and what is planned."""
+    """Makes a row for each kind: what was held here and what is planned."""
     made = []
     for kind in dict.fromkeys((*full["measured"], *full["kinds"])):
         here, planned = full["measured"].get(kind), full["kinds"].get(kind)
@@ -276,7 +276,7 @@ def _time(measured: Summary, seen: Sequence[RankTrace]) -> Section:
 
 
 def _paced(measured: Summary) -> Section:
-    """The step as it would be on other devices, or by arithmetic beside layers that waited; empty without one."""
+    """Describes the step on other devices, or by arithmetic next to padded layers; empty without one."""
     paced = measured.predicted
     if paced is None:
         return Section("paced", "")
@@ -297,7 +297,7 @@ def _paced(measured: Summary) -> Section:
 
 
 def _times(times: Sequence[Times], digits: int, other: str = "other") -> list[Block]:
-    """Seconds by rank: their figures, and bars. ``other``: what the rest of a step is called."""
+    """Lists seconds by rank: their figures, and bars. ``other``: what the rest of a step is called."""
     names = ("computes", "waits for bytes", "waits for ranks", other)
     rows = [(str(rank.rank), *(f"{1e3 * seconds:.{digits}f}" for seconds in rank.figures)) for rank in times]
     parts = [(part, colour, mark) for (part, colour), mark in zip(drawings.SPENT.items(), MARKS, strict=True)]

@@ -15,14 +15,14 @@ from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
 from pardemo.script.record.rank_record import STATE, Tensors
-from pardemo.script.resume.stop_follower import COPIES, KEPT, SLOTS
+from pardemo.script.resume.script_state import COPIES, KEPT, SLOTS
 
 
 def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> list[str]:
     """Finds generators that the undisturbed run draws from around a step and that differ in the resumed run.
 
     Args:
-        step: of the undisturbed run, counted from 0. begins: behind how many of its steps the resumed one begins.
+        step: of the undisturbed run, counted from 0. begins: after how many of its steps the resumed one begins.
 
     Returns:
         names, as ``torch's``. One from which nothing is drawn may be anywhere.
@@ -38,7 +38,7 @@ def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> li
 
 
 def generators_text(names: list[str]) -> str:
-    """``torch's and numpy's generators, which this step draws from, are not where they were without the stop``."""
+    """Says which generators differ: ``torch's and numpy's generators, from which it draws, are not where …``."""
     some = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     single = len(names) == 1
     return (
@@ -73,17 +73,17 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
     first = next((n for n in range(steps) if not _is_close(ours[n], wanted[n])), None)
     if first is None:
         return None
-    said = f"the rate is {_rate_text(ours[first])} in place of {_rate_text(wanted[first])}"
+    sentence = f"the rate is {_rate_text(ours[first])} in place of {_rate_text(wanted[first])}"
     away = steps_away(ours[first:steps], rates, begins + first, min(2, steps - first), _is_close)
     if away:
         moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
         anew = ": it begins anew" if away == -begins else ""
-        said = f"the scheduler is {moved}{anew}; {said}"
-    return said, begins + first
+        sentence = f"the scheduler is {moved}{anew}; {sentence}"
+    return sentence, begins + first
 
 
 def _is_close(a: list[float], b: list[float]) -> bool:
-    """Also 0 beside what rounding leaves of it at a cosine's end."""
+    """Whether rates are equal to rounding; so are 0 and what rounding leaves of it at a cosine's end."""
     return len(a) == len(b) and all(
         abs(x - y) <= max(1e-9 * max(abs(x), abs(y)), 1e-15) for x, y in zip(a, b, strict=True)
     )
@@ -130,8 +130,8 @@ def _state_difference(
 ) -> str:
     if ours is None or not bool(ours.any()):
         return f"{slot} starts at zero"
-    for step, of_ranks in steps():
-        then = of_ranks[rank].get(name)
+    for step, states_by_rank in steps():
+        then = states_by_rank[rank].get(name)
         if step != begins and then is not None and then.shape == ours.shape and torch.equal(then, ours):
             return f"{slot} is the one before step {step + 1}"
     if wanted.dim() == 0 and ours.dim() == 0:
@@ -162,18 +162,18 @@ _BITS = 1e-6
 class ResumedRun:
     """A resumed run to compare with the undisturbed one.
 
-    ``expected``: behind how many steps the last whole save is. ``begins``: behind how many steps of the undisturbed run
-    it begins, by its parameters; None where they are no step's. ``exact``: whether all that was compared is equal to
-    the last bit. ``noise``: of ranks' parameters the elements that are not compared, see :func:`rounding_only`.
-    ``repeats``: whether the undisturbed run is the same each time to the last bit, so that what is not equal is no
-    rounding. ``compared``: on another layout, all parameters in whole; else each rank is held against the same one.
-    ``states``: whether optimizers' states were compared themselves; where an engine keeps them flat, only what its step
-    makes of them is.
+    ``run``: that goes on. ``expected``: after how many steps the last complete save is. ``begins``: after how many
+    steps of the undisturbed run it begins, by its parameters; None where they are no step's. ``exact``: whether all
+    that was compared is equal to the last bit. ``noise``: of ranks' parameters the elements that are not compared, see
+    :func:`rounding_only`. ``repeats``: whether the undisturbed run is the same each time to the last bit, so that what
+    is not equal is no rounding. ``compared``: on another layout, all parameters in whole; else each rank is held
+    against the same one. ``states``: whether optimizers' states were compared themselves; where an engine keeps them
+    flat, only what its step makes of them is.
     """
 
     name: str
     reference: Run
-    resumed: Run
+    run: Run
     expected: int
     begins: int | None
     tolerance: float
@@ -185,26 +185,26 @@ class ResumedRun:
     findings: list[Difference] = field(default_factory=list)
 
     @property
-    def behind(self) -> int:
+    def last_step(self) -> int:
         """Number of steps after which it goes on, by its parameters or, if these do not say it, by the saves."""
         return self.expected if self.begins is None else self.begins
 
-    def add(self, what: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
+    def add(self, subject: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
         """Adds a finding; ``step`` is one of the undisturbed run, from 1; by default the first that is repeated."""
-        step = self.behind + 1 if step is None else step
-        self.findings.append(Difference(self.name, step, what, cause, why, None, None, tuple(names)))
+        step = self.last_step + 1 if step is None else step
+        self.findings.append(Difference(self.name, step, subject, cause, why, None, None, tuple(names)))
 
     @property
     def ranks(self) -> range:
         return range(self.reference.layout.ranks)
 
     def tensors(self, kind: str) -> tuple[list[Tensors], list[Tensors]]:
-        """Each rank's tensors of a kind in the resumed run's first step: the undisturbed run's, and the resumed one's.
+        """Returns each rank's tensors of a kind in the resumed run's first step: the undisturbed run's and its own.
 
         These have the undisturbed run's elements where only rounding is.
         """
-        theirs = [self.reference.tensors(self.behind, rank, kind) for rank in self.ranks]
-        ours = [self.resumed.tensors(0, rank, kind) for rank in self.ranks]
+        theirs = [self.reference.tensors(self.last_step, rank, kind) for rank in self.ranks]
+        ours = [self.run.tensors(0, rank, kind) for rank in self.ranks]
         for (rank, name), noise in self.noise.items():
             value = ours[rank].get(name)
             if value is not None and (value.any() or not kind.startswith(STATE)):  # a state of zeros is told as one
@@ -244,7 +244,7 @@ def rounding_only(run: Run) -> Noise:
 
 
 def _without_noise(noise: torch.Tensor | None, theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """``ours`` with ``theirs`` where only rounding is."""
+    """Returns ``ours`` with ``theirs`` where only rounding is."""
     if noise is None or not noise.shape == ours.shape == theirs.shape:
         return ours
     return torch.where(noise, theirs, ours)
@@ -270,11 +270,11 @@ def resumed_after(reference: Run, resumed: Run, expected: int, tolerance: float,
     return best if best is not None and far[best] <= tolerance else None
 
 
-def _shapes(of_ranks: Sequence[Tensors]) -> list[dict[str, torch.Size]]:
-    return [{name: tensor.shape for name, tensor in tensors.items()} for tensors in of_ranks]
+def _shapes(tensors_by_rank: Sequence[Tensors]) -> list[dict[str, torch.Size]]:
+    return [{name: tensor.shape for name, tensor in tensors.items()} for tensors in tensors_by_rank]
 
 
-def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tolerance: float) -> ResumedRun:
+def compare_full_parameters(name: str, reference: Run, resumed: Run, expected: int, tolerance: float) -> ResumedRun:
     """Compares a run that goes on in another layout with the undisturbed one from each step on, until one is right.
 
     Raises:
@@ -282,7 +282,7 @@ def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tole
     """
 
     def held_against(step: int) -> tuple[Run, Comparison]:
-        """With its own copy of what is known of pieces: a comparison cuts those that are several of the reference's."""
+        """Compares with the undisturbed run from a step on; on a copy, since a comparison cuts fused pieces."""
         records = [replace(record, steps=[replace(step) for step in record.steps]) for record in resumed.records]
         cut_run = replace(resumed, records=records, strips={})
         return cut_run, compare_layout(Reference(reference.since(step), tolerance), cut_run)
@@ -300,101 +300,101 @@ def beside_in_whole(name: str, reference: Run, resumed: Run, expected: int, tole
     return ResumedRun(name, reference, cut_run, expected, begins, tolerance, compared=compared, states=False)
 
 
-def judge_resumed(beside: ResumedRun) -> None:
+def judge_resumed(resumed: ResumedRun) -> None:
     """Adds to a resumed run's findings what was not restored."""
-    reference, resumed, behind, compared = beside.reference, beside.resumed, beside.behind, beside.compared
-    if compared is None and beside.begins is None:
-        _parameters(beside)
+    reference, run, last_step, compared = resumed.reference, resumed.run, resumed.last_step, resumed.compared
+    if compared is None and resumed.begins is None:
+        _parameters(resumed)
     if compared is not None and compared.unmatched:
-        beside.add("parameters", "not-restored", compared.unmatched)
+        resumed.add("parameters", "not-restored", compared.unmatched)
     apart = {finding.cause for finding in compared.findings} if compared else {"data", "learning-rate", "loss-scale"}
     if "data" in apart:
-        _samples(beside)
-    if "learning-rate" in apart and (rates := rates_difference(reference, resumed, behind)) is not None:
-        beside.add("learning rate", "learning-rate", rates[0], step=rates[1] + 1)
-    theirs, ours = reference.records[0].steps[behind].scales, resumed.records[0].steps[0].scales
+        _samples(resumed)
+    if "learning-rate" in apart and (rates := rates_difference(reference, run, last_step)) is not None:
+        resumed.add("learning rate", "learning-rate", rates[0], step=rates[1] + 1)
+    theirs, ours = reference.records[0].steps[last_step].scales, run.records[0].steps[0].scales
     if "loss-scale" in apart and theirs and ours and theirs[-1] != ours[-1]:
         why = f"the GradScaler begins at {ours[-1]:g} in place of {theirs[-1]:g}: its state is not restored"
-        beside.add("loss scale", "loss-scale", why)
-    if compared is None or beside.begins is not None:
-        _states(beside)
+        resumed.add("loss scale", "loss-scale", why)
+    if compared is None or resumed.begins is not None:
+        _states(resumed)
     if compared is None:
-        _random(beside)
-        if not beside.findings:
-            _numbers(beside)
-    causes = {finding.cause for finding in beside.findings}
+        _random(resumed)
+        if not resumed.findings:
+            _numbers(resumed)
+    causes = {finding.cause for finding in resumed.findings}
     explained = causes & {"data", "learning-rate", "loss-scale", "optimizer-state"}
     for finding in compared.findings if compared else ():
         if finding.cause not in explained:  # by what was looked at for itself
-            beside.findings.append(replace(finding, layout=beside.name, step=finding.step + behind))
+            resumed.findings.append(replace(finding, layout=resumed.name, step=finding.step + last_step))
 
 
-def _parameters(beside: ResumedRun) -> None:
+def _parameters(resumed: ResumedRun) -> None:
     """Says which parameters are not those of the checkpoint."""
-    apart = beside.differing("before")
+    apart = resumed.differing("before")
     if not apart:
         return
-    first = [beside.reference.tensors(0, rank, "before") for rank in beside.ranks]
+    first = [resumed.reference.tensors(0, rank, "before") for rank in resumed.ranks]
     new = [name for name, (rank, _, ours) in apart.items() if torch.equal(ours, first[rank][name])]
     rounded = [name for name, (_, theirs, ours) in apart.items() if is_rounded_to_bf16(theirs, ours)]
-    if new and beside.behind:
+    if new and resumed.last_step:
         why = "they are what a new run begins with: they are not in the checkpoint, or are not loaded"
-        beside.add("parameters", "not-restored", why, new)
+        resumed.add("parameters", "not-restored", why, new)
     elif len(rounded) == len(apart):
         why = "they come back rounded to bf16: the checkpoint has fewer bits than the run"
-        beside.add("parameters", "precision", why, rounded)
+        resumed.add("parameters", "precision", why, rounded)
     else:
-        beside.add("parameters", "not-restored", "they are those of no step of the undisturbed run", apart)
+        resumed.add("parameters", "not-restored", "they are those of no step of the undisturbed run", apart)
 
 
-def _samples(beside: ResumedRun) -> None:
-    reference, resumed, behind = beside.reference, beside.resumed, beside.behind
-    why, since = samples_difference(samples_by_step(reference), samples_by_step(resumed), behind)
-    if why and beside.compared is None and STRANGE in why:  # made, or changed, by random numbers
-        names = moved_generators(reference, resumed, since, behind)
+def _samples(resumed: ResumedRun) -> None:
+    reference, run, last_step = resumed.reference, resumed.run, resumed.last_step
+    why, since = samples_difference(samples_by_step(reference), samples_by_step(run), last_step)
+    if why and resumed.compared is None and STRANGE in why:  # made, or changed, by random numbers
+        names = moved_generators(reference, run, since, last_step)
         why = f"{why}; {generators_text(names)}" if names else why
-    if not why and beside.repeats:
-        why, since = ranks_difference(reference, resumed, behind)
+    if not why and resumed.repeats:
+        why, since = ranks_difference(reference, run, last_step)
     if why:
-        beside.add("data", "data", why, step=since + 1)
+        resumed.add("data", "data", why, step=since + 1)
 
 
-def _states(beside: ResumedRun) -> None:
-    """Optimizers' states and what the script keeps beside the model."""
-    keys = {key for rank in beside.ranks for key in beside.reference.keys(beside.behind, rank)}
-    keys |= {key for rank in range(beside.resumed.layout.ranks) for key in beside.resumed.keys(0, rank)}
-    truth = Reference(beside.reference.since(beside.behind), beside.tolerance) if beside.compared else None
+def _states(resumed: ResumedRun) -> None:
+    """Adds findings about optimizers' states and what the script keeps outside of the optimizers."""
+    keys = {key for rank in resumed.ranks for key in resumed.reference.keys(resumed.last_step, rank)}
+    keys |= {key for rank in range(resumed.run.layout.ranks) for key in resumed.run.keys(0, rank)}
+    truth = Reference(resumed.reference.since(resumed.last_step), resumed.tolerance) if resumed.compared else None
     for kind in sorted({key.split("/", 1)[0] for key in keys if key.startswith(STATE)}):
-        beside_model = kind in (STATE + KEPT, STATE + COPIES)
-        if truth is None or beside.compared is None:
-            theirs, ours = beside.tensors(kind)
-        elif beside_model:  # which all ranks have alike; what is in shards nobody can put together
-            ours = [beside.resumed.tensors(0, 0, kind)]
-            wanted = beside.reference.tensors(beside.behind, 0, kind).items()
+        untracked = kind in (STATE + KEPT, STATE + COPIES)
+        if truth is None or resumed.compared is None:
+            theirs, ours = resumed.tensors(kind)
+        elif untracked:  # which all ranks have alike; what is in shards nobody can put together
+            ours = [resumed.run.tensors(0, 0, kind)]
+            wanted = resumed.reference.tensors(resumed.last_step, 0, kind).items()
             theirs = [{k: v for k, v in wanted if v.is_floating_point() and ours[0].get(k, v).shape == v.shape}]
         else:
-            in_whole, parts = _states_in_whole(truth, beside.resumed, beside.compared.maps, kind)
-            beside.states |= bool(parts)
-            if not parts and any(key.startswith(f"{kind}/") for key in beside.resumed.keys(0, 0)):
+            in_whole, parts = _states_in_whole(truth, resumed.run, resumed.compared.maps, kind)
+            resumed.states |= bool(parts)
+            if not parts and any(key.startswith(f"{kind}/") for key in resumed.run.keys(0, 0)):
                 continue  # they are there, and kept in a form that says not whose they are
             theirs, ours = [in_whole], [parts]
-        steps: Steps = partial(_states_by_step, beside, kind) if truth is None else tuple
-        exact, names_by_reason = compare_states(kind, theirs, ours, steps, beside.behind, beside.tolerance)
-        beside.exact &= exact
+        steps: Steps = partial(_states_by_step, resumed, kind) if truth is None else tuple
+        exact, names_by_reason = compare_states(kind, theirs, ours, steps, resumed.last_step, resumed.tolerance)
+        resumed.exact &= exact
         for why, names in names_by_reason.items():
-            if beside_model:
-                beside.add("beside the model", "not-restored", why, names)
+            if untracked:
+                resumed.add("beside the model", "not-restored", why, names)
             else:
-                beside.add("optimizer", "optimizer-state", why, names)
+                resumed.add("optimizer", "optimizer-state", why, names)
 
 
-def _states_by_step(beside: ResumedRun, kind: str) -> Iterator[tuple[int, list[Tensors]]]:
-    for step in range(beside.reference.steps):
-        yield step, [beside.reference.tensors(step, rank, kind) for rank in beside.ranks]
+def _states_by_step(resumed: ResumedRun, kind: str) -> Iterator[tuple[int, list[Tensors]]]:
+    for step in range(resumed.reference.steps):
+        yield step, [resumed.reference.tensors(step, rank, kind) for rank in resumed.ranks]
 
 
 def _states_in_whole(truth: Reference, resumed: Run, maps: ParameterMap, kind: str) -> tuple[Tensors, Tensors]:
-    """States of a kind, the undisturbed run's and the resumed one's, put together from all ranks' parts."""
+    """Returns states of a kind, the undisturbed run's and the resumed one's, put together from all ranks' parts."""
     holders = holders_of(resumed, 0, kind, maps)
     theirs, ours = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for parameter, tensor in truth.in_whole(0, kind).items():
@@ -411,55 +411,55 @@ def _states_in_whole(truth: Reference, resumed: Run, maps: ParameterMap, kind: s
     return theirs, ours
 
 
-def _random(beside: ResumedRun) -> None:
-    """Dropout's masks, where they are drawn; where nothing draws, nothing is lost."""
-    steps = min(beside.reference.steps - beside.behind, min(len(record.steps) for record in beside.resumed.records))
+def _random(resumed: ResumedRun) -> None:
+    """Adds a finding about dropout's masks, where they are drawn; where nothing draws, nothing is lost."""
+    steps = min(resumed.reference.steps - resumed.last_step, min(len(record.steps) for record in resumed.run.records))
     for step in range(steps):
-        for rank in beside.ranks:
-            theirs = beside.reference.records[rank].steps[beside.behind + step].masks
-            ours = beside.resumed.records[rank].steps[step].masks
+        for rank in resumed.ranks:
+            theirs = resumed.reference.records[rank].steps[resumed.last_step + step].masks
+            ours = resumed.run.records[rank].steps[step].masks
             same_inputs = [a.input for a in theirs] == [b.input for b in ours]
             if theirs and same_inputs and [a.dropped for a in theirs] != [b.dropped for b in ours]:
                 why = "dropout draws other masks than without the stop: where the generator was is not restored"
-                beside.add("random numbers", "random-state", why, step=beside.behind + step + 1)
+                resumed.add("random numbers", "random-state", why, step=resumed.last_step + step + 1)
                 return
 
 
-def _numbers(beside: ResumedRun) -> None:
-    """Gradients, the loss, buffers and updates of the first step, when all that they are made of is right."""
+def _numbers(resumed: ResumedRun) -> None:
+    """Adds findings about the first step's gradients, loss, buffers and updates, when all they are made of is right."""
     for kind, label in (("buffer", "buffers"), ("gradient", "gradients"), ("after", "parameters after the step")):
-        if kind == "gradient" and beside.repeats and _losses(beside):
+        if kind == "gradient" and resumed.repeats and _losses(resumed):
             return
-        if kind == "after" and beside.behind + 1 >= len(beside.reference.records[0].steps):
+        if kind == "after" and resumed.last_step + 1 >= len(resumed.reference.records[0].steps):
             continue
-        if apart := beside.differing(kind):
+        if apart := resumed.differing(kind):
             why = {
                 "buffer": "buffers are not restored",
                 "gradient": "the samples and the parameters are right, and the gradients are not",
                 "after": "the gradient is right, and what the optimizer makes of it is not: a part of its state, or of "
                 "its options, is not restored",
             }[kind]  # fmt: skip
-            names = moved_generators(beside.reference, beside.resumed, beside.behind, beside.behind)
+            names = moved_generators(resumed.reference, resumed.run, resumed.last_step, resumed.last_step)
             if kind == "gradient" and names:
-                beside.add(label, "random-state", f"{why}; {generators_text(names)}", apart)
+                resumed.add(label, "random-state", f"{why}; {generators_text(names)}", apart)
             else:
-                beside.add(label, "not-restored" if kind == "buffer" else "", why, apart)
+                resumed.add(label, "not-restored" if kind == "buffer" else "", why, apart)
             return
 
 
-def _losses(beside: ResumedRun) -> bool:
+def _losses(resumed: ResumedRun) -> bool:
     """Whether the first step differentiates another loss: random numbers that are no dropout's show in it, as noise."""
-    for rank in beside.ranks:
-        run = beside.reference.records[rank].steps
-        theirs, ours = run[beside.behind].losses, beside.resumed.records[rank].steps[0].losses
-        beside.exact = beside.exact and theirs == ours
-        size = max((abs(loss) for step in run for loss in step.losses), default=0.0)
+    for rank in resumed.ranks:
+        steps = resumed.reference.records[rank].steps
+        theirs, ours = steps[resumed.last_step].losses, resumed.run.records[rank].steps[0].losses
+        resumed.exact = resumed.exact and theirs == ours
+        size = max((abs(loss) for step in steps for loss in step.losses), default=0.0)
         for wanted, got in zip(theirs, ours, strict=False):
-            if math.isnan(wanted) or abs(got - wanted) <= beside.tolerance * size:
+            if math.isnan(wanted) or abs(got - wanted) <= resumed.tolerance * size:
                 continue
             why = f"the samples and the parameters are right, and the loss is {got:.6g} in place of {wanted:.6g}"
-            names = moved_generators(beside.reference, beside.resumed, beside.behind, beside.behind)
+            names = moved_generators(resumed.reference, resumed.run, resumed.last_step, resumed.last_step)
             why = f"{why}; {generators_text(names)}" if names else why
-            beside.add("loss", "random-state" if names else "", why)
+            resumed.add("loss", "random-state" if names else "", why)
             return True
     return False

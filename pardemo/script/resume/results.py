@@ -6,17 +6,17 @@ from typing import Any
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.results import json_row, runs_screen
-from pardemo.script.resume.stop_follower import Stop
+from pardemo.script.resume.stops import Stop
 
 
 @dataclass
 class Trial:
     """A stop of a run, and the run that goes on from it.
 
-    ``expected``: behind how many steps the last whole save is; ``in_save``: whether the stop cut a later one off;
+    ``expected``: after how many steps the last complete save is; ``in_save``: whether the stop cut a later one off;
     ``overdue``: whether the script had not ended within the grace that SIGTERM leaves, and was killed;
     ``asynchronous``: whether the script goes on while it saves,
-    so that nobody knows whether this one is whole. ``begins``: behind how many the run goes on, None where its
+    so that nobody knows whether this one is whole. ``begins``: after how many the run goes on, None where its
     parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
     the optimizer's states were compared themselves; if not, by what its step makes of them. ``error``: why nothing
     could be compared.

@@ -18,15 +18,16 @@ from typing import Any
 import psutil
 
 from pardemo.deadline import Deadline
-from pardemo.script.compare import layouts as of_layouts
+from pardemo.script.compare import layouts as run_layouts
 from pardemo.script.compare import proof, runs
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import Options, ProveError, Run
-from pardemo.script.resume import GRACE_S, STEPS, judge, stop_follower
+from pardemo.script.resume import GRACE_S, STEPS, judge
 from pardemo.script.resume.results import StopVerdict, Trial
-from pardemo.script.resume.stop_follower import KINDS, NEVER, Stop, StopFollower, whole_saves
+from pardemo.script.resume.stop_follower import StopFollower, complete_saves
+from pardemo.script.resume.stops import KINDS, NEVER, Stop, draw_stops
 
 #: What stands for the folder of a run in the script's line, until each run has one of its own.
 FOLDER = "\x02folder\x02"
@@ -115,7 +116,7 @@ def _verdict(
     verdict.saved, asynchronous = _saved(first)
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
     try:
-        drawn = stop_follower.draw_stops(
+        drawn = draw_stops(
             kinds, first.steps, verdict.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
         )
     except ValueError as error:
@@ -132,7 +133,7 @@ def _verdict(
         verdict.notes.append(f"{sum(runs.elements(first).values()):,} elements: parameters are compared by sketches")
     pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
     others = zip(layouts[1:], resumed[1:], strict=True)
-    pairs += [(drawn[number % len(drawn)], to, layout) for number, (to, layout) in enumerate(others)]
+    pairs += [(drawn[number % len(drawn)], begun, layout) for number, (begun, layout) in enumerate(others)]
     for number, (stop, resumed_on, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
         expected = max(step for step in verdict.saved if 0 < step < stop.done + (stop.kind != "save"))
@@ -141,7 +142,7 @@ def _verdict(
         if resumed_run is not None:
             there = partial(_undisturbed_there, resumed_on, options, place) if resumed_on is not layouts[0] else None
             try:
-                _judge(trial, _beside(trial, first, resumed_run, tolerance, exact, there), there)
+                _judge(trial, _compare_resumed(trial, first, resumed_run, tolerance, exact, there), there)
             except ProveError as error:
                 trial.error = str(error)
         verdict.trials.append(trial)
@@ -150,9 +151,9 @@ def _verdict(
 
 
 def _saved(first: Run) -> tuple[list[int], bool]:
-    """Returns the steps behind which the script saves, and whether it goes on meanwhile.
+    """Returns the steps after which the script saves, and whether it goes on meanwhile.
 
-    Files change there; where calls that save were seen, a file that changes behind other steps is a log.
+    Files change there; where calls that save were seen, a file that changes after other steps is a log.
     """
     records = [record.steps for record in first.records]
     changed = [number for number, step in enumerate(records[0]) if step.saved]
@@ -186,7 +187,7 @@ def _stop_and_resume(
         trial.overdue = stop.kind == "term" and "killed by SIGALRM" in stopped.error
     if trial.error:
         return None
-    if not trial.asynchronous and not _save_is_whole(first, trial.expected, str(marker)):
+    if not trial.asynchronous and not _save_is_complete(first, trial.expected, str(marker)):
         trial.in_save = True
         trial.expected = max((number for number in saved if 0 < number < trial.expected), default=0)
         if not trial.expected:
@@ -212,13 +213,13 @@ def _stop_and_resume(
     return resumed
 
 
-def _save_is_whole(first: Run, done: int, marker: str) -> bool:
+def _save_is_complete(first: Run, done: int, marker: str) -> bool:
     """Whether every rank had made its saves up to this step when a run was stopped, as far as calls were seen.
 
     A rank that saves makes no other wait where the script has no barrier, and ends soon after the one that is killed.
     """
     return all(
-        whole_saves(marker, rank, done) >= len(record.steps[done].saves) for rank, record in enumerate(first.records)
+        complete_saves(marker, rank, done) >= len(record.steps[done].saves) for rank, record in enumerate(first.records)
     )
 
 
@@ -238,7 +239,7 @@ def _undisturbed_there(layout: RunLayout, options: Options, place: Path) -> Run:
     return undisturbed
 
 
-def _beside(
+def _compare_resumed(
     trial: Trial, first: Run, resumed: Run, tolerance: float, exact: bool, there: Callable[[], Run] | None
 ) -> judge.ResumedRun:
     """Compares the run that goes on with the undisturbed one; ``there``: that one in the layout of the resumed run.
@@ -254,23 +255,23 @@ def _beside(
             first = there()
             noise, tolerance, exact = judge.rounding_only(first), max(ROUNDED, tolerance), False
         else:
-            return judge.beside_in_whole(trial.name, first, resumed, trial.expected, tolerance)
+            return judge.compare_full_parameters(trial.name, first, resumed, trial.expected, tolerance)
     begins = judge.resumed_after(first, resumed, trial.expected, 0.0 if exact else tolerance, noise)
     return judge.ResumedRun(trial.name, first, resumed, trial.expected, begins, tolerance, noise, exact)
 
 
-def _judge(trial: Trial, beside: judge.ResumedRun, there: Callable[[], Run] | None) -> None:
-    trial.begins, trial.states = beside.begins, beside.states
+def _judge(trial: Trial, resumed: judge.ResumedRun, there: Callable[[], Run] | None) -> None:
+    trial.begins, trial.states = resumed.begins, resumed.states
     if _resumes_elsewhere(trial):
         return
-    judge.judge_resumed(beside)
-    wrong_length = judge.length_difference(beside.reference, beside.resumed, beside.behind)
-    if wrong_length and there and beside.compared:  # other ranks may fill up, or leave out, an epoch's last batch
-        wrong_length = judge.length_difference(there(), beside.resumed, beside.behind)
+    judge.judge_resumed(resumed)
+    wrong_length = judge.length_difference(resumed.reference, resumed.run, resumed.last_step)
+    if wrong_length and there and resumed.compared:  # other ranks may fill up, or leave out, an epoch's last batch
+        wrong_length = judge.length_difference(there(), resumed.run, resumed.last_step)
     if wrong_length:
-        beside.add("length", "ends-elsewhere", wrong_length, step=beside.reference.steps)
-    trial.states, trial.findings = beside.states, [*trial.findings, *beside.findings]
-    trial.exact = beside.exact and beside.repeats and not trial.findings
+        resumed.add("length", "ends-elsewhere", wrong_length, step=resumed.reference.steps)
+    trial.states, trial.findings = resumed.states, [*trial.findings, *resumed.findings]
+    trial.exact = resumed.exact and resumed.repeats and not trial.findings
 
 
 def _resumes_elsewhere(trial: Trial) -> bool:
@@ -312,7 +313,7 @@ def stopped(
             goes on that of the run that was stopped. Other ``{names}`` are the layouts'.
         layouts: as ``"ranks=2 batch=4"``. The script is stopped in the first, and resumed in each.
         resume: the line that goes on; the same where it is None.
-        stops: kinds of :data:`~pardemo.script.resume.stop_follower.KINDS`; all where it is None. One stop of each.
+        stops: kinds of :data:`~pardemo.script.resume.stops.KINDS`; all where it is None. One stop of each.
         seed: of the steps, moments and ranks that are drawn.
         steps: of the undisturbed run. grace_s: between SIGTERM and SIGKILL. timeout_s: for each run.
 
@@ -331,7 +332,7 @@ def stopped(
     if not kinds:
         raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
     begun, resumed = (
-        of_layouts.from_texts(layouts, [word.replace("{folder}", FOLDER) for word in argv], alone=True)
+        run_layouts.from_texts(layouts, [word.replace("{folder}", FOLDER) for word in argv], alone=True)
         for argv in (words, again)
     )
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
@@ -341,7 +342,7 @@ def stopped(
 
 
 def _words(line: str | Sequence[str]) -> list[str]:
-    return of_layouts.words_of(line) if isinstance(line, str) else list(line)
+    return run_layouts.words_of(line) if isinstance(line, str) else list(line)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def mean_of_means(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 
 def _weighed_text(parts: Sequence[tuple[int, float]], facts: StepComparison, ranks: int) -> str | None:
-    """Whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
+    """Says whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""
     counts, values = [count for count, _ in parts], [value for _, value in parts]
     wanted = sum(facts.reference_step.losses)
     if not wanted or len(set(counts)) < 2 or not sum(counts) or not all(map(math.isfinite, values)):
@@ -83,12 +83,12 @@ def _weighed_text(parts: Sequence[tuple[int, float]], facts: StepComparison, ran
 @_cause("loss")
 def loss_itself(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
-    said = _losses_within_a_group(facts) or _loss_text(facts)
+    text = _losses_within_a_group(facts) or _loss_text(facts)
     bare = next((name for name in facts.gradients if name.startswith("optimizer.")), "")
-    if said and bare:
-        return f"{said}; the outputs of modules are right, and nothing is seen of what {bare} is used for, in no module"
-    if said:
-        return f"{said}; the outputs are right"
+    if text and bare:
+        return f"{text}; the outputs of modules are right, and nothing is seen of what {bare} is used for, in no module"
+    if text:
+        return f"{text}; the outputs are right"
     last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
     if last in {pair.name for pair in pairs} and math.isfinite(sum(facts.reference_step.losses)):
         return (
@@ -129,7 +129,7 @@ _TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
 
 @_cause("precision")
 def precision(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
-    """Each element is the reference's, rounded to fewer bits."""
+    """All elements are the reference's, rounded to fewer bits."""
     worst = 0.0
     for pair in pairs:
         if not 0.95 < pair.factor < 1.05:
@@ -173,10 +173,10 @@ def own_norm(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
     often = len(facts.norms) > 1 and all(math.isclose(norm, wanted, rel_tol=1e-6) for norm in facts.norms)
     if not often and not _is_limit(wanted, facts):
         return None  # nothing says that the reference is clipped
-    ours_told, wanted_told = distinct_digits(whole_norm, wanted)
+    norm_text, wanted_text = distinct_digits(whole_norm, wanted)
     return (
         f"all gradients are {distinct_digits(pairs[0].factor, 1.0)[0]} times the reference's, and their norm is "
-        f"{ours_told} where the reference's is {wanted_told}: clipped by another norm"
+        f"{norm_text} where the reference's is {wanted_text}: clipped by another norm"
     )
 
 
@@ -309,7 +309,7 @@ def clipped_apart(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
 
 @_cause("no-gradient")
 def no_gradient(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
-    """Nothing arrives at these parameters."""
+    """No gradient arrives at these parameters."""
     if all(not pair.candidate[pair.covered].any() and pair.reference.any() for pair in pairs):
         return "their gradient is zero on every rank"
     return None
@@ -401,7 +401,7 @@ def _coefficients(gradient: torch.Tensor, parts: Sequence[torch.Tensor], toleran
 
 @_cause("summed-again")
 def summed_again(pairs: Sequence[Pair], facts: StepComparison) -> str | None:
-    """What earlier micro-batches have accumulated is summed, or divided, once more with each later one."""
+    """The sum of earlier micro-batches is summed over ranks, or divided, once more with each later one."""
     lines = [_clearing_line(pair.name, facts) for pair in pairs]
     if all(lines) and not facts.reference_step.cleared.keys() & {pair.name for pair in pairs}:
         line = lines[0]

@@ -1,93 +1,16 @@
-"""Turns a step's comparison into findings: parameters or outputs that are wrong together, and their cause."""
+"""Finds a step's wrong outputs, gradients and updates, grouped by their cause."""
 
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
-from pardemo.script.compare.gradients import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
-from pardemo.script.compare.layouts import SIZES, RunLayout, layout_factor, size_text
+from pardemo.script.compare.gradient_causes import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
+from pardemo.script.compare.layouts import layout_factor, size_text
 from pardemo.script.compare.pairs import Pair
-from pardemo.script.compare.parameter_map import Assembled, ParameterMap
-from pardemo.script.compare.reference import Reference
-from pardemo.script.compare.runs import Run
 from pardemo.world.errors import ranks_text
-
-
-def initial_findings(
-    reference: Reference, other: Run, maps: ParameterMap, before: Mapping[str, Assembled]
-) -> list[Difference]:
-    """Finds what is wrong with a layout's initial parameters: not the reference's, or different on ranks.
-
-    ``before``: the layout's parameters before the first step.
-    """
-    truth, order = reference.whole[0].before, reference.order[0]
-    by_rank = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
-    unknown = maps.unknown.keys() | {name for name, parameter in before.items() if not parameter.covered.all()}
-    alike = [name for name in sorted(unknown) if _same_on_ranks(name, by_rank)]
-    replicas = {name: parameter.apart for name, parameter in before.items() if parameter.apart}
-    cause = "initial-parameters"
-    if names := _overwritten_names(truth, before):
-        why = (
-            "no rank has them, and other ranks have the same ones twice: ranks that hold different parts of the model "
-            "have been given one rank's values, as a wrapper does that broadcasts them from its first rank"
-        )
-    elif alike and not maps.unknown and not maps.different.intersection(alike):
-        names = alike
-        why = (
-            "ranks hold one and the same part of them, and the other parts nobody: ranks that hold different parts "
-            "have been given one rank's values, as a wrapper does that broadcasts them from its first rank"
-        )
-    elif alike:
-        cause, names = "same-random-numbers", alike
-        why = (
-            "their parts on different ranks are the same numbers: ranks that hold different parts of a parameter have "
-            "drawn from one seed"
-        )
-    elif replicas:
-        names = sorted(replicas)
-        ranks = ranks_text(sorted({rank for apart in replicas.values() for _, versions in apart for rank in versions}))
-        why = (
-            f"{ranks} begin with different values of the same parameters: nobody broadcasts them, and the ranks' seeds "
-            "differ"
-        )
-    elif names := sorted(maps.different):
-        why = (
-            "they begin with other values than the reference's: build the whole model from one seed and cut it, or "
-            "load the same weights"
-        )
-    else:
-        return []
-    modules = {
-        piece.rpartition(".")[0] for rank, parts in maps.parts.items() for piece, part in parts.items()
-        if part.name in names and piece in by_rank[rank]
-        and not torch.equal(part.cut_from(truth[part.name], tuple(by_rank[rank][piece].shape)), by_rank[rank][piece])
-    } or {name.rpartition(".")[0] for name in names}  # fmt: skip
-    module = min(modules, key=lambda module: order.get(module, len(order)))  # which runs first
-    return [Difference(other.layout.name, 1, "parameters", cause, why, parameters=tuple(names), module=module)]
-
-
-def _overwritten_names(truth: Mapping[str, torch.Tensor], before: Mapping[str, Assembled]) -> list[str]:
-    """Returns parameters that no rank holds though there are enough pieces: some have another's values.
-
-    Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
-    """
-    kind = {name: (re.sub(r"\d+", "#", name), tuple(tensor.shape)) for name, tensor in truth.items()}
-    wanted = Counter(kind.values())
-    pieces = Counter(kind[name] for name, parameter in before.items() for _ in parameter.holders)
-    missing = [name for name in truth if name not in before]
-    return sorted(name for name in missing if 1 < wanted[kind[name]] <= pieces[kind[name]])
-
-
-def _same_on_ranks(name: str, by_rank: list[dict[str, torch.Tensor]]) -> bool:
-    held = [tensors[name] for tensors in by_rank if name in tensors]
-    return any(torch.equal(a, b) for a, b in combinations(held, 2))
-
 
 #: Modules that normalise over the samples that they see.
 _BATCH = ("BatchNorm", "SyncBatchNorm")
@@ -150,8 +73,8 @@ def _is_constant(difference: torch.Tensor) -> bool:
     """Whether both projections are off by one number in every cell."""
     if len(difference) < 2:
         return False
-    two = difference[:, :2]
-    return bool((two - two.mean(0)).abs().max() <= 1e-6 * two.abs().max())
+    projections = difference[:, :2]
+    return bool((projections - projections.mean(0)).abs().max() <= 1e-6 * projections.abs().max())
 
 
 def _is_rotation(first: ComparedOutput) -> bool:
@@ -189,125 +112,6 @@ def clipping_sentence(facts: StepComparison, pairs: Sequence[Pair]) -> str:
     return (
         f"the step is taken as if gradients of norm {norm:.4g} were clipped to {written:g}, and the reference does not "
         "clip them: DeepSpeed does so unless its configuration says gradient_clipping"
-    )
-
-
-#: Causes that a layout by itself has no better name for than these.
-_OPEN = ("", "loss")
-#: Numbers that the differences have to have in common before anything is said of them.
-_LEAST = 8
-
-
-@dataclass(frozen=True)
-class UnexplainedGradients:
-    """Wrong gradients of a layout for which this layout alone gives no reason.
-
-    ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
-    """
-
-    finding: Difference
-    pairs: tuple[Pair, ...]
-    tolerance: float
-    losses: tuple[float, float, float]
-
-    @property
-    def loss_is_right(self) -> bool:
-        return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
-
-
-def unexplained_gradients(findings: Sequence[Difference], facts: StepComparison) -> UnexplainedGradients | None:
-    """Returns the finding that other layouts may explain; None where there is none, or more than one."""
-    wrong = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
-    pairs = tuple(facts.gradients[name] for finding in wrong for name in finding.parameters if name in facts.gradients)
-    if len(wrong) != 1 or any(pair.apart for pair in pairs):
-        return None
-    losses = facts.losses or [math.nan]
-    wanted = sum(facts.reference_step.losses)
-    return UnexplainedGradients(wrong[0], pairs, facts.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
-
-
-def explain_across(
-    findings: Sequence[Difference], unexplained: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
-) -> list[Difference]:
-    """Returns the findings, with reasons for those that two layouts of different sizes explain together.
-
-    With a part a of the gradient counted n times, the wrong gradient is g + (n - 1) a: the differences from the
-    reference of two layouts are parallel, and their ratio is that of their n - 1; of 1/n - 1 where a part is divided.
-
-    Args:
-        unexplained: by a layout's name what it leaves open. layouts: all that were compared.
-    """
-    by_layout = [(layout, unexplained[layout.name]) for layout in layouts if layout.name in unexplained]
-    if len(by_layout) < 2 or len({(case.finding.step, case.finding.parameters) for _, case in by_layout}) != 1:
-        return list(findings)
-    wrong = {finding.layout for finding in findings}
-    for times in (True, False):
-        keys = [key for key in ("ranks", *SIZES) if _grows_with(key, times, by_layout, layouts, wrong)]
-        if keys:
-            explained = [case.finding for _, case in by_layout]
-            cause, why = _cause_across(keys, times, by_layout)
-            return [replace(finding, cause=cause, why=why) if finding in explained else finding for finding in findings]
-    return list(findings)
-
-
-def _grows_with(
-    key: str,
-    times: bool,
-    by_layout: Sequence[tuple[RunLayout, UnexplainedGradients]],
-    compared: Sequence[RunLayout],
-    wrong: set[str],
-) -> bool:
-    """Whether differences grow with this number of the layouts; and layouts in which it is 1 are right."""
-    numbers = [layout.sizes.get(key, 1) for layout, _ in by_layout]
-    alone = any(layout.name in wrong for layout in compared if layout.sizes.get(key, 1) == 1)
-    if min(numbers) < 2 or len(set(numbers)) < 2 or alone:
-        return False
-    shares = [number - 1 if times else 1 / number - 1 for number in numbers]
-    ratios, cases = [share / shares[0] for share in shares], [case for _, case in by_layout]
-    return all(
-        _are_parallel(cases[0], other, ratio) for other, ratio in zip(cases[1:], ratios[1:], strict=True)
-    ) and _losses_agree(cases, ratios)  # fmt: skip
-
-
-def _are_parallel(first: UnexplainedGradients, second: UnexplainedGradients, ratio: float) -> bool:
-    """Whether all differences of the second are ``ratio`` times the first's, and more than rounding."""
-    elements = 0
-    for a, b in zip(first.pairs, second.pairs, strict=True):
-        both = a.covered & b.covered
-        one, two = ((pair.candidate - pair.reference)[both].double() for pair in (a, b))
-        size = float(two.norm())
-        rounding = 100 * first.tolerance * float(a.reference.double().norm()) * (1 + abs(ratio))
-        off = float((two - ratio * one).norm())
-        if not math.isfinite(size) or off > rounding or rounding > 0.01 * size:
-            return False
-        elements += int(torch.count_nonzero(two))
-    return elements >= _LEAST
-
-
-def _losses_agree(cases: Sequence[UnexplainedGradients], ratios: Sequence[float]) -> bool:
-    """Whether the losses are right in all layouts, or off as the gradients are."""
-    off = [case.losses[1] - case.losses[0] for case in cases]
-    allowed = [
-        case.tolerance * 100 * abs(case.losses[0]) * (1 + abs(ratio)) for case, ratio in zip(cases, ratios, strict=True)
-    ]
-    return all(case.loss_is_right for case in cases) or all(
-        abs(value - off[0] * ratio) <= limit < 0.1 * abs(value)
-        for value, ratio, limit in zip(off, ratios, allowed, strict=True)
-    )
-
-
-def _cause_across(
-    keys: Sequence[str], times: bool, by_layout: Sequence[tuple[RunLayout, UnexplainedGradients]]
-) -> tuple[str, str]:
-    named = " or ".join(f"the {size_text(key)}" for key in keys)
-    numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in by_layout)
-    loss = all(case.loss_is_right for _, case in by_layout)
-    same = "the reference's" if loss else "off in the same way"
-    how = f"is {'multiplied' if times else 'divided'} by {named}"
-    cause = ("counted-per-rank" if loss else "sum-for-mean") if times else "mean-for-sum"
-    return cause, (
-        f"a part of the gradient, as of an auxiliary loss, {how}: what is wrong in layouts of {numbers} is the same "
-        f"tensor, and changes as that number does; the loss that is differentiated is {same}"
     )
 
 
@@ -480,12 +284,12 @@ def printed_findings(facts: StepComparison) -> list[Difference]:
     for rank, step in enumerate(facts.steps):
         if not step.printed or not step.losses:
             continue
-        printed, of_rank = step.printed[-1], sum(step.losses)
-        right = [shown * value for value in (mean, together, of_rank, *step.losses, wanted) if value]
+        printed, rank_loss = step.printed[-1], sum(step.losses)
+        right = [shown * value for value in (mean, together, rank_loss, *step.losses, wanted) if value]
         tolerance = max(10 ** -min(len(f"{printed:.10g}".partition(".")[2]), 3), 1e-3)
         if any(math.isclose(printed, value, rel_tol=tolerance) for value in right):
             continue
-        for value in (mean, of_rank, wanted):
+        for value in (mean, rank_loss, wanted):
             factor = printed / (shown * value) if value else 0.0
             if named := layout_factor(facts.layout, factor, tolerance):
                 why = f"rank {rank} prints a loss of {printed:.6g} where it is {shown * value:.6g}: {named.text}"
