@@ -146,7 +146,7 @@ def _deepspeed_pieces(names: Names, zero: bool, gradients: bool) -> Iterator[Hel
 
 
 def _zero_pieces(engine: Any, names: Names, gradients: bool) -> Iterator[HeldPiece]:
-    """What an engine of ours keeps flat, values and the ranks' mean gradient in whole; collective.
+    """Yields what an engine of ours keeps flat, values and the ranks' mean gradient in whole; collective.
 
     Frozen parameters are kept as they are, and stage 3's are DTensors, as FSDP2's.
     """

@@ -41,7 +41,7 @@ _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch line starts.
+    """A script or a module that a launch line starts.
 
     ``ranks``: how many in all, None where the line does not say; ``hosts``: on how many machines. ``environment``:
     variables that the launcher sets for every rank. ``sets``: whose variables say where a rank is, ``torchrun``'s,

@@ -115,7 +115,7 @@ class Generator(_GENERATOR, metaclass=_AnyGenerator):
 
 
 class _Future(torch.futures.Future):
-    """Of a collective that gloo has no future for, and nccl has: who waits for it waits for the collective."""
+    """A future of a collective for which gloo has none, and nccl has: who waits for it waits for the collective."""
 
     def __init__(self, work: Any):
         super().__init__()
@@ -353,7 +353,7 @@ class _Names:
                             self._places[id(value)].append((names, name))
 
     def replace(self, now: Any, then: Any) -> None:
-        """Whatever name stands for ``now`` stands for ``then``."""
+        """Rebinds every name of ``now`` to ``then``."""
         for names, name in self._places.pop(id(now), ()):
             if names.get(name) is now:
                 names[name] = then

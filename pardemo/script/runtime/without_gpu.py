@@ -34,7 +34,7 @@ from pardemo.world import bf16
 
 
 class Row(NamedTuple):
-    """What a script writes, what it gets on a CPU rank, and whether a run that meets it notes it."""
+    """A form that a script may write, what it gets on a CPU rank, and whether a run that meets it notes it."""
 
     written: str
     here: str
@@ -212,7 +212,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 def _distributed_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:
-    """What is replaced of torch.distributed."""
+    """Returns the replacements of torch.distributed."""
 
     def to_gloo(given: dict[str, Any]) -> None:
         if given.get("backend") is None or "nccl" in given["backend"].lower():

@@ -476,7 +476,7 @@ def _parameter_bytes(measured: Summary) -> int:
 
 
 def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
-    """What a row is that no parallelism has, and what to change: objects, barriers, metrics, logits, small messages."""
+    """Says what a row is that no parallelism has, and what to change: objects, barriers, metrics, small messages."""
     times, between = _times_text(row), row.place.phase == "between"
     if len(row.ranks) == 1:
         return "a group of one rank sends nothing", ""

@@ -129,7 +129,7 @@ class Megatron(Reader):
         self._shapes.once(term, sent_by("all-reduce", elements * size, len(ranks)))
 
     def _routed(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
-        """Which tokens go to which experts: a router returns probabilities and a map of tokens × experts."""
+        """Notes which tokens go to which experts: a router returns probabilities and a map of tokens × experts."""
         for outer in self._shapes.outer():
             if self._roles.get(type(outer.module), self._role(type(outer.module))) == self._experts:
                 outer.ended = {"counts": output[1].sum(dim=0), "probability_bytes": output[0].element_size()}

@@ -23,7 +23,7 @@ from pardemo.script.words import count_text
 
 @dataclass(frozen=True)
 class DdpOptions:
-    """What decides over DDP's traffic.
+    """Properties of DDP that determine its traffic.
 
     Args:
         buckets: each bucket's parameters. rows_used: of each embedding the rows whose gradients are not zero, of how
@@ -40,14 +40,14 @@ class DdpOptions:
 
 @dataclass(frozen=True)
 class SeveralModels:
-    """How many models are under DDP over the same ranks."""
+    """The number of models under DDP over the same ranks."""
 
     models: int
 
 
 @dataclass(frozen=True)
 class Fsdp2Options:
-    """What decides over FSDP2's traffic.
+    """Properties of FSDP2 that determine its traffic.
 
     Args:
         gradient_bytes: of each unit, as they are reduced. reshard_after_forward: of each unit.
@@ -65,7 +65,7 @@ class Fsdp2Options:
 
 @dataclass(frozen=True)
 class Fsdp1Options:
-    """What decides over FSDP1's traffic. ``gradient_bytes``: of each unit, as they are reduced."""
+    """Properties of FSDP1 that determine its traffic. ``gradient_bytes``: of each unit, as they are reduced."""
 
     sharding_strategy: str
     gradient_bytes: dict[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Fsdp1Options:
 
 @dataclass(frozen=True)
 class ZeroOptions:
-    """What decides over DeepSpeed's traffic. ``stage``: of ZeRO, 0 for none."""
+    """Properties of DeepSpeed's engine that determine its traffic. ``stage``: of ZeRO, 0 for none."""
 
     micro_batches: int
     stage: int
@@ -81,7 +81,7 @@ class ZeroOptions:
 
 @dataclass(frozen=True)
 class CutOptions:
-    """What a group sends of a model, a batch or a sequence that is cut over it.
+    """A model, a batch or a sequence that is cut over a group of ranks, and what they send for it.
 
     Args:
         by: the library that cuts it. gradients_unsummed: whether gradients were still partial sums after the step.
@@ -103,7 +103,7 @@ class Boundary(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineOptions(CutOptions):
-    """What a pipeline sends. ``boundaries``: behind this rank's stages, until their traffic is known."""
+    """A pipeline, and what it sends. ``boundaries``: behind this rank's stages, until their traffic is known."""
 
     boundaries: tuple[Boundary, ...] = ()
 
@@ -445,7 +445,7 @@ def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
 
 
 def _rows_used(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
-    """Of each embedding whose gradient is dense and nobody else's: how many rows of it are not zero, and its rows."""
+    """Counts the gradient's rows that are not zero, and all, of embeddings with a dense gradient of their own."""
     counts = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     rows = {}
     for name, part in module.named_modules():

@@ -55,7 +55,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What was recorded on one rank. ``ended``: after ``enough`` steps, or at the script's own ``end``.
+    """One rank's recorded run of a script. ``ended``: after ``enough`` steps, or at the script's own ``end``.
 
     ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes. ``work``: the
     second step's operations, where they were asked for. ``padded``: of layers that take a given time. ``started``:

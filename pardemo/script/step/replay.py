@@ -23,7 +23,7 @@ from pardemo.script.step.summary import PredictedStep, Summary, Times
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What ``--pace`` asks for: ``layer_s``, the time of a layer's forward, or 0 and the name of a ``gpu``.
+    """Settings of ``--pace``: ``layer_s``, the time of a layer's forward, or 0 and the name of a ``gpu``.
 
     ``cluster``: of the run; a GPU's links limit no rank of this machine. ``between``, ``inside``: bytes/s of a GPU's.
     """

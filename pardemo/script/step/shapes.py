@@ -90,7 +90,7 @@ class Traffic:
 
 @dataclass
 class Sum:
-    """What a term says of one step: bytes that a rank sends, and those that modules add which take the same input.
+    """A term's bytes in one step: those that a rank sends, and those that modules add which take the same input.
 
     ``same``: of each of these the module that took the input before.
     """
@@ -219,7 +219,7 @@ class Shapes(Hooks):
         return statistics.median([by_step.get(step, 0) for step in range(first, self._step())] or [0])
 
     def median(self, by_step: dict[int, list[int]], first: int) -> tuple[float, int]:
-        """Of :attr:`outputs` the median step's bytes, and elements of a call."""
+        """Returns the median step's bytes, and a call's elements, of a stage's :attr:`outputs`."""
         seen = [by_step.get(step, [0, 0]) for step in range(first, self._step())] or [[0, 0]]
         return statistics.median(nbytes for nbytes, _ in seen), seen[-1][1]
 
