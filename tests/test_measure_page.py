@@ -19,7 +19,7 @@ from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.steps import StepEnd
 from pardemo.script.step import parallelisms, summary
 from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
-from pardemo.script.step.rank_trace import Memory, RankTrace
+from pardemo.script.step.rank_trace import RankTrace, RecordedMemory
 from pardemo.script.step.script_memory import memory_timeline
 from pardemo.tables import amount
 
@@ -60,7 +60,7 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
             "module": "<b>layers</b>",
         }
     ]  # fmt: skip
-    memory = Memory(11 * MB, kinds, "train.py:14", largest, BLOCKS)
+    memory = RecordedMemory(11 * MB, kinds, "train.py:14", largest, BLOCKS)
     model = {
         "classes": ["<i>Model</i>"], "parameters": MB, "frozen": 0, "dtypes": {"float32": MB}, "tied": [],
         "recomputed": [], "computed_in": [], "vocabularies": [],
@@ -298,7 +298,7 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
     measured, seen, plain = made(2, of("DDP", (0, 1)))
     assert "On H100" not in plain
     times = [summary.Times(rank, 0.25, 0.125, 0.0625, 0.03, 0.0, 0.0625) for rank in range(2)]
-    measured.predicted = summary.PredictedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
+    measured.predicted = summary.ReplayedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
     measured.memory["full_size"] = {
         "model": "llama3-8b", "gpus": 64, "layout": "DP64", "peak_bytes": 20 * 10**9, "why_not": "",
         "kinds": {"parameters": 16 * 10**9}, "measured": {"parameters": {"peak": 4000, "most": 5000}},

@@ -16,7 +16,7 @@ from pardemo.script.step.parallelisms import (
     Parallelism,
     ZeroOptions,
 )
-from pardemo.script.step.shapes import REPLICATED, Traffic
+from pardemo.script.step.shapes import REPLICATED, ExpectedTraffic
 from pardemo.script.step.summary import Finding, Row, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
@@ -257,7 +257,7 @@ def expect_traffic(measured: Summary) -> list[Finding]:
     return findings
 
 
-def _fits(traffic: Traffic, row: Row) -> bool:
+def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
     """Whether a row may be this traffic: the same kind of call, in its group and phase, of a tensor of its size."""
     if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
@@ -270,9 +270,9 @@ def _fits(traffic: Traffic, row: Row) -> bool:
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
 
 
-def _together(fits: list[tuple[Traffic, list[Row]]]) -> list[tuple[list[Traffic], list[Row]]]:
+def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[ExpectedTraffic], list[Row]]]:
     """Joins traffic that shares rows, with those rows; traffic without any is left out."""
-    sets: list[tuple[list[Traffic], list[Row]]] = []
+    sets: list[tuple[list[ExpectedTraffic], list[Row]]] = []
     for traffic, rows in fits:
         if not rows:
             continue
@@ -285,7 +285,7 @@ def _together(fits: list[tuple[Traffic, list[Row]]]) -> list[tuple[list[Traffic]
     return sets
 
 
-def _compare_rows(measured: Summary, predicted: list[Traffic], rows: list[Row]) -> list[Finding]:
+def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[Finding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
     expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
@@ -308,7 +308,7 @@ def _compare_rows(measured: Summary, predicted: list[Traffic], rows: list[Row]) 
     return findings
 
 
-def _shared_inputs(predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
+def _shared_inputs(predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
     again = sum(traffic.again_bytes for traffic in predicted)
     if not again or abs(sent - expected - again) > MET * (expected + again):
@@ -330,7 +330,9 @@ def _shared_inputs(predicted: list[Traffic], rows: list[Row], expected: float, s
     )]  # fmt: skip
 
 
-def _difference(measured: Summary, predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> str:
+def _difference(
+    measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+) -> str:
     """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
     if all(traffic.what == REPLICATED for traffic in predicted) and times > 1.5 and abs(times - round(times)) < MET:

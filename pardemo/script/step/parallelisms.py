@@ -17,7 +17,7 @@ from pardemo import compat
 from pardemo.compat import dtype_name, local_part
 from pardemo.script.runtime.call_sites import ROOT, CallSites, without_wrappers
 from pardemo.script.runtime.hooks import is_deepspeed, outermost
-from pardemo.script.step.shapes import Ranks, Shapes, Traffic, ranks_of, sent_by
+from pardemo.script.step.shapes import ExpectedTraffic, Ranks, Shapes, ranks_of, sent_by
 from pardemo.script.words import count_text
 
 
@@ -90,7 +90,7 @@ class CutOptions:
 
     by: str = ""
     gradients_unsummed: bool | None = None
-    traffic: Sequence[Traffic] = ()
+    traffic: Sequence[ExpectedTraffic] = ()
 
 
 class Boundary(NamedTuple):
@@ -140,7 +140,7 @@ class Parallelism:
         return self.options.by if isinstance(self.options, CutOptions) else ""
 
     @property
-    def traffic(self) -> Sequence[Traffic]:
+    def traffic(self) -> Sequence[ExpectedTraffic]:
         """The median step's traffic, as formulas predict it; none of parallelisms that have a rule of their own."""
         return self.options.traffic if isinstance(self.options, CutOptions) else ()
 
@@ -207,7 +207,7 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
 def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
     """Returns Megatron-core's buckets, in which gradients are summed and parameters gathered."""
     ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
-    traffic: dict[Ranks, list[Traffic]] = {}
+    traffic: dict[Ranks, list[ExpectedTraffic]] = {}
     optimizers = _optimizers()
     for part in (part for root in roots for part in root.modules() if ddp is not None):
         if not isinstance(part, ddp.DistributedDataParallel):
@@ -238,10 +238,10 @@ def _optimizers() -> int:
     return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
-def _once(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str) -> Traffic:
+def _once(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str) -> ExpectedTraffic:
     """Predicts the traffic of a call that a step has once, in whatever phase."""
     nbytes = sent_by(kind, tensor.nbytes, len(ranks))
-    return Traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes)
+    return ExpectedTraffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
@@ -326,7 +326,7 @@ def with_traffic(
                 for sender, receiver, outputs in options.boundaries:
                     nbytes, elements = shapes.median(outputs, first)
                     for ends, carries in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
-                        traffic.append(Traffic(ends, "send", carries, nbytes, elements))
+                        traffic.append(ExpectedTraffic(ends, "send", carries, nbytes, elements))
                 options = replace(options, boundaries=())
             options = replace(options, traffic=traffic)
         with_them.append(replace(parallelism, options=options))

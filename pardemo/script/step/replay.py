@@ -18,7 +18,7 @@ from pardemo.script.runtime.collectives import Call
 from pardemo.script.step.layer_padding import BACKWARD
 from pardemo.script.step.operations import Operation, RecordedCollective, StepWork
 from pardemo.script.step.rank_trace import WARM, RankTrace
-from pardemo.script.step.summary import PredictedStep, Summary, Times
+from pardemo.script.step.summary import ReplayedStep, Summary, Times
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ def devices(name: str, ranks: int, host_ranks: int, between: float | None, insid
     return Machine(device, ranks, host_ranks, **({} if between is None else {"between": between}))
 
 
-def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> PredictedStep:
+def on_gpus(seen: Sequence[RankTrace], machine: Machine) -> ReplayedStep:
     """Predicts the second step of all ranks on GPUs.
 
     Raises:
@@ -311,7 +311,7 @@ def _works(seen: Sequence[RankTrace]) -> dict[int, StepWork]:
 def _predict(
     seen: Sequence[RankTrace], machine: Machine, compute_s: ComputeTime, launch_s: float,
     communicate_s: Callable[[Call], float], assumed: list[str],
-) -> PredictedStep:  # fmt: skip
+) -> ReplayedStep:  # fmt: skip
     """Predicts the second step of all ranks, and the same step with collectives that take no time.
 
     A collective that no later step has takes none.
@@ -323,10 +323,10 @@ def _predict(
         programs, compute_s, launch_s, lambda call: communicate_s(call) if _call_key(call) in later else None
     )
     alone = replay_step(programs, compute_s, launch_s, lambda call: None)
-    return PredictedStep(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
+    return ReplayedStep(machine.gpu.name, _links(machine), with_links, max(run.step_s for run in alone), assumed)
 
 
-def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> PredictedStep:
+def on_layers(seen: Sequence[RankTrace], cluster: Cluster) -> ReplayedStep:
     """Predicts the second step of all ranks with these links, layers of the given time, and no time for all else.
 
     It is what the run with padded layers is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.

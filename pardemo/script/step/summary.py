@@ -67,7 +67,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class PredictedStep:
+class ReplayedStep:
     """A step's predicted time on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
@@ -118,7 +118,7 @@ class Summary:
     time: list[Times]
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    predicted: PredictedStep | None = None
+    predicted: ReplayedStep | None = None
     hosts: int = 1
     closures: int = 1  # how often a step calls the optimizer's
 
