@@ -190,13 +190,13 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
     roots = list(roots)
     data = _megatron_buckets(roots)
     yield from data
-    there = {p.ranks for p in data}
+    bucketed = {p.ranks for p in data}
     for kind, group in (
         ("TP", "tensor_model_parallel"), ("PP", "pipeline_model_parallel"), ("CP", "context_parallel"),
         ("EP", "expert_model_parallel"), ("DP", "data_parallel"),
     ):  # fmt: skip
         ranks = ranks_of(getattr(state, f"get_{group}_group")())
-        if len(ranks) < 2 or (kind == "DP" and ranks in there):
+        if len(ranks) < 2 or (kind == "DP" and ranks in bucketed):
             continue
         if kind == "PP":
             yield _stage(state, ranks, roots, shapes)
@@ -254,10 +254,10 @@ def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shape
     options = PipelineOptions(MEGATRON, boundaries=_boundary(ranks, index, models[0], shapes))
     inner: Any = next(part for part in models[0].modules() if hasattr(part, "post_process"))
     if getattr(inner, "share_embeddings_and_output_weights", False) and (inner.pre_process or inner.post_process):
-        both = ranks_of(state.get_embedding_group())
+        tied_ranks = ranks_of(state.get_embedding_group())
         weight = inner.shared_embedding_or_output_weight()
-        if len(both) > 1 and weight.requires_grad and index == 0:
-            tied = _once("all-reduce", both, getattr(weight, "main_grad", weight), TIED)
+        if len(tied_ranks) > 1 and weight.requires_grad and index == 0:
+            tied = _once("all-reduce", tied_ranks, getattr(weight, "main_grad", weight), TIED)
             options = replace(options, traffic=(tied,))
     return Parallelism("PP", ranks, (name,), {}, options)
 

@@ -61,10 +61,10 @@ def cluster_of(cluster: str, between: str | None, inside: str | None) -> Cluster
     Raises:
         ValueError: it is not nodes × ranks, or a rate is none.
     """
-    hosts, x, beside = cluster.lower().replace("×", "x").partition("x")
-    if not (hosts.isdigit() and x and beside.isdigit()):
+    hosts, x, host_ranks = cluster.lower().replace("×", "x").partition("x")
+    if not (hosts.isdigit() and x and host_ranks.isdigit()):
         raise ValueError(f"--cluster is nodes × ranks on each, as 2x2, not {cluster!r}")
-    return Cluster(int(hosts), int(beside), between=between, inside=inside)
+    return Cluster(int(hosts), int(host_ranks), between=between, inside=inside)
 
 
 def _rate(text: str | None) -> float | None:
@@ -250,10 +250,10 @@ def add_predicted_step(asked: ReplaySettings, measured: Summary, seen: Sequence[
         measured.predicted = on_gpus(seen, machine)
         return
     own_s = {
-        name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
+        name: statistics.median(of_passes[len(of_passes) // 2 :])  # not the first steps, whose operators are followed
         for trace in seen
         if trace.padded
-        for name, some in trace.padded.computed_s.items()
+        for name, of_passes in trace.padded.computed_s.items()
     }
     if own_s and max(own_s.values()) > asked.layer_s:
         name = max(own_s, key=own_s.__getitem__)

@@ -199,11 +199,11 @@ def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
             known = by_groups.setdefault(key, parallelism)
             if known is not parallelism and isinstance(known.options, Fsdp2Options):
-                both = dict.fromkeys((*known.replicas, *parallelism.replicas))
-                by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(both)))
+                replicas = dict.fromkeys((*known.replicas, *parallelism.replicas))
+                by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(replicas)))
     context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
-    there = {p.ranks for p in by_groups.values() if p.kind == "CP"}
-    cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - there)]
+    recognised = {p.ranks for p in by_groups.values() if p.kind == "CP"}
+    cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - recognised)]
     return [*by_groups.values(), *cut]
 
 
@@ -239,8 +239,8 @@ def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
         number = statistics.median(sum(call.step == step for call in calls) for step in steps)
         sums: dict[int, dict[int, float]] = defaultdict(lambda: dict.fromkeys(steps, 0.0))
         for call in calls:
-            for rank, by in sent_by[call.group, call.ranks, call.number].items():
-                sums[rank][call.step] += by
+            for rank, nbytes in sent_by[call.group, call.ranks, call.number].items():
+                sums[rank][call.step] += nbytes
         medians = {rank: typical(list(by_step.values())) for rank, by_step in sums.items()}
         most = max(medians, key=lambda rank: (medians[rank], -rank))
         uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
@@ -305,11 +305,11 @@ def waiting_spans(
     """
     waits = []
     for call in calls:
-        there = begun.get((call.group, call.ranks, call.number), 0.0)
+        last_s = begun.get((call.group, call.ranks, call.number), 0.0)
         if call.kind == "receive":
-            waits += [(max(begin, call.begin_s), min(end, there)) for begin, end in stood]
+            waits += [(max(begin, call.begin_s), min(end, last_s)) for begin, end in stood]
         else:
-            waits.append((call.begin_s, min(there, call.end_s or call.begin_s)))
+            waits.append((call.begin_s, min(last_s, call.end_s or call.begin_s)))
     return waits
 
 
