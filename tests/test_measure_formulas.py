@@ -9,7 +9,7 @@ from pardemo import measure, project
 from pardemo.formulas import communication
 from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.step.findings import expect_traffic
-from pardemo.script.step.parallelisms import CutOptions, Parallelism
+from pardemo.script.step.parallelism import CutOptions, Parallelism
 from pardemo.script.step.shapes import ExpectedTraffic
 from pardemo.script.step.summary import Row, Summary
 

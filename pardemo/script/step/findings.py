@@ -7,7 +7,7 @@ from math import prod
 
 from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
-from pardemo.script.step.parallelisms import (
+from pardemo.script.step.parallelism import (
     PARAMETERS,
     DdpOptions,
     Fsdp1Options,

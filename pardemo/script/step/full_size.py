@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
-from pardemo.script.step.parallelisms import (
+from pardemo.script.step.parallelism import (
     MEGATRON,
     Fsdp1Options,
     Fsdp2Options,

@@ -20,7 +20,8 @@ from pardemo.script.step.dtensor_traffic import DTensors
 from pardemo.script.step.layer_padding import LayerPadding, PaddedTimes
 from pardemo.script.step.megatron_traffic import Megatron
 from pardemo.script.step.operations import OperationRecorder, StepWork
-from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_traffic
+from pardemo.script.step.parallelism import Parallelism
+from pardemo.script.step.recognised import describe_model, recognised, with_traffic
 from pardemo.script.step.script_memory import ScriptMemoryMeter
 from pardemo.script.step.shapes import Shapes
 from pardemo.script.step.trained_model import Trained

@@ -9,8 +9,8 @@ from typing import Any
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.script.runtime.call_sites import CONTEXT, CallSite
 from pardemo.script.runtime.collectives import Call
-from pardemo.script.step import parallelisms
-from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
+from pardemo.script.step.group_kinds import groups_by_kind
+from pardemo.script.step.parallelism import CutOptions, Fsdp2Options, Parallelism
 from pardemo.script.step.rank_trace import WARM, RankTrace
 from pardemo.script.words import count_text
 
@@ -132,9 +132,7 @@ class Summary:
 
         return plain(self) | {
             "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
-            "groups": [
-                {"kind": kind.name, "groups": kind.groups} for kind in parallelisms.groups_by_kind(self.parallelism)
-            ],
+            "groups": [{"kind": kind.name, "groups": kind.groups} for kind in groups_by_kind(self.parallelism)],
             "collectives": [
                 plain(row) | {"line": row.line, "module": row.module, "phase": row.place.phase}
                 for row in self.collectives

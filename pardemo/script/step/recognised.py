@@ -1,13 +1,11 @@
 """Recognises the parallelisms of a script by its objects, and assumes none."""
 
 import gc
-import itertools
-import string
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,149 +15,25 @@ from pardemo import compat
 from pardemo.compat import dtype_name, local_part
 from pardemo.script.runtime.call_sites import ROOT, CallSites, without_wrappers
 from pardemo.script.runtime.hooks import is_deepspeed, outermost
+from pardemo.script.step.parallelism import (
+    ACTIVATIONS,
+    MEGATRON,
+    PARAMETERS,
+    THEIR_GRADIENTS,
+    TIED,
+    Boundary,
+    CutOptions,
+    DdpOptions,
+    Fsdp1Options,
+    Fsdp2Options,
+    Options,
+    Parallelism,
+    PipelineOptions,
+    SeveralModels,
+    ZeroOptions,
+)  # fmt: skip
 from pardemo.script.step.shapes import ExpectedTraffic, Ranks, Shapes, ranks_of, sent_by
 from pardemo.script.words import count_text
-
-
-@dataclass(frozen=True)
-class DdpOptions:
-    """Properties of DDP that determine its traffic.
-
-    Args:
-        buckets: each bucket's parameters. rows_used: of each embedding the rows whose gradients are not zero, of how
-            many. unused: parameters that had no gradient in the last step.
-    """
-
-    bucket_cap_mb: float = 25.0
-    find_unused_parameters: bool = False
-    static_graph: bool = False
-    buckets: list[list[str]] = field(default_factory=list)
-    rows_used: dict[str, tuple[int, int]] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SeveralModels:
-    """The number of models under DDP over the same ranks."""
-
-    models: int
-
-
-@dataclass(frozen=True)
-class Fsdp2Options:
-    """Properties of FSDP2 that determine its traffic.
-
-    Args:
-        gradient_bytes: of each unit, as they are reduced. reshard_after_forward: of each unit.
-        replicas: groups of ranks that hold the same shards. gathered_in: dtypes. shapes: of parameters.
-        runs: how often the median step runs each unit in its forward.
-    """
-
-    gradient_bytes: dict[str, int] = field(default_factory=dict)
-    reshard_after_forward: dict[str, bool] = field(default_factory=dict)
-    replicas: tuple[Ranks, ...] = ()
-    gathered_in: list[str] = field(default_factory=list)
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-    runs: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Fsdp1Options:
-    """Properties of FSDP1 that determine its traffic. ``gradient_bytes``: of each unit, as they are reduced."""
-
-    sharding_strategy: str
-    gradient_bytes: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ZeroOptions:
-    """Properties of DeepSpeed's engine that determine its traffic. ``stage``: of ZeRO, 0 for none."""
-
-    micro_batches: int
-    stage: int
-
-
-@dataclass(frozen=True)
-class CutOptions:
-    """A model, a batch or a sequence that is cut over a group of ranks, and what they send for it.
-
-    Args:
-        by: the library that cuts it. gradients_unsummed: whether gradients were still partial sums after the step.
-        traffic: of the median step, as formulas predict it.
-    """
-
-    by: str = ""
-    gradients_unsummed: bool | None = None
-    traffic: Sequence[ExpectedTraffic] = ()
-
-
-class Boundary(NamedTuple):
-    """The boundary behind a stage: who sends activations to whom, and of each step their bytes and elements."""
-
-    sender: int
-    receiver: int
-    outputs: dict[int, list[int]]
-
-
-@dataclass(frozen=True)
-class PipelineOptions(CutOptions):
-    """A pipeline, and what it sends. ``boundaries``: behind this rank's stages, until their traffic is known."""
-
-    boundaries: tuple[Boundary, ...] = ()
-
-
-Options = DdpOptions | SeveralModels | Fsdp2Options | Fsdp1Options | ZeroOptions | CutOptions
-
-
-@dataclass(frozen=True)
-class Parallelism:
-    """One parallelism of a script, over one group of ranks.
-
-    Args:
-        kind: ``DDP``, ``FSDP2``, ``HSDP``, ``FSDP1``, ``DeepSpeed ZeRO-3``, ``TP``, ``PP`` …
-        ranks: of the group that this rank is in.
-        wraps: what it holds: names of modules, or of stages.
-        unit_bytes: of each wrapped unit, bytes as they are gathered or summed on a rank.
-        options: what decides over its traffic.
-    """
-
-    kind: str
-    ranks: Ranks
-    wraps: tuple[str, ...]
-    unit_bytes: dict[str, int] = field(default_factory=dict)
-    options: Options = CutOptions()
-
-    @property
-    def replicas(self) -> tuple[Ranks, ...]:
-        """Groups of ranks that hold the same shards."""
-        return self.options.replicas if isinstance(self.options, Fsdp2Options) else ()
-
-    @property
-    def by(self) -> str:
-        """The library that cuts a model; empty where another parallelism is meant."""
-        return self.options.by if isinstance(self.options, CutOptions) else ""
-
-    @property
-    def traffic(self) -> Sequence[ExpectedTraffic]:
-        """The median step's traffic, as formulas predict it; none of parallelisms that have a rule of their own."""
-        return self.options.traffic if isinstance(self.options, CutOptions) else ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the parallelism for JSON, without the bytes of its units."""
-
-        def known(thing: object) -> dict[str, Any]:
-            return {name: value for name, value in vars(thing).items() if value is not None}
-
-        options = {name: value for name, value in known(self.options).items() if name not in ("traffic", "boundaries")}
-        if self.traffic:
-            options["terms"] = [known(traffic) for traffic in self.traffic]
-        return {"kind": self.kind, "ranks": self.ranks, "wraps": self.wraps, "options": options}
-
-
-MEGATRON = "Megatron-core"
-ACTIVATIONS, THEIR_GRADIENTS = "activations, to the next stage", "gradients of activations, to the stage before"
-PARAMETERS = "parameters of a bucket, gathered"
-TIED = "gradients of the embedding, which the first and the last stage both have"
 
 
 def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
@@ -525,53 +399,3 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
         if ranks == data_ranks or len(ranks) > 1:
             unit = type(root.module).__name__ if ranks == data_ranks else "experts"
             yield Parallelism(kind, ranks, (unit,), of_ranks, options)
-
-
-class GroupKind(NamedTuple):
-    """Disjoint groups of one kind; ``letters`` names each, with letters that no other kind has."""
-
-    name: str
-    groups: tuple[Ranks, ...]
-    letters: tuple[str, ...]
-
-    def letter_of(self, rank: int) -> str:
-        """Returns the letter of a rank's group; empty where it is in none."""
-        letters = (letter for letter, ranks in zip(self.letters, self.groups, strict=True) if rank in ranks)
-        return next(letters, "")
-
-
-def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
-    """Returns the groups of each parallelism; those whose ranks are closest together, as tensor parallel ones, first.
-
-    HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
-    under DDP over different ranks), the second stands in a row of its own.
-    """
-    groups: dict[str, dict[Ranks, None]] = {}
-    for parallelism in parallelisms:
-        kind, replicas = parallelism.kind, parallelism.replicas
-        groups.setdefault(f"{kind} shards" if replicas else kind, {})[parallelism.ranks] = None
-        for ranks in replicas:
-            groups.setdefault(f"{kind} replicas", {})[ranks] = None
-    rows = [(name, row) for name, ranks in groups.items() for row in _disjoint_rows(sorted(ranks))]
-    names = _letters()
-    return [
-        GroupKind(name, tuple(row), tuple(next(names) for _ in row))
-        for name, row in sorted(rows, key=lambda item: max(item[1][0]) - min(item[1][0]))
-    ]
-
-
-def _disjoint_rows(groups: Iterable[Ranks]) -> list[list[Ranks]]:
-    """Returns rows of groups that have no rank in common."""
-    rows: list[list[Ranks]] = []
-    for group in groups:
-        row = next((row for row in rows if not any(set(group) & set(other) for other in row)), None)
-        if row is None:
-            rows.append(row := [])
-        row.append(group)
-    return rows
-
-
-def _letters() -> Iterator[str]:
-    """Yields ``a`` to ``z``, then ``aa``, ``ab`` …"""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))
