@@ -244,7 +244,7 @@ def expect_traffic(measured: Summary) -> list[Finding]:
 
     A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
-    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.traffic]
+    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.options.traffic]
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
@@ -253,7 +253,7 @@ def expect_traffic(measured: Summary) -> list[Finding]:
     for of_these, fitted in _together(fits):
         findings += _compare_rows(measured, of_these, fitted)
     for parallelism in measured.parallelism:
-        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.by)
+        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.by)
     return findings
 
 

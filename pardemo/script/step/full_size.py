@@ -270,7 +270,7 @@ def _degrees(
     by_kind: dict[str, list[Parallelism]] = {}
     for parallelism in parallelisms:
         refuse(
-            parallelism.by == MEGATRON,
+            parallelism.options.by == MEGATRON,
             "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
             "has its constants",
         )

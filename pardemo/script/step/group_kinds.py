@@ -30,7 +30,7 @@ def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
     """
     groups: dict[str, dict[Ranks, None]] = {}
     for parallelism in parallelisms:
-        kind, replicas = parallelism.kind, parallelism.replicas
+        kind, replicas = parallelism.kind, parallelism.options.replicas
         groups.setdefault(f"{kind} shards" if replicas else kind, {})[parallelism.ranks] = None
         for ranks in replicas:
             groups.setdefault(f"{kind} replicas", {})[ranks] = None

@@ -12,8 +12,19 @@ PARAMETERS = "parameters of a bucket, gathered"
 TIED = "gradients of the embedding, which the first and the last stage both have"
 
 
+class Options:
+    """Properties of a parallelism that determine its traffic; each kind has its own beside these."""
+
+    #: groups of ranks that hold the same shards
+    replicas: tuple[Ranks, ...] = ()
+    #: the library that cuts a model; empty where another parallelism is meant
+    by: str = ""
+    #: of the median step, as formulas predict it; none of parallelisms that have a rule of their own
+    traffic: Sequence[ExpectedTraffic] = ()
+
+
 @dataclass(frozen=True)
-class DdpOptions:
+class DdpOptions(Options):
     """Properties of DDP that determine its traffic.
 
     Args:
@@ -30,14 +41,14 @@ class DdpOptions:
 
 
 @dataclass(frozen=True)
-class SeveralModels:
+class SeveralModels(Options):
     """The number of models under DDP over the same ranks."""
 
     models: int
 
 
 @dataclass(frozen=True)
-class Fsdp2Options:
+class Fsdp2Options(Options):
     """Properties of FSDP2 that determine its traffic.
 
     Args:
@@ -55,7 +66,7 @@ class Fsdp2Options:
 
 
 @dataclass(frozen=True)
-class Fsdp1Options:
+class Fsdp1Options(Options):
     """Properties of FSDP1 that determine its traffic. ``gradient_bytes``: of each unit, as they are reduced."""
 
     sharding_strategy: str
@@ -63,7 +74,7 @@ class Fsdp1Options:
 
 
 @dataclass(frozen=True)
-class ZeroOptions:
+class ZeroOptions(Options):
     """Properties of DeepSpeed's engine that determine its traffic. ``stage``: of ZeRO, 0 for none."""
 
     micro_batches: int
@@ -71,7 +82,7 @@ class ZeroOptions:
 
 
 @dataclass(frozen=True)
-class CutOptions:
+class CutOptions(Options):
     """A model, a batch or a sequence that is cut over a group of ranks, and what they send for it.
 
     Args:
@@ -99,9 +110,6 @@ class PipelineOptions(CutOptions):
     boundaries: tuple[Boundary, ...] = ()
 
 
-Options = DdpOptions | SeveralModels | Fsdp2Options | Fsdp1Options | ZeroOptions | CutOptions
-
-
 @dataclass(frozen=True)
 class Parallelism:
     """One parallelism of a script, over one group of ranks.
@@ -120,21 +128,6 @@ class Parallelism:
     unit_bytes: dict[str, int] = field(default_factory=dict)
     options: Options = CutOptions()
 
-    @property
-    def replicas(self) -> tuple[Ranks, ...]:
-        """Groups of ranks that hold the same shards."""
-        return self.options.replicas if isinstance(self.options, Fsdp2Options) else ()
-
-    @property
-    def by(self) -> str:
-        """The library that cuts a model; empty where another parallelism is meant."""
-        return self.options.by if isinstance(self.options, CutOptions) else ""
-
-    @property
-    def traffic(self) -> Sequence[ExpectedTraffic]:
-        """The median step's traffic, as formulas predict it; none of parallelisms that have a rule of their own."""
-        return self.options.traffic if isinstance(self.options, CutOptions) else ()
-
     def as_json(self) -> dict[str, Any]:
         """Returns the parallelism for JSON, without the bytes of its units."""
 
@@ -142,6 +135,6 @@ class Parallelism:
             return {name: value for name, value in vars(thing).items() if value is not None}
 
         options = {name: value for name, value in known(self.options).items() if name not in ("traffic", "boundaries")}
-        if self.traffic:
-            options["terms"] = [known(traffic) for traffic in self.traffic]
+        if self.options.traffic:
+            options["terms"] = [known(traffic) for traffic in self.options.traffic]
         return {"kind": self.kind, "ranks": self.ranks, "wraps": self.wraps, "options": options}

@@ -39,7 +39,7 @@ from pardemo.script.words import count_text
 def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
     """Recognises tensor parallelism: parameters that are cut along a mesh which no FSDP has."""
     known = list(known)
-    taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.replicas}
+    taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.options.replicas}
     cut: dict[Ranks, Counter[str]] = {}
     partial: set[Ranks] = set()
     for name, parameter in root.named_parameters():

@@ -197,7 +197,7 @@ def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
             known = by_groups.setdefault(key, parallelism)
             if known is not parallelism and isinstance(known.options, Fsdp2Options):
-                replicas = dict.fromkeys((*known.replicas, *parallelism.replicas))
+                replicas = dict.fromkeys((*known.options.replicas, *parallelism.options.replicas))
                 by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(replicas)))
     context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
     recognised = {p.ranks for p in by_groups.values() if p.kind == "CP"}
