@@ -36,7 +36,7 @@ from pardemo.script.step.shapes import ExpectedTraffic, Ranks, Shapes, ranks_of,
 from pardemo.script.words import count_text
 
 
-def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
+def dtensor_parallelisms(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
     """Recognises tensor parallelism: parameters that are cut along a mesh which no FSDP has."""
     known = list(known)
     taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.options.replicas}
@@ -56,7 +56,7 @@ def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Pa
         yield Parallelism("TP", ranks, tuple(modules), dict(modules), CutOptions("DTensor", ranks in partial))
 
 
-def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
+def megatron_parallelisms(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
     """Recognises Megatron-core's groups, its gradient buckets, and what its stages return."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.is_initialized():
@@ -143,7 +143,7 @@ def _boundary(ranks: Ranks, index: int, stage: torch.nn.Module, shapes: Shapes) 
     return (Boundary(ranks[index], ranks[index + 1], shapes.outputs.setdefault(stage, {})),)
 
 
-def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
+def pipeline_parallelisms(shapes: Shapes) -> Iterator[Parallelism]:
     """Recognises the stages of torch.distributed.pipelining on this rank."""
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:
@@ -165,7 +165,7 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
         yield Parallelism("PP", ranks, names, {}, options)
 
 
-def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
+def deepspeed_parallelisms(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
     """Recognises this rank's stage of DeepSpeed's pipeline, and its replicas."""
     pipe: Any = sys.modules.get("deepspeed.runtime.pipe.module")
     for root in roots if pipe is not None else ():
@@ -216,11 +216,11 @@ def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
     parallelisms: list[Parallelism] = []
     for root in roots:
         parallelisms += [*_ddp(root), *_fsdp2(root), *_fsdp1(root), *_deepspeed(root)]
-    parallelisms = _trained_ones(_models_together(parallelisms))
+    parallelisms = _trained(_models_together(parallelisms))
     for root in roots:
-        parallelisms += dtensors(root, parallelisms)
-    parallelisms += megatron(roots, shapes)
-    return [*parallelisms, *deepspeeds(roots, shapes), *pipelines(shapes)]
+        parallelisms += dtensor_parallelisms(root, parallelisms)
+    parallelisms += megatron_parallelisms(roots, shapes)
+    return [*parallelisms, *deepspeed_parallelisms(roots, shapes), *pipeline_parallelisms(shapes)]
 
 
 def describe_model(sites: CallSites) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def _models_together(parallelisms: list[Parallelism]) -> list[Parallelism]:
     return [p for p in parallelisms if p.kind != "DDP" or len(together[p.ranks]) == 1] + joined
 
 
-def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
+def _trained(parallelisms: list[Parallelism]) -> list[Parallelism]:
     """Returns the model that is trained of two with the same units, as a teacher and a student."""
 
     def is_trained(p: Parallelism) -> bool:
