@@ -45,6 +45,10 @@ class _Rank:
     bytes_s: float = 0.0
     late_s: float = 0.0
 
+    def awaited(self, event: Operation | RecordedCollective) -> list[CollectiveInFlight]:
+        """Returns the collectives that are over before an event begins."""
+        return [*(self.collectives[number] for number in event.after), *self.stands]
+
 
 class _Replay:
     """Replays all ranks' programs together; arguments as of :func:`replay_step`."""
@@ -66,7 +70,7 @@ class _Replay:
     def _replay_next(self, rank: _Rank) -> bool:
         """Replays a rank's next event; False where it has to wait for another rank."""
         event = rank.program[rank.at]
-        awaited = [*(rank.collectives[number] for number in event.after), *rank.stands]
+        awaited = rank.awaited(event)
         if any(self.end_s(collective) is None for collective in awaited):
             return False
         if isinstance(event, RecordedCollective):
@@ -155,7 +159,7 @@ def replay_step(
     for rank in replayed.ranks:
         if rank.at < len(rank.program):
             event = rank.program[rank.at]
-            awaited = [*(rank.collectives[number] for number in event.after), *rank.stands]
+            awaited = rank.awaited(event)
             calls = [collective.call for collective in awaited if collective.end_s is None]
             by_kind = {kind: {c.place.line: 0 for c in calls if c.kind == kind} for kind in {c.kind: 0 for c in calls}}
             lines_text = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in by_kind.items())
