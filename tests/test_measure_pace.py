@@ -176,7 +176,7 @@ def test_products_of_a_script_are_the_planners_of_its_shape(tmp_path, sizes):
         if isinstance(one, Operation) and one.product == "16" and one.sizes:
             lost = 1.0
             for size in one.sizes:
-                lost *= 1 + replayed.SMALL / size
+                lost *= 1 + replayed.TILE_LOSS / size
             own += one.flops * lost / machine.matrix_flops
     assert own == pytest.approx(planned, rel=1e-6)
     attention = sum(one.flops for one in seen[0].work.list if getattr(one, "product", "") == "attention16")

@@ -22,7 +22,7 @@ from pardemo.script.words import first_of
 from pardemo.tables import amount
 
 #: Bytes up to which a message's time is its latency's, whatever the link.
-SMALL = 4096
+SMALL_BYTES = 4096
 
 
 def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
@@ -210,7 +210,7 @@ def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
     summed, gathered = (
         [row for row in rows_of(measured, kinds, zero.ranks)
-         if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
+         if row.bytes > SMALL_BYTES and not row.place.objects and row.place.use != NORM]
         for kinds in (("all-reduce", "reduce-scatter", "reduce"), ("all-gather", "broadcast"))
     )  # fmt: skip
     why = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
@@ -304,7 +304,7 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
             for row in rows:
                 row.why += f": {reason}"
     for row in rows:
-        row.why += "; small: it costs its latency" if 0 < row.bytes <= SMALL else ""
+        row.why += "; small: it costs its latency" if 0 < row.bytes <= SMALL_BYTES else ""
     return findings
 
 
@@ -372,7 +372,7 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
             continue
         if kind == "CP" and by == "torch" and row.place.use != CONTEXT:
             continue
-        if row.place.phase in phases and row.bytes > SMALL and not row.why:
+        if row.place.phase in phases and row.bytes > SMALL_BYTES and not row.why:
             row.why = carried
 
 
@@ -423,7 +423,7 @@ def _alone(measured: Summary) -> bool:
     """
     if measured.parallelism or measured.model.get("parameters", 0) < 100 * METRIC:
         return False
-    if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL:  # a library may have sockets of its own
+    if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL_BYTES:  # a library may have sockets of its own
         return False
     return not any(
         prod(shape) > METRIC for row in measured.collectives if not row.place.objects for shape in row.shapes
@@ -490,9 +490,9 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
     vocabularies = measured.model.get("vocabularies", [])
     if row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabularies for shape in row.shapes):
         return "logits, gathered whole", gathered_logits(row, row.bytes)
-    if row.place.use == NORM and row.bytes <= SMALL:
+    if row.place.use == NORM and row.bytes <= SMALL_BYTES:
         return "the norm of all gradients, or whether one overflowed", ""
-    if row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL:
+    if row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL_BYTES:
         return "DDP gives all ranks rank 0's buffers", (
             "DDP sends rank 0's buffers before each forward pass: where they are masks and tables, which never change, "
             "broadcast_buffers=False saves that"
@@ -504,7 +504,7 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
         )
     if row.kind == "broadcast" and _REDUNDANCY in measured.model.get("trained", {}).get("optimizers", []):
         return f"parameters, from the rank that has updated them ({_REDUNDANCY})", ""
-    return "small: it costs its latency" if row.bytes <= SMALL else "", ""
+    return "small: it costs its latency" if row.bytes <= SMALL_BYTES else "", ""
 
 
 def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:

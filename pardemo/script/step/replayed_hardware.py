@@ -23,7 +23,7 @@ from pardemo.script.step.summary import ReplayedStep, Summary
 #: whether a micro-batch has one sample or nearly two (vTrain's measurements).
 LAUNCH_S = 24e-6
 #: What a product loses of its rows, depth and columns to tiles that are not full: the planner's, of any program.
-SMALL = Program("any").tile_loss
+TILE_LOSS = Program("any").tile_loss
 #: TF32's rate of the datasheets, as a share of that of 16 bits.
 TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time
@@ -191,7 +191,7 @@ def operation_s(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Ope
         moving = operation.bytes / machine.memory_bytes_per_s
         if not operation.product:
             return moving
-        lost = math.prod(1 + SMALL / size for size in operation.sizes)
+        lost = math.prod(1 + TILE_LOSS / size for size in operation.sizes)
         return max(moving, operation.flops * lost / of_kind[operation.product])
 
     return seconds
