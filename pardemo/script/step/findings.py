@@ -23,6 +23,17 @@ from pardemo.tables import amount
 
 #: Bytes up to which a message's time is its latency's, whatever the link.
 SMALL_BYTES = 4096
+#: Elements up to which a tensor is a metric, and no loss of each token.
+METRIC = 16
+#: A rank is late where it is the one that the others waited for, by this share of the step.
+LATE = 0.15
+LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
+_REDUNDANCY = "ZeroRedundancyOptimizer"
+_SUMMED = "as many bytes as all gradients have: summed by the script"
+_SCATTERED = "as many bytes as all gradients, of which each rank gets its part"
+_GATHERED = "as many bytes as all parameters, of which each rank has updated its part"
+#: What rows are by their bytes alone -> the parallelism that they make.
+BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded optimizer"}
 
 
 def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
@@ -376,22 +387,9 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
             row.why = carried
 
 
-#: Elements up to which a tensor is a metric, and no loss of each token.
-METRIC = 16
-#: A rank is late where it is the one that the others waited for, by this share of the step.
-LATE = 0.15
-LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
-
-
 #: What gives the rows of a parallelism what was expected of them, and finds what differs, and what would send less. Of
 #: models that are cut over ranks :func:`expect_traffic` does the same, for all groups together.
 RULES = {"DDP": ddp, "FSDP2": fsdp2, "HSDP": fsdp2, "FSDP1": fsdp1, "DeepSpeed": deepspeed}
-_REDUNDANCY = "ZeroRedundancyOptimizer"
-_SUMMED = "as many bytes as all gradients have: summed by the script"
-_SCATTERED = "as many bytes as all gradients, of which each rank gets its part"
-_GATHERED = "as many bytes as all parameters, of which each rank has updated its part"
-#: What rows are by their bytes alone -> the parallelism that they make.
-BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded optimizer"}
 
 
 def explain(measured: Summary) -> None:

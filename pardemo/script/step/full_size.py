@@ -33,11 +33,11 @@ if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
     from pardemo.planner.layouts.shape import Shape
 
 
-#: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
-BESIDE = {
-    kind: "gathered" if kind == "gathered parameters" else kind
-    for kind in ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits",
-                 "communication buffers", "temporaries")
+#: Each line of a plan, and the kind that a measurement calls it. What has none is no tensor of the script.
+MEASURED_AS = {
+    "parameters": "parameters", "gradients": "gradients", "optimizer states": "optimizer states",
+    "gathered parameters": "gathered", "activations": "activations", "logits": "logits",
+    "communication buffers": "communication buffers", "temporaries": "temporaries",
 }  # fmt: skip
 
 
@@ -84,8 +84,8 @@ def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dic
     """
     fullest = next(trace for trace in seen if trace.rank == measured.memory["rank"])
     peak, most = measured.memory["kinds"], most_by_kind(fullest.memory.blocks)
-    at_small_size = {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in BESIDE.items()}
-    answer: dict[str, Any] = {
+    at_small_size = {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in MEASURED_AS.items()}
+    result: dict[str, Any] = {
         "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
         "measured": at_small_size, "taken_over": [], "assumed": [], "command": "", "why_not": "",
     }  # fmt: skip
@@ -95,13 +95,13 @@ def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dic
     try:
         planned = plan(asked, measured, seen, fullest)
     except NoCounterpart as why:
-        return answer | {"why_not": str(why)}
+        return result | {"why_not": str(why)}
     except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
-        return answer | {"why_not": f"the planner refuses it: {wrong}"}
-    order = [*BESIDE, *planned["kinds"]]
+        return result | {"why_not": f"the planner refuses it: {wrong}"}
+    order = [*MEASURED_AS, *planned["kinds"]]
     kinds = {kind: round(planned["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
     kinds = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
-    return answer | planned | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
+    return result | planned | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
 
 
 def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
