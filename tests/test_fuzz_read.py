@@ -31,7 +31,7 @@ from pardemo.meters import trace
 from pardemo.peers.accelerate import config_files
 from pardemo.planner.layouts.published import loaders
 from pardemo.script.compare import layouts
-from pardemo.script.step import replay
+from pardemo.script.step import replay_settings
 
 #: What fails is not made smaller: files of a megabyte are among the cases, and that would take minutes.
 QUICK = settings(
@@ -374,9 +374,9 @@ def test_cluster_specifications():
     @QUICK
     @given(WORDS, optional, optional, optional)
     def options(pace, cluster, between, inside):
-        outcome(replay.read_replay_settings, pace, cluster, between, inside)
+        outcome(replay_settings.read_replay_settings, pace, cluster, between, inside)
         if cluster is not None:
-            outcome(replay.cluster_of, cluster, between, inside)
+            outcome(replay_settings.cluster_of, cluster, between, inside)
 
     cluster()
     options()

@@ -12,8 +12,8 @@ from pardemo.script.hangs import journal, standstill
 from pardemo.script.hangs.journal import Journal
 from pardemo.script.report import files
 from pardemo.script.runtime.call_sites import NORM, ROOT, CallSite
-from pardemo.script.step import findings, parallelisms
-from pardemo.script.step.parallelisms import (
+from pardemo.script.step import findings, recognised
+from pardemo.script.step.parallelism import (
     DdpOptions,
     Fsdp1Options,
     Fsdp2Options,
@@ -201,8 +201,8 @@ def test_of_a_teacher_and_its_student_the_trained_one_is_held_against_formulas()
     student = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, Fsdp2Options({"0": 8, "1": 8}))
     teacher = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, Fsdp2Options({"0": 0, "1": 0}))
     other = Parallelism("FSDP2", (0, 1), ("2",), {"2": 8}, Fsdp2Options({"2": 0}))
-    assert parallelisms._trained_ones([teacher, student, other]) == [student, other]
-    assert parallelisms._trained_ones([teacher]) == [teacher], "nothing is trained under its names"
+    assert recognised._trained([teacher, student, other]) == [student, other]
+    assert recognised._trained([teacher]) == [teacher], "nothing is trained under its names"
 
 
 def test_a_model_that_is_one_unit_of_fsdp2():

@@ -9,8 +9,8 @@ from pardemo import measure, project
 from pardemo.formulas import communication
 from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.step.findings import expect_traffic
-from pardemo.script.step.parallelisms import CutOptions, Parallelism
-from pardemo.script.step.shapes import Traffic
+from pardemo.script.step.parallelism import CutOptions, Parallelism
+from pardemo.script.step.shapes import ExpectedTraffic
 from pardemo.script.step.summary import Row, Summary
 
 SCRIPTS = project.root() / "tests" / "scripts"
@@ -219,7 +219,7 @@ def test_parameters_of_a_bucket(tmp_path):
 
 def test_what_is_not_known_is_said():
     what = "outputs of row-cut layers, summed"
-    summed = Traffic((0, 1), "all-reduce", what, 4000.0, 1000, phase="forward", width=10)
+    summed = ExpectedTraffic((0, 1), "all-reduce", what, 4000.0, 1000, phase="forward", width=10)
     here = CallSite("train.py:3", "layers.0.mlp", "forward")
     rows = [Row("all-reduce", (0, 1), 3, 12000.0, here, "float32", ((1000,),))]
     rows.append(Row("all-reduce", (0, 1), 1, 9000.0, here, "float32", ((2250,),)))

@@ -17,7 +17,7 @@ from pardemo.script import blocks
 from pardemo.script.report import sections
 from pardemo.script.runtime import launch_lines
 from pardemo.script.step import full_size, measurement
-from pardemo.script.step.parallelisms import (
+from pardemo.script.step.parallelism import (
     CutOptions,
     DdpOptions,
     Fsdp1Options,

@@ -17,9 +17,10 @@ from pardemo.script.report import drawings, sections
 from pardemo.script.runtime.call_sites import CallSite
 from pardemo.script.runtime.collectives import Call
 from pardemo.script.runtime.steps import StepEnd
-from pardemo.script.step import parallelisms, summary
-from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
-from pardemo.script.step.rank_trace import Memory, RankTrace
+from pardemo.script.step import summary
+from pardemo.script.step.group_kinds import groups_by_kind
+from pardemo.script.step.parallelism import CutOptions, Fsdp2Options, Parallelism
+from pardemo.script.step.rank_trace import RankTrace, RecordedMemory
 from pardemo.script.step.script_memory import memory_timeline
 from pardemo.tables import amount
 
@@ -60,7 +61,7 @@ def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
             "module": "<b>layers</b>",
         }
     ]  # fmt: skip
-    memory = Memory(11 * MB, kinds, "train.py:14", largest, BLOCKS)
+    memory = RecordedMemory(11 * MB, kinds, "train.py:14", largest, BLOCKS)
     model = {
         "classes": ["<i>Model</i>"], "parameters": MB, "frozen": 0, "dtypes": {"float32": MB}, "tied": [],
         "recomputed": [], "computed_in": [], "vocabularies": [],
@@ -181,7 +182,7 @@ def test_texts_of_drawings_are_large_enough_and_lie_on_nothing(world):
 
 def test_groups_are_drawn_with_each_rank_in_its_own():
     measured, _, source = made(4, grid(2, 2), hosts=2)
-    kinds = parallelisms.groups_by_kind(measured.parallelism)
+    kinds = groups_by_kind(measured.parallelism)
     assert [(kind.name, kind.groups, kind.letters) for kind in kinds] == [
         ("TP", ((0, 1), (2, 3)), ("a", "b")),
         ("FSDP2", ((0, 2), (1, 3)), ("c", "d")),
@@ -200,7 +201,7 @@ def shown(kinds, ranks, hosts=1):
 
 def test_groups_that_share_a_rank_stand_in_rows_of_their_own():
     """Two models under DDP, the second over some ranks of the first; a rank is in none of its groups."""
-    near, far = parallelisms.groups_by_kind(of("DDP", (0, 1, 2), (1, 2)))
+    near, far = groups_by_kind(of("DDP", (0, 1, 2), (1, 2)))
     assert (near.groups, far.groups) == (((1, 2),), ((0, 1, 2),))
     assert (near.letter_of(0), near.letter_of(1), far.letter_of(0)) == ("", "a", "b")
     assert shown([near, far], 3)[1] == "DDP · a a"
@@ -211,7 +212,7 @@ def test_a_terminal_has_the_groups_only_where_they_say_more_than_a_line():
     screen = sections.summary_screen(made(8, grid(4, 2), hosts=2)[0], "train.py")
     assert says(screen, "TP", "2", "groups", "4", "4.00", "MB")
     assert says(screen, "train.py", "8", "2")
-    wide = sections.groups(parallelisms.groups_by_kind(grid(8, 8)), 64, 8)
+    wide = sections.groups(groups_by_kind(grid(8, 8)), 64, 8)
     lines = [line for table in wide for line in table.screen(blocks.WIDE)]
     assert (len(wide), len(lines)) == (2, 8)
     assert max(map(len, lines)) <= blocks.WIDE
@@ -298,7 +299,7 @@ def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_the
     measured, seen, plain = made(2, of("DDP", (0, 1)))
     assert "On H100" not in plain
     times = [summary.Times(rank, 0.25, 0.125, 0.0625, 0.03, 0.0, 0.0625) for rank in range(2)]
-    measured.predicted = summary.PredictedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
+    measured.predicted = summary.ReplayedStep("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
     measured.memory["full_size"] = {
         "model": "llama3-8b", "gpus": 64, "layout": "DP64", "peak_bytes": 20 * 10**9, "why_not": "",
         "kinds": {"parameters": 16 * 10**9}, "measured": {"parameters": {"peak": 4000, "most": 5000}},

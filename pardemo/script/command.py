@@ -54,7 +54,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     from pardemo.cluster import MAX_RANKS
     from pardemo.script.report import files, sections
     from pardemo.script.runtime import launch_lines, runner
-    from pardemo.script.step import full_size, measurement, replay
+    from pardemo.script.step import full_size, measurement, replayed_hardware
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     pace, cluster = _pace_and_cluster(arguments)
@@ -82,7 +82,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
                 )  # fmt: skip
                 measured.notes += [copy.note] if copy else []
             if pace is not None:
-                replay.add_predicted_step(pace, measured, seen)
+                replayed_hardware.add_predicted_step(pace, measured, seen)
         except runner.ScriptError as error:
             if error.standstill is None:
                 raise
@@ -140,7 +140,7 @@ def _hosts(hosts: int, ranks: int) -> Any:
 
 def _pace_and_cluster(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Reads what ``--pace`` asks for, and the cluster of the run; None where there is none."""
-    from pardemo.script.step.replay import cluster_of, read_replay_settings
+    from pardemo.script.step.replay_settings import cluster_of, read_replay_settings
 
     pace = cluster = None
     if arguments.pace is not None:

@@ -89,7 +89,7 @@ def rows() -> Iterator[BenchRow]:
 def _paced(layer_s: float, between: str) -> BenchRow:
     """A step by arithmetic beside the one whose layers waited, and whose links were limited, for real."""
     from pardemo.script.runtime.launch_lines import Launch  # what they load sets up DeepSpeed
-    from pardemo.script.step import measurement, replay
+    from pardemo.script.step import measurement, replayed_hardware
 
     cluster = Cluster(2, 1, between=between)
     ran, computed = [], []
@@ -101,7 +101,7 @@ def _paced(layer_s: float, between: str) -> BenchRow:
                 work=True, layer_s=layer_s,
             )  # fmt: skip
             ran.append(max(one.step_s for one in measured.time))
-            computed.append(replay.on_layers(seen, cluster).step_s)
+            computed.append(replayed_hardware.on_layers(seen, cluster).step_s)
     note = f"DDP's step of 6 layers of {1e3 * layer_s:.0f} ms over {between}; the peer is the same by arithmetic"
     return compare("measure.pace", ran, computed, "s", 0.9, note)
 

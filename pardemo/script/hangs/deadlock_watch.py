@@ -94,7 +94,7 @@ class DeadlockWatch:
         return self._sizes != before
 
     def _asleep(self, ranks: list[int]) -> dict[int, float]:
-        """Of ranks whose processes sleep, seconds of a core that they and their children have taken."""
+        """Returns, of ranks whose processes sleep, the seconds of a core that they and their children have taken."""
         pids, used = self._world.pids, {}
         for rank in ranks:
             with contextlib.suppress(psutil.Error, IndexError):

@@ -122,7 +122,7 @@ class RaisedError:
 
 @dataclass
 class Log:
-    """What one rank did: its calls in order; ``ended``: how its script ended, empty where it has not.
+    """The log of one rank: its calls in order; ``ended``: how its script ended, empty where it has not.
 
     ``raised``: exceptions that left a forward or a backward pass. ``why``: the exception that ended the script.
     """

@@ -49,13 +49,13 @@ class Standstill:
         """Says at which call the ranks first differ, with each rank's line there."""
         if self.first is None:
             return ""
-        there = {rank: call for rank, call in self.first.calls.items() if call}
-        steps = len({call.step for call in there.values()}) > 1  # then they are not in the same one
+        called = {rank: call for rank, call in self.first.calls.items() if call}
+        steps = len({call.step for call in called.values()}) > 1  # then they are not in the same one
         calls = {
-            rank: call_text(call) + (f", in step {call.step + 1}" if steps else "") for rank, call in there.items()
+            rank: call_text(call) + (f", in step {call.step + 1}" if steps else "") for rank, call in called.items()
         }
         texts = [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_value(calls).items()]
-        absent = ranks_by_value({rank: self.does[rank] for rank in self.first.calls if rank not in there})
+        absent = ranks_by_value({rank: self.does[rank] for rank in self.first.calls if rank not in called})
         for text, ranks in absent.items():
             texts.append(f"{ranks_text(ranks)} {'do' if ranks[1:] else 'does'} not come: {_plural(text, ranks)}")
         return f"the ranks part in call {self.first.number + 1} of their group: " + "; ".join(texts)
@@ -92,8 +92,8 @@ class Standstill:
         """Says what each rank does; those that do the same share a clause."""
         parts = []
         for text, ranks in ranks_by_value(self.does).items():
-            who, does = ranks_text(ranks), _plural(text, ranks).partition(" ")[2]
-            parts.append(f"the script has ended on {who}" if text.startswith("its ") else f"{who} {does}")
+            names, does = ranks_text(ranks), _plural(text, ranks).partition(" ")[2]
+            parts.append(f"the script has ended on {names}" if text.startswith("its ") else f"{names} {does}")
         return "; ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
@@ -111,9 +111,9 @@ class Standstill:
             call = self.first.calls.get(rank)
             inside = f" ({call.module})" if call and call.module else ""
             cells = [f"{_named_call(call)}{_tensor_text(call)}{at_line(call.line)}{inside}" if call else "–"]
-        here = bool(waits) and self.first is not None and waits[0].call is self.first.calls.get(rank)
-        here = here and self.does[rank].startswith("it is in ")
-        cells.append("is in it" if here else shortened(self.does[rank].removeprefix("it "), 90))
+        in_the_first = bool(waits) and self.first is not None and waits[0].call is self.first.calls.get(rank)
+        in_the_first = in_the_first and self.does[rank].startswith("it is in ")
+        cells.append("is in it" if in_the_first else shortened(self.does[rank].removeprefix("it "), 90))
         cells.append(", ".join(map(str, waits[0].waits_for)) if waits else "–")
         return tuple(cells)
 
@@ -159,7 +159,7 @@ def _passed_exceptions(logs: Mapping[int, Log]) -> dict[int, RaisedError]:
         ]
         for error in log.raised:
             ended_it = log.why is not None and error.text == log.why.text
-            if not ended_it and not all((error.text, error.line) in some for some in others):
+            if not ended_it and not all((error.text, error.line) in errors_there for errors_there in others):
                 errors[rank] = error
     return errors
 

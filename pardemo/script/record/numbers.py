@@ -241,8 +241,8 @@ def perturbed(tensor: torch.Tensor, seed: str, dtype: torch.dtype | None = None)
     dtype = dtype or tensor.dtype
     info = torch.finfo(dtype)
     generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(seed.encode()))
-    by = torch.rand(tensor.shape, generator=generator, device="cpu", dtype=torch.float32).to(tensor.device) * 2 - 1
-    moves = tensor.float() * (1 + info.eps * by)
+    noise = torch.rand(tensor.shape, generator=generator, device="cpu", dtype=torch.float32).to(tensor.device) * 2 - 1
+    moves = tensor.float() * (1 + info.eps * noise)
     return moves.clamp(info.min, info.max).to(dtype) if dtype in _CAST else moves.to(dtype)
 
 

@@ -29,7 +29,7 @@ class Multiplied(NamedTuple):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to record: how many steps, into which folder, and how much.
+    """Settings of a recording: how many steps, into which folder, and how much.
 
     ``sketched``: parameters as sketches, but those of ``in_full``. ``rounded``: what is in a short type is rounded
     otherwise, to see how far that moves gradients. ``multiplied``: what is changed on purpose.

@@ -38,7 +38,7 @@ class HeldPiece(NamedTuple):
 
 def held_pieces(
     roots: Iterable[torch.nn.Module],
-    beside: Iterable[tuple[str, torch.nn.Parameter]] = (),
+    in_no_model: Iterable[tuple[str, torch.nn.Parameter]] = (),
     *,
     gradients: bool = True,
     at_hand: bool = False,
@@ -48,7 +48,7 @@ def held_pieces(
     DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here.
 
     Args:
-        beside: parameters that no model has, with their names.
+        in_no_model: parameters that no model has, with their names.
         gradients: False after a step, when DeepSpeed has none any more.
         at_hand: what is there in the middle of a step, as far as it needs no collective: nothing of engines that keep
             shards.
@@ -62,7 +62,7 @@ def held_pieces(
         for held in _pieces_of(root, gradients, at_hand):
             name = held.piece.name if held.piece.name not in pieces else prefix + held.piece.name
             pieces[name] = held._replace(piece=replace(held.piece, name=name))
-    return [*pieces.values(), *(_plain_piece(parameter, (name,), at_hand) for name, parameter in beside)]
+    return [*pieces.values(), *(_plain_piece(parameter, (name,), at_hand) for name, parameter in in_no_model)]
 
 
 def _pieces_of(root: torch.nn.Module, gradients: bool, at_hand: bool) -> Iterator[HeldPiece]:
@@ -146,7 +146,7 @@ def _deepspeed_pieces(names: Names, zero: bool, gradients: bool) -> Iterator[Hel
 
 
 def _zero_pieces(engine: Any, names: Names, gradients: bool) -> Iterator[HeldPiece]:
-    """What an engine of ours keeps flat, values and the ranks' mean gradient in whole; collective.
+    """Yields what an engine of ours keeps flat, values and the ranks' mean gradient in whole; collective.
 
     Frozen parameters are kept as they are, and stage 3's are DTensors, as FSDP2's.
     """

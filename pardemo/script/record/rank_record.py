@@ -87,7 +87,7 @@ def called(module: str) -> str:
 
 @dataclass
 class Step:
-    """What one rank recorded between two steps of the optimizer. Tensors are in ``file``, by kind and name.
+    """One rank's record of what is between two steps of the optimizer. Tensors are in ``file``, by kind and name.
 
     ``scales``: by which a GradScaler has multiplied losses, of each step that it took or skipped. ``skipped``: how many
     it skipped just before; what was recorded of these is not kept. Of runs that may be stopped: ``saved``, whether
@@ -123,7 +123,7 @@ class Step:
 
 @dataclass
 class RankRecord:
-    """What one rank recorded of a run.
+    """One rank's record of a run.
 
     ``ended``: ``end`` of the script, or ``enough`` steps. ``unseeded``: lines that drew random numbers from a generator
     that nobody had seeded. ``dtypes``: the parameters'. ``optimizer``: names of its class and of those that it is made
@@ -147,7 +147,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class CurrentStep:
-    """What is recorded of the step that runs, until it is written down, and how far its optimizers are."""
+    """The record of the step that runs, until it is written down, and how far its optimizers are."""
 
     def __init__(self) -> None:
         self.begin(Step())

@@ -216,10 +216,10 @@ class Recorder(Hooks):
         return run(*args, **kwargs)
 
     def _note_loss(self, tensors: Any) -> None:
-        some = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # a pipeline's backward pass in parts begins at edges of the graph
-        if len(some) == 1 and isinstance(some[0], torch.Tensor) and some[0].numel() == 1:
-            value = some[0].full_tensor() if hasattr(some[0], "full_tensor") else some[0]
+        if len(losses) == 1 and isinstance(losses[0], torch.Tensor) and losses[0].numel() == 1:
+            value = losses[0].full_tensor() if hasattr(losses[0], "full_tensor") else losses[0]
             self.current.step.losses.append(float(value.detach()))
 
     # --- steps
@@ -229,8 +229,8 @@ class Recorder(Hooks):
             current = self.current
             if current.step.backwards and not (current.pending or current.summed or self._in_engine):
                 stepped = isinstance(owner, torch.optim.Optimizer)
-                some = [p for group in owner.param_groups for p in group["params"]] if stepped else owner.parameters()
-                cleared, line = {id(p) for p in some if p.grad is not None}, self.sites.here().line
+                held = [p for group in owner.param_groups for p in group["params"]] if stepped else owner.parameters()
+                cleared, line = {id(p) for p in held if p.grad is not None}, self.sites.here().line
                 for root in self.parameters.models() if cleared else ():
                     known = parameter_names(root)
                     current.step.cleared |= {known[key][1][0]: line for key in cleared & known.keys()}

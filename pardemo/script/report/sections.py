@@ -9,9 +9,9 @@ from pardemo.draw import palette
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, Table
 from pardemo.script.report import drawings
-from pardemo.script.step import parallelisms
 from pardemo.script.step.findings import BY_HAND
-from pardemo.script.step.parallelisms import GroupKind, Parallelism
+from pardemo.script.step.group_kinds import GroupKind, groups_by_kind
+from pardemo.script.step.parallelism import Parallelism
 from pardemo.script.step.rank_trace import RankTrace
 from pardemo.script.step.script_memory import memory_timeline
 from pardemo.script.step.summary import Row, Summary, Times
@@ -80,7 +80,7 @@ def _findings(measured: Summary) -> Section:
 
 def _running(measured: Summary) -> Section:
     below: list[Block] = [Lines([*_model(measured), *parallelisms_text(measured)])]
-    kinds = parallelisms.groups_by_kind(measured.parallelism)
+    kinds = groups_by_kind(measured.parallelism)
     if sum(len(kind.groups) for kind in kinds) > 1:  # then a table says more than a line
         below += groups(kinds, measured.ranks, measured.hosts)
         below.append(blocks.note("Ranks with one letter are one group: they exchange what that parallelism sends."))

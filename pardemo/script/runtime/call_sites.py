@@ -140,7 +140,7 @@ class CallSites(Hooks):
         return "" if owner is None else self.name(owner)
 
     def _runs(self) -> None:
-        """From the next node on the graph is that of the module that runs now."""
+        """Notes that from the next node on the graph is that of the module that runs now."""
         number, owner = compat.sequence_number(), self._stack[-1] if self._stack else None
         if number == self._numbers[-1]:
             self._owners[-1] = owner

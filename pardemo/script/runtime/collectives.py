@@ -161,7 +161,7 @@ class Calls:
         ranks = tuple(dist.get_process_group_ranks(group))
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
         tensors = {key: tensors_in(value) for key, value in arguments.items()}
-        nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
+        nbytes = max((sum(t.numel() * t.element_size() for t in of_key) for of_key in tensors.values()), default=0)
         rank, place = group.rank(), self._sites.here()
         if kind == "send":
             ranks = (ranks[rank], ranks[int(arguments["dst"])])
@@ -171,21 +171,21 @@ class Calls:
         of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (rank - root) % group.size())
         if kind == "all-to-all":  # each rank its own part, which need not be equal parts
             sent = of_gloo = _all_to_all_sent(arguments, rank)
-        some = next((many for many in tensors.values() if many), [])
+        first = next((of_key for of_key in tensors.values() if of_key), [])
         inputs = [t for key in ("input", "input_tensor", "inputs", "input_tensors") for t in tensors.get(key, [])]
-        given = inputs or some
+        given = inputs or first
         # one tensor's shape, or of several their sizes: what the same call on another rank has to agree with
         shape = tuple(given[0].shape) if len(given) == 1 else tuple(t.numel() for t in given[:8])
         nbytes, shape = (0, ()) if kind == "barrier" else (nbytes, shape)
         call = Call(
             kind, ranks, self._number(group.group_name, ranks), group.group_name, nbytes, shape,
-            dtype_name(some[0].dtype) if some else "", *place[:3], self._step(), time.monotonic(), place=place,
-            sent=sent, gloo_bytes=of_gloo, shapes=tuple(tuple(t.shape) for t in some[:8]),
+            dtype_name(first[0].dtype) if first else "", *place[:3], self._step(), time.monotonic(), place=place,
+            sent=sent, gloo_bytes=of_gloo, shapes=tuple(tuple(t.shape) for t in first[:8]),
         )  # fmt: skip
         self.list.append(call)
         self._log(call)
         if self._on_tensors is not None:
-            outputs = [t for key, many in tensors.items() if key.startswith("output") for t in many]
+            outputs = [t for key, of_key in tensors.items() if key.startswith("output") for t in of_key]
             self._on_tensors(kind, inputs or tensors.get("tensors", []), outputs)
         return call
 

@@ -31,17 +31,17 @@ def set_environment(launch: Launch, rank: int, size: int, port: int) -> None:
 
     ``port``: where the ranks meet, whatever the line or the script's surroundings say.
     """
-    local, beside = os.environ["LOCAL_RANK"], int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    local, local_size = os.environ["LOCAL_RANK"], int(os.environ.get("LOCAL_WORLD_SIZE", size))
     os.environ.update(launch.environment)
     for entry in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if entry and entry not in sys.path:  # this process began before the launcher said it
             sys.path.insert(0, entry)
     place = {
-        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": local, "LOCAL_SIZE": str(beside),
+        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": local, "LOCAL_SIZE": str(local_size),
         "MASTER_ADDR": os.environ["MASTER_ADDR"], "MASTER_PORT": str(port),
     }  # fmt: skip
     torchruns = {
-        "GROUP_RANK": str(rank // beside), "GROUP_WORLD_SIZE": str(-(-size // beside)),
+        "GROUP_RANK": str(rank // local_size), "GROUP_WORLD_SIZE": str(-(-size // local_size)),
         "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size), "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": "pardemo-measure", "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -49,7 +49,7 @@ def set_environment(launch: Launch, rank: int, size: int, port: int) -> None:
     for name in place | torchruns:
         os.environ.pop(name, None)
     os.environ.update({"torchrun": place | torchruns, "deepspeed": place, "": {}}[launch.sets])
-    os.environ["LOCAL_WORLD_SIZE"] = str(beside)  # of every launcher: as many GPUs a script is told of
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # of every launcher: as many GPUs a script is told of
 
 
 #: Programs that may run a script of their own.
@@ -65,12 +65,12 @@ class OwnProcesses(RuntimeError):
 
 
 @contextlib.contextmanager
-def spawned_here(rank: int, beside: int, notes: list[str]) -> Iterator[None]:
+def spawned_here(rank: int, local_size: int, notes: list[str]) -> Iterator[None]:
     """Within the block ``torch.multiprocessing.spawn`` calls its function here, for this rank alone.
 
     The scripts of the other ranks come to the same line.
 
-    ``rank``: on its host, of as many as ``beside``. A rank with a process group spawns what it likes.
+    ``rank``: on its host, of as many as ``local_size``. A rank with a process group spawns what it likes.
 
     Raises:
         OwnProcesses: the script spawns another number of processes than there are ranks.
@@ -83,9 +83,9 @@ def spawned_here(rank: int, beside: int, notes: list[str]) -> Iterator[None]:
     ) -> Any:  # fmt: skip
         if dist.is_initialized() or os.getpid() != process:
             return real(fn, args, nprocs, join, daemon, start_method)
-        if nprocs != beside:
+        if nprocs != local_size:
             raise OwnProcesses(
-                f"the script starts {nprocs} processes by torch.multiprocessing.spawn, and the ranks are {beside}: "
+                f"the script starts {nprocs} processes by torch.multiprocessing.spawn, and the ranks are {local_size}: "
                 f"measure with --ranks {nprocs}"
             )
         note_once(notes, "torch.multiprocessing.spawn → its function runs on each rank, which is there already")
@@ -154,8 +154,8 @@ def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], 
     if not torch.cuda.is_available():
         teach_dtensor()
     notes: list[str] = []
-    local, beside = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
-    with libraries.own_folder(_own_folder(launch)), spawned_here(local, beside, notes), without_gpu(notes):
+    local, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
+    with libraries.own_folder(_own_folder(launch)), spawned_here(local, local_size, notes), without_gpu(notes):
         seen = follow(rank, port[0], notes)
     if os.getpid() != own_process:  # a child that the script forked, and that came out of the script as well
         os._exit(0)

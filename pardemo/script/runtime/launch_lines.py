@@ -41,7 +41,7 @@ _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch line starts.
+    """A script or a module that a launch line starts.
 
     ``ranks``: how many in all, None where the line does not say; ``hosts``: on how many machines. ``environment``:
     variables that the launcher sets for every rank. ``sets``: whose variables say where a rank is, ``torchrun``'s,
@@ -103,16 +103,16 @@ def _refuse_program(name: str, rest: Sequence[str]) -> None:
     known = [
         i for i, word in enumerate(rest) if re.fullmatch(r"python[\d.]*|torchrun|accelerate|deepspeed", word)
     ]  # what it would start
-    behind = f"what stands behind it: pardemo measure -- {' '.join(rest[known[0] :])}" if known else ""
+    advice = f"what stands behind it: pardemo measure -- {' '.join(rest[known[0] :])}" if known else ""
     if name in ELSEWHERE:
         raise ValueError(
             f"{name} starts processes on nodes that are not here: paste "
-            + (behind or "the script and its arguments: pardemo measure --ranks 4 -- train.py ARGS")
+            + (advice or "the script and its arguments: pardemo measure --ranks 4 -- train.py ARGS")
         )
     if shutil.which(name):
         raise ValueError(
             f"{name} is a program, not a script: paste "
-            + (behind or "the script or module that it runs: pardemo measure -m package.train ARGS")
+            + (advice or "the script or module that it runs: pardemo measure -m package.train ARGS")
         )
 
 
@@ -157,12 +157,12 @@ def _torchrun(words: list[str], by_argument: bool = False) -> Launch:
     of_gpus = args.nproc_per_node in ("gpu", "auto")
     notes: tuple[str, ...] = ()
     if of_gpus and not torch.cuda.is_available():
-        beside, notes = None, (_for_each_gpu(f"--nproc-per-node {args.nproc_per_node}"),)
+        host_ranks, notes = None, (_for_each_gpu(f"--nproc-per-node {args.nproc_per_node}"),)
     else:
-        beside = _launcher_result(name, lambda: run.determine_local_world_size(args.nproc_per_node))
+        host_ranks = _launcher_result(name, lambda: run.determine_local_world_size(args.nproc_per_node))
     return Launch(
         args.training_script, tuple(args.training_script_args), bool(args.module),
-        None if beside is None else beside * hosts, hosts, notes=notes,
+        None if host_ranks is None else host_ranks * hosts, hosts, notes=notes,
         local_rank="" if run.get_use_env(args) else "--local-rank=",
     )  # fmt: skip
 
@@ -232,8 +232,8 @@ def _deepspeed(words: list[str]) -> Launch:
     by_host: dict[str, list[int]] = {"localhost": []}
     counted, notes = None, (_for_each_gpu("deepspeed without --num_gpus"),)
     if pool or gpus or says:
-        here = pool or {"localhost": max(args.num_gpus, MAX_RANKS) if says else gpus}
-        by_host = _launcher_result("deepspeed", lambda: _chosen_hosts(runner, here, args))
+        gpus_of_hosts = pool or {"localhost": max(args.num_gpus, MAX_RANKS) if says else gpus}
+        by_host = _launcher_result("deepspeed", lambda: _chosen_hosts(runner, gpus_of_hosts, args))
         if len({len(slots) for slots in by_host.values()}) != 1:
             raise ValueError("deepspeed's hosts have different numbers of GPUs: measure one number on each")
         counted = sum(map(len, by_host.values()))
@@ -251,8 +251,8 @@ def _chosen_hosts(runner: Any, pool: Mapping[str, int], args: argparse.Namespace
     """Returns hosts and their GPUs by DeepSpeed's own choice."""
     if (args.num_nodes >= 0 or args.num_gpus >= 0) and (args.include or args.exclude):
         raise ValueError("Cannot specify num_nodes/gpus with include/exclude")
-    some = runner.parse_inclusion_exclusion(pool, args.include, args.exclude)
-    return runner.apply_num_nodes_and_gpus(some, args.num_nodes, args.num_gpus)
+    chosen = runner.parse_inclusion_exclusion(pool, args.include, args.exclude)
+    return runner.apply_num_nodes_and_gpus(chosen, args.num_nodes, args.num_gpus)
 
 
 def _for_each_gpu(launcher: str) -> str:

@@ -86,8 +86,8 @@ def library_folders() -> tuple[str, ...]:
     installed = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
     filled = {path for path in sys.path if next(Path(path or ".").glob("*.dist-info"), None)}
     torch = os.path.dirname(sys.modules["torch"].__file__ or "") if "torch" in sys.modules else ""
-    some = {*installed, *filled, torch, str(project.PACKAGE)}
-    return tuple(os.path.realpath(path) + os.sep for path in some if path)
+    folders = {*installed, *filled, torch, str(project.PACKAGE)}
+    return tuple(os.path.realpath(path) + os.sep for path in folders if path)
 
 
 @contextlib.contextmanager
@@ -133,9 +133,9 @@ def adjusted_libraries(notes: list[str]) -> Iterator[None]:
                 ADJUSTED[name](sys.modules[name], changes, notes)
             yield
         except Exception as error:
-            if (said := _advice(error)) is None:
+            if (advice := _advice(error)) is None:
                 raise
-            raise NeedsGpu(said) from error
+            raise NeedsGpu(advice) from error
         finally:
             sys.meta_path.remove(first)
             sys.meta_path.remove(last)

@@ -115,7 +115,7 @@ class Generator(_GENERATOR, metaclass=_AnyGenerator):
 
 
 class _Future(torch.futures.Future):
-    """Of a collective that gloo has no future for, and nccl has: who waits for it waits for the collective."""
+    """A future of a collective for which gloo has none, and nccl has: who waits for it waits for the collective."""
 
     def __init__(self, work: Any):
         super().__init__()
@@ -287,8 +287,8 @@ def cuda_replacements(mode: StandInState) -> Iterator[tuple[Any, Any]]:
     yield cuda.set_rng_state, lambda state, device=None: torch.set_rng_state(state)
     yield cuda.set_rng_state_all, lambda states: torch.set_rng_state(states[0]) if states else None
     stream = Stream()
-    for kind, mine in ((cuda.Stream, Stream), (torch.Stream, Stream), (cuda.Event, Event), (torch.Event, Event)):
-        yield kind, type(kind.__name__, (mine,), {"__init__": noting("streams", mine.__init__)})
+    for kind, stand_in in ((cuda.Stream, Stream), (torch.Stream, Stream), (cuda.Event, Event), (torch.Event, Event)):
+        yield kind, type(kind.__name__, (stand_in,), {"__init__": noting("streams", stand_in.__init__)})
     yield cuda.stream, lambda stream: contextlib.nullcontext()
     for real in (cuda.current_stream, cuda.default_stream, accelerator.current_stream):
         yield real, lambda *_: stream
@@ -353,7 +353,7 @@ class _Names:
                             self._places[id(value)].append((names, name))
 
     def replace(self, now: Any, then: Any) -> None:
-        """Whatever name stands for ``now`` stands for ``then``."""
+        """Rebinds every name of ``now`` to ``then``."""
         for names, name in self._places.pop(id(now), ()):
             if names.get(name) is now:
                 names[name] = then

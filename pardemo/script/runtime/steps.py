@@ -85,7 +85,7 @@ class Steps(Hooks):
 
     @property
     def number(self) -> int:
-        """How many steps are over."""
+        """The number of steps that are over."""
         return len(self.cuts)
 
     def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ from pardemo.world import bf16
 
 
 class Row(NamedTuple):
-    """What a script writes, what it gets on a CPU rank, and whether a run that meets it notes it."""
+    """A form that a script may write, what it gets on a CPU rank, and whether a run that meets it notes it."""
 
     written: str
     here: str
@@ -146,7 +146,7 @@ class _CpuForCuda(TorchFunctionMode):
         self.note, self.index, self.eager = note, 0, False
         tensor, init = torch.Tensor, torch.nn.init
         random = (tensor.normal_, tensor.uniform_, init.normal_, init.uniform_, init.kaiming_uniform_)
-        self.own: dict[Any, Callable] = {
+        self._replaced: dict[Any, Callable] = {
             **dict.fromkeys((*random, torch.nn.functional.dropout), self._random),
             torch.device: self._device,
             tensor.to: self.to,
@@ -166,8 +166,8 @@ class _CpuForCuda(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in self._watched and func is getattr(torch.Tensor, name):
             func = self._watched[name]
-        if func in self.own:
-            return self.own[func](func, *args, **(kwargs or {}))
+        if func in self._replaced:
+            return self._replaced[func](func, *args, **(kwargs or {}))
         if kwargs:
             if is_cuda(kwargs.get("device")):
                 self.note("device")
@@ -212,7 +212,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 def _distributed_replacements(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:
-    """What is replaced of torch.distributed."""
+    """Returns the replacements of torch.distributed."""
 
     def to_gloo(given: dict[str, Any]) -> None:
         if given.get("backend") is None or "nccl" in given["backend"].lower():

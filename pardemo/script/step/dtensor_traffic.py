@@ -59,7 +59,7 @@ class DTensors(Reader):
                 self._input(passage, taken, args[position])
 
     def _input(self, passage: Passage, taken: Input, raw: torch.Tensor) -> None:
-        """What has to travel before, and after, a module's input is used: known since it was called before."""
+        """Adds what has to travel before, and after, a module's input is used: known since it was called before."""
         if taken.goes != WHOLE:
             return
         again = next((first for ref, first in self._taken if ref() is raw), "")

@@ -7,7 +7,7 @@ from math import prod
 
 from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.script.runtime.call_sites import CONTEXT, NORM, ROOT
-from pardemo.script.step.parallelisms import (
+from pardemo.script.step.parallelism import (
     PARAMETERS,
     DdpOptions,
     Fsdp1Options,
@@ -16,13 +16,24 @@ from pardemo.script.step.parallelisms import (
     Parallelism,
     ZeroOptions,
 )
-from pardemo.script.step.shapes import REPLICATED, Traffic
+from pardemo.script.step.shapes import REPLICATED, ExpectedTraffic
 from pardemo.script.step.summary import Finding, Row, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
 
 #: Bytes up to which a message's time is its latency's, whatever the link.
-SMALL = 4096
+SMALL_BYTES = 4096
+#: Elements up to which a tensor is a metric, and no loss of each token.
+METRIC = 16
+#: A rank is late where it is the one that the others waited for, by this share of the step.
+LATE = 0.15
+LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
+_REDUNDANCY = "ZeroRedundancyOptimizer"
+_SUMMED = "as many bytes as all gradients have: summed by the script"
+_SCATTERED = "as many bytes as all gradients, of which each rank gets its part"
+_GATHERED = "as many bytes as all parameters, of which each rank has updated its part"
+#: What rows are by their bytes alone -> the parallelism that they make.
+BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded optimizer"}
 
 
 def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
@@ -210,7 +221,7 @@ def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
     name = f"ZeRO-{stage}" if stage else "DeepSpeed"
     summed, gathered = (
         [row for row in rows_of(measured, kinds, zero.ranks)
-         if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
+         if row.bytes > SMALL_BYTES and not row.place.objects and row.place.use != NORM]
         for kinds in (("all-reduce", "reduce-scatter", "reduce"), ("all-gather", "broadcast"))
     )  # fmt: skip
     why = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
@@ -244,7 +255,7 @@ def expect_traffic(measured: Summary) -> list[Finding]:
 
     A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
     """
-    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.traffic]
+    predicted = [traffic for parallelism in measured.parallelism for traffic in parallelism.options.traffic]
     rows = [
         row for row in measured.collectives if row.place.phase != "evaluation" and not row.place.objects and not row.why
     ]
@@ -253,11 +264,11 @@ def expect_traffic(measured: Summary) -> list[Finding]:
     for of_these, fitted in _together(fits):
         findings += _compare_rows(measured, of_these, fitted)
     for parallelism in measured.parallelism:
-        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.by)
+        _name_carried(measured, parallelism.kind, parallelism.ranks, parallelism.options.by)
     return findings
 
 
-def _fits(traffic: Traffic, row: Row) -> bool:
+def _fits(traffic: ExpectedTraffic, row: Row) -> bool:
     """Whether a row may be this traffic: the same kind of call, in its group and phase, of a tensor of its size."""
     if row.kind != traffic.kind or row.ranks != tuple(traffic.ranks):
         return False
@@ -270,9 +281,9 @@ def _fits(traffic: Traffic, row: Row) -> bool:
     return not elements or any(prod(shape) in (elements, elements // n) for shape in row.shapes)
 
 
-def _together(fits: list[tuple[Traffic, list[Row]]]) -> list[tuple[list[Traffic], list[Row]]]:
+def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[ExpectedTraffic], list[Row]]]:
     """Joins traffic that shares rows, with those rows; traffic without any is left out."""
-    sets: list[tuple[list[Traffic], list[Row]]] = []
+    sets: list[tuple[list[ExpectedTraffic], list[Row]]] = []
     for traffic, rows in fits:
         if not rows:
             continue
@@ -285,7 +296,7 @@ def _together(fits: list[tuple[Traffic, list[Row]]]) -> list[tuple[list[Traffic]
     return sets
 
 
-def _compare_rows(measured: Summary, predicted: list[Traffic], rows: list[Row]) -> list[Finding]:
+def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[Finding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
     expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
@@ -304,11 +315,11 @@ def _compare_rows(measured: Summary, predicted: list[Traffic], rows: list[Row]) 
             for row in rows:
                 row.why += f": {reason}"
     for row in rows:
-        row.why += "; small: it costs its latency" if 0 < row.bytes <= SMALL else ""
+        row.why += "; small: it costs its latency" if 0 < row.bytes <= SMALL_BYTES else ""
     return findings
 
 
-def _shared_inputs(predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
+def _shared_inputs(predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
     again = sum(traffic.again_bytes for traffic in predicted)
     if not again or abs(sent - expected - again) > MET * (expected + again):
@@ -330,7 +341,9 @@ def _shared_inputs(predicted: list[Traffic], rows: list[Row], expected: float, s
     )]  # fmt: skip
 
 
-def _difference(measured: Summary, predicted: list[Traffic], rows: list[Row], expected: float, sent: float) -> str:
+def _difference(
+    measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+) -> str:
     """Says why more, or less, was sent than the formula predicts."""
     times, m = sent / expected if expected else 0.0, measured.micro_batches
     if all(traffic.what == REPLICATED for traffic in predicted) and times > 1.5 and abs(times - round(times)) < MET:
@@ -370,26 +383,13 @@ def _name_carried(measured: Summary, kind: str, ranks: Iterable[int], by: str) -
             continue
         if kind == "CP" and by == "torch" and row.place.use != CONTEXT:
             continue
-        if row.place.phase in phases and row.bytes > SMALL and not row.why:
+        if row.place.phase in phases and row.bytes > SMALL_BYTES and not row.why:
             row.why = carried
-
-
-#: Elements up to which a tensor is a metric, and no loss of each token.
-METRIC = 16
-#: A rank is late where it is the one that the others waited for, by this share of the step.
-LATE = 0.15
-LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
 
 
 #: What gives the rows of a parallelism what was expected of them, and finds what differs, and what would send less. Of
 #: models that are cut over ranks :func:`expect_traffic` does the same, for all groups together.
 RULES = {"DDP": ddp, "FSDP2": fsdp2, "HSDP": fsdp2, "FSDP1": fsdp1, "DeepSpeed": deepspeed}
-_REDUNDANCY = "ZeroRedundancyOptimizer"
-_SUMMED = "as many bytes as all gradients have: summed by the script"
-_SCATTERED = "as many bytes as all gradients, of which each rank gets its part"
-_GATHERED = "as many bytes as all parameters, of which each rank has updated its part"
-#: What rows are by their bytes alone -> the parallelism that they make.
-BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded optimizer"}
 
 
 def explain(measured: Summary) -> None:
@@ -421,7 +421,7 @@ def _alone(measured: Summary) -> bool:
     """
     if measured.parallelism or measured.model.get("parameters", 0) < 100 * METRIC:
         return False
-    if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL:  # a library may have sockets of its own
+    if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL_BYTES:  # a library may have sockets of its own
         return False
     return not any(
         prod(shape) > METRIC for row in measured.collectives if not row.place.objects for shape in row.shapes
@@ -476,7 +476,7 @@ def _parameter_bytes(measured: Summary) -> int:
 
 
 def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
-    """What a row is that no parallelism has, and what to change: objects, barriers, metrics, logits, small messages."""
+    """Says what a row is that no parallelism has, and what to change: objects, barriers, metrics, small messages."""
     times, between = _times_text(row), row.place.phase == "between"
     if len(row.ranks) == 1:
         return "a group of one rank sends nothing", ""
@@ -488,9 +488,9 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
     vocabularies = measured.model.get("vocabularies", [])
     if row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabularies for shape in row.shapes):
         return "logits, gathered whole", gathered_logits(row, row.bytes)
-    if row.place.use == NORM and row.bytes <= SMALL:
+    if row.place.use == NORM and row.bytes <= SMALL_BYTES:
         return "the norm of all gradients, or whether one overflowed", ""
-    if row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL:
+    if row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL_BYTES:
         return "DDP gives all ranks rank 0's buffers", (
             "DDP sends rank 0's buffers before each forward pass: where they are masks and tables, which never change, "
             "broadcast_buffers=False saves that"
@@ -502,7 +502,7 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
         )
     if row.kind == "broadcast" and _REDUNDANCY in measured.model.get("trained", {}).get("optimizers", []):
         return f"parameters, from the rank that has updated them ({_REDUNDANCY})", ""
-    return "small: it costs its latency" if row.bytes <= SMALL else "", ""
+    return "small: it costs its latency" if row.bytes <= SMALL_BYTES else "", ""
 
 
 def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardemo.meters.snapshot import Block
 from pardemo.script.runtime.call_sites import ROOT
-from pardemo.script.step.parallelisms import (
+from pardemo.script.step.parallelism import (
     MEGATRON,
     Fsdp1Options,
     Fsdp2Options,
@@ -33,11 +33,11 @@ if TYPE_CHECKING:  # the planner of layouts is loaded by those who ask it
     from pardemo.planner.layouts.shape import Shape
 
 
-#: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
-BESIDE = {
-    kind: "gathered" if kind == "gathered parameters" else kind
-    for kind in ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits",
-                 "communication buffers", "temporaries")
+#: Each line of a plan, and the kind that a measurement calls it. What has none is no tensor of the script.
+MEASURED_AS = {
+    "parameters": "parameters", "gradients": "gradients", "optimizer states": "optimizer states",
+    "gathered parameters": "gathered", "activations": "activations", "logits": "logits",
+    "communication buffers": "communication buffers", "temporaries": "temporaries",
 }  # fmt: skip
 
 
@@ -84,24 +84,24 @@ def answer(asked: Question, measured: Summary, seen: Sequence[RankTrace]) -> dic
     """
     fullest = next(trace for trace in seen if trace.rank == measured.memory["rank"])
     peak, most = measured.memory["kinds"], most_by_kind(fullest.memory.blocks)
-    here = {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in BESIDE.items()}
-    answer: dict[str, Any] = {
+    at_small_size = {line: {"peak": peak.get(kind, 0), "most": most.get(kind, 0)} for line, kind in MEASURED_AS.items()}
+    result: dict[str, Any] = {
         "planned": True, "model": asked.model, "gpus": asked.gpus or measured.ranks, "peak_bytes": None, "kinds": {},
-        "measured": here, "taken_over": [], "assumed": [], "command": "", "why_not": "",
+        "measured": at_small_size, "taken_over": [], "assumed": [], "command": "", "why_not": "",
     }  # fmt: skip
-    way: Callable[..., dict[str, Any]] = _planned_layout
+    plan: Callable[..., dict[str, Any]] = _planned_layout
     if any(parallelism.kind.startswith("DeepSpeed") for parallelism in measured.parallelism):
-        way = _planned_deepspeed
+        plan = _planned_deepspeed
     try:
-        planned = way(asked, measured, seen, fullest)
+        planned = plan(asked, measured, seen, fullest)
     except NoCounterpart as why:
-        return answer | {"why_not": str(why)}
+        return result | {"why_not": str(why)}
     except ValueError as wrong:  # the planner's own: heads that do not divide, a sequence that is too long
-        return answer | {"why_not": f"the planner refuses it: {wrong}"}
-    order = [*BESIDE, *planned["kinds"]]
+        return result | {"why_not": f"the planner refuses it: {wrong}"}
+    order = [*MEASURED_AS, *planned["kinds"]]
     kinds = {kind: round(planned["kinds"].get(kind, 0.0)) for kind in dict.fromkeys(order)}
     kinds = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
-    return answer | planned | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
+    return result | planned | {"kinds": kinds, "peak_bytes": sum(kinds.values())}
 
 
 def most_by_kind(blocks: Sequence[Block]) -> Mapping[str, int]:
@@ -243,9 +243,9 @@ def tokens(asked: Question, seen: Sequence[RankTrace], cp: int) -> tuple[int, in
 
 
 def tokens_taken(asked: Question, samples: int, sequence: int, micro_batches: int) -> str:
-    said = [name.replace("_", "-") for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
-    who = ("as in the script", f"{''.join(said)} as you said", "as you said")[len(said)]
-    return f"{micro_batches} × {count_text(samples, 'sample')} of {sequence:,} tokens a step and rank, {who}"
+    options = [name.replace("_", "-") for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
+    source = ("as in the script", f"{''.join(options)} as you said", "as you said")[len(options)]
+    return f"{micro_batches} × {count_text(samples, 'sample')} of {sequence:,} tokens a step and rank, {source}"
 
 
 def recomputed(trained: dict[str, Any]) -> str:
@@ -254,11 +254,11 @@ def recomputed(trained: dict[str, Any]) -> str:
     Raises:
         NoCounterpart: some layers alone.
     """
-    again, layers = trained["layers_recomputed"], trained["layers"]
-    refuse(0 < again < layers, f"{again} of {layers} layers are recomputed; the planner has all of them or none")
-    inside = trained["recomputed_inside"] and not again
+    count, layers = trained["layers_recomputed"], trained["layers"]
+    refuse(0 < count < layers, f"{count} of {layers} layers are recomputed; the planner has all of them or none")
+    inside = trained["recomputed_inside"] and not count
     refuse(inside, "parts of layers are recomputed; the planner has whole layers or none")
-    return "full" if again else "none"
+    return "full" if count else "none"
 
 
 def _degrees(
@@ -267,41 +267,41 @@ def _degrees(
     """Returns the script's degrees, with data-parallel ranks for all GPUs that are asked for."""
     from pardemo.planner.layouts import Layout
 
-    by: dict[str, list[Parallelism]] = {}
+    by_kind: dict[str, list[Parallelism]] = {}
     for parallelism in parallelisms:
         refuse(
-            parallelism.by == MEGATRON,
+            parallelism.options.by == MEGATRON,
             "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
             "has its constants",
         )
-        by.setdefault(parallelism.kind, []).append(parallelism)
-    twice = [kind for kind, some in by.items() if len(some) > 1]
+        by_kind.setdefault(parallelism.kind, []).append(parallelism)
+    twice = [kind for kind, of_kind in by_kind.items() if len(of_kind) > 1]
     refuse(twice, f"a rank is in several groups of {''.join(twice[:1])}, and a layout has one")
-    sizes = {kind: len(some[0].ranks) for kind, some in by.items()}
+    sizes = {kind: len(of_kind[0].ranks) for kind, of_kind in by_kind.items()}
     strange = sorted(set(sizes) - {*DATA, "TP", "PP", "CP"})
     refuse(strange, f"{', '.join(strange)} is not translated into a layout of the planner")
     shared = [kind for kind in DATA if kind in sizes]
     refuse(len(shared) > 1, f"{' and '.join(shared)} together have no counterpart in a layout")
     tp, pp, cp = (sizes.get(kind, 1) for kind in ("TP", "PP", "CP"))
-    data, degrees = by[shared[0]][0] if shared else None, f"TP {tp} × PP {pp} × CP {cp}"
-    here, rest = divmod(measured.ranks, tp * pp * cp)
-    unknown = rest or (here > 1 and data is None)
+    data, degrees = by_kind[shared[0]][0] if shared else None, f"TP {tp} × PP {pp} × CP {cp}"
+    replicas, rest = divmod(measured.ranks, tp * pp * cp)
+    unknown = rest or (replicas > 1 and data is None)
     refuse(unknown, f"what the groups of {measured.ranks} ranks share was not recognised")
     dp, rest = divmod(asked.gpus or measured.ranks, tp * pp * cp)
     refuse(rest or not dp, f"{asked.gpus} GPUs do not divide by {degrees} of the script")
     refuse(dp > 1 and data is None, f"the script has no data parallelism, and {degrees} are not {asked.gpus} GPUs")
-    sharding, group = ("none", 0) if data is None else _sharing(data, here, cp, measured)
-    stages = len(by["PP"][0].wraps) if pp > 1 else 1
+    sharding, group = ("none", 0) if data is None else _sharing(data, replicas, cp, measured)
+    stages = len(by_kind["PP"][0].wraps) if pp > 1 else 1
     return Layout(
         tp=tp, cp=cp, dp=dp, pp=pp, sharding=sharding, shard_group=group, accumulation=measured.micro_batches,
-        chunks=stages, sequence_parallel=tp > 1 and _along_the_sequence(measured, by["TP"][0].ranks),
+        chunks=stages, sequence_parallel=tp > 1 and _along_the_sequence(measured, by_kind["TP"][0].ranks),
     ), data  # fmt: skip
 
 
-def _sharing(data: Parallelism, here: int, cp: int, measured: Summary) -> tuple[str, int]:
+def _sharing(data: Parallelism, replicas: int, cp: int, measured: Summary) -> tuple[str, int]:
     """Returns what data-parallel ranks share of the states, and in groups of how many, where not all share them."""
     if data.kind == "DDP":
-        several = isinstance(data.options, SeveralModels) or len(data.ranks) not in (here, here * cp)
+        several = isinstance(data.options, SeveralModels) or len(data.ranks) not in (replicas, replicas * cp)
         refuse(several, "several models, or groups, under DDP have no counterpart in a layout")
         return "none", 0
     options, layers = data.options, measured.model["trained"]["layers"]
@@ -315,7 +315,7 @@ def _sharing(data: Parallelism, here: int, cp: int, measured: Summary) -> tuple[
     refuse(
         units < layers, f"{units} units besides the root are not the {layers} layers; a layout gathers layer by layer"
     )
-    return "zero3", 0 if len(data.ranks) == here * cp else len(data.ranks)
+    return "zero3", 0 if len(data.ranks) == replicas * cp else len(data.ranks)
 
 
 def _along_the_sequence(measured: Summary, ranks: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ BACKWARD = 2
 
 
 class PaddedTimes(NamedTuple):
-    """How layers were padded on a rank: to ``forward_s``, when it slept, and what each layer's forwards computed."""
+    """The padding of a rank's layers: to ``forward_s``, when it slept, and what each layer's forwards computed."""
 
     forward_s: float
     waits: list[tuple[float, float]]

@@ -13,7 +13,7 @@ from pardemo.script.hangs import journal
 from pardemo.script.runtime.launch_lines import Launch
 from pardemo.script.runtime.runner import RANK_BYTES, ScriptError, run_on_ranks, script_text
 from pardemo.script.step import findings, rank_trace, summary
-from pardemo.script.step.rank_trace import Program, RankTrace
+from pardemo.script.step.rank_trace import RankTrace, RecordedProgram
 from pardemo.script.step.summary import Summary
 
 
@@ -69,7 +69,7 @@ def measure_launch(
         raise ScriptError(f"{needed}, and {free / 1e9:.1f} GB are free: say fewer with --ranks")
     name = os.path.basename(launch.script)
     journals = tempfile.mkdtemp(prefix="pardemo-measure-")
-    program = Program(started, steps, where, journals, work, layer_s)
+    program = RecordedProgram(started, steps, where, journals, work, layer_s)
     try:
         seen = run_on_ranks(
             rank_trace.follow_script,

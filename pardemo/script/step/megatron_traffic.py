@@ -122,14 +122,14 @@ class Megatron(Reader):
 
     def _norms(self, model: torch.nn.Module, ranks: Ranks) -> None:
         """Parameters that each rank has, of layers between the cut ones, which see a shard of the sequence."""
-        some: list[Any] = [p for p in model.parameters() if getattr(p, "sequence_parallel", False) and p.requires_grad]
-        elements = sum(p.numel() for p in some)
-        size = some[0].main_grad.element_size() if some and hasattr(some[0], "main_grad") else 4
+        norms: list[Any] = [p for p in model.parameters() if getattr(p, "sequence_parallel", False) and p.requires_grad]
+        elements = sum(p.numel() for p in norms)
+        size = norms[0].main_grad.element_size() if norms and hasattr(norms[0], "main_grad") else 4
         term = Term("TP", ranks, "all-reduce", "", False, elements, REPLICATED)
         self._shapes.once(term, sent_by("all-reduce", elements * size, len(ranks)))
 
     def _routed(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
-        """Which tokens go to which experts: a router returns probabilities and a map of tokens × experts."""
+        """Notes which tokens go to which experts: a router returns probabilities and a map of tokens × experts."""
         for outer in self._shapes.outer():
             if self._roles.get(type(outer.module), self._role(type(outer.module))) == self._experts:
                 outer.ended = {"counts": output[1].sum(dim=0), "probability_bytes": output[0].element_size()}
@@ -157,9 +157,9 @@ class Megatron(Reader):
         elif type(dispatcher).__name__ == "MoEAllGatherTokenDispatcher":
             numel = hidden.numel() * len(ranks)
             chances = numel // width * layer.config.num_moe_experts
-            for kind, other in (("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")):
+            for kind, reverse in (("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")):
                 add(kind, "forward", numel, size, TOKENS)
-                add(other, "backward", numel, size, TOKENS)
+                add(reverse, "backward", numel, size, TOKENS)
             carried = "each token's probabilities, to all ranks"
             add("all-gather", "forward", chances, probability, carried)
             add("reduce-scatter", "backward", chances, probability, carried)

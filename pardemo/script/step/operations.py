@@ -81,24 +81,24 @@ class OperationRecorder(compat.TorchDispatchMode):
         self._sites, self._calls = sites, calls
         self._last: dict[int, tuple[int, int]] = {}  # storage -> (collective, operations) that wrote it last
         self._operations = self._exchanges = 0
-        self.on = False
+        self._recording = False
 
     def begin(self) -> None:
         """Starts to record a step."""
         self.list.clear()
         self._last.clear()
         self._operations = self._exchanges = 0
-        self.on = True
+        self._recording = True
 
     def note_wait(self) -> None:
         """Notes that the script waits for a collective: for the last one, where nothing was launched since."""
-        last = self.list[-1] if self.on and self.list else None
+        last = self.list[-1] if self._recording and self.list else None
         if isinstance(last, RecordedCollective) and not self._calls()[last.call].place.use:
             self.list[-1] = last._replace(waits=True)  # not FSDP's, which has streams of its own
 
     def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
         """Ends the recording; returns the work of a step of a script with these models."""
-        self.on = False
+        self._recording = False
         return StepWork(
             self.list, torch.get_float32_matmul_precision() != "highest", equal_layers(roots, self._sites.name)
         )
@@ -109,7 +109,7 @@ class OperationRecorder(compat.TorchDispatchMode):
         kwargs = kwargs or {}
         before = len(self._calls())
         out = func(*args, **kwargs)
-        if self.on:
+        if self._recording:
             made = range(before, len(self._calls()))
             if made:
                 self._exchanged(func, args, kwargs, out, made)

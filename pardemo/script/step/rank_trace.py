@@ -20,7 +20,8 @@ from pardemo.script.step.dtensor_traffic import DTensors
 from pardemo.script.step.layer_padding import LayerPadding, PaddedTimes
 from pardemo.script.step.megatron_traffic import Megatron
 from pardemo.script.step.operations import OperationRecorder, StepWork
-from pardemo.script.step.parallelisms import Parallelism, describe_model, recognised, with_traffic
+from pardemo.script.step.parallelism import Parallelism
+from pardemo.script.step.recognised import describe_model, recognised, with_traffic
 from pardemo.script.step.script_memory import ScriptMemoryMeter
 from pardemo.script.step.shapes import Shapes
 from pardemo.script.step.trained_model import Trained
@@ -32,7 +33,7 @@ WARM = 3
 
 
 @dataclass(frozen=True)
-class Program:
+class RecordedProgram:
     """A script to run: what a launcher would start (with an absolute path), how many steps, and where it writes."""
 
     launch: Launch
@@ -43,7 +44,7 @@ class Program:
     layer_s: float = 0.0
 
 
-class Memory(NamedTuple):
+class RecordedMemory(NamedTuple):
     """The peak of the second step: bytes, bytes by kind, the line that reached it, and its largest tensors."""
 
     peak_bytes: int
@@ -55,7 +56,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What was recorded on one rank. ``ended``: after ``enough`` steps, or at the script's own ``end``.
+    """One rank's recorded run of a script. ``ended``: after ``enough`` steps, or at the script's own ``end``.
 
     ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes. ``work``: the
     second step's operations, where they were asked for. ``padded``: of layers that take a given time. ``started``:
@@ -70,7 +71,7 @@ class RankTrace:
     parallelisms: list[Parallelism]
     model: dict[str, Any]
     notes: list[str]
-    memory: Memory
+    memory: RecordedMemory
     wire: bool
     backend: str
     work: StepWork | None = None
@@ -78,7 +79,7 @@ class RankTrace:
     started: tuple[str, ...] = ()
 
 
-def follow_script(program: Program) -> RankTrace:
+def follow_script(program: RecordedProgram) -> RankTrace:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
 
     def follow(rank: int, port: int, notes: list[str]) -> RankTrace:
@@ -90,7 +91,7 @@ def follow_script(program: Program) -> RankTrace:
 class _ScriptFollower:
     """Follows a script's steps and collectives, and in its first steps its memory, tensor by tensor."""
 
-    def __init__(self, program: Program, rank: int, port: int):
+    def __init__(self, program: RecordedProgram, rank: int, port: int):
         self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
         self._wire = kernel_counts()
         self._sites = CallSites()
@@ -106,7 +107,7 @@ class _ScriptFollower:
         self._work = OperationRecorder(self._sites, lambda: self._calls.list) if program.work else None
         self._step_work: StepWork | None = None
         self._padding = LayerPadding(program.layer_s) if program.layer_s else None
-        self._memory: Memory | None = None
+        self._memory: RecordedMemory | None = None
         self._parallelisms: list[Parallelism] = []
         self._model: dict[str, Any] = {}
         self._backend = ""
@@ -172,7 +173,7 @@ class _ScriptFollower:
         return sum(end.sent_bytes for end in ends), sum(end.received_bytes for end in ends)
 
 
-def _memory(held: ScriptMemoryMeter) -> Memory:
+def _memory(held: ScriptMemoryMeter) -> RecordedMemory:
     kinds, alive = held.at_peak()
     largest = [
         {
@@ -186,4 +187,4 @@ def _memory(held: ScriptMemoryMeter) -> Memory:
         for kind, life in held.all()
         if life.nbytes
     ]
-    return Memory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest, blocks)
+    return RecordedMemory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest, blocks)

@@ -64,7 +64,7 @@ class Term:
 
 
 @dataclass
-class Traffic:
+class ExpectedTraffic:
     """The calls of one kind in the median step, and the bytes that a rank sends by them as a formula predicts.
 
     Args:
@@ -90,7 +90,7 @@ class Traffic:
 
 @dataclass
 class Sum:
-    """What a term says of one step: bytes that a rank sends, and those that modules add which take the same input.
+    """A term's bytes in one step: those that a rank sends, and those that modules add which take the same input.
 
     ``same``: of each of these the module that took the input before.
     """
@@ -190,10 +190,10 @@ class Shapes(Hooks):
         """Adds a term that a step has once, however often it is seen."""
         self._sums.setdefault(term, {})[self._step()] = Sum(nbytes)
 
-    def traffic(self, first: int, vocabularies: Iterable[int]) -> dict[tuple[str, Ranks], list[Traffic]]:
+    def traffic(self, first: int, vocabularies: Iterable[int]) -> dict[tuple[str, Ranks], list[ExpectedTraffic]]:
         """Returns the median step's traffic from step ``first`` on, by parallelism and group."""
         known = set(vocabularies)
-        of_group: dict[tuple[str, Ranks], list[Traffic]] = {}
+        of_group: dict[tuple[str, Ranks], list[ExpectedTraffic]] = {}
         for term, by_step in self._sums.items():
             seen = [by_step.get(step, Sum()) for step in range(first, self._step())]
             if not seen or (term.loss and term.width not in known):
@@ -207,7 +207,7 @@ class Shapes(Hooks):
             elif nbytes:
                 again_bytes = statistics.median(total.again_bytes for total in seen)
                 same = {name: before for total in seen for name, before in total.same.items()}
-                predicted.append(Traffic(
+                predicted.append(ExpectedTraffic(
                     term.ranks, term.kind, term.what, nbytes, term.elements, term.phase, term.repeated, again_bytes,
                     same, term.width,
                 ))  # fmt: skip
@@ -219,7 +219,7 @@ class Shapes(Hooks):
         return statistics.median([by_step.get(step, 0) for step in range(first, self._step())] or [0])
 
     def median(self, by_step: dict[int, list[int]], first: int) -> tuple[float, int]:
-        """Of :attr:`outputs` the median step's bytes, and elements of a call."""
+        """Returns the median step's bytes, and a call's elements, of a stage's :attr:`outputs`."""
         seen = [by_step.get(step, [0, 0]) for step in range(first, self._step())] or [[0, 0]]
         return statistics.median(nbytes for nbytes, _ in seen), seen[-1][1]
 

@@ -9,8 +9,8 @@ from typing import Any
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.script.runtime.call_sites import CONTEXT, CallSite
 from pardemo.script.runtime.collectives import Call
-from pardemo.script.step import parallelisms
-from pardemo.script.step.parallelisms import CutOptions, Fsdp2Options, Parallelism
+from pardemo.script.step.group_kinds import groups_by_kind
+from pardemo.script.step.parallelism import CutOptions, Fsdp2Options, Parallelism
 from pardemo.script.step.rank_trace import WARM, RankTrace
 from pardemo.script.words import count_text
 
@@ -67,7 +67,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class PredictedStep:
+class ReplayedStep:
     """A step's predicted time on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``layer_s``: what a layer took,
@@ -118,7 +118,7 @@ class Summary:
     time: list[Times]
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    predicted: PredictedStep | None = None
+    predicted: ReplayedStep | None = None
     hosts: int = 1
     closures: int = 1  # how often a step calls the optimizer's
 
@@ -132,9 +132,7 @@ class Summary:
 
         return plain(self) | {
             "parallelism": [parallelism.as_json() for parallelism in self.parallelism],
-            "groups": [
-                {"kind": kind.name, "groups": kind.groups} for kind in parallelisms.groups_by_kind(self.parallelism)
-            ],
+            "groups": [{"kind": kind.name, "groups": kind.groups} for kind in groups_by_kind(self.parallelism)],
             "collectives": [
                 plain(row) | {"line": row.line, "module": row.module, "phase": row.place.phase}
                 for row in self.collectives
@@ -199,11 +197,11 @@ def _parallelisms(seen: Sequence[RankTrace]) -> list[Parallelism]:
             key = parallelism.kind, parallelism.ranks, parallelism.wraps
             known = by_groups.setdefault(key, parallelism)
             if known is not parallelism and isinstance(known.options, Fsdp2Options):
-                both = dict.fromkeys((*known.replicas, *parallelism.replicas))
-                by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(both)))
+                replicas = dict.fromkeys((*known.options.replicas, *parallelism.options.replicas))
+                by_groups[key] = replace(known, options=replace(known.options, replicas=tuple(replicas)))
     context = {call.ranks for trace in seen for call in trace.calls if call.place.use == CONTEXT}
-    there = {p.ranks for p in by_groups.values() if p.kind == "CP"}
-    cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - there)]
+    recognised = {p.ranks for p in by_groups.values() if p.kind == "CP"}
+    cut = [Parallelism("CP", ranks, ("attention",), {}, CutOptions("torch")) for ranks in sorted(context - recognised)]
     return [*by_groups.values(), *cut]
 
 
@@ -239,8 +237,8 @@ def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
         number = statistics.median(sum(call.step == step for call in calls) for step in steps)
         sums: dict[int, dict[int, float]] = defaultdict(lambda: dict.fromkeys(steps, 0.0))
         for call in calls:
-            for rank, by in sent_by[call.group, call.ranks, call.number].items():
-                sums[rank][call.step] += by
+            for rank, nbytes in sent_by[call.group, call.ranks, call.number].items():
+                sums[rank][call.step] += nbytes
         medians = {rank: typical(list(by_step.values())) for rank, by_step in sums.items()}
         most = max(medians, key=lambda rank: (medians[rank], -rank))
         uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
@@ -305,11 +303,11 @@ def waiting_spans(
     """
     waits = []
     for call in calls:
-        there = begun.get((call.group, call.ranks, call.number), 0.0)
+        last_s = begun.get((call.group, call.ranks, call.number), 0.0)
         if call.kind == "receive":
-            waits += [(max(begin, call.begin_s), min(end, there)) for begin, end in stood]
+            waits += [(max(begin, call.begin_s), min(end, last_s)) for begin, end in stood]
         else:
-            waits.append((call.begin_s, min(there, call.end_s or call.begin_s)))
+            waits.append((call.begin_s, min(last_s, call.end_s or call.begin_s)))
     return waits
 
 

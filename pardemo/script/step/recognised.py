@@ -1,13 +1,11 @@
 """Recognises the parallelisms of a script by its objects, and assumes none."""
 
 import gc
-import itertools
-import string
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,155 +15,31 @@ from pardemo import compat
 from pardemo.compat import dtype_name, local_part
 from pardemo.script.runtime.call_sites import ROOT, CallSites, without_wrappers
 from pardemo.script.runtime.hooks import is_deepspeed, outermost
-from pardemo.script.step.shapes import Ranks, Shapes, Traffic, ranks_of, sent_by
+from pardemo.script.step.parallelism import (
+    ACTIVATIONS,
+    MEGATRON,
+    PARAMETERS,
+    THEIR_GRADIENTS,
+    TIED,
+    Boundary,
+    CutOptions,
+    DdpOptions,
+    Fsdp1Options,
+    Fsdp2Options,
+    Options,
+    Parallelism,
+    PipelineOptions,
+    SeveralModels,
+    ZeroOptions,
+)  # fmt: skip
+from pardemo.script.step.shapes import ExpectedTraffic, Ranks, Shapes, ranks_of, sent_by
 from pardemo.script.words import count_text
 
 
-@dataclass(frozen=True)
-class DdpOptions:
-    """What decides over DDP's traffic.
-
-    Args:
-        buckets: each bucket's parameters. rows_used: of each embedding the rows whose gradients are not zero, of how
-            many. unused: parameters that had no gradient in the last step.
-    """
-
-    bucket_cap_mb: float = 25.0
-    find_unused_parameters: bool = False
-    static_graph: bool = False
-    buckets: list[list[str]] = field(default_factory=list)
-    rows_used: dict[str, tuple[int, int]] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SeveralModels:
-    """How many models are under DDP over the same ranks."""
-
-    models: int
-
-
-@dataclass(frozen=True)
-class Fsdp2Options:
-    """What decides over FSDP2's traffic.
-
-    Args:
-        gradient_bytes: of each unit, as they are reduced. reshard_after_forward: of each unit.
-        replicas: groups of ranks that hold the same shards. gathered_in: dtypes. shapes: of parameters.
-        runs: how often the median step runs each unit in its forward.
-    """
-
-    gradient_bytes: dict[str, int] = field(default_factory=dict)
-    reshard_after_forward: dict[str, bool] = field(default_factory=dict)
-    replicas: tuple[Ranks, ...] = ()
-    gathered_in: list[str] = field(default_factory=list)
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-    runs: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Fsdp1Options:
-    """What decides over FSDP1's traffic. ``gradient_bytes``: of each unit, as they are reduced."""
-
-    sharding_strategy: str
-    gradient_bytes: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ZeroOptions:
-    """What decides over DeepSpeed's traffic. ``stage``: of ZeRO, 0 for none."""
-
-    micro_batches: int
-    stage: int
-
-
-@dataclass(frozen=True)
-class CutOptions:
-    """What a group sends of a model, a batch or a sequence that is cut over it.
-
-    Args:
-        by: the library that cuts it. gradients_unsummed: whether gradients were still partial sums after the step.
-        traffic: of the median step, as formulas predict it.
-    """
-
-    by: str = ""
-    gradients_unsummed: bool | None = None
-    traffic: Sequence[Traffic] = ()
-
-
-class Boundary(NamedTuple):
-    """The boundary behind a stage: who sends activations to whom, and of each step their bytes and elements."""
-
-    sender: int
-    receiver: int
-    outputs: dict[int, list[int]]
-
-
-@dataclass(frozen=True)
-class PipelineOptions(CutOptions):
-    """What a pipeline sends. ``boundaries``: behind this rank's stages, until their traffic is known."""
-
-    boundaries: tuple[Boundary, ...] = ()
-
-
-Options = DdpOptions | SeveralModels | Fsdp2Options | Fsdp1Options | ZeroOptions | CutOptions
-
-
-@dataclass(frozen=True)
-class Parallelism:
-    """One parallelism of a script, over one group of ranks.
-
-    Args:
-        kind: ``DDP``, ``FSDP2``, ``HSDP``, ``FSDP1``, ``DeepSpeed ZeRO-3``, ``TP``, ``PP`` …
-        ranks: of the group that this rank is in.
-        wraps: what it holds: names of modules, or of stages.
-        unit_bytes: of each wrapped unit, bytes as they are gathered or summed on a rank.
-        options: what decides over its traffic.
-    """
-
-    kind: str
-    ranks: Ranks
-    wraps: tuple[str, ...]
-    unit_bytes: dict[str, int] = field(default_factory=dict)
-    options: Options = CutOptions()
-
-    @property
-    def replicas(self) -> tuple[Ranks, ...]:
-        """Groups of ranks that hold the same shards."""
-        return self.options.replicas if isinstance(self.options, Fsdp2Options) else ()
-
-    @property
-    def by(self) -> str:
-        """The library that cuts a model; empty where another parallelism is meant."""
-        return self.options.by if isinstance(self.options, CutOptions) else ""
-
-    @property
-    def traffic(self) -> Sequence[Traffic]:
-        """The median step's traffic, as formulas predict it; none of parallelisms that have a rule of their own."""
-        return self.options.traffic if isinstance(self.options, CutOptions) else ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the parallelism for JSON, without the bytes of its units."""
-
-        def known(thing: object) -> dict[str, Any]:
-            return {name: value for name, value in vars(thing).items() if value is not None}
-
-        options = {name: value for name, value in known(self.options).items() if name not in ("traffic", "boundaries")}
-        if self.traffic:
-            options["terms"] = [known(traffic) for traffic in self.traffic]
-        return {"kind": self.kind, "ranks": self.ranks, "wraps": self.wraps, "options": options}
-
-
-MEGATRON = "Megatron-core"
-ACTIVATIONS, THEIR_GRADIENTS = "activations, to the next stage", "gradients of activations, to the stage before"
-PARAMETERS = "parameters of a bucket, gathered"
-TIED = "gradients of the embedding, which the first and the last stage both have"
-
-
-def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
+def dtensor_parallelisms(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Parallelism]:
     """Recognises tensor parallelism: parameters that are cut along a mesh which no FSDP has."""
     known = list(known)
-    taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.replicas}
+    taken = {p.ranks for p in known} | {ranks for p in known for ranks in p.options.replicas}
     cut: dict[Ranks, Counter[str]] = {}
     partial: set[Ranks] = set()
     for name, parameter in root.named_parameters():
@@ -182,7 +56,7 @@ def dtensors(root: torch.nn.Module, known: Iterable[Parallelism]) -> Iterator[Pa
         yield Parallelism("TP", ranks, tuple(modules), dict(modules), CutOptions("DTensor", ranks in partial))
 
 
-def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
+def megatron_parallelisms(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
     """Recognises Megatron-core's groups, its gradient buckets, and what its stages return."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.is_initialized():
@@ -190,13 +64,13 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
     roots = list(roots)
     data = _megatron_buckets(roots)
     yield from data
-    there = {p.ranks for p in data}
+    bucketed = {p.ranks for p in data}
     for kind, group in (
         ("TP", "tensor_model_parallel"), ("PP", "pipeline_model_parallel"), ("CP", "context_parallel"),
         ("EP", "expert_model_parallel"), ("DP", "data_parallel"),
     ):  # fmt: skip
         ranks = ranks_of(getattr(state, f"get_{group}_group")())
-        if len(ranks) < 2 or (kind == "DP" and ranks in there):
+        if len(ranks) < 2 or (kind == "DP" and ranks in bucketed):
             continue
         if kind == "PP":
             yield _stage(state, ranks, roots, shapes)
@@ -207,7 +81,7 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
 def _megatron_buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
     """Returns Megatron-core's buckets, in which gradients are summed and parameters gathered."""
     ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
-    traffic: dict[Ranks, list[Traffic]] = {}
+    traffic: dict[Ranks, list[ExpectedTraffic]] = {}
     optimizers = _optimizers()
     for part in (part for root in roots for part in root.modules() if ddp is not None):
         if not isinstance(part, ddp.DistributedDataParallel):
@@ -238,10 +112,10 @@ def _optimizers() -> int:
     return sum(type(thing) is module.DistributedOptimizer for thing in gc.get_objects()) if module else 0
 
 
-def _once(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str) -> Traffic:
+def _once(kind: str, ranks: Ranks, tensor: torch.Tensor, carried: str) -> ExpectedTraffic:
     """Predicts the traffic of a call that a step has once, in whatever phase."""
     nbytes = sent_by(kind, tensor.nbytes, len(ranks))
-    return Traffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes)
+    return ExpectedTraffic(ranks, kind, carried, nbytes, tensor.numel(), whole=tensor.nbytes)
 
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
@@ -254,10 +128,10 @@ def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shape
     options = PipelineOptions(MEGATRON, boundaries=_boundary(ranks, index, models[0], shapes))
     inner: Any = next(part for part in models[0].modules() if hasattr(part, "post_process"))
     if getattr(inner, "share_embeddings_and_output_weights", False) and (inner.pre_process or inner.post_process):
-        both = ranks_of(state.get_embedding_group())
+        tied_ranks = ranks_of(state.get_embedding_group())
         weight = inner.shared_embedding_or_output_weight()
-        if len(both) > 1 and weight.requires_grad and index == 0:
-            tied = _once("all-reduce", both, getattr(weight, "main_grad", weight), TIED)
+        if len(tied_ranks) > 1 and weight.requires_grad and index == 0:
+            tied = _once("all-reduce", tied_ranks, getattr(weight, "main_grad", weight), TIED)
             options = replace(options, traffic=(tied,))
     return Parallelism("PP", ranks, (name,), {}, options)
 
@@ -269,7 +143,7 @@ def _boundary(ranks: Ranks, index: int, stage: torch.nn.Module, shapes: Shapes) 
     return (Boundary(ranks[index], ranks[index + 1], shapes.outputs.setdefault(stage, {})),)
 
 
-def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
+def pipeline_parallelisms(shapes: Shapes) -> Iterator[Parallelism]:
     """Recognises the stages of torch.distributed.pipelining on this rank."""
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:
@@ -291,7 +165,7 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
         yield Parallelism("PP", ranks, names, {}, options)
 
 
-def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
+def deepspeed_parallelisms(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
     """Recognises this rank's stage of DeepSpeed's pipeline, and its replicas."""
     pipe: Any = sys.modules.get("deepspeed.runtime.pipe.module")
     for root in roots if pipe is not None else ():
@@ -326,7 +200,7 @@ def with_traffic(
                 for sender, receiver, outputs in options.boundaries:
                     nbytes, elements = shapes.median(outputs, first)
                     for ends, carries in (((sender, receiver), ACTIVATIONS), ((receiver, sender), THEIR_GRADIENTS)):
-                        traffic.append(Traffic(ends, "send", carries, nbytes, elements))
+                        traffic.append(ExpectedTraffic(ends, "send", carries, nbytes, elements))
                 options = replace(options, boundaries=())
             options = replace(options, traffic=traffic)
         with_them.append(replace(parallelism, options=options))
@@ -342,11 +216,11 @@ def recognised(sites: CallSites, shapes: Shapes) -> list[Parallelism]:
     parallelisms: list[Parallelism] = []
     for root in roots:
         parallelisms += [*_ddp(root), *_fsdp2(root), *_fsdp1(root), *_deepspeed(root)]
-    parallelisms = _trained_ones(_models_together(parallelisms))
+    parallelisms = _trained(_models_together(parallelisms))
     for root in roots:
-        parallelisms += dtensors(root, parallelisms)
-    parallelisms += megatron(roots, shapes)
-    return [*parallelisms, *deepspeeds(roots, shapes), *pipelines(shapes)]
+        parallelisms += dtensor_parallelisms(root, parallelisms)
+    parallelisms += megatron_parallelisms(roots, shapes)
+    return [*parallelisms, *deepspeed_parallelisms(roots, shapes), *pipeline_parallelisms(shapes)]
 
 
 def describe_model(sites: CallSites) -> dict[str, Any]:
@@ -434,7 +308,7 @@ def _models_together(parallelisms: list[Parallelism]) -> list[Parallelism]:
     return [p for p in parallelisms if p.kind != "DDP" or len(together[p.ranks]) == 1] + joined
 
 
-def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
+def _trained(parallelisms: list[Parallelism]) -> list[Parallelism]:
     """Returns the model that is trained of two with the same units, as a teacher and a student."""
 
     def is_trained(p: Parallelism) -> bool:
@@ -445,7 +319,7 @@ def _trained_ones(parallelisms: list[Parallelism]) -> list[Parallelism]:
 
 
 def _rows_used(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
-    """Of each embedding whose gradient is dense and nobody else's: how many rows of it are not zero, and its rows."""
+    """Counts the gradient's rows that are not zero, and all, of embeddings with a dense gradient of their own."""
     counts = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     rows = {}
     for name, part in module.named_modules():
@@ -525,53 +399,3 @@ def _deepspeed(root: Any) -> Iterator[Parallelism]:
         if ranks == data_ranks or len(ranks) > 1:
             unit = type(root.module).__name__ if ranks == data_ranks else "experts"
             yield Parallelism(kind, ranks, (unit,), of_ranks, options)
-
-
-class GroupKind(NamedTuple):
-    """Disjoint groups of one kind; ``letters`` names each, with letters that no other kind has."""
-
-    name: str
-    groups: tuple[Ranks, ...]
-    letters: tuple[str, ...]
-
-    def letter_of(self, rank: int) -> str:
-        """Returns the letter of a rank's group; empty where it is in none."""
-        letters = (letter for letter, ranks in zip(self.letters, self.groups, strict=True) if rank in ranks)
-        return next(letters, "")
-
-
-def groups_by_kind(parallelisms: Iterable[Parallelism]) -> list[GroupKind]:
-    """Returns the groups of each parallelism; those whose ranks are closest together, as tensor parallel ones, first.
-
-    HSDP has two kinds: its shards and its replicas. Where two groups of one kind have a rank in common (two models
-    under DDP over different ranks), the second stands in a row of its own.
-    """
-    groups: dict[str, dict[Ranks, None]] = {}
-    for parallelism in parallelisms:
-        kind, replicas = parallelism.kind, parallelism.replicas
-        groups.setdefault(f"{kind} shards" if replicas else kind, {})[parallelism.ranks] = None
-        for ranks in replicas:
-            groups.setdefault(f"{kind} replicas", {})[ranks] = None
-    rows = [(name, row) for name, ranks in groups.items() for row in _disjoint_rows(sorted(ranks))]
-    names = _letters()
-    return [
-        GroupKind(name, tuple(row), tuple(next(names) for _ in row))
-        for name, row in sorted(rows, key=lambda item: max(item[1][0]) - min(item[1][0]))
-    ]
-
-
-def _disjoint_rows(groups: Iterable[Ranks]) -> list[list[Ranks]]:
-    """Returns rows of groups that have no rank in common."""
-    rows: list[list[Ranks]] = []
-    for group in groups:
-        row = next((row for row in rows if not any(set(group) & set(other) for other in row)), None)
-        if row is None:
-            rows.append(row := [])
-        row.append(group)
-    return rows
-
-
-def _letters() -> Iterator[str]:
-    """Yields ``a`` to ``z``, then ``aa``, ``ab`` …"""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))
