@@ -176,8 +176,6 @@ def test_modules_are_short_and_documented():
             assert ast.get_docstring(ast.parse(text)), path
 
 
-#: Whose first sentences may still begin so.
-NOT_YET = ("script",)
 #: Decorators of functions whose docstring a page prints: the hint of an exercise, the words for a drawing.
 PRINTED = {"exercise", "drawing"}
 
@@ -188,7 +186,7 @@ def test_first_sentences_say_what_a_thing_does_or_is():
     wrong = []
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
-        tree = ast.parse("" if name.startswith(NOT_YET) else path.read_text())
+        tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
                 first = re.split(r"(?<=[.?!])\s", text, maxsplit=1)[0]

@@ -90,8 +90,8 @@ class Candidate:
 def choose(job: Job, batch: int) -> Candidate | None:
     """The layout to try first for a dense model, ``batch`` samples a step; None where nothing fits.
 
-    Of the layouts that add at most :data:`SIMPLEST_WITHIN` more than the least, the rule takes the one with the fewest cuts, then
-    the one with the least traffic, since a network may not hide what the formulas hide.
+    Of the layouts that add at most :data:`SIMPLEST_WITHIN` more than the least, the rule takes the one with the fewest
+    cuts, then the one with the least traffic, since a network may not hide what the formulas hide.
 
     Raises:
         ValueError: the model has experts (the rule is for dense models), ``batch`` is below 1, or nothing divides it.
