@@ -20,7 +20,6 @@ from pardemo.script.step.parallelism import (
     Parallelism,
     SeveralModels,
     ZeroOptions,
-    _models_together,
 )
 from pardemo.script.step.summary import Row, Summary, Times
 from pardemo.tables import amount
@@ -123,8 +122,8 @@ def test_what_a_unit_of_fsdp2_sends_is_what_its_formula_says():
 
 def test_models_of_one_group_are_told_as_one():
     alone, other = ddp(), Parallelism("DDP", (2, 3), ("Judge",), {}, DdpOptions())
-    assert _models_together([alone, other]) == [alone, other]
-    (both,) = _models_together([alone, ddp()])
+    assert recognised._models_together([alone, other]) == [alone, other]
+    (both,) = recognised._models_together([alone, ddp()])
     assert (both.wraps, both.options) == (("GPT", "GPT"), SeveralModels(2))
 
 
