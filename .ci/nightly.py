@@ -43,7 +43,7 @@ PARTS = {
     "notebooks": Part((PYTHON, ".ci/world_sizes.py", "--work", str(LOGS / "world_sizes")), 120),
     "avx2": Part((PYTHON, "-m", "pardemo", "run", "--out", str(LOGS / "avx2")), 40, AVX2),
     "zoo": Part((PYTHON, "tests/zoo/run.py"), 40),
-    "layouts": Part((PYTHON, "tests/zoo/right/run.py", "--seed", str(DAY), "--count", "1000"), 90),
+    "layouts": Part((PYTHON, "tests/zoo/right/run.py", "--seed", str(DAY), "--count", "1000", "--jobs", "3"), 90),
     "soak": Part((PYTHON, "-m", "pardemo", "soak", "--minutes", "30", "--seed", str(DAY)), 50),
     "searched": Part((PYTHON, "tests/found/run.py"), 40),
     "releases": Part((PYTHON, "tests/releases/run.py", str(LOGS / "releases")), 60),

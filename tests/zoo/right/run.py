@@ -150,6 +150,20 @@ def counted(seed: int, number: int, few: Sequence[str]) -> Counts:
     return counts
 
 
+def _as_line(counts: Counts) -> str:
+    return (
+        f"{counts.layouts} layouts, {len(counts.alarms)} false alarms, {len(counts.failed)} failed, {counts.seconds} s"
+    )
+
+
+def _begin(parent: int) -> None:
+    """Readies a process for proofs, and ends it with the one that started it."""
+    _find()
+    from pardemo.termination import end_with_parent
+
+    end_with_parent(parent)
+
+
 def _find() -> None:
     """Lets a process find the package and the modules beside this one."""
     sys.path[:0] = [str(ROOT), str(HERE)]
@@ -176,7 +190,8 @@ def main() -> None:
         counts = Counts(**before) if before["seed"] == asked.seed else counts
     until = time.monotonic() + asked.seconds
     # each process starts its own ranks, and prints what is not equal
-    with ProcessPoolExecutor(asked.jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_find) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.jobs, spawn, initializer=_begin, initargs=(os.getpid(),)) as pool:
         begun = counts.proofs
         going: deque[Future[Counts]] = deque()
         while counts.layouts < asked.count:
@@ -186,12 +201,13 @@ def main() -> None:
             if not going:
                 break
             counts.merge(going.popleft().result())
+            if counts.proofs % 10 == 0:
+                print(_as_line(counts), flush=True)
             if asked.write:
                 WRITTEN.write_text(json.dumps(asdict(counts), indent=1) + "\n", encoding="utf-8")
     if asked.write:
         PAGE.write_text(TOLD.sub(f"{counts.layouts:,}", PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"{counts.layouts} layouts, {len(counts.alarms)} false alarms, {len(counts.failed)} failed, "
-          f"{counts.seconds} s: {json.dumps(counts.engines)}")  # fmt: skip
+    print(f"{_as_line(counts)}: {json.dumps(counts.engines)}")
 
 
 if __name__ == "__main__":
