@@ -20,7 +20,8 @@ ROOT = project.PACKAGE.parent
 PROVE = project.PACKAGE / "script"
 PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
 #: Modules that make findings.
-MAKERS = [PROVE / "compare" / f"{name}.py" for name in ("causes", "gradients", "checks", "samples", "comparison")]
+MODULES = "findings gradient_causes initial_parameters across_layouts checks samples comparison"
+MAKERS = [PROVE / "compare" / f"{name}.py" for name in MODULES.split()]
 
 
 def rows(mark: str) -> list[list[str]]:
