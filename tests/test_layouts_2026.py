@@ -247,7 +247,7 @@ def test_four_of_five_kept_back_runs_lie_in_their_interval():
     inside = defaultdict(list)
     for one in judged:
         names = intervals.kinds_of_runs(one.run.job, one.run.layout)
-        found = intervals._of(known, names, one.step.seconds, False)
+        found = intervals._interval(known, names, one.step.seconds, False)
         inside[names[-1]].append(found.low <= one.run.seconds <= found.high)
     shares = {name: sum(of) / len(of) for name, of in inside.items() if len(of) >= 30}
     assert len(shares) >= 3

@@ -475,7 +475,7 @@ def test_a_mask_is_wrong_for_some_tokens_of_a_cut_sequence():
 def test_each_cause_is_tested_here():
     text = Path(__file__).read_text(encoding="utf-8")
     for cause in (*gradient_causes.BY_PARAMETER, *gradient_causes.TOGETHER):
-        assert f"gradients.{cause.explains.__name__}" in text
+        assert f"gradient_causes.{cause.explains.__name__}" in text
 
 
 def test_a_copy_that_nothing_uses_is_left_out():

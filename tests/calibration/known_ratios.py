@@ -62,7 +62,7 @@ def faster(seconds: dict[str, list[float]]) -> float:
     gaps = defaultdict(list)
     for earlier, one in against.later_runs():
         program = one.run.job.program
-        plain = intervals._of(seconds, kinds_of_runs(one.run.job, one.run.layout), one.step.seconds, False)
+        plain = intervals._interval(seconds, kinds_of_runs(one.run.job, one.run.layout), one.step.seconds, False)
         gaps[earlier.fitted_release, program.fitted_release, program.release].append(
             (one.run.seconds, plain, program.months_ahead)
         )
