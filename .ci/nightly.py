@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ LOGS, TABLE = ROOT / "outputs" / "nightly", ROOT / "docs" / "nightly.csv"
 COLUMNS = ("date", "commit", "seconds", "passed", "failed")
 PYTHON = sys.executable
 DAY = datetime.now(UTC).toordinal()
+#: Environments of old releases: outside of the project, which the part's script insists on; made once, then used again.
+RELEASES = Path(tempfile.gettempdir(), "pardemo-releases")
 #: As a processor without AVX-512 computes: torch's kernels and oneDNN's.
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
@@ -46,7 +49,7 @@ PARTS = {
     "layouts": Part((PYTHON, "tests/zoo/right/run.py", "--seed", str(DAY), "--count", "1000", "--jobs", "3"), 90),
     "soak": Part((PYTHON, "-m", "pardemo", "soak", "--minutes", "30", "--seed", str(DAY)), 50),
     "searched": Part((PYTHON, "tests/found/run.py"), 40),
-    "releases": Part((PYTHON, "tests/releases/run.py", str(LOGS / "releases")), 60),
+    "releases": Part((PYTHON, "tests/releases/run.py", str(RELEASES)), 60),
     "environments": Part((PYTHON, "tests/fresh_environments.py"), 60),
     "newest": Part(("make", "newest"), 240),
 }  # fmt: skip

@@ -90,3 +90,12 @@ def test_environments_lie_outside(capsys: pytest.CaptureFixture, monkeypatch: py
         run.main()
     assert stopped.value.code == 2
     assert "is in this project" in capsys.readouterr().err
+
+
+def test_the_night_keeps_old_releases_outside_of_the_project() -> None:
+    spec = importlib.util.spec_from_file_location("nightly", HERE.parent / ".ci" / "nightly.py")
+    nightly = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nightly)
+    _, script, folder = nightly.PARTS["releases"].command
+    assert (HERE.parent / script).is_file()
+    assert not Path(folder).resolve().is_relative_to(HERE.parent)
