@@ -154,6 +154,9 @@ def test_hsdp_or_stages_on_the_nodes():
     assert f"{between / 1e9:.0f} GB between stages, {under_hsdp / 1e9:.0f} under HSDP" in text
     for share in (exact, added["HSDP"]):
         assert f"{100 * share:.0f} %" in text
+    compute_s, in_fp32 = 16 * 6 * job.shape.params * 4096 / (0.8 * 794.5e12), (4 * 3 / 4 * kappa - 2) / 48
+    said = f"HSDP takes {compute_s * (1 + in_fp32):.0f} s, not {compute_s * (1 + exact):.0f}"
+    assert any(said in text for text in cells_of("zero_communication", "markdown"))
 
 
 def test_few_tokens_a_step_put_stages_on_the_nodes_and_many_take_hsdp():

@@ -1,12 +1,14 @@
 """The frameworks beside pardemo's layers: same weights, same inputs, same numbers."""
 
 import itertools
+import re
 
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
 
-from pardemo import CallMeter, World
+from pardemo import CallMeter, WireMeter, World, project
 from pardemo.book.chapters.megatron_attention import measurements as blocks
 from pardemo.book.chapters.sequence_parallel import measurements as sequence_parallel
 from pardemo.book.chapters.vocabulary import measurements as vocabulary
@@ -127,3 +129,30 @@ def compared_groups():
 
 def test_groups_are_megatron_cores(world):
     assert world.run(compared_groups)[0] == (6 * 10 + 4 * 4) * 31
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_hsdp_program_of_the_page_trains_and_sends_weights_in_bf16(nodes):
+    """*ZeRO's traffic*, "The real thing"; ``nodes``: of one or two ranks each."""
+    cells = nbformat.read(project.notebooks()["12_zero_communication"], 4).cells
+    (cell,) = (cell for cell in cells if "set_requires_all_reduce(last)" in cell.source)
+    program = re.search(r"```python\n(.*?)```", cell.source, re.S).group(1)
+    shards, training = program.replace('"cuda"', '"cpu"').split("\n\n")
+    model = gpt.linear_stack(64, 3)
+    model.blocks = list(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    names = vars(torch.distributed.fsdp) | vars(torch.distributed.device_mesh) | {
+        "torch": torch, "H": nodes, "G": 2 // nodes, "model": model,
+        "micro_batches": [gpt.numbers(8, 64, seed=seed) for seed in range(2)],
+        "loss_of": lambda model, batch: model(batch).float().square().mean(),
+    }  # fmt: skip
+    exec(shards, names)
+    names["optimizer"] = torch.optim.AdamW(model.parameters())
+    with WireMeter(evidence="count") as sent:
+        exec(training, names)
+    numbers = 3 * 64**2
+    rings = 2 * 3 if nodes == 1 else 2  # three a micro-batch inside the node, an all-reduce a step between nodes
+    assert sent.sent_bytes == rings * 2 * numbers / 2
+    after = [p.full_tensor() for p in model.parameters()]
+    assert all(p.dtype == torch.float32 and not torch.equal(p, old) for p, old in zip(after, before, strict=True))

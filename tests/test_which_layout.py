@@ -12,11 +12,13 @@ from pardemo.planner import hardware
 from pardemo.planner.estimate import choose as choose_fastest
 from pardemo.planner.layouts import Job, Layout, Machine, charts
 from pardemo.planner.layouts.layout import check_layout
+from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.micro_batch import layer
-from pardemo.planner.layouts.procedure import choose
+from pardemo.planner.layouts.procedure import adds, choose, job_of
 from pardemo.planner.layouts.programs import find_program
 from pardemo.planner.layouts.published import against, loaders, papers
 from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.step import stages, step
 
 START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
 
@@ -24,7 +26,8 @@ START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 
 def test_the_papers_rows_can_be_run_and_say_what_they_print():
     rows = [*papers.narayanan(pipelines=True), *papers.narayanan(pipelines=False), *papers.llama_3()]
     for one in rows:
-        check_layout(one.layout, one.job.shape, one.job.machine.gpus, one.job.sequence)
+        ends = one.job.program.embedding_and_loss_as_layers
+        check_layout(one.layout, one.job.shape, one.job.machine.gpus, one.job.sequence, ends)
     days = [300e9 / 2048 / one.layout.batch * one.seconds / 86400 for one in rows[:12]]
     # Table 2's last column: days for 300B tokens
     printed = [84, 43, 23, 156, 80, 42, 90, 74, 74, 169, 137, 140]
@@ -44,6 +47,37 @@ def test_the_rule_answers_the_chapter_s_first_question_with_the_best_of_the_122_
     assert str(first.run.layout) == "TP2 DP16 zero1 1×16"
     assert 1.02 < best.step.seconds / first.step.seconds < 1.03
     assert round(best.step.seconds, 1) == 4.9
+
+
+def test_a_chunk_of_llama_3_is_a_layer_and_the_page_says_what_follows():
+    trained = papers.llama_3()
+    for one in trained:
+        assert stages(one.job, one.layout) == [7, *[8] * 14, 7]
+    slow, slower, fast = (one.predicted_tflops / one.tflops for one in trained)
+    one = trained[1]
+    filled = {name: memory(one.job, one.layout.but(sharding=name)) for name in ("zero1", "zero2")}
+    assert {of.stage for of in filled.values()} == {1}, "the second stage is the fullest"
+    saved, left = (filled["zero1"].peak_bytes - filled["zero2"].peak_bytes) / 1e9, filled["zero2"].peak_bytes
+    page = project.notebooks()["22_which_layout"].read_text(encoding="utf-8")
+    for said in (
+        f"{100 - 100 * slow:.0f} and {100 - 100 * slower:.0f} % too slow, the third, with attention as its largest "
+        f"part, {100 * fast - 100:.0f} % too fast",
+        f"{saved:.0f} GB less. The {left / 1e9:.0f} GB that remain leave "
+        f"{100 - 100 * left / one.job.machine.gpu.memory_bytes:.0f} % free",
+        f"the {step(one.job, one.layout).seconds:.1f} s step",
+    ):
+        assert said in page
+
+
+def test_the_page_says_what_metas_layout_adds_by_the_rule():
+    one = papers.llama_3()[1]
+    job = job_of("llama3.1-405b", "H100", 16_384, 400, sequence=8192)
+    shares = {part: 100 * share for part, share in adds(job, one.layout).items()}
+    bubble = 100 * 15 / (16 * 8)
+    said = f"add {sum(shares.values()):.0f} %: {shares['tensor parallel']:.0f} for tensor ranks, {bubble:.0f} for the "
+    said += f"bubble, {shares['pipeline'] - bubble:.0f} for messages, {shares['data parallel']:.0f} for ZeRO-1"
+    assert said in project.notebooks()["22_which_layout"].read_text(encoding="utf-8")
+    assert memory(job, one.layout).peak_bytes > job.machine.usable_bytes
 
 
 def test_pipelines_of_another_paper_are_predicted_with_megatrons_constants():

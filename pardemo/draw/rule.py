@@ -35,7 +35,7 @@ def rule(marked: Collection[str] = ()) -> Drawing:
     Args:
         marked: parts of :data:`TERMS` whose lines stand out, since the chapter explains them.
     """
-    canvas = Canvas(WIDE, 92 + LINE * (len(TERMS) + 1) + 100)
+    canvas = Canvas(WIDE, 92 + LINE * (len(TERMS) + 1) + 124)
     _step(canvas, 4, 44, "1  Which layouts fit, with 8 % of the memory free?")
     canvas.arrow([(40, 48), (40, 74)])
     high = LINE * (len(TERMS) + 1) + 8
@@ -50,16 +50,20 @@ def rule(marked: Collection[str] = ()) -> Drawing:
         canvas.text(WIDE - 24, y, formula, "end", fill=ink)
     y = 76 + high
     canvas.arrow([(40, y), (40, y + 28)])
-    lines = ("3  Take the one that adds least; of those within 3 %", "the one with the fewest cuts, then least traffic")
-    canvas.box(8, y + 30, WIDE - 16, 58, RANKS[3], border="", thick=2)
+    lines = (
+        "3  Take the one that adds least; of those within 3 % the one",
+        "with the fewest kinds of cuts (TP, PP), then the fewest",
+        "chunks, then the least sharding (replicas before ZeRO-1)",
+    )
+    canvas.box(8, y + 30, WIDE - 16, 82, RANKS[3], border="", thick=2)
     for number, text in enumerate(lines):
-        canvas.text(20 + 24 * number, y + 48 + 24 * number, text, "start", fill=ink_on(RANKS[3]))
+        canvas.text(44 if number else 20, y + 48 + 24 * number, text, "start", fill=ink_on(RANKS[3]))
     spoken = "; ".join(f"{what} {formula}" for what, formula in TERMS.values())
     return Drawing(
         canvas,
         "Of the layouts that fit with 8 % of the memory free, take the one that adds least to the time of its matrix "
         f"multiplications: {spoken}. A bracket below 0 hides and adds nothing. Of those within 3 % the one with the "
-        "fewest cuts, then with the least traffic.",
+        "fewest kinds of cuts (tensor ranks, stages), then the fewest chunks, then the least sharding.",
     )
 
 

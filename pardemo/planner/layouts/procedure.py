@@ -91,7 +91,8 @@ def choose(job: Job, batch: int) -> Candidate | None:
     """The layout to try first for a dense model, ``batch`` samples a step; None where nothing fits.
 
     Of the layouts that add at most :data:`SIMPLEST_WITHIN` more than the least, the rule takes the one with the fewest
-    cuts, then the one with the least traffic, since a network may not hide what the formulas hide.
+    kinds of cuts (tensor ranks, stages), then the fewest chunks, then the least sharding, since a network may not hide
+    what the formulas hide.
 
     Raises:
         ValueError: the model has experts (the rule is for dense models), ``batch`` is below 1, or nothing divides it.
@@ -214,10 +215,10 @@ def _powers(most: int) -> list[int]:
 
 
 def _settings(candidate: Candidate) -> tuple[int, int, int, float]:
-    """Orders layouts by their settings: cuts of the model, chunks, traffic between nodes; then by what they add."""
+    """Orders layouts by their settings: kinds of cuts, chunks, how much is sharded; then by what they add."""
     layout = candidate.layout
-    traffic = ("none", "zero1", "zero2", "hsdp", "zero3").index("hsdp" if layout.shard_group else layout.sharding)
-    return (layout.tp > 1) + (layout.pp > 1), layout.chunks, traffic, candidate.added
+    sharding = ("none", "zero1", "zero2", "hsdp", "zero3").index("hsdp" if layout.shard_group else layout.sharding)
+    return (layout.tp > 1) + (layout.pp > 1), layout.chunks, sharding, candidate.added
 
 
 TABLE = Path(__file__).with_name("thirty_jobs.csv")

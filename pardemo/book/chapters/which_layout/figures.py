@@ -74,19 +74,6 @@ def seconds_by_link(lines: Mapping[str, Mapping[float, float]], crossing: float)
     return save(fig, "which_layout_links", f"Seconds of a step by GB/s of a node: {words(lines, '{:.0f}')}.")
 
 
-def falls(planned: Mapping[str, float], published: Mapping[str, float]) -> Picture:
-    """Share of a GPU's tokens a second that is lost when a layout is spread over twice as many GPUs.
-
-    Args:
-        planned, published: what is doubled -> the share lost.
-    """
-    return bar_chart(
-        "which_layout_falls", f"Tokens a second lost, per cent, by the planner: {words(planned, '{:.0f}', per=0.01)}.",
-        {"tokens/s of a GPU lost, %": {"series": {"by the planner": planned}}}, across=True, per=0.01, room=1.2,
-        fills={"by the planner": "communication"}, text="{:.0f} %", points=("published", published),
-    )  # fmt: skip
-
-
 def rule_and_search(rows: Sequence[Compared]) -> Picture:
     """Plots how many times as long as the search's best a step takes with the rule's layout; the longest on top."""
     fitting = sorted((row for row in rows if row.chosen is not None), key=lambda row: -row.ratio)

@@ -55,7 +55,7 @@ def _over_a_card():
     third = communication.zero_step(params, hosts * per_host, 3, m)
     hybrid = per_host * communication.hierarchical_all_reduce(2 * params, hosts, per_host)[1]
     return third / hybrid, f"""ZeRO-3 has three rings through all nodes in each micro-batch, and each sends (N−1)/N·S
-        over a card: {third / 1e9:.0f} GB a step for a model of 8 billion parameters. HSDP keeps 16Ψ/G bytes in place of
+        over a card: {third / 1e9:.0f} GB a step for Llama 3 8B. HSDP keeps 16Ψ/G bytes in place of
         16Ψ/N, and all-reduces between the nodes once a step, 2(H−1)/H·S over a card: {hybrid / 1e9:.1f} GB. ZeRO-3
         sends {third / hybrid:.0f} times as much."""  # fmt: skip
 

@@ -5,8 +5,9 @@ with eight adapters of 200 Gbit/s; by pipeline, tensor and data parallelism toge
 ZeRO-3 alone. Everything is recomputed, attention is not fused (5.1).
 
 Meta 2024, The Llama 3 Herd of Models (arXiv 2407.21783, version 3), Table 4: Llama 3 405B on H100, eight adapters of
-400 Gbit/s a host. How many chunks a stage has is not said; here it is as many as 126 layers on 16 stages allow. Its own
-program gathers keys and values (3.3.2) and has no queue of Megatron-FSDP's.
+400 Gbit/s a host. How many chunks a stage has is not printed, but its first chunk has only the embedding and its last
+only the output projection and the loss (3.3.2): a chunk is one layer, and 126 layers with these two ends are 16 · 8
+chunks. Its own program gathers keys and values (3.3.2) and has no queue of Megatron-FSDP's.
 
 """
 
@@ -94,7 +95,7 @@ def llama_3() -> list[PublishedTraining]:
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
             tp=8, cp=cp, pp=16, dp=dp, sharding="zero1", sequence_parallel=True, accumulation=samples,
-            chunks=shape.layers // 16,
+            chunks=(shape.layers + 2) // 16,
         )  # fmt: skip
         job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), program, sequence)
         flops = layout.batch * sequence * shape.flops(sequence, causal=False)
