@@ -25,7 +25,7 @@ LETTERS = {
     "K": "bytes that the optimizer keeps for each parameter: 12 for Adam in mixed precision",
     "S": "bytes of a whole tensor, such as all gradients",
     "b": "samples in a micro-batch",
-    "m": "micro-batches (微批) of a step",
+    "m": "micro-batches (微批) of a step, on each replica",
     "s": "tokens in a sample",
     "h": "features of a token: the model's width (hidden size, 隐藏层大小)",
     "l": "layers of the model",
