@@ -180,8 +180,7 @@ class _Commands:
 
 @work_goes_on()
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.cell_timeout <= 0:
-        raise ValueError(f"--cell-timeout must be above 0, not {arguments.cell_timeout}")
+    options.above_zero(arguments.cell_timeout, "--cell-timeout")
     from pardemo.book.run import runner
     from pardemo.book.run.parameters import parameters_of
 

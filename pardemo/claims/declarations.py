@@ -16,12 +16,12 @@ A claim says once what holds for all its cases::
 Tolerances that several claims share stand in a table ``[tolerance.name]``; the claims say ``tolerance = "name"``.
 """
 
-import difflib
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pardemo import options
 from pardemo.claims.verdicts import EVIDENCE, SECONDS
 
 #: Evidence of seconds over links with limits: the machine decides which way there is (:mod:`pardemo.cluster.tiers`).
@@ -107,8 +107,7 @@ def _declaration(id: str, table: dict[str, Any], shared: dict[str, dict[str, Any
     names = [field.name for field in fields(Declaration)][1:]
     for name in table:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            raise ValueError(f"{id}: no field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise ValueError(f"{id}: no field {name!r}{options.nearest(name, names, '')}")
     if isinstance(table.get("cases"), list):
         table["cases"] = tuple(table["cases"])
     if not table.get("says"):

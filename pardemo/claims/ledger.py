@@ -1,6 +1,5 @@
 """The ledger of a chapter: claims recorded as they are measured, and what has to be true when it is closed."""
 
-import difflib
 import json
 import re
 import sys
@@ -9,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pardemo import project
+from pardemo import options, project
 from pardemo.claims import declarations
 from pardemo.claims.declarations import LINKS
 from pardemo.claims.lines import Closing, Line
@@ -213,10 +212,8 @@ class Ledger:
         return Closing(self.rows)
 
     def _undeclared(self, id: str) -> str:
-        near = difflib.get_close_matches(id, self._declared, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
         where = f"{self._file.parent.name}/{self._file.name}" if self._file else f"{self.notebook}: no file"
-        return f"{where} declares no claim {id!r}{hint}"
+        return f"{where} declares no claim {id!r}{options.nearest(id, self._declared, '')}"
 
     def _full(self, id: str) -> str:
         return id if "." in id else f"{project.chapter_name(self.notebook)}.{id}"
@@ -250,7 +247,7 @@ class Ledger:
         """The whole file, at each claim: what is written once are the other rows, or a thousand claims took seconds."""
         lines = ",\n".join(self._texts[id] for id in self._rows)
         text = f"[\n{lines}\n]\n" if lines else "[]\n"
-        project.write_atomically(self._path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        project.write_text(self._path, text)
 
 
 def read(folder: str | Path | None = None) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo.extras import needed_by
+from pardemo.project import first_line
 from pardemo.testing.messages import NotPassed, Record
 from pardemo.world.errors import LOST, RankDied, RankFailed, exit_text, ranks_by_value, ranks_text
 
@@ -97,9 +98,5 @@ def _ended(record: Record, above: Record | None) -> str:
         return f"{_DID[record.outcome]}, {record.message!r}"
     if above is not None and (record.where, record.type) == (above.where, above.type):
         same = record.message == above.message
-        return "failed as above" if same else f"failed there too: {_first_line(record.message)}"
-    return f"failed: {_first_line(f'{record.type}: {record.message}')}"
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
+        return "failed as above" if same else f"failed there too: {first_line(record.message)}"
+    return f"failed: {first_line(f'{record.type}: {record.message}')}"

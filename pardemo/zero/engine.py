@@ -16,9 +16,10 @@ from pardemo.collectives.channel import Channel
 from pardemo.collectives.decorators import not_compiled
 from pardemo.groups import Tied, group_of
 from pardemo.meters.tensors import storage_bytes
+from pardemo.options import above_zero
 from pardemo.zero import checks
 from pardemo.zero.checks import same_outcome
-from pardemo.zero.gradient_norm import NormOfModel, check_max_norm, clip_factor
+from pardemo.zero.gradient_norm import NormOfModel, clip_factor
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
 _engines: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
@@ -65,7 +66,7 @@ class Engine(nn.Module):
     ):
         super().__init__()
         if max_norm is not None:
-            check_max_norm(max_norm)
+            above_zero(max_norm, "max_norm")
         if tied and self.stage > 1:
             raise ValueError(
                 "tied copies are summed after backward(), when stages 2 and 3 have sent their gradients: use stage 1"

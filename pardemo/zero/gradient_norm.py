@@ -20,6 +20,7 @@ from torch import nn
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.groups import Tied, cut_of
+from pardemo.options import above_zero
 
 #: elements of a parameter in their order in memory: the first, and the one behind the last
 Span = tuple[int, int]
@@ -48,7 +49,7 @@ def clip_grad_norm_(
     Raises:
         ValueError: ``max_norm`` is not above 0, or the layers are cut over different groups.
     """
-    check_max_norm(max_norm)
+    above_zero(max_norm, "max_norm")
     gradients = {p: p.grad for p in module.parameters() if p.grad is not None}
     model = NormOfModel(module, over, tied)
     norm = model.norm(model.squares(part for p, g in gradients.items() for part in model.counted(p, g)))
@@ -123,9 +124,3 @@ def clip_factor(norm: float, max_norm: float) -> float:
     """Returns the factor that clips gradients of that norm: at most 1."""
     factor = max_norm / (norm + 1e-6)
     return 1.0 if factor >= 1 else factor  # not min(): a norm that is no number spoils all gradients, as in torch
-
-
-def check_max_norm(max_norm: float) -> None:
-    """ValueError where nothing could be clipped to ``max_norm``."""
-    if not max_norm > 0:
-        raise ValueError(f"max_norm must be above 0, not {max_norm}")

@@ -95,7 +95,7 @@ def add(
     made = table(kept)
     lines = ",\n".join(_compact(asdict(row)) for row in made)
     for name, text in ((RUNS, _text(kept)), (TABLE, f"[\n{lines}\n]\n")):
-        project.write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        project.write_text(folder / name, text)
     return made
 
 
@@ -178,7 +178,7 @@ def json_of(path: Path) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(repr(error).split())[:200]
+    return project.one_line(repr(error), 200)
 
 
 def _short(figure: Any) -> Any:

@@ -58,8 +58,6 @@ def examine_deepspeed(path: str, ranks: int) -> str:
 
     from pardemo.peers.deepspeed import settings as deepspeed_settings
 
-    if ranks < 1:
-        raise ValueError(f"--ranks must be at least 1, not {ranks}")
     with open(path, encoding="utf-8") as file:
         try:
             settings = json.load(file)

@@ -148,5 +148,5 @@ def write(path: Path, config: dict[str, Any]) -> Path:
     """A configuration as a YAML file, checked first; returns its path."""
     accelerate_configs.check(config, path.parent)
     text = yaml.safe_dump(config, sort_keys=False)
-    project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    project.write_text(path, text)
     return path

@@ -77,7 +77,7 @@ def write_commands(folder: Path, jobs: Mapping[str, Sequence[str]]) -> Path:
     """``folder/commands.txt``: every job's commands under its name, to be run in that folder."""
     lines = [line for name, texts in jobs.items() for line in (f"# {name}", *texts, "")]
     path = folder / "commands.txt"
-    project.write_atomically(path, lambda temporary: temporary.write_text("\n".join(lines), encoding="utf-8"))
+    project.write_text(path, "\n".join(lines))
     return path
 
 
@@ -90,7 +90,7 @@ def _write_variables(config: Path) -> str:
     }
     text = "".join(f"{name}={value}\n" for name, value in variables.items() if value)
     path = config.with_suffix(".env")
-    project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    project.write_text(path, text)
     return path.name
 
 
