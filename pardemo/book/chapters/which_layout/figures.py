@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pardemo.book.page.rule import added, what_each_adds
 from pardemo.draw import palette
 from pardemo.draw.charts import MARKS, WAYS, bar_chart, bars, curves, key, log, words
-from pardemo.draw.rule import added, what_each_adds
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.planner.layouts.charts import LINES
 from pardemo.planner.layouts.procedure import Candidate, Compared, taken_of
