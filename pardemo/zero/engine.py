@@ -60,7 +60,7 @@ class Engine(nn.Module):
         group: dist.ProcessGroup | None = None,
         *,
         max_norm: float | None = None,
-        norm_over: dist.ProcessGroup | None = None,
+        pipeline_group: dist.ProcessGroup | None = None,
         tied: Sequence[Tied] = (),
         param_groups: Sequence[dict[str, Any]] | None = None,
     ):
@@ -83,7 +83,7 @@ class Engine(nn.Module):
         self._passes = self._steps = 0  # in every exchange's label, so that ranks at different ones are told
         self._closed = self._updating = False
         self._make_shards(optimizer, groups)
-        self.norm = NormOfModel(module, norm_over, tied)
+        self.norm = NormOfModel(module, pipeline_group, tied)
         self._known = {p: (p.requires_grad, p.dtype, p.device) for p in module.parameters()}
         _engines[module] = weakref.ref(self)
 

@@ -50,8 +50,8 @@ class Zero1(Engine):
             small samples first, to see whether it does.
         group: the ranks that share the states, the data-parallel ones; the default group when None.
         max_norm: clip gradients by their global norm: over the group, over the tensor-parallel group that the module's
-            layers name, and over ``norm_over``.
-        norm_over: the pipeline's group, where the module is one of its stages.
+            layers name, and over ``pipeline_group``.
+        pipeline_group: the pipeline's group, where the module is one of its stages.
         tied: what the ``Pipeline`` was given: parameters of which other stages have a copy, and their holders. Stage 1
             only.
         param_groups: torch's own, over the module's parameters: ``[{"params": weights}, {"params": norms_and_biases,

@@ -91,7 +91,7 @@ def train(args, groups, ranks, rank, place):
             own = [[pair for pair in tied if pair[0] in set(chunk.parameters())] for chunk in chunks]
             pairs = zip(chunks, own, strict=True)
             wrapped = engines = [
-                common.zero_of(args, chunk, groups.dp, norm_over=groups.pp, tied=of) for chunk, of in pairs
+                common.zero_of(args, chunk, groups.dp, pipeline_group=groups.pp, tied=of) for chunk, of in pairs
             ]
         elif "late" not in args.way:
             wrapped = [BucketedDataParallel(chunk, groups.dp) for chunk in chunks]
@@ -120,7 +120,7 @@ def train(args, groups, ranks, rank, place):
         if args.clip and args.engine == "pipelining":
             clip_by_hand(args, chunks, tied, groups.pp)
         elif args.clip and not engines:
-            clip_grad_norm_(torch.nn.ModuleList(chunks), args.clip, over=groups.pp, tied=tied)
+            clip_grad_norm_(torch.nn.ModuleList(chunks), args.clip, pipeline_group=groups.pp, tied=tied)
         for one in (*(engines or optimizers), *schedules):
             one.step()
         for optimizer in optimizers:
