@@ -32,6 +32,7 @@ from pardemo.peers.accelerate import config_files
 from pardemo.planner.layouts.published import loaders
 from pardemo.script.compare import layouts
 from pardemo.script.step import replay_settings
+from pardemo.world import launched
 
 #: What fails is not made smaller: files of a megabyte are among the cases, and that would take minutes.
 QUICK = settings(
@@ -391,7 +392,7 @@ def test_parameters_of_notebooks():
     @QUICK
     @given(st.dictionaries(st.sampled_from(names) | st.text(max_size=5), texts, max_size=3))
     def check(given_texts):
-        values, refused, _ = outcome(lambda: {key: cli._value(text) for key, text in given_texts.items()})
+        values, refused, _ = outcome(lambda: {key: launched.value_of(text) for key, text in given_texts.items()})
         assert refused is None, "what is no literal is text"
         assigned, refused, _ = outcome(parameters.assign, notebooks, values)
         assert refused is not None or set(assigned) == set(notebooks)

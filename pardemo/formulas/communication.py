@@ -81,13 +81,8 @@ def shared_host_seconds(
     return 2 * (ranks - 1) * nbytes / host_bytes_per_s + all_reduce_steps(method, ranks) * message_s
 
 
-def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
-    """algbw: size over time, bytes/s."""
-    return nbytes / seconds
-
-
 def bus_bandwidth(collective: str, nbytes: float, ranks: int, seconds: float) -> float:
-    """busbw of nccl-tests: algbw times 2(N−1)/N (all_reduce) or (N−1)/N (reduce_scatter, all_gather), bytes/s.
+    """busbw of nccl-tests: size over time (algbw) times 2(N−1)/N (all_reduce) or (N−1)/N (the halves), bytes/s.
 
     It compares with the link's rate whatever N is. ``nbytes`` is the whole array.
     """
@@ -95,7 +90,7 @@ def bus_bandwidth(collective: str, nbytes: float, ranks: int, seconds: float) ->
     factors = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
     if collective not in factors:
         raise ValueError(f"collective must be one of {', '.join(factors)}, not {collective!r}")
-    return algorithm_bandwidth(nbytes, seconds) * factors[collective] * (ranks - 1) / ranks
+    return nbytes / seconds * factors[collective] * (ranks - 1) / ranks
 
 
 def _one_way(nbytes: float, ranks: int, root: bool) -> Traffic:

@@ -66,7 +66,7 @@ class NormOfModel:
     """
 
     def __init__(self, module: nn.Module, pipeline_group: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()):
-        cut, tensor_parallel = cut_parameters(module)
+        cut, tensor_parallel = _cut_parameters(module)
         replica = tensor_parallel is not None and dist.get_rank(tensor_parallel) > 0
         #: of each parameter the elements that this rank counts, as (first, end); all where there is no entry
         self._spans = cut | {p: [] for p in module.parameters() if replica and p not in cut}
@@ -99,7 +99,7 @@ class NormOfModel:
         return squares.sqrt().item()
 
 
-def cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], dist.ProcessGroup | None]:
+def _cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], dist.ProcessGroup | None]:
     """The parameters of which this rank has a part only, and the group that has the whole; None where nothing is cut.
 
     Beside each parameter, the elements that this rank counts: not those of which an earlier rank has a copy, as of a

@@ -139,7 +139,7 @@ def figures(rows: Any) -> dict[str, dict[str, Any]]:
         ValueError: they are no rows as ``pardemo bench --json`` prints them.
     """
     try:
-        made = {row["name"]: {key: _short(row[key]) for key in FIGURES} for row in rows}
+        made = {row["name"]: {key: _rounded(row[key]) for key in FIGURES} for row in rows}
         if not rows or len(made) != len(rows) or not all("unit" in row and "target" in row for row in rows):
             raise ValueError("no row, two of a name, or one without unit or target")
         asked_of = {row["name"]: {key: row.get(key) for key in ASKED} for row in rows}
@@ -181,8 +181,8 @@ def _line(error: Exception) -> str:
     return project.one_line(repr(error), 200)
 
 
-def _short(figure: Any) -> Any:
-    return [_short(each) for each in figure] if isinstance(figure, (list, tuple)) else float(f"{figure:.{DIGITS}g}")
+def _rounded(figure: Any) -> Any:
+    return [_rounded(each) for each in figure] if isinstance(figure, (list, tuple)) else float(f"{figure:.{DIGITS}g}")
 
 
 def _in_order(new: list[str], before: list[str]) -> list[str]:

@@ -286,10 +286,10 @@ def _tried(id: str, function: Callable) -> tuple[bool, str]:
         if not words.startswith("cannot send"):
             stumbled = f"{type(error).__name__}: {first_line(error)}"
             words = f"What it returned cannot be compared with the answer ({stumbled})."
-    return False, _short(words)
+    return False, _verdict_line(words)
 
 
-def _short(words: str) -> str:
+def _verdict_line(words: str) -> str:
     """One line of bearable length: arrays write themselves over several, and numbers may have a thousand digits."""
     line = " ".join(word if len(word) <= 100 else word[:100] + "…" for word in words.split())
     return line if len(line) <= 800 else f"{line[:500]} … {line[-250:]}"
