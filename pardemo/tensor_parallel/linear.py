@@ -22,7 +22,6 @@ from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import (
     SEQUENCE,
     copy_to,
-    gather_from,
     positive,
     reduce_from,
     reduce_scatter_sequence,
@@ -106,7 +105,7 @@ class _SumCopies(torch.autograd.Function):
 class ColumnParallelLinear(GroupModule):
     """This rank's outputs of a linear layer: [Y⁽⁰⁾, Y⁽¹⁾, …] = [XW⁽⁰⁾, XW⁽¹⁾, …]. Forward sends nothing.
 
-    Input [..., in], the same on every rank; output [..., out/t], or [..., out] with ``gather_output``.
+    Input [..., in], the same on every rank; output [..., out/t].
 
     Args:
         linear: the full layer, or several that share their input (gate and up; query, key and value): they become
@@ -117,7 +116,6 @@ class ColumnParallelLinear(GroupModule):
         copies: for each section, how many neighbouring ranks hold the same part of it: 1, or one other number (key and
             value heads that are fewer than the ranks). Their gradients are summed: one all-reduce more on the way back,
             of the full gradients of these sections.
-        gather_output: put the outputs of all ranks together again.
         sequence_parallel: the input is this rank's tokens [..., sequence/t, in]; they are gathered here.
 
     Made by all ranks of the group together.
@@ -135,7 +133,6 @@ class ColumnParallelLinear(GroupModule):
         *,
         sections: Sequence[int] | None = None,
         copies: Sequence[int] | None = None,
-        gather_output: bool = False,
         sequence_parallel: bool = False,
     ):
         super().__init__(group)
@@ -149,13 +146,11 @@ class ColumnParallelLinear(GroupModule):
         ranks, most = self.group.size(), max(self.copies)
         if len(self.copies) != len(sections) or ranks % most or {1, most} < set(self.copies):
             raise ValueError(f"copies {self.copies}: for each of {len(sections)} sections 1, or a divisor of {ranks}")
-        if gather_output and (len(sections) > 1 or most > 1):
-            raise ValueError("gather_output would mix the sections of several ranks; gather each part itself")
         #: outputs of each section on this rank
         self.sections = [
             share(total * n, self.group, "an output width") for total, n in zip(sections, self.copies, strict=True)
         ]
-        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
+        self.sequence_parallel = sequence_parallel
         _compare(self, layers, sections=sections, copies=self.copies, sequence_parallel=sequence_parallel)
         rank = dist.get_rank(self.group)
 
@@ -183,8 +178,7 @@ class ColumnParallelLinear(GroupModule):
         x, weight, bias = _autocast(x, *self._with_summed_gradients())
         if self.group.size() == 1:
             return F.linear(x, weight, bias)
-        y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel)
-        return gather_from(y, self.group) if self.gather_output else y
+        return _Column.apply(self.group, x, weight, bias, self.sequence_parallel)
 
     def _with_summed_gradients(self) -> tuple[torch.Tensor | None, ...]:
         trained = [p for p in (self.weight, self.bias) if p is not None and p.requires_grad]
