@@ -12,7 +12,7 @@ from torch import nn
 from pardemo.collectives import ring_all_reduce
 from pardemo.expert_parallel.dispatch import RoutingPlan, combine, dispatch, plan
 from pardemo.expert_parallel.router import Router, Routing
-from pardemo.groups import share
+from pardemo.groups import divide
 from pardemo.tensor_parallel.full_layers import compare, values_of
 from pardemo.tensor_parallel.gradients import mark_part
 from pardemo.tensor_parallel.module import GroupModule
@@ -50,7 +50,7 @@ class ExpertParallel(GroupModule):
         super().__init__(group)
         if len(experts) != router.num_experts:
             raise ValueError(f"the router has {router.num_experts} experts, and there are {len(experts)}")
-        rank, each = dist.get_rank(self.group), share(len(experts), self.group, "a number of experts")
+        rank, each = dist.get_rank(self.group), divide(len(experts), self.group, "a number of experts")
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity is a multiple of the even share, above 0, not {capacity!r}")
         values = [values_of(expert, f"expert {place}") for place, expert in enumerate(experts)]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import compat
-from pardemo.groups import group_of, share
+from pardemo.groups import divide, group_of
 from pardemo.tensor_parallel.full_layers import compare, linears, values_of
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from pardemo.tensor_parallel.module import GroupModule, on_shards, refuse_batch_norm, sections_of
@@ -115,8 +115,8 @@ class ParallelAttention(nn.Module):
         kv_heads = heads if kv_heads is None else kv_heads
         sections = _sections(qkv, out, heads, kv_heads)
         copies = ranks // kv_heads if ranks % kv_heads == 0 else 1
-        share(heads, group, "a number of heads")
-        share(kv_heads * copies, group, "a number of key/value heads")
+        divide(heads, group, "a number of heads")
+        divide(kv_heads * copies, group, "a number of key/value heads")
         self.head_dim, self.causal, self.core = out.in_features // heads, causal, core
         if isinstance(core, nn.Module):
             compare("ParallelAttention", values_of(core, "core"), group)

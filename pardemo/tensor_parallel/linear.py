@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from pardemo import compat
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
-from pardemo.groups import share
+from pardemo.groups import divide
 from pardemo.tensor_parallel import exchange
 from pardemo.tensor_parallel.full_layers import compare, linears
 from pardemo.tensor_parallel.gradients import mark_part
@@ -148,7 +148,7 @@ class ColumnParallelLinear(GroupModule):
             raise ValueError(f"copies {self.copies}: for each of {len(sections)} sections 1, or a divisor of {ranks}")
         #: outputs of each section on this rank
         self.sections = [
-            share(total * n, self.group, "an output width") for total, n in zip(sections, self.copies, strict=True)
+            divide(total * n, self.group, "an output width") for total, n in zip(sections, self.copies, strict=True)
         ]
         self.sequence_parallel = sequence_parallel
         _compare(self, layers, sections=sections, copies=self.copies, sequence_parallel=sequence_parallel)
@@ -216,7 +216,7 @@ class RowParallelLinear(GroupModule):
         (linear,) = linears(linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.sequence_parallel = sequence_parallel
-        share(linear.in_features, self.group, "an input width")
+        divide(linear.in_features, self.group, "an input width")
         _compare(self, [linear], sequence_parallel=sequence_parallel)
         shard = linear.weight.detach().chunk(self.group.size(), 1)[dist.get_rank(self.group)]  # [out, in/t]
         self.weight = nn.Parameter(
