@@ -84,14 +84,14 @@ class ParallelDims:
             rank, place[axis] = divmod(rank, getattr(self, axis))
         return place
 
-    def rank(self, **place: int) -> int:
-        """The number of the rank at that place; axes that are left out are 0."""
-        for axis, at in place.items():
+    def rank(self, **coordinates: int) -> int:
+        """The number of the rank at these coordinates; axes that are left out are 0."""
+        for axis, at in coordinates.items():
             if not 0 <= at < getattr(self, axis):
                 raise ValueError(f"{axis} {at} is not one of 0 to {getattr(self, axis) - 1}")
         number, stride = 0, 1
         for axis in self.order.split("-"):
-            number += place.get(axis, 0) * stride
+            number += coordinates.get(axis, 0) * stride
             stride *= getattr(self, axis)
         return number
 

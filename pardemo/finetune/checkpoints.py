@@ -234,9 +234,9 @@ def convert_checkpoint(checkpoint: Path, timeout_s: float = 500) -> Path:
     return target
 
 
-def trained_bytes(model: torch.nn.Module, each: int) -> int:
-    """``each`` bytes for every value that is trained: under ZeRO-3 a rank holds a shard of each parameter."""
-    return each * sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
+def trained_bytes(model: torch.nn.Module, bytes_per_value: int) -> int:
+    """Bytes of every value that is trained: under ZeRO-3 a rank holds a shard of each parameter."""
+    return bytes_per_value * sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
 
 
 def folder_bytes(folder: Path) -> int:

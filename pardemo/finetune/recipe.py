@@ -362,13 +362,13 @@ def _path_of(name_or_path: str | Path) -> Path:
     raise ValueError(f"no recipe {text!r}{options.nearest(text, names())}; or name a .yaml file")
 
 
-def _build(value: Any, where: str) -> Recipe:
+def _build(value: Any, origin: str) -> Recipe:
     try:
         return TypeAdapter(Recipe).validate_python(value)
     except ValidationError as error:
         # a misspelt key is the reason of the one that is missing: it comes first
         details = min(error.errors(include_url=False), key=lambda e: e["type"] != "unexpected_keyword_argument")
-        raise ValueError(f"{where}: {_error_text(details)}") from None
+        raise ValueError(f"{origin}: {_error_text(details)}") from None
 
 
 def _error_text(error: Any) -> str:

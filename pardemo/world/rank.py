@@ -55,10 +55,10 @@ def join_group(settings: RankEnvironment) -> str:
     Returns the backend.
     """
     rank, backend = settings.rank, settings.backend
-    if settings.place is not None:
+    if settings.host is not None:
         from pardemo.cluster import namespaces
 
-        namespaces.enter(*settings.place)  # while this process has one thread
+        namespaces.enter(*settings.host)  # while this process has one thread
     if settings.latency is not None:
         from pardemo.cluster import latency
 

@@ -217,15 +217,15 @@ def _compare(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
                 )
 
 
-def _check_files(where: Path, files: dict[str, Any], rank: int, ranks: int, what: str) -> None:
+def _check_files(folder: Path, files: dict[str, Any], rank: int, ranks: int, what: str) -> None:
     """ValueError where the folder has other files than were written; each rank reads some of them."""
-    there = {path.name for path in where.iterdir()} - {MANIFEST}
+    there = {path.name for path in folder.iterdir()} - {MANIFEST}
     for name in sorted(there | files.keys()):
-        path = where / Path(name).name
+        path = folder / Path(name).name
         if name not in there or name not in files or path.is_symlink() or not path.is_file():
             raise ValueError(f"{what}: {_printable(name)} is missing, a link, or no file of the checkpoint")
     for name in sorted(files)[rank::ranks]:
-        if _size_and_digest(where / name) != files[name]:
+        if _size_and_digest(folder / name) != files[name]:
             raise ValueError(f"{what}: {name} is not the file that was written")
 
 

@@ -69,11 +69,11 @@ def check_settings(settings: Mapping[str, Any], world_size: int, on_cpu: bool = 
         raise ValueError("fp16.enabled: DeepSpeed refuses fp16 on a CPU; use bf16")
 
 
-def refuse_unknown(given: Iterable[str], known: Collection[str], where: str) -> None:
+def refuse_unknown(given: Iterable[str], known: Collection[str], section: str) -> None:
     """Raises ValueError for a key that nobody knows, with the nearest that somebody does."""
     for key in given:
         if key not in known:
-            raise ValueError(f"{where} has no key {key!r}{options.nearest(key, known, '')}")
+            raise ValueError(f"{section} has no key {key!r}{options.nearest(key, known, '')}")
 
 
 def _refuse_removed(settings: Mapping[str, Any]) -> None:
