@@ -255,6 +255,7 @@ def divide(total: int, group: dist.ProcessGroup, quantity: str) -> int:
     ranks = group.size()
     if total % ranks:
         raise ValueError(
-            f"{quantity} of {total} does not divide by the {ranks} ranks of the group; {-(-total // ranks) * ranks} would"
+            f"{quantity} of {total} does not divide by the {ranks} ranks of the group; "
+            f"{-(-total // ranks) * ranks} would"
         )
     return total // ranks

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from pardemo import compat
 from pardemo.groups import divide, group_of
-from pardemo.tensor_parallel.full_layers import compare, linears, values_of
+from pardemo.tensor_parallel.full_layers import compare_layers, linears, values_of
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from pardemo.tensor_parallel.module import GroupModule, on_shards, refuse_batch_norm, sections_of
 
@@ -119,7 +119,7 @@ class ParallelAttention(nn.Module):
         divide(kv_heads * copies, group, "a number of key/value heads")
         self.head_dim, self.causal, self.core = out.in_features // heads, causal, core
         if isinstance(core, nn.Module):
-            compare("ParallelAttention", values_of(core, "core"), group)
+            compare_layers("ParallelAttention", values_of(core, "core"), group)
             self.core = copy.deepcopy(core)
         self.qkv = ColumnParallelLinear(
             qkv, group, sections=sections, copies=[1, copies, copies], sequence_parallel=sequence_parallel
@@ -173,7 +173,7 @@ class ParallelBlock(GroupModule):
         for part in (norm_1, attention, norm_2, mlp):
             refuse_batch_norm(part) if self.sequence_parallel else _refuse_dropout(part)
         norms = values_of(norm_1, "norm_1") | values_of(norm_2, "norm_2")
-        compare("ParallelBlock", norms, self.group, sequence_parallel=self.sequence_parallel)
+        compare_layers("ParallelBlock", norms, self.group, sequence_parallel=self.sequence_parallel)
         self.norm_1, self.norm_2 = copy.deepcopy(norm_1), copy.deepcopy(norm_2)
         self.attention, self.mlp = attention, mlp
 

@@ -16,7 +16,7 @@ from pardemo import compat
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.groups import divide
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.full_layers import compare, linears
+from pardemo.tensor_parallel.full_layers import compare_layers, linears
 from pardemo.tensor_parallel.gradients import mark_part
 from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import (
@@ -151,7 +151,7 @@ class ColumnParallelLinear(GroupModule):
             divide(total * n, self.group, "an output width") for total, n in zip(sections, self.copies, strict=True)
         ]
         self.sequence_parallel = sequence_parallel
-        _compare(self, layers, sections=sections, copies=self.copies, sequence_parallel=sequence_parallel)
+        _compare_linears(self, layers, sections=sections, copies=self.copies, sequence_parallel=sequence_parallel)
         rank = dist.get_rank(self.group)
 
         def part(full: Sequence[torch.Tensor]) -> nn.Parameter:
@@ -217,7 +217,7 @@ class RowParallelLinear(GroupModule):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.sequence_parallel = sequence_parallel
         divide(linear.in_features, self.group, "an input width")
-        _compare(self, [linear], sequence_parallel=sequence_parallel)
+        _compare_linears(self, [linear], sequence_parallel=sequence_parallel)
         shard = linear.weight.detach().chunk(self.group.size(), 1)[dist.get_rank(self.group)]  # [out, in/t]
         self.weight = nn.Parameter(
             shard.clone(memory_format=torch.contiguous_format), requires_grad=linear.weight.requires_grad
@@ -250,10 +250,10 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1])  # [b, s, h] to [b·s, h]
 
 
-def _compare(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
+def _compare_linears(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
     """The ranks' full layers are the same, and trained or frozen alike."""
     tensors = {f"{number}.{name}": p for number, linear in enumerate(full) for name, p in linear.named_parameters()}
-    compare(type(layer).__name__, tensors, layer.group, **settings)
+    compare_layers(type(layer).__name__, tensors, layer.group, **settings)
 
 
 def _autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:

@@ -104,7 +104,7 @@ def load(engine: Engine, folder: str | Path) -> None:
     where, what = Path(folder).with_name(name), f"checkpoint {name}"
     with same_outcome(group):
         try:
-            _compare(content, _description(engine), what)
+            _compare_content(content, _description(engine), what)
             _check_files(where, content["files"], dist.get_rank(group), engine.size, what)
             tensors, settings = _targets(engine, content["shards"]), _as_now(content["param_groups"], engine)
             numbers = {key: _numbers(shard["numbers"]) for key, shard in content["shards"].items()}
@@ -201,7 +201,7 @@ def _description(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _compare(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
+def _compare_content(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
     """ValueError that names the first thing in which checkpoint and engine differ."""
     for key in ("stage", "optimizer", "parameter groups"):
         if content[key] != ours[key]:
