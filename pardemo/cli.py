@@ -222,7 +222,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         print(doctor.examine_deepspeed(arguments.deepspeed, arguments.ranks))
         return 0
     if arguments.build:
-        from pardemo.peers.deepspeed import disk as deepspeed_disk
+        from pardemo.peers.deepspeed import deepspeed_disk
 
         deepspeed_disk.build_operators()
     rows = doctor.examine()

@@ -28,7 +28,7 @@ from pardemo.baichuan2 import load_checkpoint
 from pardemo.book.run import doctor, parameters
 from pardemo.finetune import predict, recipe
 from pardemo.meters import trace
-from pardemo.peers.accelerate import config_files
+from pardemo.peers.accelerate import config_checks
 from pardemo.planner.layouts.published import loaders
 from pardemo.script.compare import layouts
 from pardemo.script.step import replay_settings
@@ -160,7 +160,7 @@ FSDP = {
 
 @pytest.mark.parametrize("plain", [ACCELERATE, FSDP], ids=["deepspeed", "fsdp"])
 def test_accelerate_configurations(tmp_path, plain):
-    fuzz(tmp_path / "accelerate.yaml", as_yaml(plain), config_files.read_config, plain, as_yaml)
+    fuzz(tmp_path / "accelerate.yaml", as_yaml(plain), config_checks.read_config, plain, as_yaml)
 
 
 def test_data_files(tmp_path):

@@ -345,10 +345,10 @@ def preflight(recipe: Recipe, on_cpu: bool) -> None:
         raise ValueError(f"the recipe is for {count} (world.device: gpu), and its ranks would run on the CPU here: "
                          "--on-cpu, or --set world.device=any, runs it there all the same")  # fmt: skip
     if recipe.deepspeed is not None:
-        from pardemo.peers.deepspeed import settings
+        from pardemo.peers.deepspeed import deepspeed_settings
 
         try:
-            settings.check_settings(recipe.deepspeed, recipe.world.ranks, on_cpu)
+            deepspeed_settings.check_settings(recipe.deepspeed, recipe.world.ranks, on_cpu)
         except ValueError as error:
             raise ValueError(f"deepspeed: {error}") from None
 

@@ -15,7 +15,7 @@ from pardemo.data_parallel import BucketedDataParallel
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters.pace import PaddedModule
 from pardemo.meters.tensors import storage_bytes
-from pardemo.peers.deepspeed import disk as deepspeed_disk
+from pardemo.peers.deepspeed import deepspeed_disk
 from pardemo.peers.deepspeed import engine as deepspeed
 from pardemo.peers.deepspeed import engine as peer
 from pardemo.small_models import gpt

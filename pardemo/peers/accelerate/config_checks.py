@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from pardemo import compat, options, project
-from pardemo.peers.deepspeed import settings as deepspeed_settings
+from pardemo.peers.deepspeed import deepspeed_settings
 
 _TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
 _PRECISIONS = {"no": False, "bf16": False, "fp16": True, "fp8": True}  # name -> whether it needs a GPU
