@@ -74,6 +74,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def measuring_ranks() -> int:
+    """Returns the number of ranks that measure this machine: one for each core, at least 2 and at most 4."""
+    return min(4, max(2, available_cores()))
+
+
 @contextlib.contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Within the block the process has these variables; afterwards what they were before."""
