@@ -1,6 +1,6 @@
 """Writes DeepSpeed's and Accelerate's configurations of ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
 
-Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settings` and
+Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.deepspeed_settings` and
 :mod:`pardemo.peers.accelerate.config_checks`.
 """
 
