@@ -29,8 +29,8 @@ def ties(args, place, chunks, groups):
     if not args.tied:
         return []
     group = None
-    for tp, dp in itertools.product(range(args.tp), range(groups.layout.dp)):
-        pair = [groups.layout.rank(tp=tp, dp=dp, pp=at) for at in (0, args.pp - 1)]
+    for tp, dp in itertools.product(range(args.tp), range(groups.dims.dp)):
+        pair = [groups.dims.rank(tp=tp, dp=dp, pp=at) for at in (0, args.pp - 1)]
         made = dist.new_group(pair)
         group = made if dist.get_rank() in pair else group
     if place == 0:
