@@ -25,7 +25,7 @@ def main() -> None:
     for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         if (new := mended_document(text)) != text:
-            project.write_atomically(path, lambda temporary, new=new: temporary.write_text(new, encoding="utf-8"))
+            project.write_text(path, new)
 
 
 def mended_document(text: str) -> str:
@@ -67,7 +67,7 @@ def rename(folder: Path) -> list[str]:
         if json.dumps(notebook) != before:
             changed.append(f"{path.name}: heading or links")
             text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
-            project.write_atomically(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
+            project.write_text(path, text)
     return changed
 
 

@@ -100,7 +100,7 @@ def write(path: Path) -> bool:
             cell["source"], changed = after.splitlines(keepends=True), True
     if changed:
         text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
-        project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        project.write_text(path, text)
     return changed
 
 

@@ -49,13 +49,6 @@ On the command line: ``pardemo --help``.
 
 from importlib import import_module
 
-from pardemo import rank_registry
-
-rank_registry.PRELOAD += ["pardemo.collectives", "pardemo.meters"]
-rank_registry.HIDDEN_FRAMES += [
-    "pardemo/world/rank.py", "pardemo/cells/", "pardemo/script/runtime/job.py", "<frozen runpy>"
-]  # fmt: skip
-
 __version__ = "0.1.0"
 
 _HOME = {

@@ -1,7 +1,6 @@
 """The command line: ``pardemo COMMAND``, also ``python -m pardemo``; data and fine-tune bring their own commands."""
 
 import argparse
-import ast
 import atexit
 import gc
 import json
@@ -23,6 +22,7 @@ from pardemo.headlines import command as headlines
 from pardemo.planner import command as planner
 from pardemo.script import command as script_command
 from pardemo.termination import ends_in_order
+from pardemo.world.launched import value_of
 
 #: Commands by what they are for, with an example of each group.
 GROUPS = {
@@ -180,8 +180,7 @@ class _Commands:
 
 @work_goes_on()
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.cell_timeout <= 0:
-        raise ValueError(f"--cell-timeout must be above 0, not {arguments.cell_timeout}")
+    options.above_zero(arguments.cell_timeout, "--cell-timeout")
     from pardemo.book.run import runner
     from pardemo.book.run.parameters import parameters_of
 
@@ -190,7 +189,7 @@ def _run(arguments: argparse.Namespace) -> int:
             values = ", ".join(f"{key}={value!r}" for key, value in parameters_of(path).items())
             print(f"{name:24} {values}")
         return 0
-    given = {key: _value(value) for key, value in arguments.parameters}
+    given = {key: value_of(value) for key, value in arguments.parameters}
     with ends_in_order("run"):
         outcomes = runner.run_notebooks(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
     print(f"report: {arguments.out or os.path.relpath(project.output_dir())}/report.html")
@@ -223,7 +222,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         print(doctor.examine_deepspeed(arguments.deepspeed, arguments.ranks))
         return 0
     if arguments.build:
-        from pardemo.peers.deepspeed import disk as deepspeed_disk
+        from pardemo.peers.deepspeed import deepspeed_disk
 
         deepspeed_disk.build_operators()
     rows = doctor.examine()
@@ -233,11 +232,3 @@ def _doctor(arguments: argparse.Namespace) -> int:
         table = [("", "what", "found"), *(("ok" if row["ok"] else "note", row["what"], row["found"]) for row in rows)]
         print(text_table(table))
     return 0
-
-
-def _value(text: str) -> Any:
-    """What a value on the command line means: a Python literal, else the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError):
-        return text

@@ -84,14 +84,14 @@ class ParallelDims:
             rank, place[axis] = divmod(rank, getattr(self, axis))
         return place
 
-    def rank(self, **place: int) -> int:
-        """The number of the rank at that place; axes that are left out are 0."""
-        for axis, at in place.items():
+    def rank(self, **coordinates: int) -> int:
+        """The number of the rank at these coordinates; axes that are left out are 0."""
+        for axis, at in coordinates.items():
             if not 0 <= at < getattr(self, axis):
                 raise ValueError(f"{axis} {at} is not one of 0 to {getattr(self, axis) - 1}")
         number, stride = 0, 1
         for axis in self.order.split("-"):
-            number += place.get(axis, 0) * stride
+            number += coordinates.get(axis, 0) * stride
             stride *= getattr(self, axis)
         return number
 
@@ -125,7 +125,7 @@ class Groups:
         joined: groups over several axes beside, such as "ep-dp", which is then ``groups["ep-dp"]``.
 
     Raises:
-        ValueError: the layout is not of as many ranks as there are.
+        ValueError: the sizes make another number of ranks than there are.
     """
 
     tp: dist.ProcessGroup
@@ -134,23 +134,23 @@ class Groups:
     dp: dist.ProcessGroup
     pp: dist.ProcessGroup
 
-    def __init__(self, layout: ParallelDims, *joined: str):
-        self.layout, self._axes = layout, (*AXES, *joined)
+    def __init__(self, dims: ParallelDims, *joined: str):
+        self.dims, self._axes = dims, (*AXES, *joined)
         self._by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def __enter__(self) -> "Groups":
-        layout = self.layout
-        if dist.get_world_size() != layout.size:
-            sizes = " × ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1)
-            raise ValueError(f"{sizes or 'one rank'} is {layout.size} ranks, but there are {dist.get_world_size()}")
-        made = {}
+        dims = self.dims
+        if dist.get_world_size() != dims.size:
+            sizes = " × ".join(f"{axis} {getattr(dims, axis)}" for axis in AXES if getattr(dims, axis) > 1)
+            raise ValueError(f"{sizes or 'one rank'} is {dims.size} ranks, but there are {dist.get_world_size()}")
+        created = {}
         for axes in self._axes:
-            for ranks in map(tuple, layout.groups(axes)):
-                if ranks not in made:  # axes of one rank share a group
-                    made[ranks] = dist.new_group(list(ranks))  # every rank calls it for every group, as torch demands
+            for ranks in map(tuple, dims.groups(axes)):
+                if ranks not in created:  # axes of one rank share a group
+                    created[ranks] = dist.new_group(list(ranks))  # by every rank for every group, as torch demands
                 if dist.get_rank() in ranks:
-                    self._by_ranks[ranks] = made[ranks]
-                    setattr(self, axes, made[ranks])
+                    self._by_ranks[ranks] = created[ranks]
+                    setattr(self, axes, created[ranks])
         # gloo's ranks connect one by one: whoever left the block at once would hang up on one that still connects
         dist.barrier()
         return self
@@ -160,9 +160,9 @@ class Groups:
 
     def __exit__(self, *error: object) -> None:
         for group in self._by_ranks.values():
-            for each in (_copies.pop(group, None), group):
-                if each is not None:
-                    dist.destroy_process_group(each)
+            if (copied := _copies.pop(group, None)) is not None:
+                dist.destroy_process_group(copied)
+            dist.destroy_process_group(group)
 
 
 @dataclass(frozen=True)
@@ -246,11 +246,16 @@ def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def share(total: int, group: dist.ProcessGroup, what: str) -> int:
-    """``total`` over the ranks of ``group``; ValueError that names both, and what would do, when it does not divide."""
+def divide(total: int, group: dist.ProcessGroup, quantity: str) -> int:
+    """Returns ``total`` over the ranks of ``group``.
+
+    Raises:
+        ValueError: it does not divide; names the quantity, the ranks and a total that would do.
+    """
     ranks = group.size()
     if total % ranks:
         raise ValueError(
-            f"{what} of {total} does not divide by the {ranks} ranks of the group; {-(-total // ranks) * ranks} would"
+            f"{quantity} of {total} does not divide by the {ranks} ranks of the group; "
+            f"{-(-total // ranks) * ranks} would"
         )
     return total // ranks

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pardemo import project
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.formulas.communication import all_reduce_steps, shared_host_seconds
-from pardemo.project import available_cores
+from pardemo.project import available_cores, measuring_ranks
 from pardemo.world.rank import device
 
 METHODS: dict[str, Callable[..., object]] = {
@@ -49,10 +49,10 @@ def predict(profile: MachineProfile, method: str, nbytes: float, ranks: int) -> 
 def profile(world_size: int | None = None) -> MachineProfile:
     """The profile saved in the run's folder, or a new one (a few seconds), saved there.
 
-    ``world_size`` is the number of ranks to measure with: by default one per core, at least 2 and at most 4.
+    ``world_size`` is the number of ranks to measure with, by default :func:`pardemo.project.measuring_ranks`.
     """
     path = profile_path()
-    ranks = world_size or min(4, max(2, available_cores()))
+    ranks = world_size or measuring_ranks()
     try:
         saved = MachineProfile(**json.loads(path.read_text()))
         if saved.ranks == ranks and saved.cores == available_cores():

@@ -1,6 +1,8 @@
 """Checks numbers of a command line or a call, and refuses in one line what is impossible."""
 
 import argparse
+import difflib
+from collections.abc import Collection
 from typing import Any
 
 
@@ -29,6 +31,17 @@ def whole(value: Any, name: str, least: int = 1, most: int | None = None) -> int
     return value
 
 
+def above_zero(value: float, name: str) -> float:
+    """Returns the value, a number above 0.
+
+    Raises:
+        ValueError: it is 0, negative or no number.
+    """
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, not {value!r}")
+    return value
+
+
 def seconds(value: Any, name: str) -> float:
     """A time limit, as a number or its text.
 
@@ -42,3 +55,16 @@ def seconds(value: Any, name: str) -> float:
     if not 0 < number < float("inf"):
         raise ValueError(f"{name} is a number of seconds above 0, not {value!r}")
     return number
+
+
+def nearest(text: object, candidates: Collection[str], otherwise: str | None = None) -> str:
+    """Returns the end of an error about a name that does not exist: the nearest that does, or ``otherwise``.
+
+    Without ``otherwise`` all candidates are listed where none is near.
+
+    >>> nearest("pipelin", ["pipeline", "tensor"])
+    "; did you mean 'pipeline'?"
+    """
+    if near := difflib.get_close_matches(str(text), candidates, 1):
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are {', '.join(candidates)}" if otherwise is None else otherwise

@@ -41,6 +41,16 @@ def error_line(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
+def first_line(error: object) -> str:
+    """Returns the first line with text of an error, or of a message: torch's go on with a stack of C++."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def one_line(error: object, most: int | None = None) -> str:
+    """Returns all of an error's text in one line, without runs of spaces, of at most ``most`` characters."""
+    return " ".join(str(error).split())[:most]
+
+
 def not_in_the_package(error: Exception) -> str:
     """Returns an addition to errors about notebooks or data where only the package is installed; else nothing."""
     folders = (root() / "notebooks", root() / "data")
@@ -62,6 +72,11 @@ def chapter_name(notebook: str) -> str:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measuring_ranks() -> int:
+    """Returns the number of ranks that measure this machine: one for each core, at least 2 and at most 4."""
+    return min(4, max(2, available_cores()))
 
 
 @contextlib.contextmanager
@@ -160,9 +175,14 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: object) -> None:
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+def write_text(path: Path, text: str) -> None:
+    """Writes a text in UTF-8, in one piece: the file is complete or not there."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a value as indented JSON, in one piece."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

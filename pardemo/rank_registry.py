@@ -1,12 +1,12 @@
-"""Registers what packages add to the ranks of a World: modules to load before the fork, and frames to hide.
+"""Lists what parts of the package add to the ranks of a World: modules to load before the fork, and frames to hide.
 
-Those above :mod:`pardemo.world` are named in ``pardemo/__init__.py``, so that the world itself names none of them.
+The names stand here as texts, so that :mod:`pardemo.world` imports nothing of the parts above it.
 """
 
 #: Modules that every rank has loaded when it is forked.
-PRELOAD: list[str] = []
+PRELOAD = ("pardemo.collectives", "pardemo.meters")
 #: Parts of the paths whose frames lie between a rank's start and the user's code.
-HIDDEN_FRAMES: list[str] = []
+HIDDEN_FRAMES = ("pardemo/world/rank.py", "pardemo/cells/", "pardemo/script/runtime/job.py", "<frozen runpy>")
 
 
 def is_hidden(frame: str) -> bool:

@@ -21,7 +21,7 @@ from costs import Costs
 from pardemo import project
 from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.exercises import exercises_of
-from pardemo.peers.deepspeed import disk as deepspeed_disk
+from pardemo.peers.deepspeed import deepspeed_disk
 from pardemo.testing import warm_world
 from pardemo.testing.worlds import PRELOAD
 from pardemo.world import bf16, fork_server, imports

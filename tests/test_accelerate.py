@@ -14,9 +14,8 @@ from conftest import RunsCode, refused
 
 from pardemo import World, signed_folders
 from pardemo.groups import ParallelDims
-from pardemo.peers.accelerate import config_files as accelerate_configs
+from pardemo.peers.accelerate import config_checks, job_settings
 from pardemo.peers.accelerate import configurations as accelerate_configurations
-from pardemo.peers.accelerate import job_settings
 from pardemo.peers.accelerate import launch as accelerate_launch
 from pardemo.peers.accelerate import script as accelerate_script
 from pardemo.peers.accelerate import training as accelerate
@@ -51,7 +50,7 @@ def plain(*arguments):
 
 def environment_of(configuration, folder):
     """What ``accelerate launch`` sets for ranks of this configuration, whose files are written."""
-    return accelerate_configs.environment(configuration.write(folder))
+    return config_checks.environment(configuration.write(folder))
 
 
 def train(ranks, configuration, folder, *arguments, function=accelerate_script.train):
@@ -175,7 +174,7 @@ def test_two_replicas_in_shards_train_as_one_process(tmp_path):
 # --- configuration files ----------------------------------------------------------------------------------------------
 
 FSDP2 = Configuration("fsdp2", 2).config()
-ROOM = accelerate_configs.most_processes()
+ROOM = config_checks.most_processes()
 
 
 @pytest.mark.parametrize(
@@ -209,9 +208,9 @@ def test_a_wrong_configuration_is_refused_by_name(changes, message, tmp_path):
 
 def test_the_wrong_number_for_one_process_or_two():
     with pytest.raises(ValueError, match=r"distributed_type.*NO.*num_processes.*2"):
-        accelerate_configs.check(Configuration("one", 2).config())
+        config_checks.check(Configuration("one", 2).config())
     with pytest.raises(ValueError, match=r"MULTI_GPU.*num_processes.*2.*1"):
-        accelerate_configs.check(Configuration("ddp", 1).config())
+        config_checks.check(Configuration("ddp", 1).config())
     with pytest.raises(ValueError, match="no configuration 'zero4'"):
         Configuration("zero4", 2)
 
@@ -228,7 +227,7 @@ def test_deepspeeds_own_file_is_checked_too(changes, message, tmp_path):
     path = configuration.write(tmp_path)
     (tmp_path / "zero2-2.json").write_text(json.dumps(configuration.deepspeed() | changes))
     with refused(message) as error:
-        accelerate_configs.read_config(path)
+        config_checks.read_config(path)
     assert "zero2-2.yaml: " in str(error.value)
 
 
@@ -236,9 +235,9 @@ def test_files_that_are_no_configurations(tmp_path):
     for text, message in (("a: [", "is not YAML"), ("- 1", "a configuration has keys and values")):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ValueError, match=message):
-            accelerate_configs.read_config(tmp_path / "x.yaml")
+            config_checks.read_config(tmp_path / "x.yaml")
     with pytest.raises(FileNotFoundError):
-        accelerate_configs.read_config(tmp_path / "none.yaml")
+        config_checks.read_config(tmp_path / "none.yaml")
 
 
 def test_what_is_written_accelerate_reads(tmp_path):
@@ -252,7 +251,7 @@ def test_what_is_written_accelerate_reads(tmp_path):
         Configuration("fsdp2", 4, replicas=2),
     ]:
         path = configuration.write(tmp_path)
-        assert accelerate_configs.read_config(path) == configuration.config()
+        assert config_checks.read_config(path) == configuration.config()
         assert load_config_from_file(str(path)).num_processes == configuration.processes
 
 
@@ -281,12 +280,12 @@ def test_zero3_init_is_what_accelerate_itself_takes(stage, monkeypatch):
 
 def test_the_megatron_lm_plugins_file(tmp_path):
     settings = accelerate_configurations.megatron_lm(8, tp=2, pp=2, micro_batches=4)
-    variables = accelerate_configs.environment(accelerate_configurations.write(tmp_path / "m.yaml", settings))
+    variables = config_checks.environment(accelerate_configurations.write(tmp_path / "m.yaml", settings))
     assert variables["ACCELERATE_USE_MEGATRON_LM"] == "true"
     names = ("TP_DEGREE", "PP_DEGREE", "NUM_MICRO_BATCHES")
     assert [variables[f"MEGATRON_LM_{name}"] for name in names] == ["2", "2", "4"]
     with pytest.raises(ValueError, match="did you mean 'megatron_lm_tp_degree'"):
-        accelerate_configs.check(settings | {"megatron_lm_config": {"megatron_lm_tp_degre": 2}})
+        config_checks.check(settings | {"megatron_lm_config": {"megatron_lm_tp_degre": 2}})
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo import World
-from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.collectives.channel import Channel
 
 
@@ -70,12 +70,6 @@ def test_ranks_at_different_collectives_of_the_same_tensor(rank, other):
     told = rf"rank 0: all_reduce \(sum\); rank 1: {other.replace('(', '.').replace(')', '.')}"
     with pytest.raises(ValueError, match=told):
         OPERATIONS[other if rank else "all_reduce (sum)"](torch.ones(4))
-
-
-@pytest.mark.ranks(2)
-def test_ranks_with_different_parameter_servers(rank):
-    with pytest.raises(ValueError, match=r"0.*all_reduce.*\(sum\).*0.*1.*1"):
-        parameter_server_all_reduce(torch.ones(4), server=rank)
 
 
 @pytest.mark.ranks(2)

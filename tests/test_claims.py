@@ -17,6 +17,7 @@ from pardemo.book.page import declared_in
 from pardemo.book.run import scorecard
 from pardemo.claims import declarations
 from pardemo.claims.lines import Line
+from pardemo.claims.verdicts import SECONDS
 from pardemo.cluster.tiers import Tier
 from pardemo.meters.timeline import Span, begun_before_end
 from pardemo.planner.layouts.published import megatron_2019
@@ -28,39 +29,45 @@ def ledger(out):
     return Ledger("01_example")
 
 
+def claimed(id="s09.x", says="statement", **fields):
+    """A claim whose tolerance or seconds have a reason."""
+    seconds = {"off": "why"} if fields.get("evidence") in SECONDS else {}
+    return claims.Claim(id, says, **{"because": "a reason"} | seconds | fields)
+
+
 @pytest.mark.parametrize(
     ("predicted", "measured", "options", "verdict"),
     [
         (100, 100, {}, "holds"),
-        (100, 100.4, {"rel": 0.005}, "holds"),
-        (100, 100.6, {"rel": 0.005}, "fails"),
-        (-100, -100.4, {"rel": 0.005}, "holds"),
-        (1, 2, {"rel": 0.5}, "fails"),
+        (100, 100.4, {"within": 0.005}, "holds"),
+        (100, 100.6, {"within": 0.005}, "fails"),
+        (-100, -100.4, {"within": 0.005}, "holds"),
+        (1, 2, {"within": 0.5}, "fails"),
         (0, 0, {}, "holds"),
-        (0, 1e-9, {"rel": 0.5}, "fails"),
+        (0, 1e-9, {"within": 0.5}, "fails"),
         (True, True, {}, "holds"),
         (True, 1, {}, "fails"),
         ("abc", "abd", {}, "fails"),
         ("1", 1, {}, "fails"),
-        (1e-6, 1e-7, {"relation": "at most"}, "holds"),
-        (1e-6, 1e-5, {"relation": "at most"}, "fails"),
-        (1, 2, {"relation": "at least"}, "holds"),
-        (1, 0.5, {"relation": "at least"}, "fails"),
-        (1, float("nan"), {"rel": 1}, "fails"),
-        (1, float("inf"), {"relation": "at least"}, "fails"),
-        (1, float("nan"), {"relation": "at most"}, "fails"),
-        (2, 3, {"instead": (3, "reason")}, "differs"),
-        (2, 2, {"instead": (3, "reason")}, "holds"),
-        (2, 4, {"instead": (3, "reason")}, "fails"),
+        (1e-6, 1e-7, {"bounded": "most"}, "holds"),
+        (1e-6, 1e-5, {"bounded": "most"}, "fails"),
+        (1, 2, {"bounded": "least"}, "holds"),
+        (1, 0.5, {"bounded": "least"}, "fails"),
+        (1, float("nan"), {"within": 1}, "fails"),
+        (1, float("inf"), {"bounded": "least"}, "fails"),
+        (1, float("nan"), {"bounded": "most"}, "fails"),
+        (2, 3, {"instead": "reason"}, "differs"),
+        (2, 2, {"instead": "reason"}, "holds"),
+        (2, 4, {"instead": "reason"}, "fails"),
         (1, 1, {"evidence": "time"}, "holds"),
-        (1, 2, {"evidence": "arithmetic", "reason": "no excuse"}, "fails"),
-        (float("inf"), 5, {"rel": 0.1}, "fails"),
+        (1, 2, {"evidence": "arithmetic", "off": "no excuse"}, "fails"),
+        (float("inf"), 5, {"within": 0.1}, "fails"),
         (np.float32(1), torch.tensor(1.0), {}, "holds"),
         (np.int64(3), torch.tensor(3), {}, "holds"),
     ],
 )
 def test_verdicts(ledger, predicted, measured, options, verdict):
-    assert ledger.check("s09.x", "statement", predicted, measured, **options) == verdict
+    assert ledger.check(claimed(**options), predicted, measured, 3 if "instead" in options else None) == verdict
     assert ledger.rows[0]["verdict"] == verdict
 
 
@@ -68,8 +75,8 @@ def test_verdicts(ledger, predicted, measured, options, verdict):
 def test_only_times_and_explained_figures_of_papers_may_be_off(ledger, evidence):
     seconds = ("time", "host links", "paced links", "paced")
     expected = "off" if evidence in seconds else "fails"
-    assert ledger.check("s09.x", "statement", 100, 102, rel=0.01, evidence=evidence) == expected
-    explained = ledger.check("s09.y", "statement", 1, 2, evidence=evidence, reason="why")
+    assert ledger.check(claimed(within=0.01, evidence=evidence), 100, 102) == expected
+    explained = ledger.check(claimed("s09.y", evidence=evidence, off="why"), 1, 2)
     assert explained == ("off" if evidence in (*seconds, "published") else "fails")
     if expected == "fails":
         with pytest.raises(claims.ClaimFailed, match=r"s09\.x"):
@@ -77,7 +84,7 @@ def test_only_times_and_explained_figures_of_papers_may_be_off(ledger, evidence)
 
 
 def test_rows_have_the_promised_fields_and_survive_the_file(ledger, out):
-    ledger.check("s09.x", "statement", 2**22, 4194304.0, "B", 0.005, "a paper", "wire")
+    ledger.check(claimed(unit="B", within=0.005, source="a paper", evidence="wire"), 2**22, 4194304.0)
     rows = claims.read(out)
     assert rows == ledger.rows
     promised = "id notebook statement source predicted measured unit rel evidence verdict reason"
@@ -88,8 +95,8 @@ def test_rows_have_the_promised_fields_and_survive_the_file(ledger, out):
 
 def test_a_cell_that_runs_again_replaces_its_claim_and_a_new_ledger_begins_empty(ledger, out, monkeypatch):
     monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
-    ledger.check("s09.x", "statement", 1, 2)
-    ledger.check("s09.x", "statement", 1, 1)
+    ledger.check(claimed(), 1, 2)
+    ledger.check(claimed(), 1, 1)
     ledger.skip("s09.x", "statement", "no GPU any more")
     assert [r["verdict"] for r in ledger.rows] == ["not measured"]
     Ledger("01_example")
@@ -97,8 +104,8 @@ def test_a_cell_that_runs_again_replaces_its_claim_and_a_new_ledger_begins_empty
 
 
 def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, out):
-    ledger.check("s09.x", "bytes sent", 1, 1)
-    for book in (lambda: ledger.check("s09.x", "received", 2, 2), lambda: ledger.skip("s09.x", "received", "why")):
+    ledger.check(claimed(says="bytes sent"), 1, 1)
+    for book in (lambda: ledger.check(claimed(says="received"), 2, 2), lambda: ledger.skip("s09.x", "received", "why")):
         with pytest.raises(ValueError, match=r"s09\.x.*bytes.*'received'"):
             book()
     assert [r["statement"] for r in claims.read(out)] == ["bytes sent"]
@@ -106,9 +113,9 @@ def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, o
 
 def test_where_no_cell_runs_twice_no_id_comes_twice(ledger, monkeypatch):
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")  # as `pardemo run` sets it
-    ledger.check("s09.x", "N ranks", 2, 3)  # fails
+    ledger.check(claimed(says="N ranks"), 2, 3)  # fails
     with pytest.raises(ValueError, match=r"s09\.x.*taken.*N"):
-        ledger.check("s09.x", "N ranks", 4, 4)
+        ledger.check(claimed(says="N ranks"), 4, 4)
     assert [r["verdict"] for r in ledger.rows] == ["fails"], "a loop without its variable in the id hides no failure"
 
 
@@ -120,18 +127,17 @@ def test_where_no_cell_runs_twice_no_id_comes_twice(ledger, monkeypatch):
         ("S09.x", (1, 1), {}, "looks like s09"),
         ("s09.x", ([1], 1), {}, "not list"),
         ("s09.x", (None, 1), {}, "not NoneType"),
-        ("s09.x", (1, 1), {"relation": "near"}, "relation.*must"),
-        ("s09.x", ("a", "b"), {"relation": "at most"}, "bound needs numbers"),
+        ("s09.x", ("a", "b"), {"bounded": "most"}, "bound needs numbers"),
     ],
 )
 def test_what_cannot_be_claimed(ledger, id, figures, options, message):
     with pytest.raises(ValueError, match=message):
-        ledger.check(id, "statement", *figures, **options)
+        ledger.check(claimed(id, **options), *figures)
     assert ledger.rows == []
 
 
 def test_a_damaged_ledger_is_named(ledger, out):
-    ledger.check("s09.x", "s", 1, 1)
+    ledger.check(claimed(), 1, 1)
     for damage in ('[{"id"', "{}", "[null]", "7"):
         (out / "claims" / "01_example.json").write_text(damage)
         with pytest.raises(ValueError, match=r"01_example\.json"):
@@ -153,15 +159,15 @@ def test_figures_are_shortened_for_readers():
     ("predicted", "options", "shown"),
     [
         (100, {}, "100"),
-        (100, {"rel": 0.005}, "100 ± 0.5 %"),
-        (0.2, {"rel": 0.05 / 0.2}, "0.2 ± 25 %"),
-        (100, {"relation": "at most", "rel": 0.005}, "≤ 100"),  # a bound's tolerance is ignored
-        (True, {"rel": 0.005}, "True"),
-        ("abc", {"rel": 0.005}, "abc"),
+        (100, {"within": 0.005}, "100 ± 0.5 %"),
+        (0.2, {"within": 0.05 / 0.2}, "0.2 ± 25 %"),
+        (100, {"bounded": "most"}, "≤ 100"),
+        (True, {"within": 0.005}, "True"),
+        ("abc", {"within": 0.005}, "abc"),
     ],
 )
 def test_a_tolerance_stands_beside_what_is_predicted(ledger, predicted, options, shown):
-    ledger.check("s09.x", "statement", predicted, predicted, **options)
+    ledger.check(claimed(**options), predicted, predicted)
     assert claims.predicted_text(ledger.rows[0]) == shown
 
 
@@ -186,7 +192,7 @@ def test_the_scaling_figure_tells_whether_tensor_parallel_all_reduces_are_reckon
         planned = sum(changed.get(part, 1) * percent for part, percent in parts.items())
         ratios.append((100 + planned) / (100 + paper))
     worst = max(ratios, key=lambda ratio: abs(ratio - 1))
-    assert ledger.check("s49.x", "whole steps", 1, worst, rel=0.11, evidence="published") == expected
+    assert ledger.check(claimed("s49.x", within=0.11, evidence="published"), 1, worst) == expected
 
 
 def test_a_factor_shows_in_small_gradients_too():

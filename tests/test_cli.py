@@ -11,6 +11,7 @@ from conftest import says
 
 from pardemo import Ledger, cli, project
 from pardemo.book.page.presets import choose
+from pardemo.claims import Claim
 from pardemo.finetune import commands as finetune
 
 COMMANDS = [name for names, _ in cli.GROUPS.values() for name in names.split()]
@@ -71,8 +72,9 @@ def test_the_module_and_the_script_are_the_same():
 
 def test_claims_as_table_and_json(out, capsys):
     ledger = Ledger("01_example")
-    ledger.check("s09.x", "bytes sent", 4194304, 4194400, "B", 0.005, "a paper", "wire")
-    ledger.check("01.y", "error", 1e-6, 1e-7, relation="at most")
+    sent = Claim("s09.x", "bytes sent", "B", within=0.005, because="headers", source="a paper", evidence="wire")
+    ledger.check(sent, 4194304, 4194400)
+    ledger.check(Claim("01.y", "error", at_most=1e-6, because="rounding"), None, 1e-7)
     assert cli.main(["claims", str(out)]) == 0
     table = capsys.readouterr().out
     assert "4,194,304 ± 0.5 %" in table

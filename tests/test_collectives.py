@@ -248,30 +248,10 @@ def test_an_error_in_mid_ring_does_not_reach_the_next_collective():
 
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("numel", [0, 5, 3 * ring.SEGMENT_BYTES // 4 + 1])
-def test_a_broadcast_brings_the_sources_tensor(rank, world_size, numel):
-    for source in range(world_size):
-        tensor = torch.full((numel, 2), float(rank)).t()
-        assert ring_broadcast(tensor, source=source) is tensor
-        assert (tensor == source).all()
-
-
-@pytest.mark.ranks(2)
-def test_a_broadcast_whose_ranks_disagree_on_the_source(rank):
-    with pytest.raises(ValueError, match=r"0.*broadcast.*0.*1.*1"):
-        ring_broadcast(torch.ones(2), source=rank)
-    with pytest.raises(ValueError, match=r"0.*1.*2"):
-        ring_broadcast(torch.ones(2), source=2)
-
-
-@pytest.mark.ranks(2)
-def test_a_server_outside_the_group():
-    with pytest.raises(ValueError, match=r"0.*1.*5"):
-        parameter_server_all_reduce(torch.ones(1), server=5)
-
-
-@pytest.mark.ranks(3)
-def test_any_rank_can_be_the_server():
-    assert parameter_server_all_reduce(torch.ones(5), server=2).tolist() == [3.0] * 5
+def test_a_broadcast_brings_the_first_ranks_tensor(rank, numel):
+    tensor = torch.full((numel, 2), 7.0 + rank).t()
+    assert ring_broadcast(tensor) is tensor
+    assert (tensor == 7).all()
 
 
 @pytest.mark.ranks(1, 2, 4)
@@ -396,8 +376,8 @@ def test_all_collectives_of_views_that_lie_apart(rank, world_size, name):
         all_reduce(view(base))
         same_values(base, expected)
     views, _, mine = on_every_rank(view)
-    ring_broadcast(mine, source=world_size - 1)
-    same_values(mine, views[-1] if rank == world_size - 1 else on_every_rank(view)[0][-1])
+    ring_broadcast(mine)
+    same_values(mine, views[0] if rank == 0 else on_every_rank(view)[0][0])
 
 
 @pytest.mark.ranks(2, 3)

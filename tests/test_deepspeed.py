@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pardemo import Cluster, RankFailed, World
-from pardemo.peers.deepspeed import disk as deepspeed_disk
+from pardemo.peers.deepspeed import deepspeed_disk
 from pardemo.small_models import gpt
 
 PEERS = ["pardemo.peers.deepspeed.engine", "pardemo.peers.states"]

@@ -3,8 +3,8 @@
 import pytest
 from conftest import refused
 
+from pardemo.peers.deepspeed.deepspeed_settings import check_settings
 from pardemo.peers.deepspeed.engine import ALWAYS_SHARDED, zero_settings
-from pardemo.peers.deepspeed.settings import check_settings
 
 BASE = {"train_micro_batch_size_per_gpu": 2}
 

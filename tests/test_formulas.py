@@ -27,7 +27,6 @@ def test_by_hand():
     assert c.cluster_seconds("parameter server", 1000, 4, 100, 1) == 60 + 2
     assert c.shared_host_seconds("ring", 1000, 4, 100, 1) == 60 + 6
     assert c.shared_host_seconds("parameter server", 1000, 4, 100, 1) == 60 + 2
-    assert c.algorithm_bandwidth(10, 2) == 5
     assert c.bus_bandwidth("all_reduce", 100, 4, 1) == 150
     assert c.bus_bandwidth("all_gather", 100, 4, 1) == c.bus_bandwidth("reduce_scatter", 100, 4, 1) == 75
 

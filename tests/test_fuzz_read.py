@@ -28,10 +28,11 @@ from pardemo.baichuan2 import load_checkpoint
 from pardemo.book.run import doctor, parameters
 from pardemo.finetune import predict, recipe
 from pardemo.meters import trace
-from pardemo.peers.accelerate import config_files
+from pardemo.peers.accelerate import config_checks
 from pardemo.planner.layouts.published import loaders
 from pardemo.script.compare import layouts
 from pardemo.script.step import replay_settings
+from pardemo.world import launched
 
 #: What fails is not made smaller: files of a megabyte are among the cases, and that would take minutes.
 QUICK = settings(
@@ -159,7 +160,7 @@ FSDP = {
 
 @pytest.mark.parametrize("plain", [ACCELERATE, FSDP], ids=["deepspeed", "fsdp"])
 def test_accelerate_configurations(tmp_path, plain):
-    fuzz(tmp_path / "accelerate.yaml", as_yaml(plain), config_files.read_config, plain, as_yaml)
+    fuzz(tmp_path / "accelerate.yaml", as_yaml(plain), config_checks.read_config, plain, as_yaml)
 
 
 def test_data_files(tmp_path):
@@ -391,7 +392,7 @@ def test_parameters_of_notebooks():
     @QUICK
     @given(st.dictionaries(st.sampled_from(names) | st.text(max_size=5), texts, max_size=3))
     def check(given_texts):
-        values, refused, _ = outcome(lambda: {key: cli._value(text) for key, text in given_texts.items()})
+        values, refused, _ = outcome(lambda: {key: launched.value_of(text) for key, text in given_texts.items()})
         assert refused is None, "what is no literal is text"
         assigned, refused, _ = outcome(parameters.assign, notebooks, values)
         assert refused is not None or set(assigned) == set(notebooks)

@@ -104,9 +104,9 @@ def test_bad_input_is_one_line(arguments, environment, told, monkeypatch, capfd)
 
 
 def test_arguments_are_literals_or_text():
-    from pardemo.world.launched import _value
+    from pardemo.world.launched import value_of
 
-    assert [_value(t) for t in ("4", "[1, 2]", "ring", "None")] == [4, [1, 2], "ring", None]
+    assert [value_of(t) for t in ("4", "[1, 2]", "ring", "None")] == [4, [1, 2], "ring", None]
 
 
 def says(text):

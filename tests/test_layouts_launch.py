@@ -20,8 +20,8 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import says
 
-from pardemo.peers.accelerate import config_files as accelerate_configs
-from pardemo.peers.deepspeed import settings as deepspeed_settings
+from pardemo.peers.accelerate import config_checks
+from pardemo.peers.deepspeed import deepspeed_settings
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts import launch, search
 from pardemo.planner.layouts.configurations import shape_of_config
@@ -391,8 +391,8 @@ def test_zero_alone_is_deepspeeds(tmp_path, monkeypatch, sharding):
     layout = Layout(dp=16, sharding=sharding, micro_batch=2, accumulation=3)
     files = written(tmp_path, "llama3-8b", layout, "llm-foundry")
     assert next(iter(files)) == "accelerate.yaml"
-    monkeypatch.setattr(accelerate_configs, "most_processes", lambda: 8)
-    found = accelerate_configs.read_config(tmp_path / "out" / "accelerate.yaml")  # checks deepspeed.json too
+    monkeypatch.setattr(config_checks, "most_processes", lambda: 8)
+    found = config_checks.read_config(tmp_path / "out" / "accelerate.yaml")  # checks deepspeed.json too
     assert (found["num_processes"], found["num_machines"]) == (16, 2)
     assert load_config_from_file(str(tmp_path / "out" / "accelerate.yaml")).num_processes == 16
     settings = json.loads(files["deepspeed.json"])

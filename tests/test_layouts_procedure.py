@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pardemo import project
 from pardemo.book.contents import CHAPTERS, notebook_of
-from pardemo.draw.rule import rule
+from pardemo.book.page.rule import rule
 from pardemo.planner.layouts import Layout
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.procedure import adds, candidates, choose, compare, job_of, jobs
@@ -211,7 +211,7 @@ def python_of(chapter):
 
 @pytest.mark.parametrize("chapter", CHOOSING)
 def test_each_chapter_that_chooses_asks_the_rule(chapter):
-    asks = re.compile(r"from pardemo\.(planner\.layouts\.procedure|draw\.rule) import")
+    asks = re.compile(r"from pardemo\.(planner\.layouts\.procedure|book\.page\.rule) import")
     assert any(asks.search(source) for source in python_of(chapter))
 
 

@@ -14,7 +14,7 @@ from torch.distributed.run import get_args_parser
 from pardemo import project
 from pardemo.cli import main
 from pardemo.finetune import recipe
-from pardemo.peers.deepspeed import settings as deepspeed_settings
+from pardemo.peers.deepspeed import deepspeed_settings
 from pardemo.planner import files, hardware, measured_peak, table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine

@@ -24,9 +24,9 @@ from transformers import AutoConfig, GPT2Config, LlamaConfig, LlamaForCausalLM, 
 from pardemo import RankError, World, compat
 from pardemo.finetune import recipe
 from pardemo.peers import launchers
-from pardemo.peers.accelerate import config_files
+from pardemo.peers.accelerate import config_checks
 from pardemo.peers.accelerate.training import as_launched, wrapped
-from pardemo.peers.deepspeed import settings as deepspeed_settings
+from pardemo.peers.deepspeed import deepspeed_settings
 from pardemo.planner import files, hardware, measured_peak, table
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts.machines import Machine
@@ -186,7 +186,7 @@ def by_hand(folder, data, tuning):
 def test_the_script_trains_cut_as_planned(world, model, data, tmp_path, engine, launcher, tuning):
     folder = written(tmp_path / "plan", request(model, tuning=tuning), planned(engine), based(model))
     [config] = folder.glob("accelerate*.yaml")
-    environment = config_files.environment(config) if launcher == "accelerate" else {}
+    environment = config_checks.environment(config) if launcher == "accelerate" else {}
     found = world.run(on_rank, folder, environment, data, tmp_path / "out", engine == "fsdp2")
     whole = 2048 if tuning.lora else sum(p.numel() for p in LlamaForCausalLM.from_pretrained(model).parameters())
     for rank in found:
@@ -209,7 +209,7 @@ def test_the_script_trains_cut_as_planned(world, model, data, tmp_path, engine, 
 def test_a_head_that_the_embedding_shares(world, data, tmp_path, engine):
     tied = made(tmp_path / "tied", tie_word_embeddings=True)
     folder = written(tmp_path / "plan", request(tied, tuning=FULL), planned(engine, checkpointing=False), based(tied))
-    environment = config_files.environment(next(folder.glob("accelerate*.yaml")))
+    environment = config_checks.environment(next(folder.glob("accelerate*.yaml")))
     whole = sum(parameter.numel() for parameter in LlamaForCausalLM.from_pretrained(tied).parameters())
     for rank in world.run(on_rank, folder, environment, data, tmp_path / "out", engine == "fsdp2"):
         assert rank["whole"] == 2 * rank["own"] == whole
@@ -265,16 +265,16 @@ def test_each_program_reads_what_is_written_for_it(model, tmp_path, monkeypatch,
     precision = "fp16" if gpu == "V100" else "bf16"
     asked = request(model, gpus=16, hosts=2, gpu=gpu, job={"precision": precision})
     folder = written(tmp_path / "out", asked, planned(engine, offload, checkpointing), based(model))
-    monkeypatch.setattr(config_files, "most_processes", lambda: 8)
-    monkeypatch.setattr(config_files, "_check_precision", lambda settings: None)  # fp16 is refused on a CPU
+    monkeypatch.setattr(config_checks, "most_processes", lambda: 8)
+    monkeypatch.setattr(config_checks, "_check_precision", lambda settings: None)  # fp16 is refused on a CPU
     monkeypatch.setattr(
         deepspeed_settings, "check_settings", functools.partial(on_gpus, deepspeed_settings.check_settings)
     )
     [config] = folder.glob("accelerate*.yaml")
     read = load_config_from_file(str(config))
     assert (read.num_processes, read.num_machines, read.main_process_port) == (16, 2, 29500)
-    found = config_files.read_config(config)
-    launched = config_files.environment(config)
+    found = config_checks.read_config(config)
+    launched = config_checks.environment(config)
     settings = json.loads((folder / "ds_config.json").read_text()) if engine != "fsdp2" else None
     if settings is None:
         assert found["fsdp_config"]["fsdp_version"] == 2

@@ -540,7 +540,7 @@ def test_the_page_says_what_is_so(run):
 def test_loading_it_loads_nothing_else():
     code = "import sys, pytest; was = set(sys.modules); import pardemo.testing.plugin; print(*set(sys.modules) - was)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    own = {"pardemo", "pardemo.extras", "pardemo.rank_registry", "pardemo.testing", "pardemo.testing.plugin"}
+    own = {"pardemo", "pardemo.extras", "pardemo.testing", "pardemo.testing.plugin"}
     assert {name for name in done.stdout.split() if name.startswith(("pardemo", "torch", "numpy"))} == own
 
 

@@ -313,7 +313,7 @@ def test_the_articles_steps():
     assert recipes.steps(job, 80_000) == (313, 1565)
     assert recipes.steps(job, 200_000) == recipes.steps(job, 100_000), "max_samples"
     assert recipes.steps(recipes.override(job, ["train.max_steps=20"]), 80_000) == (313, 20)
-    with pytest.raises(ValueError, match=r"samples.*1.*0.*8"):
+    with pytest.raises(ValueError, match=r"samples.*1.*0"):
         recipes.steps(job, 0)
 
 

@@ -9,6 +9,7 @@ from conftest import says
 
 from pardemo import Ledger, project
 from pardemo.book.run.report import command as report_command
+from pardemo.claims import Claim
 
 HIT = {"name": "fast", "ratio": 2.0, "target": 1.0, "met": True}
 MISSED = {"name": "slow", "ratio": 0.5, "target": 1.0, "met": False}
@@ -32,7 +33,7 @@ def build(tmp_path, monkeypatch):
         if "--add" in arguments:  # the table of all runs, which is here the newest one's
             (out / "bench.json").write_text((out / "bench_run.json").read_text())
         if name == "run":
-            Ledger("01_a", out).check("01.a", "one is one", 1, 1)
+            Ledger("01_a", out).check(Claim("01.a", "one is one"), 1, 1)
         answer = build.answers.get(name, (0, ""))
         if isinstance(answer, BaseException):
             raise answer
@@ -101,7 +102,7 @@ def test_a_build_that_stops_on_the_way_leaves_the_old_reference_untouched(build,
 
 
 def test_its_commands_are_pardemos(tmp_path):
-    Ledger("01_a", tmp_path).check("01.a", "one is one", 1, 1)
+    Ledger("01_a", tmp_path).check(Claim("01.a", "one is one"), 1, 1)
     assert reference._rows(tmp_path, "claims")[0]["id"] == "01.a"
     with pytest.raises(RuntimeError, match=r"pardemo.*2"):
         reference._do(tmp_path, "report")

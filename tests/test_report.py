@@ -106,7 +106,7 @@ def run(out):
     """A run of one notebook with a claim, a picture and a link; and one that failed before its copy was written."""
     fig, _ = figures.new()
     picture = figures.save(fig, "01_picture", "a line < a curve")
-    Ledger("01_a").check("s09.x", "a < b", 1, 1, evidence="wire")
+    Ledger("01_a").check(claims.Claim("s09.x", "a < b", evidence="wire"), 1, 1)
     show = nbformat.v4.new_code_cell("figures.save(fig)")
     data, metadata = picture._repr_mimebundle_()
     png = {"image/png": base64.b64encode(data["image/png"]).decode()}
@@ -205,7 +205,8 @@ def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkey
 
     def execute(name, path, parameters, folder, *rest):
         executed.append(name[:2])
-        claims.Ledger(name, folder).check(f"{name[:2]}.run", "runs until now", 0, len(executed), relation="at least")
+        claim = claims.Claim(f"{name[:2]}.run", "runs until now", at_least=0, because="each is counted")
+        claims.Ledger(name, folder).check(claim, None, len(executed))
         (folder / f"{name}.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook()))
         return runner.NotebookEnding(name, "failed" if len(executed) == 1 else "ok")
 
@@ -222,7 +223,7 @@ def test_the_report_is_by_question(out):
     """A chapter's question, then its claims below the section that shows them."""
     ledger = Ledger("01_a")
     for claim in ("01.bytes", "01.seconds", "01.more"):
-        ledger.check(claim, f"what {claim} says", 1, 1)
+        ledger.check(claims.Claim(claim, f"what {claim} says"), 1, 1)
     shown = [Line([row])._repr_html_() for row in claims.read(out)]
     cells = [nbformat.v4.new_markdown_cell("# A"), nbformat.v4.new_markdown_cell("text\n\n## 1 How many bytes?\n\nx")]
     for place, text in enumerate(shown):

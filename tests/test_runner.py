@@ -22,7 +22,10 @@ from pardemo.book.run import fingerprint, kernels, parameters, runner
 from pardemo.draw import pictures
 from pardemo.small_models import classifier as small
 
-GOOD = "from pardemo import Ledger\nclaims = Ledger('{name}')\nclaims.check('s09.x', 'a < b', 1, {measured})\nvalue"
+GOOD = (
+    "from pardemo.claims import Claim, Ledger\nclaims = Ledger('{name}')\n"
+    "claims.check(Claim('s09.x', 'a < b'), 1, {measured})\nvalue"
+)
 
 
 @pytest.fixture

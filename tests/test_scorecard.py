@@ -29,7 +29,7 @@ def empty(tmp_path, monkeypatch):
     monkeypatch.setenv("PARDEMO_OUT", str(tmp_path / "mine"))
 
     def book(folder, chapter="01_data_parallel"):
-        Ledger(chapter, tmp_path / folder).check("s09.sent", "sent", 10, 10, evidence="wire")
+        Ledger(chapter, tmp_path / folder).check(claims.Claim("s09.sent", "sent", evidence="wire"), 10, 10)
 
     return book
 

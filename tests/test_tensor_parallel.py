@@ -189,7 +189,7 @@ def test_gated_mlp_is_one_product_and_one_all_reduce_backward(rank, world_size):
     y = layer(mine)
     with CallMeter() as calls:
         y.sum().backward()
-    gathered = ColumnParallelLinear(up, gather_output=True)(x)
+    gathered = gather_from(ColumnParallelLinear(up)(x))
     same = all(torch.equal(a.weight, b.weight) for a, b in zip(before, (gate, up, down), strict=True))
     wanted = torch.cat([gate.weight.grad.chunk(world_size)[rank], up.weight.grad.chunk(world_size)[rank]])
     pairs = [(y, expected), (mine.grad, x.grad), (layer.first.weight.grad, wanted), (gathered, up(x))]
@@ -238,7 +238,8 @@ def llama():
         for name in ("gate_proj", "up_proj"):
             setattr(layer.mlp, name, ColumnParallelLinear(getattr(layer.mlp, name)))
         layer.mlp.down_proj = RowParallelLinear(layer.mlp.down_proj)
-    split.lm_head = ColumnParallelLinear(split.lm_head, gather_output=True)
+    split.lm_head = ColumnParallelLinear(split.lm_head)
+    split.lm_head.register_forward_hook(lambda _, inputs, outputs: gather_from(outputs))
     tokens = gpt.text(2, 9, 64)
     losses = [model(tokens, labels=tokens).loss for model in (full, split)]
     for loss in losses:
@@ -468,9 +469,6 @@ BAD = {
     "copies": (lambda: ColumnParallelLinear(_linear(8, 12), copies=[3]), "copies [3]", "1 sections", "2"),
     "some biases": (lambda: ColumnParallelLinear([_linear(8, 8), _linear(8, 8, bias=False)]), "a bias or none"),
     "some frozen biases": (lambda: ColumnParallelLinear([_linear(8, 8), _frozen_bias()]), "trained alike"),
-    "gathered sections": (
-        lambda: ColumnParallelLinear([_linear(8, 8), _linear(8, 8)], gather_output=True), "mix the sections",
-    ),
     "inner width": (lambda: ParallelMLP(_linear(8, 32), _linear(16, 8)), "[32]", "16"),
     "trained activation": (lambda: ParallelMLP(_linear(8, 8), _linear(8, 8), activation=nn.PReLU()), "PReLU", "train"),
     "vocabulary": (lambda: VocabParallelEmbedding(nn.Embedding(7, 2)), "vocabulary of 7", "2 ranks", "8"),

@@ -187,7 +187,7 @@ def test_a_pipelines_stages_in_shards_train_as_one_process(layout, stage):
     with Groups(layout) as groups:
         place, replica = dist.get_rank(groups.pp), dist.get_rank(groups.dp)
         net = gpt.parallel_block(parts[place], groups.tp)
-        engine = stage(net, SGD, groups.dp, max_norm=CLIP, norm_over=groups.pp)
+        engine = stage(net, SGD, groups.dp, max_norm=CLIP, pipeline_group=groups.pp)
         schedule = Schedule(one_f_one_b, ranks=2, micro_batches=2)
         pipeline = Pipeline([engine], schedule, nn.functional.mse_loss, groups.pp, checkpointing=True)
         for step in range(STEPS):

@@ -69,13 +69,13 @@ def test_a_pipelines_stages_are_clipped_by_one_norm(layout, with_zero):
             return vocab_parallel_cross_entropy(logits, targets, groups.tp)
 
         if with_zero:
-            engine = Zero1(stage, SGD, groups.dp, max_norm=CLIP, norm_over=groups.pp, tied=tied)
+            engine = Zero1(stage, SGD, groups.dp, max_norm=CLIP, pipeline_group=groups.pp, tied=tied)
             step = engine.step
         else:
             engine, optimizer = BucketedDataParallel(stage, groups.dp), SGD(stage.parameters())
 
             def step():
-                norm = clip_grad_norm_(stage, CLIP, over=groups.pp, tied=tied)
+                norm = clip_grad_norm_(stage, CLIP, pipeline_group=groups.pp, tied=tied)
                 optimizer.step()
                 optimizer.zero_grad()
                 return norm

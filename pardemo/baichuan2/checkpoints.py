@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
-from pardemo import extras
+from pardemo import extras, project
 
 with extras.needed_by(__name__):
     from safetensors import SafetensorError, safe_open
 
 from pardemo.baichuan2.configuration import Baichuan2Config
 from pardemo.baichuan2.modeling import Baichuan2ForCausalLM
-from pardemo.project import refuse_pointer
 
 SINGLE, INDEX = ("model.safetensors", "pytorch_model.bin"), ".index.json"
 #: A layer is an object of a tenth of a millisecond and 50 kB, also without its parameters.
@@ -81,7 +80,7 @@ def _without_memory(config: Baichuan2Config, folder: Path) -> Baichuan2ForCausal
         with torch.device("meta"):
             return Baichuan2ForCausalLM(config).eval()
     except Exception as error:  # what constructors of torch and Transformers make of nonsense
-        line = " ".join(str(error).partition("\n")[0].split())  # torch's have a trace of many lines behind it
+        line = project.first_line(error)  # torch's have a trace of many lines behind it
         raise ValueError(f"{folder.name}/config.json makes no model: {line}") from None
 
 
@@ -190,7 +189,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _checked_shard(path: Path) -> Path:
     with open(path, "rb") as file:
-        refuse_pointer(path, file.read(100), "weights")
+        project.refuse_pointer(path, file.read(100), "weights")
     return path
 
 
@@ -213,7 +212,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0][:120]
+    return project.first_line(str(error) or type(error).__name__)[:120]
 
 
 def _set_generation(model: Baichuan2ForCausalLM, values: dict) -> None:

@@ -9,15 +9,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from pardemo import extras
+from pardemo.claims.declarations import Claim
 from pardemo.claims.ledger import COLUMNS, ClaimFailed, Ledger, read, read_ledger
 from pardemo.claims.lines import by_claim, summary, worst
-from pardemo.claims.verdicts import EVIDENCE, RELATIONS, VERDICTS, agrees, follows, predicted_text, short
+from pardemo.claims.verdicts import EVIDENCE, VERDICTS, agrees, follows, predicted_text, short
 
 __all__ = [
     "COLUMNS",
     "EVIDENCE",
-    "RELATIONS",
     "VERDICTS",
+    "Claim",
     "ClaimFailed",
     "Ledger",
     "agrees",

@@ -16,12 +16,12 @@ A claim says once what holds for all its cases::
 Tolerances that several claims share stand in a table ``[tolerance.name]``; the claims say ``tolerance = "name"``.
 """
 
-import difflib
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pardemo import options
 from pardemo.claims.verdicts import EVIDENCE, SECONDS
 
 #: Evidence of seconds over links with limits: the machine decides which way there is (:mod:`pardemo.cluster.tiers`).
@@ -31,8 +31,8 @@ TOLERANCE = ("within", "at_most", "at_least", "because")
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """A claim as its chapter declares it; the module's docstring says what each field means."""
+class Claim:
+    """A claim as a chapter declares it, or a caller of :meth:`Ledger.check`; the module says what each field means."""
 
     id: str
     says: str
@@ -83,7 +83,7 @@ class Declaration:
         return " ".join(", ".join(part_texts).split())  # a picture's label may be broken into lines
 
 
-def read_declarations(path: Path) -> dict[str, Declaration]:
+def read_declarations(path: Path) -> dict[str, Claim]:
     """The claims of one file, by id; an id without a dot is the chapter's own.
 
     Raises:
@@ -98,19 +98,18 @@ def read_declarations(path: Path) -> dict[str, Declaration]:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def _declaration(id: str, table: dict[str, Any], shared: dict[str, dict[str, Any]]) -> Declaration:
+def _declaration(id: str, table: dict[str, Any], shared: dict[str, dict[str, Any]]) -> Claim:
     if "tolerance" in table:
         name = table.pop("tolerance")
         if name not in shared:
             raise ValueError(f"{id}: no [tolerance.{name}]; there are: {', '.join(shared) or 'none'}")
         table = {**{key: shared[name][key] for key in TOLERANCE if key in shared[name]}, **table}
-    names = [field.name for field in fields(Declaration)][1:]
+    names = [field.name for field in fields(Claim)][1:]
     for name in table:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            raise ValueError(f"{id}: no field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise ValueError(f"{id}: no field {name!r}{options.nearest(name, names, '')}")
     if isinstance(table.get("cases"), list):
         table["cases"] = tuple(table["cases"])
     if not table.get("says"):
         raise ValueError(f'{id}: a claim says something: says = "…"')
-    return Declaration(id, **table)
+    return Claim(id, **table)

@@ -1,6 +1,5 @@
 """The ledger of a chapter: claims recorded as they are measured, and what has to be true when it is closed."""
 
-import difflib
 import json
 import re
 import sys
@@ -9,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pardemo import project
+from pardemo import options, project
 from pardemo.claims import declarations
-from pardemo.claims.declarations import LINKS
+from pardemo.claims.declarations import LINKS, Claim
 from pardemo.claims.lines import Closing, Line
-from pardemo.claims.verdicts import AS_PREDICTED, EVIDENCE, RELATIONS, agree, may_be_off, plain, short
+from pardemo.claims.verdicts import AS_PREDICTED, EVIDENCE, agree, may_be_off, plain, short
 from pardemo.cluster.tiers import Tier
 
 COLUMNS = (
@@ -112,71 +111,54 @@ class Ledger:
         if instead is not None and not claim.instead:
             raise ValueError(f'{id}: say in its declaration why it may differ: instead = "…"')
         for key in measured if isinstance(measured, Mapping) else [case]:
-            name = "" if key is None else claim.case(key)
             self._judge(
-                None if instead is None else (_of(instead, key, id), claim.instead), claim.off,
-                id=claim.id + (f".{_slug(name)}" if name else ""), statement=claim.says, source=claim.source,
-                predicted=_of(predicted, key, id), measured=_of(measured, key, id), unit=claim.unit,
-                rel=claim.within if within is None else _of(within, key, id), evidence=evidence,
-                relation=claim.relation, claim=claim.id, case=name, because=claim.because,
+                claim, _of(predicted, key, id), _of(measured, key, id), evidence,
+                within=claim.within if within is None else _of(within, key, id),
+                instead=None if instead is None else _of(instead, key, id),
+                case="" if key is None else claim.case(key),
             )  # fmt: skip
         self._show(id)
 
-    def check(
-        self,
-        id: str,
-        statement: str,
-        predicted: Figure,
-        measured: Figure,
-        unit: str = "",
-        rel: float = 0.0,
-        source: str = "",
-        evidence: str = "numeric",
-        *,
-        relation: str = "equal",
-        instead: tuple[Figure, str] | None = None,
-        reason: str = "",
-    ) -> str:
-        """Books a claim that nobody declared, with all that is to be said about it; returns its verdict.
+    def check(self, claim: Claim, predicted: Figure | None, measured: Figure, instead: Figure | None = None) -> str:
+        """Books a claim that no file declares, and returns its verdict; nothing is shown.
 
         A cell that is run again in JupyterLab records its claims again: the same id and statement replace the
         earlier row. With another statement it would be a second claim that hides the first, and is refused; so is any
         second record in a run without a reader (``PARDEMO_HEADLESS``), where no cell runs twice.
 
         Args:
-            predicted, measured: in ``unit``. Equal means |measured − predicted| ≤ ``rel``·|predicted|.
-            relation: ``"equal"``, ``"at most"`` or ``"at least"`` (for bounds and tolerances; ``rel`` is ignored).
-            evidence: how it was measured, one of :data:`EVIDENCE`.
-            instead: (value, reason) that holds where ``predicted`` does not: the verdict is then *differs*.
-            reason: what a reader should know about this measurement. A ``published`` figure that a model of ours
-                misses for a known reason is *off* with it, as times are; without one it fails.
+            predicted, measured: in the claim's unit; None predicts the claim's own bound. Equal means
+                |measured − predicted| ≤ ``within``·|predicted|.
+            instead: what holds where ``predicted`` does not, for the reason that the claim gives: *differs*. A
+                ``published`` figure that a model of ours misses is *off* with the claim's ``off``, as times are.
 
         Raises:
-            ValueError: an id, evidence or relation that does not exist; an id that another claim has; a bound on
-                something that has no order.
+            ValueError: an id or evidence that does not exist; an id that another claim has; a bound on something that
+                has no order.
         """
-        id = self._full(id)
-        return self._judge(
-            instead, id=id, statement=statement, predicted=predicted, measured=measured, unit=unit, rel=rel,
-            source=source, evidence=evidence, relation=relation, reason=reason, claim=id,
-        )  # fmt: skip
+        claim = replace(claim, id=self._full(claim.id))
+        predicted = claim.bound if predicted is None else predicted
+        return self._judge(claim, predicted, measured, claim.evidence, within=claim.within, instead=instead)
 
-    def _judge(self, instead: tuple[Figure, str] | None, off: str = "", **row: Any) -> str:
-        """Books a row with its verdict. ``off``: why a measurement may be, where its row has no reason of its own."""
-        if row["evidence"] not in EVIDENCE:
-            raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, not {row['evidence']!r}")
-        if row["relation"] not in RELATIONS:
-            raise ValueError(f"relation must be one of {', '.join(RELATIONS)}, not {row['relation']!r}")
-        row["predicted"], row["measured"] = plain(row["predicted"]), plain(row["measured"])
-        how, reason = (row["measured"], row["rel"], row["relation"]), row.get("reason", "")
-        if agree(row["predicted"], *how):
+    def _judge(
+        self, claim: Claim, predicted: Any, measured: Any, evidence: str, *, within: float, instead: Any, case: str = ""
+    ) -> str:
+        """Books a row with its verdict, which it returns."""
+        if evidence not in EVIDENCE:
+            raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, not {evidence!r}")
+        predicted, measured, reason = plain(predicted), plain(measured), ""
+        compared = (measured, within, claim.relation)
+        if agree(predicted, *compared):
             verdict = "holds"
-        elif instead is not None and agree(plain(instead[0]), *how):
-            verdict, reason = "differs", f"{AS_PREDICTED} {short(plain(instead[0]))} predicts: {instead[1]}"
+        elif instead is not None and agree(plain(instead), *compared):
+            verdict, reason = "differs", f"{AS_PREDICTED} {short(plain(instead))} predicts: {claim.instead}"
         else:
-            reason = reason or off
-            verdict = "off" if may_be_off(row["evidence"], reason) else "fails"
-        self._record(**row | {"verdict": verdict, "reason": reason})
+            verdict, reason = "off" if may_be_off(evidence, claim.off) else "fails", claim.off
+        self._record(
+            claim.id + (f".{_slug(case)}" if case else ""), statement=claim.says, source=claim.source,
+            predicted=predicted, measured=measured, unit=claim.unit, rel=within, evidence=evidence,
+            relation=claim.relation, verdict=verdict, reason=reason, claim=claim.id, case=case, because=claim.because,
+        )  # fmt: skip
         return verdict
 
     def skip(self, id: str, statement: str = "", reason: str = "", source: str = "") -> str:
@@ -213,10 +195,8 @@ class Ledger:
         return Closing(self.rows)
 
     def _undeclared(self, id: str) -> str:
-        near = difflib.get_close_matches(id, self._declared, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
         where = f"{self._file.parent.name}/{self._file.name}" if self._file else f"{self.notebook}: no file"
-        return f"{where} declares no claim {id!r}{hint}"
+        return f"{where} declares no claim {id!r}{options.nearest(id, self._declared, '')}"
 
     def _full(self, id: str) -> str:
         return id if "." in id else f"{project.chapter_name(self.notebook)}.{id}"
@@ -250,7 +230,7 @@ class Ledger:
         """The whole file, at each claim: what is written once are the other rows, or a thousand claims took seconds."""
         lines = ",\n".join(self._texts[id] for id in self._rows)
         text = f"[\n{lines}\n]\n" if lines else "[]\n"
-        project.write_atomically(self._path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        project.write_text(self._path, text)
 
 
 def read(folder: str | Path | None = None) -> list[dict[str, Any]]:

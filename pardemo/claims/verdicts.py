@@ -15,7 +15,6 @@ EVIDENCE = {
     "arithmetic": "recomputed only",
     "published": "figures of a paper, compared",
 }
-RELATIONS = ("equal", "at most", "at least")
 VERDICTS = ("holds", "differs", "not measured", "off", "fails")
 #: Evidence that depends on the machine.
 SECONDS = ("time", "host links", "paced links", "paced")

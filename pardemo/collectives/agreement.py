@@ -39,7 +39,7 @@ def compare_round_the_ring(mine: np.ndarray, link: Link) -> None:
     for step in range(link.size - 1):
         link.send(memoryview(table[(link.rank - step) % link.size]))
         link.receive(memoryview(table[(link.rank - 1 - step) % link.size]))
-    _compare(table)
+    _compare_rows(table)
 
 
 def compare_in_group(mine: np.ndarray, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -49,7 +49,7 @@ def compare_in_group(mine: np.ndarray, group: dist.ProcessGroup, device: torch.d
         row = torch.from_numpy(mine.copy()).to(device)
         table = [torch.empty_like(row) for _ in range(size)]
         dist.all_gather(table, row, group=group)
-        _compare(torch.stack(table).cpu().numpy())
+        _compare_rows(torch.stack(table).cpu().numpy())
 
 
 def compare_lines(what: str, lines: Sequence[str], group: dist.ProcessGroup) -> None:
@@ -67,7 +67,7 @@ def compare_lines(what: str, lines: Sequence[str], group: dist.ProcessGroup) -> 
                 raise ValueError(f"{what}; rank 0 of the group has {here}, rank {rank} {there}")
 
 
-def _compare(table: np.ndarray) -> None:
+def _compare_rows(table: np.ndarray) -> None:
     if (table == table[0]).all():
         return
     tensors, exchanges = ([_text(row) for row in part] for part in np.split(table, [TENSOR_BYTES], axis=1))

@@ -107,30 +107,21 @@ def ring_all_gather(
             return _gather_into(out, shard, links, group)
 
 
-def ring_broadcast(
-    tensor: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-    source: int = 0,
-    *,
-    label: str = "",
-    link: Link | None = None,
-) -> torch.Tensor:
-    """Copies rank ``source``'s tensor to all others of ``group``, in place, and returns it.
+def ring_broadcast(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Copies the tensor of the first rank of ``group`` to all others, in place, and returns it.
 
     Segments go from rank to rank, so each sends the tensor once but the last, which sends nothing. The tensors lie
     alike in memory on all ranks, without gaps. Raises as :func:`ring_all_reduce`.
     """
     group = group_of(group)
-    if not 0 <= source < group.size():
-        raise ValueError(f"the source must be a rank of the group, 0 to {group.size() - 1}, not {source}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with agreed(group, tensor, _words(f"broadcast from rank {source}", label), link=link) as links:
+        with agreed(group, tensor, "broadcast from rank 0") as links:
             _count("broadcast", flat)
             if links is not None:
-                ring.broadcast(links, flat, source)
+                ring.broadcast(links, flat)
             elif group.size() > 1 and flat.numel():
-                dist.broadcast(flat, group=group, group_src=source)
+                dist.broadcast(flat, group=group, group_src=0)
         write_back()
     return tensor
 
@@ -160,26 +151,22 @@ def hierarchical_all_reduce(
     return tensor
 
 
-def parameter_server_all_reduce(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, server: int = 0
-) -> torch.Tensor:
-    """Sums ``tensor`` over the ranks, in place, through one of them: the parameter server of the 2010s.
+def parameter_server_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Sums ``tensor`` over the ranks, in place, through the group's rank 0: the parameter server of the 2010s.
 
-    Every worker sends its whole tensor to rank ``server`` of the group and gets the sum back, so the server
-    receives and sends (N−1)·S bytes, a worker S each way. Memory beyond the tensor: a segment per worker on
-    the server. Raises as :func:`ring_all_reduce`.
+    Every worker sends its whole tensor to the server and gets the sum back, so the server receives and sends (N−1)·S
+    bytes, a worker S each way. Memory beyond the tensor: a segment per worker on the server. Raises as
+    :func:`ring_all_reduce`.
     """
     group = group_of(group)
     rank, size = dist.get_rank(group), group.size()
-    if not 0 <= server < size:
-        raise ValueError(f"the server must be a rank of the group, 0 to {size - 1}, not {server}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        agree(tensor, f"all_reduce (sum) by rank {server}", group)
+        agree(tensor, "all_reduce (sum) by rank 0", group)
         segment = max(1, min(SEGMENT_BYTES // max(1, tensor.element_size()), -(-flat.numel() // size)))
         pieces = [flat[i : i + segment] for i in range(0, flat.numel(), segment)]
-        workers = [dist.get_global_rank(group, r) for r in range(size) if r != server]
-        if size > 1 and rank == server:
+        workers = [dist.get_global_rank(group, r) for r in range(1, size)]
+        if size > 1 and rank == 0:
             inbox = [torch.empty_like(pieces[0]) for _ in workers] if pieces else []
             for piece in pieces:
                 boxes = [box[: piece.numel()] for box in inbox]
@@ -190,7 +177,7 @@ def parameter_server_all_reduce(
             for work in [dist.isend(piece, peer, group) for piece in pieces for peer in workers]:
                 work.wait()  # type: ignore[union-attr]
         elif size > 1:
-            home = dist.get_global_rank(group, server)
+            home = dist.get_global_rank(group, 0)
             for piece in pieces:
                 dist.send(piece, home, group)
             for piece in pieces:

@@ -274,7 +274,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 _links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Link]]" = weakref.WeakKeyDictionary()
 
 
-def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
+def drop_link(group: dist.ProcessGroup, use: str) -> None:
     """Closes these links of ``group``; the neighbours get a ConnectionError, and the next use makes new links."""
     link = _links.get(group, {}).get(use)
     if link is not None:

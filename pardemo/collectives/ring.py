@@ -124,13 +124,12 @@ def reduce_scatter(link: Link, chunks: list[torch.Tensor]) -> torch.Tensor:
     return result
 
 
-def broadcast(link: Link, flat: torch.Tensor, source: int) -> None:
-    """From rank to rank, segment by segment, beginning at ``source``."""
-    place = (link.rank - source) % link.size
+def broadcast(link: Link, flat: torch.Tensor) -> None:
+    """Sends rank 0's tensor from rank to rank, segment by segment."""
     for part in _segments(flat):
-        if place > 0:
+        if link.rank > 0:
             link.receive(bytes_of(part))
-        if place < link.size - 1:
+        if link.rank < link.size - 1:
             link.send(bytes_of(part))
     link.flush()
 

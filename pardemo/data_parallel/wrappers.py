@@ -26,6 +26,7 @@ from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.channel import Channel
 from pardemo.groups import copy_of, cut_of, cut_within, group_of
 from pardemo.meters.timeline import Timeline
+from pardemo.options import above_zero
 
 AllReduce = Callable[[torch.Tensor, dist.ProcessGroup | None], torch.Tensor]
 
@@ -155,8 +156,7 @@ class BucketedDataParallel(DistributedDataParallel):
         timeline: Timeline | None = None,
         **options: Any,
     ):
-        if bucket_bytes <= 0:
-            raise ValueError(f"bucket_bytes must be above 0, not {bucket_bytes}")
+        above_zero(bucket_bytes, "bucket_bytes")
         group = group_of(group)
         if cut := cut_within(module, group):
             raise ValueError(cut)

@@ -192,8 +192,8 @@ def _broken(groups: Iterable[Any], letters: int, **how: Any) -> list[str]:
     return [name if "\n" in name else textwrap.fill(name, letters, break_long_words=False, **how) for name in names]
 
 
-def _label(text: Text, value: float, place: int) -> str:
-    return _text(text, value) if isinstance(text, str) or callable(text) else text[place]
+def _label(text: Text, value: float, number: int) -> str:
+    return _text(text, value) if isinstance(text, str) or callable(text) else text[number]
 
 
 def numbers(

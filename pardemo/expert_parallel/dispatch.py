@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
-from pardemo.groups import share
+from pardemo.groups import divide
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def plan(
     Raises:
         ValueError: the experts do not divide by the ranks.
     """
-    share(num_experts, group, "a number of experts")
+    divide(num_experts, group, "a number of experts")
     flat = experts.reshape(-1)
     order = flat.argsort(stable=True)  # assignments by expert, in the tokens' order within each
     if capacity is not None:

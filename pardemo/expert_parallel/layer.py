@@ -12,8 +12,8 @@ from torch import nn
 from pardemo.collectives import ring_all_reduce
 from pardemo.expert_parallel.dispatch import RoutingPlan, combine, dispatch, plan
 from pardemo.expert_parallel.router import Router, Routing
-from pardemo.groups import share
-from pardemo.tensor_parallel.full_layers import compare, values_of
+from pardemo.groups import divide
+from pardemo.tensor_parallel.full_layers import compare_layers, values_of
 from pardemo.tensor_parallel.gradients import mark_part
 from pardemo.tensor_parallel.module import GroupModule
 
@@ -50,12 +50,12 @@ class ExpertParallel(GroupModule):
         super().__init__(group)
         if len(experts) != router.num_experts:
             raise ValueError(f"the router has {router.num_experts} experts, and there are {len(experts)}")
-        rank, each = dist.get_rank(self.group), share(len(experts), self.group, "a number of experts")
+        rank, each = dist.get_rank(self.group), divide(len(experts), self.group, "a number of experts")
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity is a multiple of the even share, above 0, not {capacity!r}")
         values = [values_of(expert, f"expert {place}") for place, expert in enumerate(experts)]
         values += [values_of(router, "router"), {} if shared is None else values_of(shared, "shared")]
-        compare("ExpertParallel", {name: t for tensors in values for name, t in tensors.items()}, self.group)
+        compare_layers("ExpertParallel", {name: t for tensors in values for name, t in tensors.items()}, self.group)
         self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
         self.experts = nn.ModuleList(copy.deepcopy(expert) for expert in experts[rank * each : (rank + 1) * each])
         self.capacity = capacity

@@ -234,9 +234,9 @@ def convert_checkpoint(checkpoint: Path, timeout_s: float = 500) -> Path:
     return target
 
 
-def trained_bytes(model: torch.nn.Module, each: int) -> int:
-    """``each`` bytes for every value that is trained: under ZeRO-3 a rank holds a shard of each parameter."""
-    return each * sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
+def trained_bytes(model: torch.nn.Module, bytes_per_value: int) -> int:
+    """Bytes of every value that is trained: under ZeRO-3 a rank holds a shard of each parameter."""
+    return bytes_per_value * sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
 
 
 def folder_bytes(folder: Path) -> int:
@@ -251,7 +251,7 @@ def why_not_written(error: Exception, part: Path, nbytes: int) -> str:
     bytes that are needed, those that there are, and the limit of a file.
     """
     if getattr(error, "errno", None) not in NO_ROOM and not any(sign in str(error) for sign in SIGNS):
-        return (str(error).splitlines() or [type(error).__name__])[0]
+        return project.first_line(error) or type(error).__name__
     folder = next(path for path in (part.absolute(), *part.absolute().parents) if path.exists())
     room = f"{amount(shutil.disk_usage(folder).free + folder_bytes(part), 1)} are left for it on its disk"
     longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -127,7 +127,7 @@ def finetune(arguments: argparse.Namespace) -> int:
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             outcome = launch(job, arguments.resume, arguments.overwrite, arguments.allow)
     except RankError as error:
-        print(f"pardemo finetune: {_first_line(error)}", file=sys.stderr)
+        print(f"pardemo finetune: {project.first_line(error)}", file=sys.stderr)
         return 1
     _print_outcome(outcome, arguments.json)
     return 0
@@ -208,7 +208,7 @@ def _predict(arguments: argparse.Namespace) -> int:
         with World(ranks, preload=["pardemo.finetune.predict"], threads=threads) as world:
             generated = predict.predict_on(world, job, arguments.adapter, rows, as_text=arguments.as_text)
     except RankError as error:
-        print(f"pardemo predict: {_first_line(error)}; nothing was written", file=sys.stderr)
+        print(f"pardemo predict: {project.first_line(error)}; nothing was written", file=sys.stderr)
         return 1
     results = predict.save_predictions(out, rows, generated, arguments.as_text)
     if generated.cut:
@@ -308,7 +308,3 @@ def _lines() -> Iterator[str]:
 
 def _write(piece: str) -> None:
     print(piece, end="", flush=True)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

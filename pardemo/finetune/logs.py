@@ -35,7 +35,7 @@ class Progress(TrainerCallback):
         if state.is_world_process_zero:  # after a resume the steps behind the checkpoint are written again
             rows = read_log(self._path.parent) if self._path.is_file() and state.global_step else []
             text = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= state.global_step)
-            project.write_atomically(self._path, lambda part: part.write_text(text, encoding="utf-8"))
+            project.write_text(self._path, text)
 
     def on_log(self, args, state, control, logs=None, **_):
         now = (time.perf_counter(), state.global_step, self._tokens())  # every rank counts

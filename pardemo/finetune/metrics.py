@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pardemo.options import above_zero
+
 WORD_ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 NAMES = ("bleu-4", *WORD_ROUGE, *(f"char-{name}" for name in WORD_ROUGE))
 #: To the first mark that ends a sentence, with the quotes and brackets that close behind it; a point only before a
@@ -85,8 +87,7 @@ def runtime_figures(samples: int, steps: int, seconds: float) -> dict[str, float
     Args:
         steps: batches, over all ranks together one a step.
     """
-    if not seconds > 0:
-        raise ValueError(f"seconds must be above 0, not {seconds!r}")
+    above_zero(seconds, "seconds")
     return {
         "predict_runtime": round(seconds, 4),
         "predict_samples_per_second": round(samples / seconds, 3),

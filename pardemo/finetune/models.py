@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pardemo import extras
+from pardemo import extras, project
 
 with extras.needed_by(__name__):
     from peft import PeftModel, get_peft_model
@@ -74,8 +74,7 @@ def with_adapter(model: Baichuan2ForCausalLM, adapter: str | Path) -> PeftModel:
             warnings.filterwarnings("error", "Found missing adapter keys")  # they would stay zero: no adapter at all
             return PeftModel.from_pretrained(model, str(adapter)).eval()
     except (UserWarning, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{adapter} is no adapter of this model: {reason}") from None
+        raise ValueError(f"{adapter} is no adapter of this model: {project.one_line(error, 200)}") from None
 
 
 def export(

@@ -310,7 +310,7 @@ def save_predictions(
     ]
     (folder / RESULTS).unlink(missing_ok=True)  # results of other predictions must not stand beside these
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    project.write_atomically(folder / ROWS, lambda temporary: temporary.write_text(content, encoding="utf-8"))
+    project.write_text(folder / ROWS, content)
     project.write_json(folder / RESULTS, results)
     return results
 

@@ -7,7 +7,6 @@ compares or that may change between two runs. Every error is one line that names
 """
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from pardemo import project
+from pardemo import options, project
 from pardemo.finetune import strict_yaml
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -290,8 +289,7 @@ def on_ranks(recipe: Recipe, ranks: int) -> Recipe:
 
 def save(recipe: Recipe, path: str | Path) -> None:
     """Writes a file that :func:`load` reads back as the same recipe."""
-    text = strict_yaml.dump(to_dict(recipe))
-    project.write_atomically(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    project.write_text(Path(path), strict_yaml.dump(to_dict(recipe)))
 
 
 def to_dict(recipe: Any) -> dict[str, Any]:
@@ -328,8 +326,8 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None) -> Steps:
         world_size: ranks, the recipe's by default.
     """
     ranks = recipe.world.ranks if world_size is None else world_size
-    if samples < 1 or ranks < 1:
-        raise ValueError(f"samples and ranks must be at least 1, not {samples} and {ranks}")
+    options.whole(samples, "samples")
+    options.whole(ranks, "ranks")
     count = min(samples, recipe.data.max_samples or samples)
     train = recipe.train
     batches = math.ceil(math.ceil(count / train.per_device_train_batch_size) / ranks)
@@ -347,10 +345,10 @@ def preflight(recipe: Recipe, on_cpu: bool) -> None:
         raise ValueError(f"the recipe is for {count} (world.device: gpu), and its ranks would run on the CPU here: "
                          "--on-cpu, or --set world.device=any, runs it there all the same")  # fmt: skip
     if recipe.deepspeed is not None:
-        from pardemo.peers.deepspeed import settings
+        from pardemo.peers.deepspeed import deepspeed_settings
 
         try:
-            settings.check_settings(recipe.deepspeed, recipe.world.ranks, on_cpu)
+            deepspeed_settings.check_settings(recipe.deepspeed, recipe.world.ranks, on_cpu)
         except ValueError as error:
             raise ValueError(f"deepspeed: {error}") from None
 
@@ -361,16 +359,16 @@ def _path_of(name_or_path: str | Path) -> Path:
         return FOLDER / f"{text}.yaml"
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         return path
-    raise ValueError(f"no recipe {text!r}{_nearest(text, names())}; or name a .yaml file")
+    raise ValueError(f"no recipe {text!r}{options.nearest(text, names())}; or name a .yaml file")
 
 
-def _build(value: Any, where: str) -> Recipe:
+def _build(value: Any, origin: str) -> Recipe:
     try:
         return TypeAdapter(Recipe).validate_python(value)
     except ValidationError as error:
         # a misspelt key is the reason of the one that is missing: it comes first
         details = min(error.errors(include_url=False), key=lambda e: e["type"] != "unexpected_keyword_argument")
-        raise ValueError(f"{where}: {_error_text(details)}") from None
+        raise ValueError(f"{origin}: {_error_text(details)}") from None
 
 
 def _error_text(error: Any) -> str:
@@ -398,10 +396,5 @@ def _suggestion(key: str) -> str:
     section, _, last = key.rpartition(".")
     hints = get_type_hints(Recipe)
     keys = {name: list(get_type_hints(kind)) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    elsewhere = [f"{name}.{last}" for name in keys if last in keys[name]]
-    return _nearest(last, keys.get(section, list(hints)), elsewhere)
-
-
-def _nearest(text: str, candidates: Sequence[str], otherwise: Sequence[str] = ()) -> str:
-    near = difflib.get_close_matches(text, candidates, 1) or otherwise
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(candidates)}"
+    elsewhere = [f"; did you mean '{name}.{last}'?" for name in keys if last in keys[name]]
+    return options.nearest(last, keys.get(section, list(hints)), next(iter(elsewhere), None))

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from pardemo import project
+
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
@@ -47,7 +49,7 @@ def parse(text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         raise ValueError(f"line {mark.line + 1}: {error.problem}" if mark else str(error.problem)) from None
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(project.one_line(error)) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -81,13 +81,8 @@ def shared_host_seconds(
     return 2 * (ranks - 1) * nbytes / host_bytes_per_s + all_reduce_steps(method, ranks) * message_s
 
 
-def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
-    """algbw: size over time, bytes/s."""
-    return nbytes / seconds
-
-
 def bus_bandwidth(collective: str, nbytes: float, ranks: int, seconds: float) -> float:
-    """busbw of nccl-tests: algbw times 2(N−1)/N (all_reduce) or (N−1)/N (reduce_scatter, all_gather), bytes/s.
+    """busbw of nccl-tests: size over time (algbw) times 2(N−1)/N (all_reduce) or (N−1)/N (the halves), bytes/s.
 
     It compares with the link's rate whatever N is. ``nbytes`` is the whole array.
     """
@@ -95,7 +90,7 @@ def bus_bandwidth(collective: str, nbytes: float, ranks: int, seconds: float) ->
     factors = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
     if collective not in factors:
         raise ValueError(f"collective must be one of {', '.join(factors)}, not {collective!r}")
-    return algorithm_bandwidth(nbytes, seconds) * factors[collective] * (ranks - 1) / ranks
+    return nbytes / seconds * factors[collective] * (ranks - 1) / ranks
 
 
 def _one_way(nbytes: float, ranks: int, root: bool) -> Traffic:
@@ -130,11 +125,11 @@ BYTES_OF_COLLECTIVE: dict[str, Callable[[float, int, bool], Traffic]] = {
 }  # fmt: skip
 
 
-def gloo_sent(collective: str, nbytes: float, ranks: int, place: int = 0) -> float:
+def gloo_sent(collective: str, nbytes: float, ranks: int, distance: int = 0) -> float:
     """Bytes that a rank sends by gloo's own algorithm, which is not everywhere the one that sends the least.
 
     gloo's reduce-scatter is an all-reduce underneath, its broadcast doubles the ranks that have it in each step, its
-    reduce is a reduce-scatter whose shares go to the root. ``place``: of the rank, counted from the root on. Source:
+    reduce is a reduce-scatter whose shares go to the root. ``distance``: of the rank, counted from the root on. Source:
     gloo's broadcast.h and reduce.cc; the kernel counts the same (tests/test_measure.py).
     """
     _check(nbytes, ranks)
@@ -144,16 +139,16 @@ def gloo_sent(collective: str, nbytes: float, ranks: int, place: int = 0) -> flo
         return nbytes
     if collective == "broadcast":
         steps = range((ranks - 1).bit_length())
-        return nbytes * sum(place < 2**i and place + 2**i < ranks for i in steps)
+        return nbytes * sum(distance < 2**i and distance + 2**i < ranks for i in steps)
     half = ring_half(nbytes, ranks).sent
     if collective in ("all_reduce", "reduce_scatter"):
         return 2 * half
     if collective == "reduce":
-        return half + (nbytes / ranks if place else 0)
+        return half + (nbytes / ranks if distance else 0)
     if collective == "gather":
-        return nbytes if place else 0.0
+        return nbytes if distance else 0.0
     if collective == "scatter":
-        return 0.0 if place else half
+        return 0.0 if distance else half
     return half
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pardemo.headlines.rows import BadRow, is_unicode
-from pardemo.project import refuse_pointer
+from pardemo.project import one_line, refuse_pointer
 
 SOURCES = ("csl", "lcsts", "xlsum-zh", "xlsum-en")
 TASKS = ("title", "keywords", "category")  # of csl; the others have the title alone
@@ -100,8 +100,8 @@ class HubInput:
                 self._hash.update(json.dumps(row, sort_keys=True).encode())
                 yield Record(number, row)
         except Exception as error:  # of whatever library does the network today
-            message = " ".join(str(error).split())
-            raise OSError(f"{self.name} cannot be read by name ({message}): download it and name its folder") from error
+            reason = f"cannot be read by name ({one_line(error)})"
+            raise OSError(f"{self.name} {reason}: download it and name its folder") from error
 
     def sha256(self) -> str:
         """Returns the checksum of the rows read so far, as JSON with sorted keys: there is no file to sum."""

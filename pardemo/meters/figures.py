@@ -16,7 +16,7 @@ class Figures:
 
     def __repr__(self) -> str:
         """``WireMeter(sent_bytes=1,024, evidence='wire')``, in the order in which the meter names them."""
-        figures = ", ".join(f"{name}={_short(value)}" for name, value in self.figures().items())
+        figures = ", ".join(f"{name}={_figure_text(value)}" for name, value in self.figures().items())
         return f"{self._kind().__name__}({figures})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -34,9 +34,9 @@ def _restored(kind: type, values: Mapping[str, Any]) -> Any:
     return meter
 
 
-def _short(value: Any) -> str:
+def _figure_text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_short(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_figure_text(inner)}" for key, inner in value.items()) + "}"
     return repr(value)

@@ -58,16 +58,16 @@ def snapshot(blocks: Sequence[Block]) -> dict[str, Any]:
     }
 
 
-def of_sums(kinds: Mapping[str, float], who: str) -> list[Block]:
+def of_sums(kinds: Mapping[str, float], memory: str) -> list[Block]:
     """A block for each kind of a memory of which only sums are known, all there at once: their sum, rounded, in bytes.
 
     Args:
-        who: what the sums are of; a block has it where others have a line.
+        memory: what the sums are of; a block has it where others have a line.
     """
     rounded = {kind: round(nbytes) for kind, nbytes in kinds.items()}
     largest = max(rounded, key=rounded.__getitem__)
     rounded[largest] += round(sum(kinds.values())) - sum(rounded.values())  # lost in rounding
-    return [Block(nbytes, kind, who, "a sum", 0, None) for kind, nbytes in rounded.items() if nbytes]
+    return [Block(nbytes, kind, memory, "a sum", 0, None) for kind, nbytes in rounded.items() if nbytes]
 
 
 def write_snapshot(path: Path, blocks: Sequence[Block]) -> None:

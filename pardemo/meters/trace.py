@@ -89,7 +89,7 @@ def join(paths: Mapping[int, Path | str], out: Path | str) -> Path:
                 moved["id"] = f"{rank}.{event['id']}"  # each rank counts its arrows from 0
             events.append(moved)
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base})
-    project.write_atomically(Path(out), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    project.write_text(Path(out), text)
     return Path(out)
 
 

@@ -18,8 +18,8 @@ From the bottom up:
 - :class:`Pipeline`: runs any schedule on real ranks. :class:`DeferredBatchNorm`: running statistics of the whole batch.
 
 Each rank has the gradients of its own stages: clip by ``pardemo.zero.gradient_norm.clip_grad_norm_(chunks, max_norm,
-over=group, tied=tied)``, and scale with torch's ``ShardedGradScaler(device, process_group=group)``, which skips a step
-on all ranks or none.
+pipeline_group=group, tied=tied)``, and scale with torch's ``ShardedGradScaler(device, process_group=group)``, which
+skips a step on all ranks or none.
 """
 
 from pardemo.pipeline_parallel.batch_norm import DeferredBatchNorm

@@ -52,7 +52,7 @@ class TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
-class Exchange:
+class StageExchange:
     """Point-to-point messages of one rank within ``group``, which go on while it computes.
 
     Those of one way arrive in the order in which they were sent, and are to be received in it.

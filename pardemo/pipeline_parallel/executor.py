@@ -30,8 +30,8 @@ from pardemo.pipeline_parallel.exchange import (
     DTYPES,
     FORTH,
     MAX_DIMENSIONS,
-    Exchange,
     Incoming,
+    StageExchange,
     TensorSpec,
     abandon,
 )
@@ -201,7 +201,7 @@ class Pipeline:
             first, last, m = 0 in self._stages, self._last in self._stages, self.schedule.micro_batches
             parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
             # before what fails on one rank alone: the others see its links close, and do not wait to make them
-            self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
+            self._exchange = StageExchange(self.group, next((p.device for p in parameters), device()))
             self._inputs = _micro_batches("inputs", inputs, m) if first else []
             self._targets = _micro_batches("targets", targets, m) if last else []
             self._held: dict[tuple[type, int, int], Any] = {}  # what one instruction leaves for a later one

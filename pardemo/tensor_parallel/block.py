@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import compat
-from pardemo.groups import group_of, share
-from pardemo.tensor_parallel.full_layers import compare, linears, values_of
+from pardemo.groups import divide, group_of
+from pardemo.tensor_parallel.full_layers import compare_layers, linears, values_of
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from pardemo.tensor_parallel.module import GroupModule, on_shards, refuse_batch_norm, sections_of
 
@@ -115,11 +115,11 @@ class ParallelAttention(nn.Module):
         kv_heads = heads if kv_heads is None else kv_heads
         sections = _sections(qkv, out, heads, kv_heads)
         copies = ranks // kv_heads if ranks % kv_heads == 0 else 1
-        share(heads, group, "a number of heads")
-        share(kv_heads * copies, group, "a number of key/value heads")
+        divide(heads, group, "a number of heads")
+        divide(kv_heads * copies, group, "a number of key/value heads")
         self.head_dim, self.causal, self.core = out.in_features // heads, causal, core
         if isinstance(core, nn.Module):
-            compare("ParallelAttention", values_of(core, "core"), group)
+            compare_layers("ParallelAttention", values_of(core, "core"), group)
             self.core = copy.deepcopy(core)
         self.qkv = ColumnParallelLinear(
             qkv, group, sections=sections, copies=[1, copies, copies], sequence_parallel=sequence_parallel
@@ -173,7 +173,7 @@ class ParallelBlock(GroupModule):
         for part in (norm_1, attention, norm_2, mlp):
             refuse_batch_norm(part) if self.sequence_parallel else _refuse_dropout(part)
         norms = values_of(norm_1, "norm_1") | values_of(norm_2, "norm_2")
-        compare("ParallelBlock", norms, self.group, sequence_parallel=self.sequence_parallel)
+        compare_layers("ParallelBlock", norms, self.group, sequence_parallel=self.sequence_parallel)
         self.norm_1, self.norm_2 = copy.deepcopy(norm_1), copy.deepcopy(norm_2)
         self.attention, self.mlp = attention, mlp
 

@@ -29,7 +29,7 @@ from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_sc
 from pardemo.collectives.communication_thread import communication_thread_of
 from pardemo.collectives.decorators import not_compiled
 from pardemo.collectives.links import materialized
-from pardemo.groups import share
+from pardemo.groups import divide
 
 #: On CPU ranks smaller exchanges are done at once: waking the communication thread takes longer than sending them.
 LEAST_THREADED_BYTES = 1 << 20
@@ -80,7 +80,7 @@ def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> 
 
 def split(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """This rank's part along ``dim``, copied, so that the whole need not stay alive. Sends nothing."""
-    part = share(tensor.shape[dim], group, f"dimension {dim}")
+    part = divide(tensor.shape[dim], group, f"dimension {dim}")
     return tensor.detach().narrow(dim, dist.get_rank(group) * part, part).contiguous()
 
 

@@ -45,13 +45,14 @@ def check_plain(layer: nn.Module, kind: type[nn.Module]) -> None:
         )
 
 
-def compare(
-    what: str, tensors: Mapping[str, torch.Tensor | None], group: dist.ProcessGroup, **settings: object
+def compare_layers(
+    layer: str, tensors: Mapping[str, torch.Tensor | None], group: dist.ProcessGroup, **settings: object
 ) -> None:
     """Collective: all ranks are making the same layer from the same full tensors.
 
     Args:
-        what: the class that is being made. tensors: parameters and buffers by name. settings: what else has to agree.
+        layer: the class that is being made. tensors: parameters and buffers by name.
+        settings: further values that have to agree.
 
     Raises:
         ValueError: they are not; names the first setting or tensor that differs, and the ranks.
@@ -59,14 +60,14 @@ def compare(
     present = {name: t for name, t in tensors.items() if t is not None}
     if group.size() == 1 or any(t.is_meta for t in present.values()):
         return
-    lines = [what, *(f"{name}={value}" for name, value in settings.items())]
+    lines = [layer, *(f"{name}={value}" for name, value in settings.items())]
     for name, t in present.items():
         lines.append(f"{name} {str(t.dtype)[6:]} {tuple(t.shape)}{' trained' if t.requires_grad else ''}")
     for name, t in present.items():
         lines.append(f"{name} with checksum {zlib.crc32(bytes_of(t.detach().contiguous().cpu())):08x}")
-    compare_lines(f"{what} needs the same full layer on all ranks: one seed, or a broadcast", lines, group)
+    compare_lines(f"{layer} needs the same full layer on all ranks: one seed, or a broadcast", lines, group)
 
 
 def values_of(module: nn.Module, name: str) -> dict[str, torch.Tensor]:
-    """A module's parameters and buffers, for :func:`compare`."""
+    """A module's parameters and buffers, for :func:`compare_layers`."""
     return {f"{name}.{n}": t for n, t in (*module.named_parameters(), *module.named_buffers())}

@@ -14,15 +14,14 @@ from torch.nn import functional as F
 
 from pardemo import compat
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
-from pardemo.groups import share
+from pardemo.groups import divide
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.full_layers import compare, linears
+from pardemo.tensor_parallel.full_layers import compare_layers, linears
 from pardemo.tensor_parallel.gradients import mark_part
 from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import (
     SEQUENCE,
     copy_to,
-    gather_from,
     positive,
     reduce_from,
     reduce_scatter_sequence,
@@ -106,7 +105,7 @@ class _SumCopies(torch.autograd.Function):
 class ColumnParallelLinear(GroupModule):
     """This rank's outputs of a linear layer: [Y⁽⁰⁾, Y⁽¹⁾, …] = [XW⁽⁰⁾, XW⁽¹⁾, …]. Forward sends nothing.
 
-    Input [..., in], the same on every rank; output [..., out/t], or [..., out] with ``gather_output``.
+    Input [..., in], the same on every rank; output [..., out/t].
 
     Args:
         linear: the full layer, or several that share their input (gate and up; query, key and value): they become
@@ -117,7 +116,6 @@ class ColumnParallelLinear(GroupModule):
         copies: for each section, how many neighbouring ranks hold the same part of it: 1, or one other number (key and
             value heads that are fewer than the ranks). Their gradients are summed: one all-reduce more on the way back,
             of the full gradients of these sections.
-        gather_output: put the outputs of all ranks together again.
         sequence_parallel: the input is this rank's tokens [..., sequence/t, in]; they are gathered here.
 
     Made by all ranks of the group together.
@@ -135,7 +133,6 @@ class ColumnParallelLinear(GroupModule):
         *,
         sections: Sequence[int] | None = None,
         copies: Sequence[int] | None = None,
-        gather_output: bool = False,
         sequence_parallel: bool = False,
     ):
         super().__init__(group)
@@ -149,14 +146,12 @@ class ColumnParallelLinear(GroupModule):
         ranks, most = self.group.size(), max(self.copies)
         if len(self.copies) != len(sections) or ranks % most or {1, most} < set(self.copies):
             raise ValueError(f"copies {self.copies}: for each of {len(sections)} sections 1, or a divisor of {ranks}")
-        if gather_output and (len(sections) > 1 or most > 1):
-            raise ValueError("gather_output would mix the sections of several ranks; gather each part itself")
         #: outputs of each section on this rank
         self.sections = [
-            share(total * n, self.group, "an output width") for total, n in zip(sections, self.copies, strict=True)
+            divide(total * n, self.group, "an output width") for total, n in zip(sections, self.copies, strict=True)
         ]
-        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
-        _compare(self, layers, sections=sections, copies=self.copies, sequence_parallel=sequence_parallel)
+        self.sequence_parallel = sequence_parallel
+        _compare_linears(self, layers, sections=sections, copies=self.copies, sequence_parallel=sequence_parallel)
         rank = dist.get_rank(self.group)
 
         def part(full: Sequence[torch.Tensor]) -> nn.Parameter:
@@ -183,8 +178,7 @@ class ColumnParallelLinear(GroupModule):
         x, weight, bias = _autocast(x, *self._with_summed_gradients())
         if self.group.size() == 1:
             return F.linear(x, weight, bias)
-        y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel)
-        return gather_from(y, self.group) if self.gather_output else y
+        return _Column.apply(self.group, x, weight, bias, self.sequence_parallel)
 
     def _with_summed_gradients(self) -> tuple[torch.Tensor | None, ...]:
         trained = [p for p in (self.weight, self.bias) if p is not None and p.requires_grad]
@@ -222,8 +216,8 @@ class RowParallelLinear(GroupModule):
         (linear,) = linears(linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.sequence_parallel = sequence_parallel
-        share(linear.in_features, self.group, "an input width")
-        _compare(self, [linear], sequence_parallel=sequence_parallel)
+        divide(linear.in_features, self.group, "an input width")
+        _compare_linears(self, [linear], sequence_parallel=sequence_parallel)
         shard = linear.weight.detach().chunk(self.group.size(), 1)[dist.get_rank(self.group)]  # [out, in/t]
         self.weight = nn.Parameter(
             shard.clone(memory_format=torch.contiguous_format), requires_grad=linear.weight.requires_grad
@@ -256,10 +250,10 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1])  # [b, s, h] to [b·s, h]
 
 
-def _compare(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
+def _compare_linears(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
     """The ranks' full layers are the same, and trained or frozen alike."""
     tensors = {f"{number}.{name}": p for number, linear in enumerate(full) for name, p in linear.named_parameters()}
-    compare(type(layer).__name__, tensors, layer.group, **settings)
+    compare_layers(type(layer).__name__, tensors, layer.group, **settings)
 
 
 def _autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
-from pardemo.groups import group_of, share
+from pardemo.groups import divide, group_of
 from pardemo.tensor_parallel import exchange
 
 COLUMNS, SEQUENCE = -1, -2
@@ -74,7 +74,7 @@ def _apply(
         return tensor
     place = positive(tensor, dim)
     if cuts:
-        share(tensor.shape[place], group, cuts)
+        divide(tensor.shape[place], group, cuts)
     return _Operator.apply(tensor, group, place, forth, back)
 
 

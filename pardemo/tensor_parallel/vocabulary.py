@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from pardemo import compat
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
-from pardemo.groups import group_of, share
+from pardemo.groups import divide, group_of
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.full_layers import check_plain, compare
+from pardemo.tensor_parallel.full_layers import check_plain, compare_layers
 from pardemo.tensor_parallel.gradients import mark_part
 from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import reduce_from, reduce_scatter_sequence
@@ -49,9 +49,9 @@ class VocabParallelEmbedding(GroupModule):
                 raise ValueError(f"{name} of the embedding is not supported")
         self.sequence_parallel = sequence_parallel
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
-        rows = share(self.num_embeddings, self.group, "a vocabulary")
+        rows = divide(self.num_embeddings, self.group, "a vocabulary")
         settings = {"padding_idx": embedding.padding_idx, "sequence_parallel": sequence_parallel}
-        compare("VocabParallelEmbedding", {"weight": embedding.weight}, self.group, **settings)
+        compare_layers("VocabParallelEmbedding", {"weight": embedding.weight}, self.group, **settings)
         self.start = dist.get_rank(self.group) * rows
         shard = embedding.weight.detach()[self.start : self.start + rows].clone()
         self.weight = nn.Parameter(shard, requires_grad=embedding.weight.requires_grad)  # [V/t, h]

@@ -74,7 +74,7 @@ class Record:
     """The outcome of a test on a rank where it did not pass.
 
     Attributes:
-        type, message: of the exception. where: path and line that raised it.
+        type, message: of the exception. location: path and line that raised it.
         text: pytest's own representation of it (``ExceptionInfo.getrepr``), made on the rank.
         exception: the exception, pickled; None where it cannot be.
     """
@@ -82,7 +82,7 @@ class Record:
     outcome: Literal["failed", "skipped", "xfailed"]
     type: str
     message: str
-    where: tuple[str, int]
+    location: tuple[str, int]
     text: Any
     exception: bytes | None = None
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pickle
-import random
 import sys
 import types
 import warnings
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
-import torch
 import torch.distributed as dist
 
 from pardemo import compat, project
@@ -19,7 +17,7 @@ from pardemo.extras import needed_by
 from pardemo.testing.fixtures import Fixtures
 from pardemo.testing.messages import NotPassed, RankContext, Record, ReportOptions
 from pardemo.world.fork_server import SINGLE_THREADED
-from pardemo.world.rank import BASE_SEED
+from pardemo.world.rank import seed
 
 with needed_by("pardemo.testing"):
     import pytest
@@ -61,14 +59,6 @@ def run_test(context: RankContext, packed: bytes) -> str | None:
         raise NotPassed(record)
     _left.clear()
     return None if returned is None else type(returned).__name__
-
-
-def seed(number: int) -> None:
-    """Seeds random numbers for a test on that rank: torch's on all devices, Python's, numpy's."""
-    torch.manual_seed(BASE_SEED + number)
-    random.seed(BASE_SEED + number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(BASE_SEED + number)
 
 
 def _set(context: RankContext) -> None:

@@ -90,7 +90,7 @@ def _by_value(modules: Collection[types.ModuleType]) -> Iterator[None]:
 def _culprit(task: Task, error: Exception) -> str:
     """Which part of a task cannot be sent."""
     for name, value in _values(task):
-        if reason := _why_not(value):
+        if reason := _pickling_error(value):
             return (
                 f"the value of {name!r} (a {type(value).__name__}) cannot be sent to the ranks: {reason}. A fixture "
                 "that asks for rank is made on each rank instead"
@@ -99,7 +99,7 @@ def _culprit(task: Task, error: Exception) -> str:
         plain: Any = getattr(function, "__func__", function)
         variables = getattr(plain, "__globals__", {})
         for name in getattr(getattr(plain, "__code__", None), "co_names", ()):
-            if name in variables and (reason := _why_not(variables[name])):
+            if name in variables and (reason := _pickling_error(variables[name])):
                 return (
                     f"{plain.__name__} uses {name} (a {type(variables[name]).__name__}), which cannot be sent to the "
                     f"ranks: {reason}. Make it within the function"
@@ -115,7 +115,7 @@ def _values(task: Task) -> Iterator[tuple[str, Any]]:
     yield from ((f"self.{name}", value) for name, value in getattr(owner, "__dict__", {}).items())
 
 
-def _why_not(value: Any) -> str:
+def _pickling_error(value: Any) -> str:
     try:
         _dumps(value)
     except Exception as error:

@@ -18,7 +18,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 class _Print:
     """A part of a value as the other ranks get to see it: what it is, and of a tensor the hash of its bytes."""
 
-    place: str
+    path: str
     text: str
     digest: str = ""
 
@@ -38,7 +38,7 @@ def same_on_all_ranks(value: Any, name: str = "value") -> None:
     __tracebackhide__ = True
     parts = list(_parts(value, name))
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, [_print_of(place, part) for place, part in parts])
+    dist.all_gather_object(everyone, [_print_of(path, part) for path, part in parts])
     # a container states its length, so two lists of parts that are the same up to the end of one end together
     number = next((k for k, column in enumerate(zip(*everyone, strict=False)) if len(set(column)) > 1), None)
     if number is None:
@@ -51,29 +51,29 @@ def same_on_all_ranks(value: Any, name: str = "value") -> None:
     raise AssertionError(f"{parts[number][0]} is not the same on all ranks: {difference}")
 
 
-def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Every part of a value with its place, containers as what they are, in an order that all ranks share."""
+def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every part of a value with its path, containers as what they are, in an order that all ranks share."""
     if isinstance(value, torch.nn.Module):
         value = dict(value.state_dict())
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic, *PLAIN)):
-        yield place, value
+        yield path, value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield place, _Container(type(value).__name__)
+        yield path, _Container(type(value).__name__)
         for field in dataclasses.fields(value):
-            yield from _parts(getattr(value, field.name), f"{place}.{field.name}")
+            yield from _parts(getattr(value, field.name), f"{path}.{field.name}")
     elif isinstance(value, Mapping):
-        yield place, _Container(f"a {type(value).__name__} with the keys {', '.join(map(repr, value)) or '(none)'}")
+        yield path, _Container(f"a {type(value).__name__} with the keys {', '.join(map(repr, value)) or '(none)'}")
         for key, inner in value.items():
-            yield from _parts(inner, f"{place}[{key!r}]")
+            yield from _parts(inner, f"{path}[{key!r}]")
     elif isinstance(value, (set, frozenset)):
-        yield place, _Container(f"a {type(value).__name__} of {', '.join(sorted(map(repr, value))) or 'nothing'}")
+        yield path, _Container(f"a {type(value).__name__} of {', '.join(sorted(map(repr, value))) or 'nothing'}")
     elif isinstance(value, Sequence):
-        yield place, _Container(f"a {type(value).__name__} of length {len(value)}")
+        yield path, _Container(f"a {type(value).__name__} of length {len(value)}")
         for index, inner in enumerate(value):
-            yield from _parts(inner, f"{place}[{index}]")
+            yield from _parts(inner, f"{path}[{index}]")
     else:
         raise TypeError(
-            f"same_on_all_ranks: {place} is a {type(value).__name__}, which has no bits to compare: give its tensors "
+            f"same_on_all_ranks: {path} is a {type(value).__name__}, which has no bits to compare: give its tensors "
             "and numbers"
         )
 
@@ -82,19 +82,19 @@ class _Container(str):
     """What a container is, in words: the parts follow it."""
 
 
-def _print_of(place: str, part: Any) -> _Print:
+def _print_of(path: str, part: Any) -> _Print:
     if isinstance(part, (torch.Tensor, np.ndarray)):
-        tensor = _tensor(part, place)
+        tensor = _tensor(part, path)
         text = f"a {tensor.dtype} tensor of shape {list(tensor.shape)}".replace("torch.", "")
-        return _Print(place, text, hashlib.sha256(_bytes(tensor).numpy().data).hexdigest())
-    return _Print(place, str(part) if isinstance(part, _Container) else f"{part!r}")
+        return _Print(path, text, hashlib.sha256(_bytes(tensor).numpy().data).hexdigest())
+    return _Print(path, str(part) if isinstance(part, _Container) else f"{part!r}")
 
 
-def _tensor(part: Any, place: str) -> torch.Tensor:
+def _tensor(part: Any, path: str) -> torch.Tensor:
     if isinstance(part, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(part))
     if hasattr(part, "full_tensor"):
-        raise TypeError(f"same_on_all_ranks: {place} is a DTensor: give its .full_tensor(), or its .to_local()")
+        raise TypeError(f"same_on_all_ranks: {path} is a DTensor: give its .full_tensor(), or its .to_local()")
     return part.detach().resolve_conj().resolve_neg().cpu()
 
 

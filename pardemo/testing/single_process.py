@@ -60,7 +60,7 @@ class SingleProcess:
 @contextmanager
 def _no_group() -> Iterator[None]:
     """Within the block this process is no rank, and has the random numbers of a test's begin."""
-    from pardemo.testing.on_rank import seed
+    from pardemo.world.rank import seed
 
     environment = {name: os.environ.pop(name) for name in OF_RANKS if name in os.environ}
     numpy = sys.modules.get("numpy")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardemo.extras import needed_by
+from pardemo.project import first_line
 from pardemo.testing.messages import NotPassed, Record
 from pardemo.world.errors import LOST, RankDied, RankFailed, exit_text, ranks_by_value, ranks_text
 
@@ -46,7 +47,7 @@ def judge(records: Mapping[int, Record], error: RankFailed, size: int) -> Verdic
     reasons = "; ".join(dict.fromkeys(record.message for record in records.values()))
     if first.outcome == "xfailed":
         return Verdict(pytest.xfail.Exception(reasons))
-    return Verdict(pytest.skip.Exception(reasons), text=(*first.where, f"Skipped: {reasons}"))
+    return Verdict(pytest.skip.Exception(reasons), text=(*first.location, f"Skipped: {reasons}"))
 
 
 def of_death(error: RankDied) -> str:
@@ -62,7 +63,7 @@ def _failure(failed: Mapping[int, Record], records: Mapping[int, Record], error:
     """The frames of the rank that failed first, then of those that failed elsewhere, then the state of all ranks."""
     # a rank that has lost its connection lost it to one that failed before
     order = sorted(failed, key=lambda rank: (failed[rank].type in LOST, rank))
-    first, *others = ranks_by_value({rank: (failed[rank].where, failed[rank].type) for rank in order}).values()
+    first, *others = ranks_by_value({rank: (failed[rank].location, failed[rank].type) for rank in order}).values()
     record = failed[first[0]]
     text = record.text
     for ranks in others:
@@ -95,11 +96,7 @@ def _states(records: Mapping[int, Record], error: RankFailed, size: int, above: 
 def _ended(record: Record, above: Record | None) -> str:
     if record.outcome != "failed":
         return f"{_DID[record.outcome]}, {record.message!r}"
-    if above is not None and (record.where, record.type) == (above.where, above.type):
+    if above is not None and (record.location, record.type) == (above.location, above.type):
         same = record.message == above.message
-        return "failed as above" if same else f"failed there too: {_first_line(record.message)}"
-    return f"failed: {_first_line(f'{record.type}: {record.message}')}"
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
+        return "failed as above" if same else f"failed there too: {first_line(record.message)}"
+    return f"failed: {first_line(f'{record.type}: {record.message}')}"

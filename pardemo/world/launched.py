@@ -6,10 +6,12 @@ who it is. Here the rank joins the group, calls the function and leaves; rank 0 
 
 import ast
 import hashlib
+import importlib
 import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from pardemo import compat
@@ -33,16 +35,16 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     with without_garbage_collection():
-        from pardemo.world.rank import end, find_function
+        from pardemo.world.rank import end
 
         sys.path.insert(0, os.getcwd())  # for the caller's function, and not for what we load ourselves
         try:
-            function = find_function(argv[0])
+            function = _find_function(argv[0])
         except ValueError as error:
             print(f"pardemo.world: {error}", file=sys.stderr)
             return 2
     join()
-    result = function(*map(_value, argv[1:]))
+    result = function(*map(value_of, argv[1:]))
     if os.environ["RANK"] == "0":
         print(json.dumps(result, default=_plain), flush=True)
     return end()
@@ -95,9 +97,25 @@ def _plain(value: Any) -> Any:
     return figures() if callable(figures) else repr(value)
 
 
-def _value(text: str):
-    """``4`` is a number, ``[1, 2]`` a list, anything that is no Python literal a string."""
+def value_of(text: str) -> Any:
+    """Returns what a word of a command line means: ``4`` is a number, ``[1, 2]`` a list, no Python literal a text."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return text
+
+
+def _find_function(spec: str) -> Callable[..., Any]:
+    """Returns the function of ``package.module:function``. Raises ValueError, in one line, where there is none."""
+    module, colon, name = spec.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"{spec!r} is not of the form MODULE:FUNCTION")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ValueError(f"cannot import module {module!r}: {error}") from None
+    except AttributeError:
+        raise ValueError(f"module {module!r} has no function {name!r}") from None
+    if not callable(function):
+        raise ValueError(f"{spec} is not a function")
+    return function

@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import gc
-import importlib
 import os
 import pickle
 import random
@@ -56,10 +55,10 @@ def join_group(settings: RankEnvironment) -> str:
     Returns the backend.
     """
     rank, backend = settings.rank, settings.backend
-    if settings.place is not None:
+    if settings.host is not None:
         from pardemo.cluster import namespaces
 
-        namespaces.enter(*settings.place)  # while this process has one thread
+        namespaces.enter(*settings.host)  # while this process has one thread
     if settings.latency is not None:
         from pardemo.cluster import latency
 
@@ -71,10 +70,7 @@ def join_group(settings: RankEnvironment) -> str:
         os.environ.pop(name, None)
     os.environ.update(settings.env)
     torch.set_num_threads(settings.threads)
-    torch.default_generator.manual_seed(BASE_SEED + rank)
-    random.seed(BASE_SEED + rank)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(BASE_SEED + rank)
+    seed(rank)
     local = int(os.environ["LOCAL_RANK"])
     if backend is None:
         beside = next((int(os.environ[n]) for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if n in os.environ), local + 1)
@@ -82,7 +78,6 @@ def join_group(settings: RankEnvironment) -> str:
         backend = "nccl" if gpus >= beside else "gloo"  # all ranks of a host choose alike
     if backend == "nccl":
         torch.cuda.set_device(local)
-        torch.cuda.manual_seed(BASE_SEED + rank)
     else:
         bf16.through_fp32_where_slow()
     where: dict[str, Any] = {} if settings.store is None else {"store": dist.FileStore(settings.store, settings.size)}
@@ -95,6 +90,14 @@ def join_group(settings: RankEnvironment) -> str:
         dist.barrier()  # now every rank has said which connections are its own
         pace.scan()
     return backend
+
+
+def seed(rank: int) -> None:
+    """Seeds a rank's random numbers: torch's on all devices, Python's, numpy's."""
+    torch.manual_seed(BASE_SEED + rank)
+    random.seed(BASE_SEED + rank)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(BASE_SEED + rank)
 
 
 def device() -> torch.device:
@@ -182,19 +185,3 @@ def _take_streams(stdout_fd: int, stderr_fd: int) -> None:
     sys.stdin = open(0, closefd=False)
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-
-
-def find_function(spec: str):
-    """``package.module:function`` to the function; one-line errors that say what is wrong."""
-    module, colon, name = spec.partition(":")
-    if not colon or not module or not name:
-        raise ValueError(f"{spec!r} is not of the form MODULE:FUNCTION")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ValueError(f"cannot import module {module!r}: {error}") from None
-    except AttributeError:
-        raise ValueError(f"module {module!r} has no function {name!r}") from None
-    if not callable(function):
-        raise ValueError(f"{spec} is not a function")
-    return function

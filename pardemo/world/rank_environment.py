@@ -17,7 +17,8 @@ class RankEnvironment:
         timeout_s: time limit of the process group.
         gone: variables that the parent had when the fork server began, and has no more.
         cluster: limits for the links, kept with the help of ``table``, a file that the ranks share.
-        place: the host that the process goes to. latency: arguments of :func:`pardemo.cluster.latency.delay_messages`.
+        host: the emulated host that the process goes to.
+        latency: arguments of :func:`pardemo.cluster.latency.delay_messages`.
     """
 
     rank: int
@@ -32,5 +33,5 @@ class RankEnvironment:
     gone: Sequence[str] = ()
     cluster: Cluster | None = None
     table: str = ""
-    place: Place | None = None
+    host: Place | None = None
     latency: tuple[float, int] | None = None

@@ -130,7 +130,7 @@ class Ranks:
         inside = dataclasses.replace(self.cluster, between=None)
         if inside.inside:
             settings |= {"cluster": inside, "table": self.tables[inside.host_of(rank)]}
-        return settings | {"place": self.hosts.place(rank)}
+        return settings | {"host": self.hosts.place(rank)}
 
     def limit(self, host: int, rate: float | None) -> None:
         """Limits a host's adapter from now on; None: as the cluster was made."""

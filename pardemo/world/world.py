@@ -55,8 +55,7 @@ class World:
         self.threads = options.whole(threads, "threads", most=1024)
         if backend not in (None, "gloo", "nccl"):
             raise ValueError(f"backend must be 'gloo', 'nccl' or None, not {backend!r}")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be above 0, not {timeout_s!r}")
+        options.above_zero(timeout_s, "timeout_s")
         for name, value in (env or {}).items():
             if not (isinstance(name, str) and isinstance(value, str)):
                 raise TypeError(f"env holds texts, not {name!r}: {value!r}")
@@ -116,9 +115,7 @@ class World:
             RankTimeout: not all ranks finished within ``timeout_s`` seconds, put off as above.
             RankError: the supervisor of a cluster's hosts ended; the World is busy or closed.
         """
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        if not limit > 0:
-            raise ValueError(f"timeout_s must be above 0, not {limit!r}")
+        limit = self.timeout_s if timeout_s is None else options.above_zero(timeout_s, "timeout_s")
         task = _pack(function, args, kwargs)
         if not self._busy.acquire(blocking=False):
             raise RankError("this World is busy with another run (of another thread); give each thread its own World")

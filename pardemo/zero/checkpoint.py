@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pardemo import project
 from pardemo.zero.checks import same_outcome
 from pardemo.zero.engine import Engine
 
@@ -103,7 +104,7 @@ def load(engine: Engine, folder: str | Path) -> None:
     where, what = Path(folder).with_name(name), f"checkpoint {name}"
     with same_outcome(group):
         try:
-            _compare(content, _description(engine), what)
+            _compare_content(content, _description(engine), what)
             _check_files(where, content["files"], dist.get_rank(group), engine.size, what)
             tensors, settings = _targets(engine, content["shards"]), _as_now(content["param_groups"], engine)
             numbers = {key: _numbers(shard["numbers"]) for key, shard in content["shards"].items()}
@@ -200,31 +201,31 @@ def _description(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _compare(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
+def _compare_content(content: dict[str, Any], ours: dict[str, Any], what: str) -> None:
     """ValueError that names the first thing in which checkpoint and engine differ."""
     for key in ("stage", "optimizer", "parameter groups"):
         if content[key] != ours[key]:
-            raise ValueError(f"{what} has {key} {_short(content[key])}, this engine {ours[key]}")
+            raise ValueError(f"{what} has {key} {_printable(content[key])}, this engine {ours[key]}")
     pairs = [("alike", lambda value: value), ("shards", lambda value: value and value["of"])]
     for kind, value_of in pairs:
         for name in [*content[kind], *ours[kind]]:
             theirs, mine = value_of(content[kind].get(name)), value_of(ours[kind].get(name))
             if theirs != mine:
                 raise ValueError(
-                    f"{what} is of another model, bucket size or parameter groups: it has {_short(name)} as "
-                    f"{_short(theirs)}, this engine as {_short(mine)}"
+                    f"{what} is of another model, bucket size or parameter groups: it has {_printable(name)} as "
+                    f"{_printable(theirs)}, this engine as {_printable(mine)}"
                 )
 
 
-def _check_files(where: Path, files: dict[str, Any], rank: int, ranks: int, what: str) -> None:
+def _check_files(folder: Path, files: dict[str, Any], rank: int, ranks: int, what: str) -> None:
     """ValueError where the folder has other files than were written; each rank reads some of them."""
-    there = {path.name for path in where.iterdir()} - {MANIFEST}
+    there = {path.name for path in folder.iterdir()} - {MANIFEST}
     for name in sorted(there | files.keys()):
-        path = where / Path(name).name
+        path = folder / Path(name).name
         if name not in there or name not in files or path.is_symlink() or not path.is_file():
-            raise ValueError(f"{what}: {_short(name)} is missing, a link, or no file of the checkpoint")
+            raise ValueError(f"{what}: {_printable(name)} is missing, a link, or no file of the checkpoint")
     for name in sorted(files)[rank::ranks]:
-        if _size_and_digest(where / name) != files[name]:
+        if _size_and_digest(folder / name) != files[name]:
             raise ValueError(f"{what}: {name} is not the file that was written")
 
 
@@ -240,7 +241,8 @@ def _read_manifest(folder: Path) -> tuple[str, dict[str, Any]]:
     with suppress(ValueError, RecursionError):  # no JSON, no UTF-8, nested without end
         manifest = json.loads(path.read_bytes())
     if isinstance(manifest, dict) and isinstance(manifest.get("content"), dict) and manifest.get("format") != FORMAT:
-        raise ValueError(f"{what} is of format {_short(manifest.get('format'))}, here {FORMAT} is read: save a new one")
+        other = _printable(manifest.get("format"))
+        raise ValueError(f"{what} is of format {other}, here {FORMAT} is read: save a new one")
     if not isinstance(manifest, dict) or manifest.get("sha256") != _digest(manifest.get("content")):
         raise ValueError(f"{what} is not the file that was written")
     return where.name, manifest["content"]
@@ -272,10 +274,10 @@ def _digest(content: Any) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return _short(f"{type(error).__name__}: {error}".partition("\n")[0])
+    return _printable(project.first_line(f"{type(error).__name__}: {error}"))
 
 
-def _short(value: Any) -> str:
+def _printable(value: Any) -> str:
     """A value in one line, of which a terminal prints every character."""
     text = value if isinstance(value, str) and value.isprintable() else ascii(value)
     return text if len(text) <= 200 else f"{text[:200]}…"

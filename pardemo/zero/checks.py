@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo import compat
+from pardemo import compat, project
 from pardemo.collectives.agreement import compare_lines
 from pardemo.groups import cut_of, cut_within
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
@@ -116,8 +116,8 @@ def check_elementwise(make: MakeOptimizer, groups: ParamGroups, device: torch.de
         try:
             _, result = trained((min(PIECE, len(at) - begin),) for begin in range(0, len(at), PIECE))
         except Exception as error:
-            reason = str(error).partition("\n")[0]
-            raise ValueError(f"{name} cannot update flat shards ({type(error).__name__}: {reason})") from error
+            reason = f"{type(error).__name__}: {project.first_line(error)}"
+            raise ValueError(f"{name} cannot update flat shards ({reason})") from error
     # each tensor on its own: what is done to one of them may be small beside the others
     for shape, ours, theirs, begin in zip(
         SHAPES, *(t.split(sizes, -1) for t in (result, expected, weights)), strict=True

@@ -16,9 +16,10 @@ from pardemo.collectives.channel import Channel
 from pardemo.collectives.decorators import not_compiled
 from pardemo.groups import Tied, group_of
 from pardemo.meters.tensors import storage_bytes
+from pardemo.options import above_zero
 from pardemo.zero import checks
 from pardemo.zero.checks import same_outcome
-from pardemo.zero.gradient_norm import NormOfModel, check_max_norm, clip_factor
+from pardemo.zero.gradient_norm import NormOfModel, clip_factor
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
 _engines: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
@@ -59,13 +60,13 @@ class Engine(nn.Module):
         group: dist.ProcessGroup | None = None,
         *,
         max_norm: float | None = None,
-        norm_over: dist.ProcessGroup | None = None,
+        pipeline_group: dist.ProcessGroup | None = None,
         tied: Sequence[Tied] = (),
         param_groups: Sequence[dict[str, Any]] | None = None,
     ):
         super().__init__()
         if max_norm is not None:
-            check_max_norm(max_norm)
+            above_zero(max_norm, "max_norm")
         if tied and self.stage > 1:
             raise ValueError(
                 "tied copies are summed after backward(), when stages 2 and 3 have sent their gradients: use stage 1"
@@ -82,7 +83,7 @@ class Engine(nn.Module):
         self._passes = self._steps = 0  # in every exchange's label, so that ranks at different ones are told
         self._closed = self._updating = False
         self._make_shards(optimizer, groups)
-        self.norm = NormOfModel(module, norm_over, tied)
+        self.norm = NormOfModel(module, pipeline_group, tied)
         self._known = {p: (p.requires_grad, p.dtype, p.device) for p in module.parameters()}
         _engines[module] = weakref.ref(self)
 

@@ -20,13 +20,14 @@ from torch import nn
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.groups import Tied, cut_of
+from pardemo.options import above_zero
 
 #: elements of a parameter in their order in memory: the first, and the one behind the last
 Span = tuple[int, int]
 
 
 def clip_grad_norm_(
-    module: nn.Module, max_norm: float, *, over: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()
+    module: nn.Module, max_norm: float, *, pipeline_group: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()
 ) -> float:
     """``torch.nn.utils.clip_grad_norm_`` for a module whose layers are cut, or a stage of a pipeline. Collective.
 
@@ -37,7 +38,7 @@ def clip_grad_norm_(
     Args:
         module: this rank's part of the model; several chunks as an ``nn.ModuleList``.
         max_norm: the largest norm that is left as it is.
-        over: the pipeline's group; None without a pipeline.
+        pipeline_group: the pipeline's group; None without a pipeline.
         tied: what the ``Pipeline`` was given: parameters of which other stages have a copy, and the group of all that
             have one.
 
@@ -48,9 +49,9 @@ def clip_grad_norm_(
     Raises:
         ValueError: ``max_norm`` is not above 0, or the layers are cut over different groups.
     """
-    check_max_norm(max_norm)
+    above_zero(max_norm, "max_norm")
     gradients = {p: p.grad for p in module.parameters() if p.grad is not None}
-    model = NormOfModel(module, over, tied)
+    model = NormOfModel(module, pipeline_group, tied)
     norm = model.norm(model.squares(part for p, g in gradients.items() for part in model.counted(p, g)))
     factor = clip_factor(norm, max_norm)
     for gradient in gradients.values():
@@ -64,13 +65,13 @@ class NormOfModel:
     Args: as of :func:`clip_grad_norm_`.
     """
 
-    def __init__(self, module: nn.Module, over: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()):
-        cut, tensor_parallel = cut_parameters(module)
+    def __init__(self, module: nn.Module, pipeline_group: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()):
+        cut, tensor_parallel = _cut_parameters(module)
         replica = tensor_parallel is not None and dist.get_rank(tensor_parallel) > 0
         #: of each parameter the elements that this rank counts, as (first, end); all where there is no entry
         self._spans = cut | {p: [] for p in module.parameters() if replica and p not in cut}
         self._spans |= {p: [] for p, holders in tied if dist.get_rank(holders) > 0}
-        self._groups = [group for group in (tensor_parallel, over) if group is not None]
+        self._groups = [group for group in (tensor_parallel, pipeline_group) if group is not None]
         self._device = next(module.parameters()).device
         #: whether other ranks have other parts of the model
         self.is_of_a_part = any(group.size() > 1 for group in self._groups)
@@ -98,7 +99,7 @@ class NormOfModel:
         return squares.sqrt().item()
 
 
-def cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], dist.ProcessGroup | None]:
+def _cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], dist.ProcessGroup | None]:
     """The parameters of which this rank has a part only, and the group that has the whole; None where nothing is cut.
 
     Beside each parameter, the elements that this rank counts: not those of which an earlier rank has a copy, as of a
@@ -123,9 +124,3 @@ def clip_factor(norm: float, max_norm: float) -> float:
     """Returns the factor that clips gradients of that norm: at most 1."""
     factor = max_norm / (norm + 1e-6)
     return 1.0 if factor >= 1 else factor  # not min(): a norm that is no number spoils all gradients, as in torch
-
-
-def check_max_norm(max_norm: float) -> None:
-    """ValueError where nothing could be clipped to ``max_norm``."""
-    if not max_norm > 0:
-        raise ValueError(f"max_norm must be above 0, not {max_norm}")

@@ -42,9 +42,9 @@ def no_gradient(parameter: torch.Tensor) -> OwnGradient:
 
 
 @functools.cache
-def part_gradient() -> type:
+def own_shard_gradient() -> type:
     """Stage 3: the class of a DTensor that is the mean of a part of the model, where layers are cut, or of a stage."""
     from torch.distributed.tensor import DTensor
 
     refusing = {"__slots__": (), "__torch_function__": vars(OwnGradient)["__torch_function__"]}
-    return type("PartGradient", (DTensor,), refusing)
+    return type("OwnShardGradient", (DTensor,), refusing)

@@ -29,7 +29,7 @@ from pardemo import compat
 from pardemo.collectives.decorators import not_compiled
 from pardemo.groups import cut_of, mark_cut
 from pardemo.zero.engine import Engine, SavedShard, broadcast
-from pardemo.zero.gradients import part_gradient
+from pardemo.zero.gradients import own_shard_gradient
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 
 
@@ -76,7 +76,7 @@ class Zero3(Engine):
         self._whole = False
         super().__init__(module, optimizer, group, **options)
         for parameter in self._trained() if self.norm.is_of_a_part else ():
-            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p.grad, "__class__", part_gradient()))
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p.grad, "__class__", own_shard_gradient()))
 
     def forward(self, *args, **kwargs):
         try:
@@ -224,7 +224,7 @@ class Zero3(Engine):
         torch.autograd.graph.increment_version(compat.fsdp_gathered(self.module))
 
 
-class _Exchange(dist.Work):
+class _ShardExchange(dist.Work):
     """An exchange in the channel's thread, as FSDP2 waits for one."""
 
     def __init__(self, future: Future):
@@ -256,7 +256,7 @@ class RingAllGather(_Ring):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work:
-        return _Exchange(self._submit("all_gather", input_tensor, output_tensor))
+        return _ShardExchange(self._submit("all_gather", input_tensor, output_tensor))
 
 
 class RingReduceScatter(_Ring):

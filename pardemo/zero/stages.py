@@ -28,6 +28,7 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.collectives.decorators import not_compiled
+from pardemo.options import above_zero
 from pardemo.zero.checks import check_elementwise, same_outcome
 from pardemo.zero.engine import Engine, SavedShard, broadcast
 from pardemo.zero.gradients import OwnGradient, no_gradient
@@ -49,8 +50,8 @@ class Zero1(Engine):
             small samples first, to see whether it does.
         group: the ranks that share the states, the data-parallel ones; the default group when None.
         max_norm: clip gradients by their global norm: over the group, over the tensor-parallel group that the module's
-            layers name, and over ``norm_over``.
-        norm_over: the pipeline's group, where the module is one of its stages.
+            layers name, and over ``pipeline_group``.
+        pipeline_group: the pipeline's group, where the module is one of its stages.
         tied: what the ``Pipeline`` was given: parameters of which other stages have a copy, and their holders. Stage 1
             only.
         param_groups: torch's own, over the module's parameters: ``[{"params": weights}, {"params": norms_and_biases,
@@ -76,8 +77,7 @@ class Zero1(Engine):
         bucket_bytes: int = 8 << 20,
         **options,
     ):
-        if bucket_bytes <= 0:
-            raise ValueError(f"bucket_bytes must be above 0, not {bucket_bytes}")
+        above_zero(bucket_bytes, "bucket_bytes")
         self._bucket_bytes, self._extra_label = bucket_bytes, f", buckets of {bucket_bytes} B"
         self._tied = {parameter for parameter, _ in options.get("tied", ())}
         self._sending: deque[Future] = deque()

@@ -76,7 +76,7 @@ def partitioned_checkpoint(
     if not torch.is_grad_enabled():
         return function(x)
     group = group_of(group)
-    part, rank = exchange.share(x.numel(), group, "a checkpoint"), dist.get_rank(group)
+    part, rank = exchange.divide(x.numel(), group, "a checkpoint"), dist.get_rank(group)
 
     def keep(saved: torch.Tensor) -> Callable[[], torch.Tensor]:
         mine = saved.detach().reshape(-1)[rank * part :][:part].clone()

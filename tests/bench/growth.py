@@ -93,10 +93,11 @@ def book(folder: Path, chapters: int, each: int) -> float:
     for chapter in range(chapters):
         ledger = Ledger(f"{chapter:03}_made_up", folder)
         for k in range(each):
-            ledger.check(
-                f"made_up_{chapter}.claim_{k}", f"Claim {k} of chapter {chapter}.", 100.0, 100.5, "B",
-                rel=0.01, source="a paper", evidence="arithmetic",
+            claim = claims.Claim(
+                f"made_up_{chapter}.claim_{k}", f"Claim {k} of chapter {chapter}.", "B", within=0.01,
+                because="rounding", source="a paper", evidence="arithmetic",
             )  # fmt: skip
+            ledger.check(claim, 100.0, 100.5)
     return time.perf_counter() - begin
 
 

@@ -95,7 +95,7 @@ def add(
     made = table(kept)
     lines = ",\n".join(_compact(asdict(row)) for row in made)
     for name, text in ((RUNS, _text(kept)), (TABLE, f"[\n{lines}\n]\n")):
-        project.write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        project.write_text(folder / name, text)
     return made
 
 
@@ -139,7 +139,7 @@ def figures(rows: Any) -> dict[str, dict[str, Any]]:
         ValueError: they are no rows as ``pardemo bench --json`` prints them.
     """
     try:
-        made = {row["name"]: {key: _short(row[key]) for key in FIGURES} for row in rows}
+        made = {row["name"]: {key: _rounded(row[key]) for key in FIGURES} for row in rows}
         if not rows or len(made) != len(rows) or not all("unit" in row and "target" in row for row in rows):
             raise ValueError("no row, two of a name, or one without unit or target")
         asked_of = {row["name"]: {key: row.get(key) for key in ASKED} for row in rows}
@@ -178,11 +178,11 @@ def json_of(path: Path) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(repr(error).split())[:200]
+    return project.one_line(repr(error), 200)
 
 
-def _short(figure: Any) -> Any:
-    return [_short(each) for each in figure] if isinstance(figure, (list, tuple)) else float(f"{figure:.{DIGITS}g}")
+def _rounded(figure: Any) -> Any:
+    return [_rounded(each) for each in figure] if isinstance(figure, (list, tuple)) else float(f"{figure:.{DIGITS}g}")
 
 
 def _in_order(new: list[str], before: list[str]) -> list[str]:

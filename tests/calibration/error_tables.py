@@ -117,7 +117,7 @@ def update(path: Path) -> None:
             text = place.sub(lambda match, new=new: match[1] + new + match[2], text)
     if not found:
         raise ValueError(f"{path.name} has no place for the table of layouts: <!-- layouts --> and <!-- /layouts -->")
-    project.write_atomically(path, lambda target: target.write_text(text, encoding="utf-8"))
+    project.write_text(path, text)
 
 
 if __name__ == "__main__":

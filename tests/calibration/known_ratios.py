@@ -90,4 +90,4 @@ def hosts() -> dict[str, list[int]]:
 
 if __name__ == "__main__":
     text = json.dumps(of_all(), indent=0) + "\n"
-    project.write_atomically(RATIOS, lambda target: target.write_text(text, encoding="utf-8"))
+    project.write_text(RATIOS, text)

@@ -15,7 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pardemo import RankError, RankFailed, World
+from pardemo import RankError, RankFailed, World, project
 from pardemo.collectives import ring_all_reduce
 from pardemo.deadline import Deadline
 from pardemo.world import fork_server
@@ -111,8 +111,8 @@ def first_line(error: RankError) -> str:
     """What a reader sees first; of a rank's own error of several lines, as torch has them, all in one."""
     if isinstance(error, RankFailed):
         rank, failure = error.first
-        return f"rank {rank}: {' '.join(failure.headline.split())}"
-    return str(error).strip().splitlines()[0]
+        return f"rank {rank}: {project.one_line(failure.headline)}"
+    return project.first_line(error)
 
 
 def ends_in(error: type[RankError] | tuple[type[RankError], ...], says: str, run: Callable[[], object]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tiny_model import train_tokenizer
 
-from pardemo import RankError, headlines, signed_folders
+from pardemo import RankError, headlines, project, signed_folders
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
 from pardemo.finetune import checkpoints, recipe
 from pardemo.finetune.launch import launch
@@ -119,7 +119,7 @@ def _outcome(job: Recipe, resume: bool) -> str:
     try:
         launch(job, resume=resume)
     except (RankError, OSError, ValueError) as error:
-        return str(error).splitlines()[0]
+        return project.first_line(error)
     return ""
 
 

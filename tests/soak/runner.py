@@ -15,7 +15,7 @@ from soak.common import called, one_line, small_disk
 with extras.needed_by("the group runner"):
     import nbformat
 
-CLAIM = "from pardemo import Ledger\nLedger('{name}').check('s09.x', 'one is one', 1, 1)"
+CLAIM = "from pardemo.claims import Claim, Ledger\nLedger('{name}').check(Claim('s09.x', 'one is one'), 1, 1)"
 RANKS = "import os\nfrom pardemo import World\nwith World(world_size) as world:\n    pids = world.run(os.getpid)"
 
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.exercise_shown import ExerciseShown, is_stub, solution_of
-from pardemo.book.page.problems import one_line
 from pardemo.claims import short
+from pardemo.project import first_line, one_line
 from pardemo.world import World
 from pardemo.world.errors import RankDied, RankError, RankFailed
 
@@ -85,7 +85,7 @@ def call(function: Callable, *args: object) -> object:
     try:
         return function(*args)
     except Exception as error:
-        raise Mistake(f"Your function raised {type(error).__name__}: {_first_line(error)}") from None
+        raise Mistake(f"Your function raised {type(error).__name__}: {first_line(error)}") from None
 
 
 def fresh_seed() -> int:
@@ -276,25 +276,20 @@ def _tried(id: str, function: Callable) -> tuple[bool, str]:
         words = str(mistake)
     except RankFailed as error:
         rank, failure = error.first
-        words = f"Your function raised on rank {rank}: {_first_line(failure.headline)}"
+        words = f"Your function raised on rank {rank}: {first_line(failure.headline)}"
     except RankError as error:
         died = isinstance(error, RankDied)
         ask = "" if died else " Does every rank receive exactly what another one sends?"
-        words = f"{_first_line(error)}.{ask}"
+        words = f"{first_line(error)}.{ask}"
     except Exception as error:  # it cannot be sent to the ranks, or is so odd that the checker stumbles over it
         words = str(error)
         if not words.startswith("cannot send"):
-            stumbled = f"{type(error).__name__}: {_first_line(error)}"
+            stumbled = f"{type(error).__name__}: {first_line(error)}"
             words = f"What it returned cannot be compared with the answer ({stumbled})."
-    return False, _short(words)
+    return False, _verdict_line(words)
 
 
-def _first_line(error: BaseException | str) -> str:
-    """What an exception says first: torch's go on with a stack of C++."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-def _short(words: str) -> str:
+def _verdict_line(words: str) -> str:
     """One line of bearable length: arrays write themselves over several, and numbers may have a thousand digits."""
     line = " ".join(word if len(word) <= 100 else word[:100] + "…" for word in words.split())
     return line if len(line) <= 800 else f"{line[:500]} … {line[-250:]}"

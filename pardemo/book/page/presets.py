@@ -20,7 +20,7 @@ def choose(preset: str, **options: T) -> T:
 
 
 def need_ranks(
-    world_size: int, least: int = 1, multiple_of: int = 1, divides: int = 0, who: str = "this notebook"
+    world_size: int, least: int = 1, multiple_of: int = 1, divides: int = 0, notebook: str = "this notebook"
 ) -> None:
     """Says so where a notebook cannot run with ``world_size`` ranks; ``pardemo run`` says it before anything runs.
 
@@ -34,4 +34,4 @@ def need_ranks(
     if world_size < least or world_size % multiple_of or divides % world_size:
         even = f" that {multiple_of} divides" if multiple_of > 1 else ""
         even += f" that divides {divides}" if divides else ""
-        raise ValueError(f"{who} needs world_size of at least {least}{even}, not {world_size}")
+        raise ValueError(f"{notebook} needs world_size of at least {least}{even}, not {world_size}")

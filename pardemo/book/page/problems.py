@@ -7,7 +7,6 @@ or the site, and in JupyterLab, as with a guess, a question is a field that says
 """
 
 import html
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +14,7 @@ from importlib import import_module
 from pardemo.book.contents import CHAPTERS
 from pardemo.book.page.guesses import for_the_page, script_of_an_open_notebook
 from pardemo.claims import short
+from pardemo.project import one_line
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,6 @@ class Problem:
 def problem(unit: str = "") -> Callable[[Callable[[], tuple[float, str]]], Problem]:
     """Makes a :class:`Problem` of a function, whose docstring is the question; ``unit``: of the answer, as ``GB``."""
     return lambda work: Problem(one_line(work.__doc__), unit, work)
-
-
-def one_line(text: str) -> str:
-    """A text that stands in several lines of code."""
-    return re.sub(r"\s*\n\s*", " ", text)
 
 
 class ProblemSet:

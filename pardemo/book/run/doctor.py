@@ -18,7 +18,7 @@ def examine() -> list[dict[str, Any]]:
     import torch
 
     from pardemo.meters.wire import kernel_counts
-    from pardemo.peers.deepspeed import disk as deepspeed_disk
+    from pardemo.peers.deepspeed import deepspeed_disk
 
     disk, disk_text = deepspeed_disk.readiness()
     cores = project.available_cores()
@@ -56,10 +56,8 @@ def examine_deepspeed(path: str, ranks: int) -> str:
     """
     import torch
 
-    from pardemo.peers.deepspeed import settings as deepspeed_settings
+    from pardemo.peers.deepspeed import deepspeed_settings
 
-    if ranks < 1:
-        raise ValueError(f"--ranks must be at least 1, not {ranks}")
     with open(path, encoding="utf-8") as file:
         try:
             settings = json.load(file)

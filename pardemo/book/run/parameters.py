@@ -62,7 +62,7 @@ def assign(selected: dict[str, Path], parameters: dict[str, Any]) -> dict[str, d
 
 def _check_ranks(name: str, path: Path, world_size: int) -> None:
     try:
-        need_ranks(world_size, who=name, **ranks_of(path))
+        need_ranks(world_size, notebook=name, **ranks_of(path))
     except ValueError as error:
         raise RunError(str(error)) from None
 

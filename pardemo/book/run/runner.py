@@ -134,12 +134,12 @@ def _execute(
         if getattr(error, "errno", None) in NO_SPACE:  # the copy is cut off, and the next one would be, too
             partial.unlink(missing_ok=True)
             raise
-        outcome.status, outcome.error = "failed", f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        outcome.status, outcome.error = "failed", project.first_line(f"{type(error).__name__}: {error}")
     finally:
         if partial.exists():
             _keep(partial, folder / f"{name}.ipynb")
     outcome.seconds = time.monotonic() - begin
-    ending = "ok" if outcome.status == "ok" else f"FAILED in {outcome.error.splitlines()[0]}"
+    ending = "ok" if outcome.status == "ok" else f"FAILED in {project.first_line(outcome.error)}"
     say(name, f"{outcome.seconds:.1f} s  {ending}", end=True)
     return outcome
 

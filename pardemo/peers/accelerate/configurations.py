@@ -8,8 +8,7 @@ import torch
 import yaml
 
 from pardemo import project
-from pardemo.peers.accelerate import config_files as accelerate_configs
-from pardemo.peers.accelerate import job_settings
+from pardemo.peers.accelerate import config_checks, job_settings
 
 KINDS = {  # kind -> distributed_type of the file, class of the prepared model
     "one": ("NO", "GPT"),
@@ -119,10 +118,10 @@ class Configuration:
         """Writes ``folder/NAME.yaml`` and a DeepSpeed form's ``NAME.json`` beside it; both are checked first.
 
         Raises:
-            ValueError: what :func:`pardemo.peers.accelerate.config_files.check` says.
+            ValueError: what :func:`pardemo.peers.accelerate.config_checks.check` says.
         """
         if self.stage is not None:
-            accelerate_configs.check_deepspeed(self.deepspeed(), self.processes)
+            config_checks.check_deepspeed(self.deepspeed(), self.processes)
             project.write_json(folder / f"{self.name}.json", self.deepspeed())
         return write(folder / f"{self.name}.yaml", self.config())
 
@@ -146,7 +145,7 @@ def megatron_lm(processes: int, tp: int, pp: int, micro_batches: int) -> dict[st
 
 def write(path: Path, config: dict[str, Any]) -> Path:
     """A configuration as a YAML file, checked first; returns its path."""
-    accelerate_configs.check(config, path.parent)
+    config_checks.check(config, path.parent)
     text = yaml.safe_dump(config, sort_keys=False)
-    project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    project.write_text(path, text)
     return path

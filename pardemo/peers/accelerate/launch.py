@@ -17,7 +17,7 @@ from typing import Any
 from pardemo import project
 from pardemo.cluster import loopback
 from pardemo.peers import launchers
-from pardemo.peers.accelerate import config_files as accelerate_configs
+from pardemo.peers.accelerate import config_checks
 
 SCRIPTS = Path(__file__).with_name("scripts")  # not imported: that takes seconds, and only files are copied here
 PLAIN, SCRIPT = "train_plain.py", "train_accelerate.py"
@@ -38,11 +38,11 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
     the configuration, ``NAME.env``.
 
     Raises:
-        ValueError: no such launcher, or what ``accelerate_configs.read`` says.
+        ValueError: no such launcher, or what ``config_checks.read`` says.
     """
     if launcher not in LAUNCHERS:
         raise ValueError(f"no launcher {launcher!r}; there are: {', '.join(LAUNCHERS)}")
-    settings = accelerate_configs.read_config(config)
+    settings = config_checks.read_config(config)
     processes, hosts = settings.get("num_processes", 1), settings.get("num_machines", 1)  # as Accelerate has them
     script, port = " ".join([SCRIPT, *arguments]), loopback.free_port()
     if launcher == "accelerate":
@@ -77,7 +77,7 @@ def write_commands(folder: Path, jobs: Mapping[str, Sequence[str]]) -> Path:
     """``folder/commands.txt``: every job's commands under its name, to be run in that folder."""
     lines = [line for name, texts in jobs.items() for line in (f"# {name}", *texts, "")]
     path = folder / "commands.txt"
-    project.write_atomically(path, lambda temporary: temporary.write_text("\n".join(lines), encoding="utf-8"))
+    project.write_text(path, "\n".join(lines))
     return path
 
 
@@ -85,12 +85,12 @@ def _write_variables(config: Path) -> str:
     beside = f"{config.parent}{os.sep}"
     variables = {
         name: value.replace(beside, "")
-        for name, value in accelerate_configs.environment(config).items()
+        for name, value in config_checks.environment(config).items()
         if not name.startswith("ACCELERATE_DYNAMO")  # torch.compile's, at their defaults
     }
     text = "".join(f"{name}={value}\n" for name, value in variables.items() if value)
     path = config.with_suffix(".env")
-    project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    project.write_text(path, text)
     return path.name
 
 

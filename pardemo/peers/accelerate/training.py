@@ -91,7 +91,7 @@ def assert_runs(running: Mapping[str, Any], expected: Mapping[str, Any]) -> None
 def as_launched(environment: Mapping[str, str]) -> Iterator[None]:
     """This rank of a World as ``accelerate launch`` would have started it, with Accelerate's state fresh.
 
-    ``environment`` is :func:`pardemo.peers.accelerate.config_files.environment`'s; a single process is told of no rank.
+    ``environment`` is :func:`pardemo.peers.accelerate.config_checks.environment`'s; one process is told of no rank.
     """
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith(PREFIXES)]:

@@ -174,7 +174,7 @@ def _accelerate(words: list[str], ranks: int | None) -> Launch:
     with extras.needed_by("accelerate launch"):
         from accelerate.commands.launch import launch_command_parser
 
-    from pardemo.peers.accelerate import config_files
+    from pardemo.peers.accelerate import config_checks
     from pardemo.script.runtime.without_gpu import without_gpu
 
     name = "accelerate launch"
@@ -188,7 +188,7 @@ def _accelerate(words: list[str], ranks: int | None) -> Launch:
     try:
         with project.environment({"LOCAL_WORLD_SIZE": str(asked)}), without_gpu([]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Port .* is already in use")  # no rank will use it
-            args, variables, alone = _launcher_result(name, lambda: config_files.launched(args))
+            args, variables, alone = _launcher_result(name, lambda: config_checks.launched(args))
     finally:
         quiet.setLevel(level)
     if args.tpu:

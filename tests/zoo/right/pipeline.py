@@ -29,8 +29,8 @@ def ties(args, place, chunks, groups):
     if not args.tied:
         return []
     group = None
-    for tp, dp in itertools.product(range(args.tp), range(groups.layout.dp)):
-        pair = [groups.layout.rank(tp=tp, dp=dp, pp=at) for at in (0, args.pp - 1)]
+    for tp, dp in itertools.product(range(args.tp), range(groups.dims.dp)):
+        pair = [groups.dims.rank(tp=tp, dp=dp, pp=at) for at in (0, args.pp - 1)]
         made = dist.new_group(pair)
         group = made if dist.get_rank() in pair else group
     if place == 0:
@@ -91,7 +91,7 @@ def train(args, groups, ranks, rank, place):
             own = [[pair for pair in tied if pair[0] in set(chunk.parameters())] for chunk in chunks]
             pairs = zip(chunks, own, strict=True)
             wrapped = engines = [
-                common.zero_of(args, chunk, groups.dp, norm_over=groups.pp, tied=of) for chunk, of in pairs
+                common.zero_of(args, chunk, groups.dp, pipeline_group=groups.pp, tied=of) for chunk, of in pairs
             ]
         elif "late" not in args.way:
             wrapped = [BucketedDataParallel(chunk, groups.dp) for chunk in chunks]
@@ -120,7 +120,7 @@ def train(args, groups, ranks, rank, place):
         if args.clip and args.engine == "pipelining":
             clip_by_hand(args, chunks, tied, groups.pp)
         elif args.clip and not engines:
-            clip_grad_norm_(torch.nn.ModuleList(chunks), args.clip, over=groups.pp, tied=tied)
+            clip_grad_norm_(torch.nn.ModuleList(chunks), args.clip, pipeline_group=groups.pp, tied=tied)
         for one in (*(engines or optimizers), *schedules):
             one.step()
         for optimizer in optimizers:

@@ -25,6 +25,7 @@ from pardemo.tensor_parallel import (
     ParallelBlock,
     ParallelMLP,
     VocabParallelEmbedding,
+    gather_from,
     gather_sequence,
     on_shards,
     scatter_sequence,
@@ -69,10 +70,10 @@ class Head(nn.Module):
 
     def __init__(self, head, group, sequence):
         super().__init__()
-        self.linear = ColumnParallelLinear(head, group, sequence_parallel=sequence, gather_output=True)
+        self.linear = ColumnParallelLinear(head, group, sequence_parallel=sequence)
 
     def forward(self, x):
-        return self.linear(x)
+        return gather_from(self.linear(x), self.linear.group)
 
 
 class OnShards(nn.Module):

@@ -23,7 +23,7 @@ PEERS = ("pardemo.peers.accelerate.training", "pardemo.peers.accelerate.scripts.
 
 def check_config(function: Callable[[], dict[str, Any]]) -> str:
     """``function()`` is an Accelerate configuration for FSDP2 on two processes in bf16, a shard per ``Block``."""
-    from pardemo.peers.accelerate import config_files as accelerate_configs
+    from pardemo.peers.accelerate import config_checks
     from pardemo.peers.accelerate.configurations import Configuration, write
 
     config = call(function)
@@ -34,7 +34,7 @@ def check_config(function: Callable[[], dict[str, Any]]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = write(Path(folder) / "yours.yaml", config)
-            environment = accelerate_configs.environment(path)
+            environment = config_checks.environment(path)
         except ValueError as error:
             raise Mistake(f"It is refused: {error}.") from None
         if environment.get("FSDP_VERSION") != "2":

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from pardemo.project import one_line
 from pardemo.world import World
 from pardemo.world.errors import RankDied, RankError
 
@@ -149,7 +150,7 @@ def read_or_error(path: Path) -> str:
     try:
         return f"step {torch.load(path, weights_only=True)['step']}"
     except (RuntimeError, EOFError, OSError) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         return f"{type(error).__name__}: {text[:90]}{'…' if len(text) > 90 else ''}"
 
 

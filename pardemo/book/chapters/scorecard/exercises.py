@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.book.page.exercises import exercise, formula, on_ranks
-from pardemo.claims import Ledger
+from pardemo.claims import Claim, Ledger
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.formulas import communication
 from pardemo.formulas import tensor_parallel as formulas
@@ -31,10 +31,9 @@ CASES = {  # what is judged -> what a wrong verdict has overlooked
 @formula(CASES, "You judge as the ledger does.", asked="a verdict")
 def check_verdict(predicted: float, measured: float, rel: float, evidence: str, instead: float | None):
     """The verdict that the ledger gives."""
-    second = None if instead is None else (instead, "a reason")
+    claim = Claim("case", "what is judged", within=rel, because="it says so", evidence=evidence, off="a reason")
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger("exercise", folder)
-        right = ledger.check("case", "", predicted, measured, rel=rel, evidence=evidence, instead=second)
+        right = Ledger("exercise", folder).check(claim, predicted, measured, instead)
     return right, [(lambda _: True, CASES[predicted, measured, rel, evidence, instead])]
 
 

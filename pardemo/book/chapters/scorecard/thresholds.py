@@ -77,7 +77,7 @@ def thresholds() -> Table:
     gpus = [hardware.gpu(name) for name in _GPU_NAMES]
     share = f"{100 * _SHARE:.0f} %"
 
-    def row(question: str, formula: str, value, unit: str, chapter: str, short=_short) -> Threshold:
+    def row(question: str, formula: str, value, unit: str, chapter: str, short=_two_digits) -> Threshold:
         return Threshold(question, formula, {gpu.name: f"{short(value(gpu))} {unit}".strip() for gpu in gpus}, chapter)
 
     return Table(
@@ -220,7 +220,7 @@ def _job(gpu: Gpu, gpus: int, tokens: int) -> Job:
     return Job(shape_of("llama3-8b"), Machine(gpu, gpus, _NODE, _NETWORK), find_program("megatron-core"), tokens)
 
 
-def _short(value: float) -> str:
+def _two_digits(value: float) -> str:
     """Two digits and more: nobody plans by the third."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 10 else f"{value:.0f}"
 

@@ -67,7 +67,7 @@ def own_times(own: Mapping[str, float], whole: Mapping[str, float], most: int = 
     phases = [phase for phase in ("forward", "backward", "optimizer") if phase in own]
     names = sorted([*operators, *phases], key=own.__getitem__, reverse=True)
     fills = ["compute" if name in MULTIPLICATIONS else _PHASES.get(name, palette.OTHER) for name in names]
-    own_s, whole_s = ({_short(name): seconds[name] for name in names} for seconds in (own, whole))
+    own_s, whole_s = ({_short_name(name): seconds[name] for name in names} for seconds in (own, whole))
     return bar_chart(
         "trace_own_times", "Own time by name, ms: {}.",
         {"ms": {"series": {"own": own_s}, "outline": whole_s}}, fills={"own": fills}, per=1e-3, across=True,
@@ -75,7 +75,7 @@ def own_times(own: Mapping[str, float], whole: Mapping[str, float], most: int = 
     )  # fmt: skip
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     last = name.rsplit("::", 1)[-1].rsplit(": ", 1)[-1]
     return last if len(last) <= 24 else last[:23] + "…"
 

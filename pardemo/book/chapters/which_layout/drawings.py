@@ -2,9 +2,9 @@
 
 from itertools import accumulate
 
+from pardemo.book.page.rule import rule
 from pardemo.draw.canvas import Canvas, Drawing, drawing
 from pardemo.draw.palette import COMPUTED, DONE, KEPT, OTHER
-from pardemo.draw.rule import rule
 
 _TALK, _IDLE = DONE["communication"], DONE["idle"]
 #: Boxes of each row: width, colour, text.

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pardemo.book.page.rule import added, what_each_adds
 from pardemo.draw import palette
 from pardemo.draw.charts import MARKS, WAYS, bar_chart, bars, curves, key, log, words
-from pardemo.draw.rule import added, what_each_adds
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.planner.layouts.charts import LINES
 from pardemo.planner.layouts.procedure import Candidate, Compared, taken_of
@@ -81,13 +81,13 @@ def rule_and_search(rows: Sequence[Compared]) -> Picture:
     summary = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in fitting)
     return bar_chart(
         "which_layout_rule", f"Steps with the rule's layout, by the search's best: {summary}.",
-        {"longer, % (* recomputed)": {"series": {"ratio": {_short(row.name): row.ratio - 1 for row in fitting}}}},
+        {"longer, % (* recomputed)": {"series": {"ratio": {_short_job(row.name): row.ratio - 1 for row in fitting}}}},
         text=texts, fills={"ratio": "compute"}, across=True, per=0.01, size=(5.7, 0.26 * len(fitting) + 1.0),
         room=max(3.2, 10 / max(100 * (fitting[0].ratio - 1), 1)),
     )  # fmt: skip
 
 
-def _short(job: str) -> str:
+def _short_job(job: str) -> str:
     """A job's name that fits a phone: ``70B, 64 H100, 8k, 12.5 GB/s``; a model without a name is Llama 3."""
     name, rest = re.sub(r"^llama[\d.]+-|(?<=[a-z])[\d.]+(?=-)", "", job).replace("-80GB", "").split(",", 1)
     *family, size = name.split("-")

@@ -96,8 +96,8 @@ def collectives(ranks: int = 4) -> Player:
     sums: list[Cell] = [(sum(10 * rank + place for rank in everyone), None) for place in everyone]
     nothing: Table = [[None] * ranks] * ranks
 
-    def only(row: list[Cell], place: int) -> list[Cell]:
-        return [cell if place == at else None for at, cell in enumerate(row)]
+    def only(row: list[Cell], number: int) -> list[Cell]:
+        return [cell if number == at else None for at, cell in enumerate(row)]
 
     tables = {
         "broadcast": ([table[0], *nothing[1:]], [table[0]] * ranks, "everybody gets what rank 0 has."),

@@ -1,9 +1,9 @@
 """Draws what ZeRO sends: when in a step, and what of it crosses from node to node."""
 
+from pardemo.book.page.rule import rule
 from pardemo.draw.canvas import Canvas, Drawing, drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES
 from pardemo.draw.parts import legend, parts
-from pardemo.draw.rule import rule
 
 _FORWARD, _BACKWARD, _THIRD, _UPDATE = 40, 64, 29, 108  # widths: a layer, a layer, a third of Ψ, the update
 _LEFT, _HIGH = 10, 30

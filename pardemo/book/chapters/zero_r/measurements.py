@@ -15,7 +15,7 @@ from pardemo.data_parallel import BucketedDataParallel
 from pardemo.groups import Groups, ParallelDims
 from pardemo.meters.pace import PaddedModule
 from pardemo.meters.tensors import storage_bytes
-from pardemo.peers.deepspeed import disk as deepspeed_disk
+from pardemo.peers.deepspeed import deepspeed_disk
 from pardemo.peers.deepspeed import engine as deepspeed
 from pardemo.peers.deepspeed import engine as peer
 from pardemo.small_models import gpt
@@ -38,19 +38,19 @@ class OffloadedTraining:
         return max(abs(loss - other_loss) for loss, other_loss in zip(self.losses, other.losses, strict=True))
 
 
-def train(width: int, layers: int, where: str | None = None) -> OffloadedTraining:
-    """Three steps of ZeRO-3 in fp32; ``where`` is None, "cpu", or the folder of a disk. Collective."""
+def train(width: int, layers: int, offload: str | None = None) -> OffloadedTraining:
+    """Three steps of ZeRO-3 in fp32; ``offload`` is None, "cpu", or the folder of a disk. Collective."""
     settings = peer.zero_settings(3, BATCH) | {"bf16": {"enabled": False}, "aio": {"block_size": 1 << 20}}
-    if where == "cpu":
+    if offload == "cpu":
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-    elif where is not None:
+    elif offload is not None:
         deepspeed_disk.use()
-        settings["zero_optimization"] |= deepspeed_disk.to_disk(where)
+        settings["zero_optimization"] |= deepspeed_disk.to_disk(offload)
     engine, losses, beside = peer.engine(gpt.linear_stack(width, layers), settings), [], 0
     for step in range(STEPS):
         loss = (engine(gpt.numbers(BATCH, width, seed=step).to(device())) - 1).square().mean()
         engine.backward(loss)
-        if where == "cpu" or where is None:  # on disk they are files
+        if offload == "cpu" or offload is None:  # on disk they are files
             beside = storage_bytes(master.grad for master in engine.optimizer.fp32_partitioned_groups_flat)
         engine.step()
         losses.append(loss.item())

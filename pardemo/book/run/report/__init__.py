@@ -60,7 +60,7 @@ def write_pages(
         )
     )
     path = into / "report.html"
-    project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    project.write_text(path, page)
     return path
 
 

@@ -53,7 +53,7 @@ def update(file: Path, folder: Path) -> None:
             text, replaced = f"{before}{begin}\n{text_of(rows)}{end}{after}", True
     if not replaced:
         raise ValueError(f"{file} has no place for the table: it stands between {BEGIN} and {END}")
-    project.write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    project.write_text(file, text)
 
 
 def chapters(rows: list[dict]) -> str:

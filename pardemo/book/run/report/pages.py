@@ -80,7 +80,7 @@ def write_page(folder: Path, name: str, chapters: list[dict[str, Any]], into: Pa
         )
     )
     path = into / f"{name}.html"
-    project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    project.write_text(path, page)
     return path
 
 

@@ -147,12 +147,12 @@ def _chapter(page: Path) -> str:
     return f'{body}<p><a href="{page.stem}.ipynb">This chapter as a notebook</a></p>'
 
 
-def _framed(entries: list[Entry], place: int) -> str:
-    before = entries[place - 1] if place else None
-    after = entries[place + 1] if place + 1 < len(entries) else None
+def _framed(entries: list[Entry], number: int) -> str:
+    before = entries[number - 1] if number else None
+    after = entries[number + 1] if number + 1 < len(entries) else None
     template = report.environment(Path(__file__).resolve().parent).get_template("site.html.j2")
     return template.render(
-        entries=entries, page=entries[place], before=before, after=after, highlight=pages.highlight()
+        entries=entries, page=entries[number], before=before, after=after, highlight=pages.highlight()
     )
 
 

@@ -1,7 +1,7 @@
 """Writes DeepSpeed's and Accelerate's configurations of ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
 
-Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settings` and
-:mod:`pardemo.peers.accelerate.config_files`.
+Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.deepspeed_settings` and
+:mod:`pardemo.peers.accelerate.config_checks`.
 """
 
 import json

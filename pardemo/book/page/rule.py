@@ -41,12 +41,12 @@ def rule(marked: Collection[str] = ()) -> Drawing:
     high = LINE * (len(TERMS) + 1) + 8
     canvas.box(8, 76, WIDE - 16, high, "none", border=KEPT["parameters"], thick=2)
     canvas.text(20, 76 + LINE / 2 + 4, "2  What does each add to its multiplications? κ = F / (B · T)", "start")
-    for number, (name, (what, formula)) in enumerate(TERMS.items(), 1):
+    for number, (name, (layouts, formula)) in enumerate(TERMS.items(), 1):
         y = 76 + LINE * number + LINE / 2 + 4
         if name in marked:
             canvas.box(14, y - LINE / 2 + 2, WIDE - 28, LINE - 4, RANKS[2], border="")
         ink = ink_on(RANKS[2]) if name in marked else "currentColor"
-        canvas.text(34, y, what, "start", fill=ink)
+        canvas.text(34, y, layouts, "start", fill=ink)
         canvas.text(WIDE - 24, y, formula, "end", fill=ink)
     y = 76 + high
     canvas.arrow([(40, y), (40, y + 28)])
@@ -58,7 +58,7 @@ def rule(marked: Collection[str] = ()) -> Drawing:
     canvas.box(8, y + 30, WIDE - 16, 82, RANKS[3], border="", thick=2)
     for number, text in enumerate(lines):
         canvas.text(44 if number else 20, y + 48 + 24 * number, text, "start", fill=ink_on(RANKS[3]))
-    spoken = "; ".join(f"{what} {formula}" for what, formula in TERMS.values())
+    spoken = "; ".join(f"{layouts} {formula}" for layouts, formula in TERMS.values())
     return Drawing(
         canvas,
         "Of the layouts that fit with 8 % of the memory free, take the one that adds least to the time of its matrix "

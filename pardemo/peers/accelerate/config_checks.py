@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from pardemo import compat, options
-from pardemo.peers.deepspeed import settings as deepspeed_settings
+from pardemo import compat, options, project
+from pardemo.peers.deepspeed import deepspeed_settings
 
 _TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
 _PRECISIONS = {"no": False, "bf16": False, "fp16": True, "fp8": True}  # name -> whether it needs a GPU
@@ -44,7 +44,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path} is not YAML: {project.one_line(error)}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path}: a configuration has keys and values")
     try:

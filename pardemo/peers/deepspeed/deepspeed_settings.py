@@ -4,17 +4,16 @@ DeepSpeed ignores a misspelt key of its older sections without a word; what it d
 with a traceback. So its own classes are asked for the sections that have one, and for the others which keys it reads.
 """
 
-import difflib
 import importlib
 import inspect
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pardemo import compat, options
+from pardemo import compat, options, project
 
 _CLASSES = {
     "zero_optimization": "deepspeed.runtime.zero.config:DeepSpeedZeroConfig",
@@ -70,12 +69,11 @@ def check_settings(settings: Mapping[str, Any], world_size: int, on_cpu: bool = 
         raise ValueError("fp16.enabled: DeepSpeed refuses fp16 on a CPU; use bf16")
 
 
-def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+def refuse_unknown(given: Iterable[str], known: Collection[str], section: str) -> None:
     """Raises ValueError for a key that nobody knows, with the nearest that somebody does."""
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            raise ValueError(f"{where} has no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise ValueError(f"{section} has no key {key!r}{options.nearest(key, known, '')}")
 
 
 def _refuse_removed(settings: Mapping[str, Any]) -> None:
@@ -84,7 +82,7 @@ def _refuse_removed(settings: Mapping[str, Any]) -> None:
     try:
         compat.refuse_removed_keys(config, settings)
     except config.DeepSpeedConfigError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(project.one_line(error)) from None
 
 
 def _validate(path: str, section: Mapping[str, Any], name: str) -> None:
@@ -97,7 +95,7 @@ def _validate(path: str, section: Mapping[str, Any], name: str) -> None:
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
     except Exception as error:  # what its own checks of old keys raise
-        raise ValueError(f"{name}: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{name}: {project.one_line(error)}") from None
     *above, last = details["loc"] or ("",)
     if details["type"] == "extra_forbidden":
         refuse_unknown([str(last)], _names_at(kind, above), ".".join([name, *map(str, above)]))
