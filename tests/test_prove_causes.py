@@ -13,9 +13,9 @@ from pardemo.script.compare import across_layouts, checks, findings, gradient_ca
 from pardemo.script.compare.across_layouts import UnexplainedGradients
 from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
 from pardemo.script.compare.findings import clipping_sentence
-from pardemo.script.compare.layouts import RunLayout, distinct_digits
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
+from pardemo.script.compare.run_layouts import RunLayout, distinct_digits
 from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, ParameterShard, Step
 
 TOLERANCE = 1e-9

@@ -23,9 +23,9 @@ from test_prove_causes import drawn, facts, of
 from pardemo import cli, project
 from pardemo.script.compare import differences, module_map, runs
 from pardemo.script.compare.differences import ComparedOutput, Difference
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.results import Proof
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.record.rank_record import ModuleCall, ParameterShard, RankRecord, Step
 from pardemo.script.report import annotations, model_map, proof_page
 

@@ -13,7 +13,7 @@ from conftest import fenced
 
 from pardemo import project
 from pardemo.script.compare import proof, reference, runs
-from pardemo.script.compare.layouts import SIZES
+from pardemo.script.compare.run_layouts import SIZES
 from pardemo.script.record import parameters, rank_record
 
 ROOT = project.PACKAGE.parent

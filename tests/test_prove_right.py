@@ -12,8 +12,8 @@ from zoo.right import run
 
 from pardemo import prove
 from pardemo.script.compare import checks
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.results import Proof
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError
 from pardemo.script.record.rank_record import Step
 

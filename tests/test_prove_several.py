@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from zoo.right import run
 
 from pardemo.script.compare import parameter_map, proof, runs
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.parameter_map import assembled
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.record import rank_record
 from pardemo.script.record.rank_record import ParameterShard
 

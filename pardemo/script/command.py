@@ -197,18 +197,18 @@ def run_prove(arguments: argparse.Namespace) -> int:
     for name in ("resume", "stops", "seed", "grace"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} says something about a stop: say --stop, too")
-    from pardemo.script.compare import layouts
+    from pardemo.script.compare import run_layouts
     from pardemo.script.runtime import launch_lines
 
     settings: dict[str, Any] = {}
     if arguments.layout:
         if not arguments.words:
             raise ValueError("say the script behind --, as -- train.py --batch {batch}")
-        wanted = layouts.from_texts(arguments.layout, arguments.words)
+        wanted = run_layouts.from_texts(arguments.layout, arguments.words)
     else:
         if len(arguments.words) > 1:
             raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
-        wanted, settings = layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
+        wanted, settings = run_layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
     for layout in wanted:
         launch = launch_lines.read_launch(list(layout.line), layout.ranks)
         if not launch.module and not os.path.isfile(launch.script):
@@ -261,7 +261,7 @@ def run_stop(arguments: argparse.Namespace) -> int:
 
 def _asked_stop(arguments: argparse.Namespace) -> tuple[Any, Any, str | None, dict[str, Any]]:
     """Reads the script's line, the layouts, the line that resumes, and what a file says beside them."""
-    from pardemo.script.compare import layouts
+    from pardemo.script.compare import run_layouts
 
     if arguments.layout:
         if not arguments.words:
@@ -269,5 +269,5 @@ def _asked_stop(arguments: argparse.Namespace) -> tuple[Any, Any, str | None, di
         return arguments.words, arguments.layout, arguments.resume, {}
     if len(arguments.words) > 1:
         raise ValueError('say the layout, as --layout "ranks=2", and the script behind --')
-    line, tables, settings = layouts.tables_of(arguments.words[0] if arguments.words else "prove.toml")
+    line, tables, settings = run_layouts.tables_of(arguments.words[0] if arguments.words else "prove.toml")
     return line, tables, arguments.resume or settings.get("resume"), settings

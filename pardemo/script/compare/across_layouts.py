@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from pardemo.script.compare.differences import Difference, StepComparison
-from pardemo.script.compare.layouts import SIZES, RunLayout, size_text
 from pardemo.script.compare.pairs import Pair
+from pardemo.script.compare.run_layouts import SIZES, RunLayout, size_text
 
 #: Causes that a layout by itself has no better name for than these.
 _OPEN = ("", "loss")

@@ -8,10 +8,10 @@ from itertools import combinations
 import torch
 
 from pardemo.script.compare.differences import ComparedOutput, Difference
-from pardemo.script.compare.layouts import distinct_digits, layout_factor
 from pardemo.script.compare.pairs import norm_of
 from pardemo.script.compare.parameter_map import ParameterMap, reference_name, renamed_modules
 from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.run_layouts import distinct_digits, layout_factor
 from pardemo.script.compare.runs import Run
 from pardemo.script.compare.samples import RowPosition, StepSamples
 from pardemo.script.record.rank_record import Mask, ModuleCall

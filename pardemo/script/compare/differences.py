@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.pairs import Pair
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import Run
 from pardemo.script.record.rank_record import Step, Tensors
 

@@ -8,8 +8,8 @@ import torch
 
 from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
 from pardemo.script.compare.gradient_causes import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
-from pardemo.script.compare.layouts import layout_factor, size_text
 from pardemo.script.compare.pairs import Pair
+from pardemo.script.compare.run_layouts import layout_factor, size_text
 from pardemo.world.errors import ranks_text
 
 #: Modules that normalise over the samples that they see.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from pardemo.script.compare.differences import StepComparison
-from pardemo.script.compare.layouts import distinct_digits, layout_factor, size_text
 from pardemo.script.compare.pairs import Pair
+from pardemo.script.compare.run_layouts import distinct_digits, layout_factor, size_text
 from pardemo.world.errors import ranks_text
 
 

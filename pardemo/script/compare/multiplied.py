@@ -12,9 +12,9 @@ from pardemo.script.compare import runs
 from pardemo.script.compare.across_layouts import UnexplainedGradients
 from pardemo.script.compare.comparison import Comparison
 from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import size_text
 from pardemo.script.compare.pairs import compare_pair, layer_scales
 from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.run_layouts import size_text
 from pardemo.script.compare.runs import Options, Run
 from pardemo.script.record.parameters import Multiplied
 

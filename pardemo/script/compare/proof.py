@@ -9,15 +9,14 @@ from pathlib import Path
 
 import torch
 
-from pardemo.script.compare import across_layouts, runs
-from pardemo.script.compare import layouts as run_layouts
+from pardemo.script.compare import across_layouts, run_layouts, runs
 from pardemo.script.compare.comparison import Comparison, compare_layout
 from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
 from pardemo.script.compare.results import LayoutSteps, Proof
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT

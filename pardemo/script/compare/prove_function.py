@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.script.compare import layouts as run_layouts
-from pardemo.script.compare import runs
-from pardemo.script.compare.layouts import RunLayout
+from pardemo.script.compare import run_layouts, runs
 from pardemo.script.compare.proof import scripts
 from pardemo.script.compare.results import Proof
+from pardemo.script.compare.run_layouts import RunLayout
 
 #: Makes an optimizer of the parameters that a rank has.
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Line, Lines, Marked
 from pardemo.script.compare.differences import Difference, Kept
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import ModelMap
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.words import cause_text, count_text, finding_text, first_of
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.parameter_map import Strip
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.record.parameters import Multiplied, Wanted
 from pardemo.script.record.rank_record import OF_PARAMETERS, STATE, RankRecord, Tensors
 from pardemo.script.record.recorder import Recording, record_script

@@ -13,9 +13,9 @@ from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
 from pardemo.script.compare import results
 from pardemo.script.compare.differences import MOST_BYTES, Difference, Kept
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.module_map import COLUMNS, ModelMap
 from pardemo.script.compare.results import Proof
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.report import model_map
 from pardemo.script.report.files import report_folder as made_folder
 from pardemo.tables import amount

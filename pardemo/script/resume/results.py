@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.results import json_row, runs_screen
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.resume.stops import Stop
 
 

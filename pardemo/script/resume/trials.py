@@ -18,11 +18,10 @@ from typing import Any
 import psutil
 
 from pardemo.deadline import Deadline
-from pardemo.script.compare import layouts as run_layouts
-from pardemo.script.compare import proof, runs
+from pardemo.script.compare import proof, run_layouts, runs
 from pardemo.script.compare.differences import Difference
-from pardemo.script.compare.layouts import RunLayout
 from pardemo.script.compare.reference import Reference
+from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import Options, ProveError, Run
 from pardemo.script.resume import GRACE_S, STEPS, judge
 from pardemo.script.resume.results import StopVerdict, Trial

@@ -93,7 +93,7 @@ def proven(model: dict[str, Any], layouts: Sequence[dict[str, Any]], double: boo
     import drawing
 
     from pardemo.script.compare import proof, runs
-    from pardemo.script.compare.layouts import RunLayout
+    from pardemo.script.compare.run_layouts import RunLayout
 
     made = []
     for values in [{"ranks": 1, "engine": "plain"}, *layouts]:
