@@ -407,7 +407,7 @@ def test_a_script_without_a_seed_begins_with_the_same_parameters_on_all_ranks(sc
     assert "init_sync" in text
     (script / "train.py").write_text(text)
     texts, line = ["ranks=1 batch=8", "ranks=2 batch=4"], ["train.py", "--batch", "{batch}"]
-    made = proof.scripts(run_layouts.from_texts(texts, line), runs.Options(steps=1))
+    made = proof.compare_layouts(run_layouts.from_texts(texts, line), runs.RunOptions(steps=1))
     assert made.equal, str(made)
 
 
@@ -437,7 +437,7 @@ def test_accelerate_trains_as_one_process(script):
     (script / "train.py").write_text(ACCELERATE)
     texts = ["ranks=1 batch=8 accumulate=1", "ranks=2 batch=2 accumulate=2"]
     line = ["train.py", "--batch", "{batch}", "--accumulate", "{accumulate}"]
-    made = proof.scripts(run_layouts.from_texts(texts, line), runs.Options(steps=2, double=True))
+    made = proof.compare_layouts(run_layouts.from_texts(texts, line), runs.RunOptions(steps=2, double=True))
     assert made.equal, str(made)
 
 
@@ -469,8 +469,8 @@ for step in range(4):
 def test_accelerates_fsdp2_recomputes_in_fp64(script):
     (script / "train.py").write_text(SHARDED_BY_ACCELERATE)
     texts = ["ranks=1 accumulate=1", "ranks=2 accumulate=1", "ranks=2 accumulate=2"]
-    made = proof.scripts(
-        run_layouts.from_texts(texts, ["train.py", "{accumulate}"]), runs.Options(steps=2, double=True)
+    made = proof.compare_layouts(
+        run_layouts.from_texts(texts, ["train.py", "{accumulate}"]), runs.RunOptions(steps=2, double=True)
     )
     assert made.equal, str(made)
 

@@ -134,7 +134,7 @@ def test_numbers_are_the_codes():
     assert f"up to {proof.IN_FULL // 1_000_000} million numbers" in PAGE
     assert f"each block of {rank_record.BLOCK} × {rank_record.BLOCK}" in PAGE
     assert f"of more than {parameters.LARGEST_BUFFER:,} numbers" in PAGE
-    assert f"`--timeout` ({runs.Options().timeout_s:g} s)" in PAGE
+    assert f"`--timeout` ({runs.RunOptions().timeout_s:g} s)" in PAGE
     assert all(f"`{size}`" in PAGE for size in SIZES)
 
 

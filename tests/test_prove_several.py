@@ -231,7 +231,7 @@ def wrong(folder, **options):
     for script, values in ((RIGHT / "data_parallel.py", {"ranks": 1}), (folder / "wrong.py", LAYOUT)):
         line = [f"--{key}={value}" for key, value in (MODEL | values).items() if key != "ranks"]
         layouts.append(RunLayout(values["ranks"], values, (str(script), *line)))
-    return proof.scripts(layouts, runs.Options(steps=2, double=True, timeout_s=90, **options))
+    return proof.compare_layouts(layouts, runs.RunOptions(steps=2, double=True, timeout_s=90, **options))
 
 
 def test_a_third_of_it_that_is_wrong_is_found(right, tmp_path):

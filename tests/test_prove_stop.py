@@ -181,7 +181,7 @@ def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
     stop = stops.Stop("launcher", 3, "step", (0, 1))
     place = tmp_path / "place"
     place.mkdir()
-    told = trials.run_and_kill(layout, runs.Options(timeout_s=60), place, stop, tmp_path / "saves")
+    told = trials.run_and_kill(layout, runs.RunOptions(timeout_s=60), place, stop, tmp_path / "saves")
     assert told.startswith("before the stop, train.py: "), told
     assert "OSError: address in use" in told
 

@@ -216,13 +216,13 @@ def run_prove(arguments: argparse.Namespace) -> int:
     from pardemo.script.compare import proof, runs
     from pardemo.script.report import proof_page
 
-    asked = runs.Options(
+    asked = runs.RunOptions(
         steps=arguments.steps or settings.get("steps", 3), double=arguments.double or settings.get("double", False),
         timeout_s=arguments.timeout,
     )  # fmt: skip
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
-        made = proof.scripts(wanted, asked)
+        made = proof.compare_layouts(wanted, asked)
         for details in filter(None, made.details.values()):
             print(details)  # with what the ranks print
     if out is not None:

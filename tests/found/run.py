@@ -88,9 +88,9 @@ def proven(case: Case, texts: tuple[str, ...]):
         own = dict(word.split("=", 1) for word in text.split())
         full.append(" ".join(f"{key}={value}" for key, value in {"ranks": 1, **defaults, **own}.items()))
     line = [os.path.relpath(case.script), *(f"--{key}={{{key}}}" for key in keys)]
-    options = runs.Options(double=case.double, timeout_s=120)
+    options = runs.RunOptions(double=case.double, timeout_s=120)
     with contextlib.redirect_stdout(io.StringIO()):
-        return proof.scripts(run_layouts.from_texts(full, line), options)
+        return proof.compare_layouts(run_layouts.from_texts(full, line), options)
 
 
 def default(script: Path, key: str) -> str:

@@ -15,7 +15,7 @@ from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.pairs import compare_pair, layer_scales
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import size_text
-from pardemo.script.compare.runs import Options, Run
+from pardemo.script.compare.runs import Run, RunOptions
 from pardemo.script.record.parameters import Multiplied
 
 #: Runs of the reference that are spent on it: of some parameters alone, and of all that have one axis together.
@@ -23,7 +23,7 @@ MOST_RUNS = 6
 
 
 def counted_by_each_rank(
-    truth: Reference, other: Run, compared: Comparison, case: UnexplainedGradients, options: Options, folder: Path
+    truth: Reference, other: Run, compared: Comparison, case: UnexplainedGradients, options: RunOptions, folder: Path
 ) -> Difference | None:
     """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
 

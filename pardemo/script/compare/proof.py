@@ -17,7 +17,7 @@ from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
 from pardemo.script.compare.results import LayoutSteps, Proof
 from pardemo.script.compare.run_layouts import RunLayout
-from pardemo.script.compare.runs import Options, ProveError, Run
+from pardemo.script.compare.runs import ProveError, Run, RunOptions
 from pardemo.script.record import rank_record
 from pardemo.script.record.numbers import SHORT
 from pardemo.script.record.rank_record import Step
@@ -27,7 +27,9 @@ from pardemo.script.words import count_text
 IN_FULL = 50_000_000
 
 
-def compare_in_full(truth: Reference, other: Run, compared: Comparison, options: Options, folder: Path) -> Comparison:
+def compare_in_full(
+    truth: Reference, other: Run, compared: Comparison, options: RunOptions, folder: Path
+) -> Comparison:
     """Compares a layout again that was compared by sketches, with the differing parameters recorded in full.
 
     Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
@@ -74,7 +76,7 @@ def _within_budget(names: Iterable[str], sizes: dict[str, int]) -> set[str]:
     return chosen
 
 
-def scripts(layouts: Sequence[RunLayout], options: Options) -> Proof:
+def compare_layouts(layouts: Sequence[RunLayout], options: RunOptions) -> Proof:
     """Runs a script in each layout, and compares all with the first.
 
     Raises:
@@ -84,7 +86,7 @@ def scripts(layouts: Sequence[RunLayout], options: Options) -> Proof:
         return _proof(layouts, options, folder)
 
 
-def _proof(layouts: Sequence[RunLayout], options: Options, folder: str) -> Proof:
+def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Proof:
     reference, _, tolerance, options = run_twice(
         lambda options, name: runs.run_layout(layouts[0], options, Path(folder, name)), options
     )
@@ -161,7 +163,7 @@ def _line_of(finding: Difference, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_one(truth: Reference, other: Run, options: Options, place: Path) -> Comparison:
+def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path) -> Comparison:
     """Compares one layout with the reference.
 
     Raises:
@@ -250,7 +252,7 @@ def require_hashed_samples(run: Run) -> None:
         )
 
 
-def run_twice(run: Callable[[Options, str], Run], options: Options) -> tuple[Run, Run, float, Options]:
+def run_twice(run: Callable[[RunOptions, str], Run], options: RunOptions) -> tuple[Run, Run, float, RunOptions]:
     """Runs the reference twice; returns both runs, the tolerance for its types, and the options of all other runs.
 
     The first of the two keeps sketches of parameters, which are enough to see whether the second is the same; if the
@@ -316,5 +318,5 @@ def script(
     words = run_layouts.words_of(line) if isinstance(line, str) else list(line)
     if steps < 1:
         raise ValueError(f"steps must be at least 1, not {steps}")
-    options = runs.Options(steps=steps, double=double, timeout_s=timeout_s)
-    return scripts(run_layouts.from_texts(layouts, words), options)
+    options = runs.RunOptions(steps=steps, double=double, timeout_s=timeout_s)
+    return compare_layouts(run_layouts.from_texts(layouts, words), options)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.script.compare import run_layouts, runs
-from pardemo.script.compare.proof import scripts
+from pardemo.script.compare.proof import compare_layouts
 from pardemo.script.compare.results import Proof
 from pardemo.script.compare.run_layouts import RunLayout
 
@@ -101,10 +101,10 @@ def prove(
         _train, build=build, loss=loss, batches=list(batches[:steps]), parallelize=parallelize, plain=plain,
         optimizer=optimizer, shard=shard or part, double=double, seed=seed,
     )  # fmt: skip
-    options = runs.Options(
+    options = runs.RunOptions(
         steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training, layout)
     )
-    return scripts(wanted, options)
+    return compare_layouts(wanted, options)
 
 
 def part(batch: Any, layout: RunLayout, rank: int) -> Any:

@@ -104,7 +104,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """Says how layouts are run: how many steps are recorded, in fp64 or the script's own type, and the time limit.
 
     ``follow``: what follows more of them on a rank, of prove's recorder. ``rounded``: rounded otherwise.
@@ -122,7 +122,7 @@ class Options:
     multiplied: Multiplied | None = None
 
 
-def run_layout(layout: RunLayout, options: Options, folder: Path) -> Run:
+def run_layout(layout: RunLayout, options: RunOptions, folder: Path) -> Run:
     """Runs one layout and writes its tensors to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first

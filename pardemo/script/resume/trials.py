@@ -22,7 +22,7 @@ from pardemo.script.compare import proof, run_layouts, runs
 from pardemo.script.compare.differences import Difference
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import RunLayout
-from pardemo.script.compare.runs import Options, ProveError, Run
+from pardemo.script.compare.runs import ProveError, Run, RunOptions
 from pardemo.script.resume import GRACE_S, STEPS, judge
 from pardemo.script.resume.results import StopVerdict, Trial
 from pardemo.script.resume.stop_follower import StopFollower, complete_saves
@@ -32,7 +32,7 @@ from pardemo.script.resume.stops import KINDS, NEVER, Stop, draw_stops
 FOLDER = "\x02folder\x02"
 
 
-def run_and_kill(layout: RunLayout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+def run_and_kill(layout: RunLayout, options: RunOptions, place: Path, stop: Stop, saves: Path) -> str:
     """Runs the script in a process of its own and kills that at a given moment; returns an error's text, or none."""
     place.mkdir(parents=True, exist_ok=True)
     marker, request = place / "stop", place / "request"
@@ -84,7 +84,7 @@ ROUNDED = 1e-3
 def run_trials(
     layouts: Sequence[RunLayout],
     resumed: Sequence[RunLayout],
-    options: Options,
+    options: RunOptions,
     kinds: Sequence[str],
     seed: int,
     grace_s: float = GRACE_S,
@@ -102,7 +102,7 @@ def run_trials(
 
 
 def _verdict(
-    layouts: Sequence[RunLayout], resumed: Sequence[RunLayout], options: Options, kinds: Sequence[str], seed: int,
+    layouts: Sequence[RunLayout], resumed: Sequence[RunLayout], options: RunOptions, kinds: Sequence[str], seed: int,
     grace_s: float, scratch: Path,
 ) -> StopVerdict:  # fmt: skip
     first, again, tolerance, options = proof.run_twice(
@@ -162,7 +162,7 @@ def _saved(first: Run) -> tuple[list[int], bool]:
 
 
 def _recorded(
-    layout: RunLayout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
+    layout: RunLayout, options: RunOptions, place: Path, stop: Stop | None = None, saves: Path | None = None
 ) -> Run:
     """Runs the script with its saves in ``saves``; in a folder of its own where that is None."""
     saves = saves or place / "saves"
@@ -173,7 +173,7 @@ def _recorded(
 
 
 def _stop_and_resume(
-    trial: Trial, begun: RunLayout, first: Run, options: Options, place: Path, saved: Sequence[int]
+    trial: Trial, begun: RunLayout, first: Run, options: RunOptions, place: Path, saved: Sequence[int]
 ) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
     stop, saves, marker = trial.stop, place / "saves", place / "stopped" / "stop"
@@ -231,7 +231,7 @@ def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
     return NEVER if not stopped.error and stop.kind != "term" else ""
 
 
-def _undisturbed_there(layout: RunLayout, options: Options, place: Path) -> Run:
+def _undisturbed_there(layout: RunLayout, options: RunOptions, place: Path) -> Run:
     """Runs the script undisturbed in the layout in which a stopped run goes on."""
     undisturbed = _recorded(layout, options, place / "own")
     runs.require_steps(undisturbed)
@@ -336,7 +336,7 @@ def stopped(
     )
     for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
         runs.launch_of(layout)
-    options = Options(steps=steps, double=double, timeout_s=timeout_s)
+    options = RunOptions(steps=steps, double=double, timeout_s=timeout_s)
     return run_trials(begun, resumed, options, kinds, seed, grace_s)
 
 

@@ -12,8 +12,8 @@ from pardemo.script.step.parallelism import (
     DdpOptions,
     Fsdp1Options,
     Fsdp2Options,
-    Options,
     Parallelism,
+    ParallelismOptions,
     ZeroOptions,
 )
 from pardemo.script.step.shapes import REPLICATED, ExpectedTraffic
@@ -118,7 +118,7 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _buckets_text(options: Options) -> str:
+def _buckets_text(options: ParallelismOptions) -> str:
     """Describes the first buckets: the first parameter that each waits for, the last, and their number."""
     buckets = options.buckets if isinstance(options, DdpOptions) else []
     texts = [f"{bucket[0]} to {bucket[-1]} ({len(bucket)})" if len(bucket) > 1 else bucket[0] for bucket in buckets]

@@ -26,8 +26,8 @@ from pardemo.script.step.parallelism import (
     DdpOptions,
     Fsdp1Options,
     Fsdp2Options,
-    Options,
     Parallelism,
+    ParallelismOptions,
     PipelineOptions,
     SeveralModels,
     ZeroOptions,
@@ -191,7 +191,7 @@ def with_traffic(
     of_group = shapes.traffic(first, vocabularies)
     with_them = []
     for parallelism in parallelisms:
-        options: Options = parallelism.options
+        options: ParallelismOptions = parallelism.options
         if isinstance(options, Fsdp2Options):
             options = replace(options, runs={unit: shapes.times(unit, first) for unit in parallelism.wraps})
         elif isinstance(options, CutOptions):

@@ -100,9 +100,9 @@ def proven(model: dict[str, Any], layouts: Sequence[dict[str, Any]], double: boo
         script = os.path.relpath(HERE / f"{drawing.ENGINES[values['engine']][0]}.py")
         line = [f"--{key}={value}" for key, value in {**model, **values}.items() if key != "ranks"]
         made.append(RunLayout(values["ranks"], values, (script, *line)))
-    options = runs.Options(steps=2, double=double, timeout_s=90)
+    options = runs.RunOptions(steps=2, double=double, timeout_s=90)
     with contextlib.redirect_stdout(io.StringIO()):
-        return proof.scripts(made, options)
+        return proof.compare_layouts(made, options)
 
 
 def run(seed: int, number: int, counts: Counts, few: Sequence[str] = (), only: int | None = None) -> None:
