@@ -75,7 +75,7 @@ def made(ranks=2, parallelisms=(), hosts=1, wire=True):
     seen = [seen_by(rank, parallelisms, tuple(range(ranks)), wire) for rank in range(ranks)]
     measured = summary.summarize(seen)
     measured.hosts = hosts
-    measured.findings.append(summary.Finding('gathered twice: <img src="x">', "train.py:12", 3000))
+    measured.findings.append(summary.StepFinding('gathered twice: <img src="x">', "train.py:12", 3000))
     return measured, seen, sections.summary_page(measured, seen, "train.py")
 
 

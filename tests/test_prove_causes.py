@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pardemo.script.compare import across_layouts, checks, findings, gradient_causes
 from pardemo.script.compare.across_layouts import UnexplainedGradients
-from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
+from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison
 from pardemo.script.compare.findings import clipping_sentence
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
@@ -371,7 +371,7 @@ def test_the_loss_itself():
 
 def left_open(name, part, share, reference=G, loss=(1.0, 1.0, 2.0)):
     wrong = of(reference, reference + share * part)
-    found = Difference(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
+    found = Finding(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
     return UnexplainedGradients(found, (wrong,), TOLERANCE, loss)
 
 

@@ -22,7 +22,7 @@ from test_prove_causes import drawn, facts, of
 
 from pardemo import cli, project
 from pardemo.script.compare import differences, module_map, runs
-from pardemo.script.compare.differences import ComparedOutput, Difference
+from pardemo.script.compare.differences import ComparedOutput, Finding
 from pardemo.script.compare.module_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, ModelMap, ModuleRow
 from pardemo.script.compare.results import Proof
 from pardemo.script.compare.run_layouts import RunLayout
@@ -48,7 +48,7 @@ def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 ba
 
 
 def finding(cause="", parameters=("head.weight",), module="head", why="nobody here knows why", **more):
-    return Difference("ranks=4 batch=2", 1, "gradients", cause, why, 2.0, 0.0, parameters, module, **more)
+    return Finding("ranks=4 batch=2", 1, "gradients", cause, why, 2.0, 0.0, parameters, module, **more)
 
 
 # --- the map

@@ -51,7 +51,7 @@ def texts(node: ast.expr | None) -> Iterator[str]:
 def named_by(node: ast.AST) -> Iterator[str]:
     """Texts that stand where a cause's name does: an argument of a finding's or a cause's, what is returned."""
     if isinstance(node, ast.Call):
-        place = {"Difference": 3, "_finding": 2, "_update_finding": 2, "_cause": 0}.get(ast.unparse(node.func))
+        place = {"Finding": 3, "_finding": 2, "_update_finding": 2, "_cause": 0}.get(ast.unparse(node.func))
         yield from texts(node.args[place]) if place is not None and len(node.args) > place else ()
         for keyword in node.keywords:
             yield from texts(keyword.value) if keyword.arg == "cause" else ()
@@ -95,7 +95,7 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
         node.args[place].value
         for path in (PROVE / "resume").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and (place := {"Difference": 3, "resumed.add": 1}.get(ast.unparse(node.func)))
+        if isinstance(node, ast.Call) and (place := {"Finding": 3, "resumed.add": 1}.get(ast.unparse(node.func)))
         for argument in [node.args[place]]
         if isinstance(argument, ast.Constant) and argument.value
     }

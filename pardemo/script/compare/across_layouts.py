@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pardemo.script.compare.differences import Difference, StepComparison
+from pardemo.script.compare.differences import Finding, StepComparison
 from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.run_layouts import SIZES, RunLayout, size_text
 
@@ -23,7 +23,7 @@ class UnexplainedGradients:
     ``losses``: the reference's, and the layout's as the mean of its ranks' and as their sum.
     """
 
-    finding: Difference
+    finding: Finding
     pairs: tuple[Pair, ...]
     tolerance: float
     losses: tuple[float, float, float]
@@ -33,7 +33,7 @@ class UnexplainedGradients:
         return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
 
 
-def unexplained_gradients(findings: Sequence[Difference], facts: StepComparison) -> UnexplainedGradients | None:
+def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) -> UnexplainedGradients | None:
     """Returns the finding that other layouts may explain; None where there is none, or more than one."""
     wrong = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
     pairs = tuple(facts.gradients[name] for finding in wrong for name in finding.parameters if name in facts.gradients)
@@ -45,8 +45,8 @@ def unexplained_gradients(findings: Sequence[Difference], facts: StepComparison)
 
 
 def explain_across(
-    findings: Sequence[Difference], unexplained: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
-) -> list[Difference]:
+    findings: Sequence[Finding], unexplained: Mapping[str, UnexplainedGradients], layouts: Sequence[RunLayout]
+) -> list[Finding]:
     """Returns the findings, with reasons for those that two layouts of different sizes explain together.
 
     With a part a of the gradient counted n times, the wrong gradient is g + (n - 1) a: the differences from the

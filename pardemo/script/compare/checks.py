@@ -7,7 +7,7 @@ from itertools import combinations
 
 import torch
 
-from pardemo.script.compare.differences import ComparedOutput, Difference
+from pardemo.script.compare.differences import ComparedOutput, Finding
 from pardemo.script.compare.pairs import norm_of
 from pardemo.script.compare.parameter_map import ParameterMap, reference_name, renamed_modules
 from pardemo.script.compare.reference import Reference
@@ -205,7 +205,7 @@ _MASKS = {
 }
 
 
-def mask_findings(other: Run, step: int) -> list[Difference]:
+def mask_findings(other: Run, step: int) -> list[Finding]:
     """Finds what is wrong with a step's dropout masks."""
     steps = [record.steps[step] for record in other.records]
     samples = [[micro.samples for micro in rank_step.micro_batches] for rank_step in steps]
@@ -232,7 +232,7 @@ def mask_findings(other: Run, step: int) -> list[Difference]:
     for cause, mask in sorted(first.items(), reverse=True):
         ranks = " and ".join(ranks_text(sorted(group)) for group in sorted(groups[cause], key=min))
         why = f"{ranks} {_MASKS[cause].format(mask.line)}"
-        made.append(Difference(other.layout.name, step + 1, "random numbers", cause, why, module=mask.module))
+        made.append(Finding(other.layout.name, step + 1, "random numbers", cause, why, module=mask.module))
     return made
 
 
@@ -246,12 +246,12 @@ def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     return by_call
 
 
-def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Difference | None:
+def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
     """Finds a mask that a recomputation draws anew for the same input."""
     for mask in (mask for mask in masks if mask.repeated):
         before = [m for m in masks if not m.repeated and m.input == mask.input and m.line == mask.line]
         if before and all(m.dropped != mask.dropped for m in before):
-            return Difference(
+            return Finding(
                 other.layout.name, step + 1, "random numbers", "recomputed-differently",
                 f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is that "
                 "of a network which nobody ran",
@@ -260,7 +260,7 @@ def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Difference 
     return None
 
 
-def buffer_findings(reference: Reference, other: Run, step: int) -> list[Difference]:
+def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
     """Finds buffers that are saved with the model and differ from the reference's on some ranks.
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
@@ -280,7 +280,7 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Differe
         return []
     name = next(iter(ranks))
     return [
-        Difference(
+        Finding(
             other.layout.name, step + 1, "buffers", "buffers",
             f"the buffer{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} on {ranks_text(ranks[name])} "
             f"{'are' if len(ranks) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
@@ -290,17 +290,17 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Differe
     ]  # fmt: skip
 
 
-def clipping_findings(reference: Reference, other: Run, step: int) -> list[Difference]:
+def clipping_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
     """Finds gradient norms and learning rates that differ from the reference's."""
     truth = reference.run.records[0].steps[step]
-    findings: list[Difference] = []
+    findings: list[Finding] = []
     for rank, record in enumerate(other.records):
         candidate = record.steps[step]
         if truth.clips and candidate.clips and not findings:
             wanted, norm = truth.clips[-1], candidate.clips[-1]
             if not math.isclose(wanted, norm, rel_tol=reference.tolerance * 10):
                 why = _explain_norm(reference, other, step, rank, wanted, norm)
-                findings.append(Difference(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
+                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
         rates = set(truth.learning_rates), set(candidate.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
@@ -310,7 +310,7 @@ def clipping_findings(reference: Reference, other: Run, step: int) -> list[Diffe
     return findings
 
 
-def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Difference:
+def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Finding:
     rates = [record.learning_rates[-1:] for record in reference.run.records[0].steps]
     later = [number for number, at_step in enumerate(rates) if at_step and math.isclose(at_step[0], rate, rel_tol=1e-9)]
     why = f"the learning rate of step {step + 1} is {rate:.6g}, and the reference's {wanted:.6g}"
@@ -322,7 +322,7 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, ra
     steps = other.layout.values.get("accumulate")
     if not later and isinstance(steps, int) and steps > 1:
         why += f"; a scheduler that is stepped for each of {steps} micro-batches is ahead"
-    return Difference(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
+    return Finding(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
 
 
 def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, norm: float) -> str:
@@ -340,7 +340,7 @@ def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted
     return why
 
 
-def scale_findings(reference: Run, other: Run, step: int) -> list[Difference]:
+def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
     """Finds loss scales that differ from the reference's, or between ranks."""
     truth = reference.records[0].steps[step]
     steps = [record.steps[step] for record in other.records if record.steps[step].scales]
@@ -361,4 +361,4 @@ def scale_findings(reference: Run, other: Run, step: int) -> list[Difference]:
         )
     else:
         return []
-    return [Difference(other.layout.name, step + 1, "loss scale", "loss-scale", why)]
+    return [Finding(other.layout.name, step + 1, "loss scale", "loss-scale", why)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pardemo.script.compare import checks
 from pardemo.script.compare.across_layouts import UnexplainedGradients, unexplained_gradients
-from pardemo.script.compare.differences import Difference, Kept, StepComparison, kept_tensors
+from pardemo.script.compare.differences import Finding, Kept, StepComparison, kept_tensors
 from pardemo.script.compare.findings import gradient_findings, printed_findings, update_findings, wrong_gradients
 from pardemo.script.compare.initial_parameters import initial_findings
 from pardemo.script.compare.module_map import ModelMap, step_map
@@ -38,7 +38,7 @@ class Comparison:
     """
 
     maps: ParameterMap
-    findings: list[Difference] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched: str = ""
     strange: bool = False
@@ -47,7 +47,7 @@ class Comparison:
     in_part: str = ""
     left_open: UnexplainedGradients | None = None
     model: ModelMap | None = None
-    kept: dict[Difference, Kept] = field(default_factory=dict)
+    kept: dict[Finding, Kept] = field(default_factory=dict)
 
 
 def compare_layout(reference: Reference, other: Run) -> Comparison:
@@ -73,7 +73,7 @@ def compare_layout(reference: Reference, other: Run) -> Comparison:
 
 def _step_findings(
     reference: Reference, other: Run, step: int, before: Mapping[str, Assembled], comparison: Comparison
-) -> list[Difference]:
+) -> list[Finding]:
     if scaled := checks.scale_findings(reference.run, other, step):
         return scaled  # its samples are of another step
     samples = match_samples(reference.run, other, step)
@@ -88,9 +88,9 @@ def _step_findings(
     return findings + _number_findings(reference, other, step, samples, comparison) if begun_alike else findings
 
 
-def _merged_findings(findings: list[Difference]) -> list[Difference]:
+def _merged_findings(findings: list[Finding]) -> list[Finding]:
     """Merges findings that say the same of different parameters."""
-    seen: dict[tuple[str, str, str], Difference] = {}
+    seen: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         known = seen.setdefault((finding.what, finding.cause, finding.why), finding)
         if set(finding.parameters) - set(known.parameters):
@@ -197,7 +197,7 @@ def _epsilon(tolerance: float) -> float:
 
 def _number_findings(
     reference: Reference, other: Run, step: int, samples: StepSamples, comparison: Comparison
-) -> list[Difference]:
+) -> list[Finding]:
     """Compares outputs, gradients, clipping, learning rates, and parameters after the step."""
     maps = comparison.maps
     facts, alike = _facts(reference, other, step, maps, samples)

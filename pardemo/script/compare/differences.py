@@ -15,7 +15,7 @@ MOST_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
-class Difference:
+class Finding:
     """A difference from the reference, in one layout from one step on.
 
     ``cause``: a short name, or empty where nobody knows. ``why``: the sentence for the reader. ``factor`` and ``rest``:
@@ -119,7 +119,7 @@ class Kept:
     sketches: tuple[str, ...] = ()
 
 
-def kept_tensors(findings: Sequence[Difference], facts: StepComparison, reference: Run) -> dict[Difference, Kept]:
+def kept_tensors(findings: Sequence[Finding], facts: StepComparison, reference: Run) -> dict[Finding, Kept]:
     """Collects the tensors of findings without a cause, up to :data:`MOST_BYTES` of each."""
     pieces = [piece for record in reference.records for piece in record.steps[facts.step].pieces]
     shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
@@ -140,7 +140,7 @@ def kept_tensors(findings: Sequence[Difference], facts: StepComparison, referenc
     return kept
 
 
-def _gradient_tensors(finding: Difference, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+def _gradient_tensors(finding: Finding, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
     """Yields the gradients of each parameter of the finding."""
     for name in finding.parameters:
         if (pair := facts.gradients.get(name)) is not None:
@@ -150,7 +150,7 @@ def _gradient_tensors(finding: Difference, facts: StepComparison) -> Iterator[tu
             yield name, {f"gradient/{name}/{key}": tensor for key, tensor in group.items()}
 
 
-def _output_tensors(finding: Difference, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+def _output_tensors(finding: Finding, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
     """Yields each call's output of the first module that is wrong, on each rank where it is."""
     numbers: dict[int, int] = {}
     for output in facts.parted:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from pardemo.script.compare.differences import ComparedOutput, Difference, StepComparison
+from pardemo.script.compare.differences import ComparedOutput, Finding, StepComparison
 from pardemo.script.compare.gradient_causes import BY_PARAMETER, TOGETHER, multiple_cause, plain_limit, ranks_of
 from pardemo.script.compare.pairs import Pair
 from pardemo.script.compare.run_layouts import layout_factor, size_text
@@ -16,7 +16,7 @@ from pardemo.world.errors import ranks_text
 _BATCH = ("BatchNorm", "SyncBatchNorm")
 
 
-def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Difference:
+def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Finding:
     """Describes outputs that differ from the reference's; the first module is where the difference begins."""
     first = parted[0]
     rest = float(first.difference.norm()) / (float(first.reference.norm()) or 1.0)
@@ -32,7 +32,7 @@ def output_finding(facts: StepComparison, parted: list[ComparedOutput]) -> Diffe
         cause, why = _output_cause(facts, first, wrong)
         ranks = ranks_text(sorted({output.rank for output in wrong}))
         why = f"the output of {module} ({first.kind}) is not the reference's on {ranks}{': ' * bool(why)}{why}"
-    return Difference(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
+    return Finding(facts.layout.name, facts.step + 1, "forward", cause, why, None, rest, tuple(names), module)
 
 
 def _output_cause(facts: StepComparison, first: ComparedOutput, all_ranks: list[ComparedOutput]) -> tuple[str, str]:
@@ -121,12 +121,12 @@ WHOLE_MATRIX = ("muon", "shampoo", "soap", "adafactor")
 SCALE_FREE = ("adam", "adagrad", "adan", "lion", "lamb", "lars", "rmsprop", "sophia", "sign", "prodigy", *WHOLE_MATRIX)
 
 
-def gradient_findings(facts: StepComparison) -> list[Difference]:
+def gradient_findings(facts: StepComparison) -> list[Finding]:
     """Finds outputs that differ, or gradients that are wrong, with their causes."""
     if facts.parted:
         return [output_finding(facts, facts.parted)]
     wrong, missing = _wrong_pairs(facts), _pairs_without_gradient(facts)
-    findings: list[Difference] = []
+    findings: list[Finding] = []
     if missing:
         findings.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     for cause in BY_PARAMETER:
@@ -144,7 +144,7 @@ def gradient_findings(facts: StepComparison) -> list[Difference]:
     return [_as_consequence(facts, finding, findings) for finding in findings]
 
 
-def _as_consequence(facts: StepComparison, finding: Difference, others: Sequence[Difference]) -> Difference:
+def _as_consequence(facts: StepComparison, finding: Finding, others: Sequence[Finding]) -> Finding:
     """Marks an unexplained finding as a possible consequence of one that the backward pass reaches before it."""
     if finding.cause or not finding.parameters:
         return finding
@@ -157,7 +157,7 @@ def _as_consequence(facts: StepComparison, finding: Difference, others: Sequence
     return finding
 
 
-def _ranks_apart(facts: StepComparison, finding: Difference) -> set[int]:
+def _ranks_apart(facts: StepComparison, finding: Finding) -> set[int]:
     """Returns the ranks that have different gradients of these parameters."""
     return ranks_of(facts.gradients[name] for name in finding.parameters if name in facts.gradients)
 
@@ -193,7 +193,7 @@ def _pairs_without_gradient(facts: StepComparison) -> list[Pair]:
     ]
 
 
-def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Difference]:
+def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Finding]:
     """Groups the remaining gradients by factor: plain multiples first, then those that are off otherwise."""
     findings = []
     groups: dict[float | None, list[Pair]] = {}
@@ -212,20 +212,20 @@ def _findings_by_factor(facts: StepComparison, wrong: list[Pair]) -> list[Differ
     return findings
 
 
-def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:
+def _finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     factors = [pair.factor for pair in pairs]
     alike = all(math.isclose(value, factors[0], rel_tol=1e-3) for value in factors)
     rest = max(pair.rest for pair in pairs)
     single = all(pair.reference.numel() == 1 for pair in pairs)
     names = tuple(sorted(pair.name for pair in pairs))
-    return Difference(
+    return Finding(
         facts.layout.name, facts.step + 1, "gradients", cause, why,
         factors[0] if alike and math.isfinite(factors[0]) and (cause or not single) else None, rest, names,
         facts.first(names),
     )  # fmt: skip
 
 
-def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Difference]:
+def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
     """Finds parameters that are wrong after the step though their gradients are right.
 
     ``behind``: whether parameters are after the next step what they should be after this one.
@@ -268,11 +268,11 @@ def update_findings(facts: StepComparison, behind: Callable[[list[Pair]], bool])
     return findings
 
 
-def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Difference:
+def _update_finding(facts: StepComparison, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
     return replace(_finding(facts, pairs, cause, why), what="parameters after the step")
 
 
-def printed_findings(facts: StepComparison) -> list[Difference]:
+def printed_findings(facts: StepComparison) -> list[Finding]:
     """Finds a printed loss that is a multiple of the right one while the differentiated loss is right."""
     truth = facts.reference_step
     wanted = sum(truth.losses)
@@ -293,5 +293,5 @@ def printed_findings(facts: StepComparison) -> list[Difference]:
             factor = printed / (shown * value) if value else 0.0
             if named := layout_factor(facts.layout, factor, tolerance):
                 why = f"rank {rank} prints a loss of {printed:.6g} where it is {shown * value:.6g}: {named.text}"
-                return [Difference(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
+                return [Finding(facts.layout.name, facts.step + 1, "printed", "printed-loss", why, factor)]
     return []

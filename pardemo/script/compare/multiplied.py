@@ -11,7 +11,7 @@ import torch
 from pardemo.script.compare import runs
 from pardemo.script.compare.across_layouts import UnexplainedGradients
 from pardemo.script.compare.comparison import Comparison
-from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.pairs import compare_pair, layer_scales
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import size_text
@@ -24,7 +24,7 @@ MOST_RUNS = 6
 
 def counted_by_each_rank(
     truth: Reference, other: Run, compared: Comparison, case: UnexplainedGradients, options: RunOptions, folder: Path
-) -> Difference | None:
+) -> Finding | None:
     """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
 
     No module's output shows what such a parameter is used for, and gradients and the loss are wrong by no number: the

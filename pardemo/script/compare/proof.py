@@ -11,7 +11,7 @@ import torch
 
 from pardemo.script.compare import across_layouts, run_layouts, runs
 from pardemo.script.compare.comparison import Comparison, compare_layout
-from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
@@ -150,7 +150,7 @@ _DONE_BY = {
 }  # fmt: skip
 
 
-def _line_of(finding: Difference, ranks: Sequence[Sequence[Step]]) -> str:
+def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     """Returns the script's line of the call that a finding is about, as seen from the working folder.
 
     It calls the module, goes backward, clips, steps, prints the loss. Where it clips within its engine's step, that.

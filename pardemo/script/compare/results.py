@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Line, Lines, Marked
-from pardemo.script.compare.differences import Difference, Kept
+from pardemo.script.compare.differences import Finding, Kept
 from pardemo.script.compare.module_map import ModelMap
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.words import cause_text, count_text, finding_text, first_of
@@ -41,7 +41,7 @@ class Proof:
     """
 
     layouts: list[RunLayout]
-    findings: list[Difference] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -49,11 +49,11 @@ class Proof:
     parameters: int = 0
     tolerance: float = 0.0
     maps: dict[str, ModelMap] = field(default_factory=dict)
-    kept: dict[Difference, Kept] = field(default_factory=dict)
-    files: dict[Difference, str] = field(default_factory=dict)
+    kept: dict[Finding, Kept] = field(default_factory=dict)
+    files: dict[Finding, str] = field(default_factory=dict)
     asked: int = 0
     rounded: list[str] = field(default_factory=list)
-    lines: dict[Difference, str] = field(default_factory=dict)
+    lines: dict[Finding, str] = field(default_factory=dict)
     ran: dict[str, LayoutSteps] = field(default_factory=dict)
 
     @property
@@ -89,7 +89,7 @@ class Proof:
         }  # fmt: skip
 
 
-def json_row(finding: Difference) -> dict[str, Any]:
+def json_row(finding: Finding) -> dict[str, Any]:
     """Returns a row without infinities, which JSON has not."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -106,7 +106,7 @@ def proof_screen(proof: Proof) -> str:
     return runs_screen(f"reference  {reference_text(proof)}", parts, proof.notes, proof_verdict(proof))
 
 
-def runs_screen(head: str, parts: Sequence[tuple[str, list[Difference]]], notes: Sequence[str], verdict: str) -> str:
+def runs_screen(head: str, parts: Sequence[tuple[str, list[Finding]]], notes: Sequence[str], verdict: str) -> str:
     """Lists each run with its findings, between the reference and the verdict."""
     lines = [head]
     for text, findings in parts:
@@ -115,7 +115,7 @@ def runs_screen(head: str, parts: Sequence[tuple[str, list[Difference]]], notes:
     return "\n".join([*lines, *Lines([f"note: {note}" for note in notes], indent=(0, 0)).screen(WIDTH), verdict])
 
 
-def findings_of(proof: Proof, layout: RunLayout) -> list[Difference]:
+def findings_of(proof: Proof, layout: RunLayout) -> list[Finding]:
     """Returns the findings of one layout."""
     return [finding for finding in proof.findings if finding.layout == layout.name]
 
@@ -150,7 +150,7 @@ def proof_verdict(proof: Proof) -> str:
     return f"equal, to {proof.tolerance:.0e} of what is compared"
 
 
-def finding_blocks(finding: Difference, tensors: Line = "") -> list[Block]:
+def finding_blocks(finding: Finding, tensors: Line = "") -> list[Block]:
     """Describes a finding; ``tensors``: where they are, for a page."""
     below = [finding_why(finding)]
     if finding.parameters:  # how many, and the first of them
@@ -161,11 +161,11 @@ def finding_blocks(finding: Difference, tensors: Line = "") -> list[Block]:
     ]  # fmt: skip
 
 
-def finding_head(finding: Difference) -> str:
+def finding_head(finding: Finding) -> str:
     """Says in which step, of what, by which factor, and at which module a finding is."""
     return finding_text(finding.step, finding.what, finding.factor, finding.rest, finding.module)
 
 
-def finding_why(finding: Difference) -> str:
+def finding_why(finding: Finding) -> str:
     """Returns the cause, where there is one, and its sentence."""
     return cause_text(finding.cause, finding.why)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.record.rank_record import RankRecord
 from pardemo.world.errors import ranks_text
@@ -36,7 +36,7 @@ class StepSamples:
     """
 
     places: dict[tuple[int, int, int], RowPosition] = field(default_factory=dict)
-    finding: Difference | None = None
+    finding: Finding | None = None
     note: str = ""
 
 
@@ -167,8 +167,8 @@ def _by_rank(rows: list[_Row], rank: int) -> Counter[str]:
     return Counter(row.hash for row in rows if row.rank == rank)
 
 
-def _finding(other: Run, step: int, why: str) -> Difference:
-    return Difference(other.layout.name, step + 1, "data", "data", why)
+def _finding(other: Run, step: int, why: str) -> Finding:
+    return Finding(other.layout.name, step + 1, "data", "data", why)
 
 
 def _unequal_batches(reference: Run, other: Run, count: int, share: int) -> ProveError:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from pardemo.script import blocks
 from pardemo.script.blocks import Block, Chart, Line, Lines, Marked, Section, paragraphs
 from pardemo.script.compare import results
-from pardemo.script.compare.differences import MOST_BYTES, Difference, Kept
+from pardemo.script.compare.differences import MOST_BYTES, Finding, Kept
 from pardemo.script.compare.module_map import COLUMNS, ModelMap
 from pardemo.script.compare.results import Proof
 from pardemo.script.compare.run_layouts import RunLayout
@@ -83,7 +83,7 @@ def _layout_blocks(proof: Proof, layout: RunLayout) -> list[Block]:
     return [*below, title, paragraphs(_compared(model, findings)), *drawn]
 
 
-def _kept(proof: Proof, finding: Difference) -> Line:
+def _kept(proof: Proof, finding: Finding) -> Line:
     """Says where a finding's tensors are, and which of them."""
     kept, name = proof.kept[finding], proof.files[finding]
     size_text = f", {amount(sum(tensor.nbytes for tensor in kept.tensors.values()))}"
@@ -94,7 +94,7 @@ def _kept(proof: Proof, finding: Difference) -> Line:
     return ["tensors: ", Marked("a", name, f' href="{name}"'), size_text]
 
 
-def _compared(model: ModelMap, findings: list[Difference]) -> str:
+def _compared(model: ModelMap, findings: list[Finding]) -> str:
     """Says what was compared of the step that the map shows, and what was not."""
     numbers = "; ".join(f"{label}: {model.counts[key][0]} of {model.counts[key][1]}" for key, label in COLUMNS.items())
     sentence = f"Compared are {numbers}."

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from pardemo.script.compare.comparison import Comparison, compare_layout, holders_of
-from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import ProveError, Run
@@ -182,7 +182,7 @@ class ResumedRun:
     compared: Comparison | None = None
     states: bool = True
     exact: bool = True
-    findings: list[Difference] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def last_step(self) -> int:
@@ -192,7 +192,7 @@ class ResumedRun:
     def add(self, subject: str, cause: str, why: str, names: Iterable[str] = (), step: int | None = None) -> None:
         """Adds a finding; ``step`` is one of the undisturbed run, from 1; by default the first that is repeated."""
         step = self.last_step + 1 if step is None else step
-        self.findings.append(Difference(self.name, step, subject, cause, why, None, None, tuple(names)))
+        self.findings.append(Finding(self.name, step, subject, cause, why, None, None, tuple(names)))
 
     @property
     def ranks(self) -> range:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.results import json_row, runs_screen
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.resume.stops import Stop
@@ -32,7 +32,7 @@ class Trial:
     exact: bool = False
     states: bool = True
     error: str = ""
-    findings: list[Difference] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class StopVerdict:
         return stops_screen(self)
 
     @property
-    def findings(self) -> list[Difference]:
+    def findings(self) -> list[Finding]:
         return [finding for trial in self.trials for finding in trial.findings]
 
     @property

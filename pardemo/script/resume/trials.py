@@ -19,7 +19,7 @@ import psutil
 
 from pardemo.deadline import Deadline
 from pardemo.script.compare import proof, run_layouts, runs
-from pardemo.script.compare.differences import Difference
+from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError, Run, RunOptions
@@ -201,13 +201,11 @@ def _stop_and_resume(
         return None
     if resumed.error:
         why = "after a stop within a save, the script cannot go on" if trial.in_save else "it cannot go on"
-        trial.findings.append(
-            Difference(trial.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}")
-        )
+        trial.findings.append(Finding(trial.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
         return None
     if not resumed.steps:
         why = f"it takes no step, and the undisturbed run takes {length - expected} more"
-        trial.findings.append(Difference(trial.name, expected + 1, "length", "ends-elsewhere", why))
+        trial.findings.append(Finding(trial.name, expected + 1, "length", "ends-elsewhere", why))
         return None
     return resumed
 
@@ -283,10 +281,10 @@ def _resumes_elsewhere(trial: Trial) -> bool:
     saved = f"the save after step {trial.expected}"
     if trial.begins == 0:
         why = f"it begins anew: nothing of {saved} is used"
-        trial.findings.append(Difference(trial.name, 1, "resume", "begins-anew", why))
+        trial.findings.append(Finding(trial.name, 1, "resume", "begins-anew", why))
     elif trial.stop.kind != "save":
         why = f"it continues after step {trial.begins}, and the last whole save is the one after step {trial.expected}"
-        trial.findings.append(Difference(trial.name, trial.begins + 1, "resume", "older-save", why))
+        trial.findings.append(Finding(trial.name, trial.begins + 1, "resume", "older-save", why))
     return trial.begins == 0
 
 

@@ -17,7 +17,7 @@ from pardemo.script.step.parallelism import (
     ZeroOptions,
 )
 from pardemo.script.step.shapes import REPLICATED, ExpectedTraffic
-from pardemo.script.step.summary import Finding, Row, Summary
+from pardemo.script.step.summary import Row, StepFinding, Summary
 from pardemo.script.words import first_of
 from pardemo.tables import amount
 
@@ -60,16 +60,18 @@ def share_expected(rows: list[Row], expected: float, why: str = "") -> None:
         row.why = why or row.why
 
 
-def expect_together(rows: list[Row], expected: float, why: str, name: str = "", reason: str = "") -> Iterator[Finding]:
+def expect_together(
+    rows: list[Row], expected: float, why: str, name: str = "", reason: str = ""
+) -> Iterator[StepFinding]:
     """Compares what several rows sent together with a formula; adds a finding where they differ."""
     share_expected(rows, expected, why)
     sent = bytes_of(rows)
     if rows and expected and abs(sent / expected - 1) >= 0.05:
         named = f"{name or why}: the formula says {amount(expected)} a step, {amount(sent)} were sent"
-        yield Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - expected, 0.0))
+        yield StepFinding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - expected, 0.0))
 
 
-def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
+def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[StepFinding]:
     """Expects of DDP 2S(N−1)/N a step, whatever the number of micro-batches, for each evaluation of a closure."""
     n, m, options = len(parallelism.ranks), measured.micro_batches, parallelism.options
     total = sum(parallelism.unit_bytes.values())
@@ -87,32 +89,32 @@ def ddp(measured: Summary, parallelism: Parallelism) -> Iterator[Finding]:
     share_expected(rows, once)
     sent, line = bytes_of(rows), rows[0].line if rows else ""
     if m > 1 and sent > 1.5 * once:
-        yield Finding(
+        yield StepFinding(
             f"gradients are summed after each of {m} micro-batches, {amount(sent)} a step where once would be "
             f"{amount(once)}: run all but the last forward and backward in `with model.no_sync():`", line, sent - once,
         )  # fmt: skip
     low = low_precision(measured)
     if low and any(row.dtype == "float32" for row in rows):
         hook = "bf16_compress_hook" if low == "bfloat16" else "fp16_compress_hook"
-        yield Finding(
+        yield StepFinding(
             f"gradients travel as float32 though the forward is computed in {low}: `{hook}` would send half",
             line, once / 2,
         )  # fmt: skip
     for name, (used, rows_) in options.rows_used.items():
         nbytes = parallelism.unit_bytes.get(name, 0)
         if used < 0.5 * rows_ and nbytes > 0.1 * total:
-            yield Finding(
+            yield StepFinding(
                 f"{name} is summed whole, {nbytes / total:.0%} of all gradients, though a step touches {used:,} of its "
                 f"{rows_:,} rows", line, ring_all_reduce(nbytes, n).sent,
             )  # fmt: skip
     unused = options.unused
     if options.find_unused_parameters and not unused:
-        yield Finding(
+        yield StepFinding(
             "find_unused_parameters walks the graph after each forward, and all parameters were used: switch it off if "
             "that is always so", line,
         )  # fmt: skip
     if unused:
-        yield Finding(
+        yield StepFinding(
             f"in the last step no gradient reached {first_of(unused, 3)}, and zeros were summed: if that is always so, "
             "freeze them", line, ring_all_reduce(sum(parallelism.unit_bytes.get(name, 0) for name in unused), n).sent,
         )  # fmt: skip
@@ -125,7 +127,7 @@ def _buckets_text(options: ParallelismOptions) -> str:
     return f": {first_of(texts, 3, more=' and {} more buckets')}" if texts else ""
 
 
-def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
+def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
     """Expects of FSDP2 that a unit of P bytes is gathered forward, again backward if it was freed, and summed once."""
     options = fsdp.options
     assert isinstance(options, Fsdp2Options)
@@ -141,7 +143,7 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
             if row.place.phase == "between":
                 row.why = f"{unit} gathered by unshard(), outside of all modules"
         if calls > wanted + 0.5:
-            yield Finding(
+            yield StepFinding(
                 f"{unit} is gathered {calls / m:g} times for the {phase} of a micro-batch where {wanted / m:g} would do"
                 f"{_gathered_again(options, unit, backward, calls / m, m, rows)}", rows[0].line,
                 bytes_of(rows) - sum(row.expected_bytes or 0 for row in rows),
@@ -155,14 +157,14 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
         share_expected(rows, once if bytes_of(rows) < 1.5 * once else m * once, f"gradients of {unit}")
     sent, line = bytes_of(gathers), gathers[0].line if gathers else ""
     if m > 1 and gathers:
-        yield Finding(
+        yield StepFinding(
             f"parameters are gathered anew for each of {m} micro-batches, {amount(sent)} a step: fewer, larger "
             "micro-batches send less; set_reshard_after_backward(False) keeps them gathered until the last",
             line, sent * (m - 1) / m,
         )  # fmt: skip
     low = low_precision(measured)
     if low and "float32" in options.gathered_in:
-        yield Finding(
+        yield StepFinding(
             f"parameters are gathered as float32 though the forward is computed in {low}: "
             f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", line, sent / 2,
         )  # fmt: skip
@@ -198,7 +200,7 @@ def _explain_other_gathers(measured: Summary, fsdp: Parallelism, parameters: dic
             )
 
 
-def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
+def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[StepFinding]:
     """Expects of FSDP1 3Ψ(N−1)/N for each micro-batch: gathered forward and backward, reduced once."""
     assert isinstance(fsdp.options, Fsdp1Options)
     strategy = fsdp.options.sharding_strategy
@@ -213,7 +215,7 @@ def fsdp1(measured: Summary, fsdp: Parallelism) -> Iterator[Finding]:
         yield from expect_together(rows_of(measured, [kind], fsdp.ranks), ring_half(nbytes, n).sent * m, why)
 
 
-def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[Finding]:
+def deepspeed(measured: Summary, zero: Parallelism) -> Iterator[StepFinding]:
     """Expects of DeepSpeed ZeRO's formulas, 2Ψ, 2Ψ, (m + 1)Ψ and 3mΨ times (N−1)/N; says what it does otherwise."""
     assert isinstance(zero.options, ZeroOptions)
     stage, n, m = zero.options.stage, len(zero.ranks), zero.options.micro_batches
@@ -250,7 +252,7 @@ CARRIED = {
 RECOMPUTED = ", again: the forward is recomputed"
 
 
-def expect_traffic(measured: Summary) -> list[Finding]:
+def expect_traffic(measured: Summary) -> list[StepFinding]:
     """Gives rows the bytes that the traffic of all parallelisms predicts for them.
 
     A prediction is met, or missed, with all rows that its shape fits: what one row is short of another may have.
@@ -296,7 +298,7 @@ def _together(fits: list[tuple[ExpectedTraffic, list[Row]]]) -> list[tuple[list[
     return sets
 
 
-def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[Finding]:
+def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: list[Row]) -> list[StepFinding]:
     """Fills in the expected bytes, and the reason for a difference, of rows that belong together."""
     expected, sent = sum(traffic.bytes for traffic in predicted), bytes_of(rows)
     vocabularies, findings = measured.model.get("vocabularies", []), []
@@ -319,7 +321,9 @@ def _compare_rows(measured: Summary, predicted: list[ExpectedTraffic], rows: lis
     return findings
 
 
-def _shared_inputs(predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float) -> list[Finding]:
+def _shared_inputs(
+    predicted: list[ExpectedTraffic], rows: list[Row], expected: float, sent: float
+) -> list[StepFinding]:
     """Several layers that take one input, and each gather it, or sum its gradient; nothing where that is not why."""
     again = sum(traffic.again_bytes for traffic in predicted)
     if not again or abs(sent - expected - again) > MET * (expected + again):
@@ -334,7 +338,7 @@ def _shared_inputs(predicted: list[ExpectedTraffic], rows: list[Row], expected: 
             row.why += f": {same[row.module]} takes the same, and each does it for itself"
     layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
     each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
-    return [Finding(
+    return [StepFinding(
         f"{first_of(layers, 3)} share inputs, and each {each} for itself, {amount(sent)} a step where once for an "
         f"input would be {amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line,
         sent - expected,
@@ -359,9 +363,9 @@ def _difference(
     return f"the formula says {amount(expected)} for all {amount(sent)}; why it differs is not known"
 
 
-def gathered_logits(row: Row, nbytes: float) -> Finding:
+def gathered_logits(row: Row, nbytes: float) -> StepFinding:
     """Finds logits that are gathered whole."""
-    return Finding(
+    return StepFinding(
         f"logits are gathered whole, {_times_text(row)} a step: a figure of them can be counted on each rank, a loss "
         "be computed where the vocabulary is cut, and a few numbers sent", row.line, nbytes,
     )  # fmt: skip
@@ -405,13 +409,15 @@ def explain(measured: Summary) -> None:
             row.why = "of a model that runs without gradients: an evaluation, a teacher"
         elif not row.why:
             row.why, hint = _other(measured, row)
-            findings += [hint] if isinstance(hint, Finding) else [Finding(hint, row.line, row.bytes)] if hint else []
+            findings += (
+                [hint] if isinstance(hint, StepFinding) else [StepFinding(hint, row.line, row.bytes)] if hint else []
+            )
     findings += [*one_unit(measured.parallelism), *_late(measured)]
     measured.findings = list(dict.fromkeys(findings))  # what two groups of one parallelism both have
     if measured.ranks > 1 and _alone(measured):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
         rarely = f"unless it is averaged in other steps than the {measured.steps} measured"
-        measured.findings.insert(0, Finding(f"{alone}, {rarely}"))
+        measured.findings.insert(0, StepFinding(f"{alone}, {rarely}"))
 
 
 def _alone(measured: Summary) -> bool:
@@ -475,7 +481,7 @@ def _parameter_bytes(measured: Summary) -> int:
     return sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
 
 
-def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
+def _other(measured: Summary, row: Row) -> tuple[str, str | StepFinding]:
     """Says what a row is that no parallelism has, and what to change: objects, barriers, metrics, small messages."""
     times, between = _times_text(row), row.place.phase == "between"
     if len(row.ranks) == 1:
@@ -484,7 +490,7 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
         hint = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
         return f"Python objects, pickled ({row.place.objects})", hint
     if row.kind == "barrier":
-        return "a barrier", Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
+        return "a barrier", StepFinding(f"all ranks wait for one another at a barrier, {times} a step", row.line)
     vocabularies = measured.model.get("vocabularies", [])
     if row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabularies for shape in row.shapes):
         return "logits, gathered whole", gathered_logits(row, row.bytes)
@@ -505,19 +511,19 @@ def _other(measured: Summary, row: Row) -> tuple[str, str | Finding]:
     return "small: it costs its latency" if row.bytes <= SMALL_BYTES else "", ""
 
 
-def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[Finding]:
+def one_unit(parallelism: Iterable[Parallelism]) -> Iterator[StepFinding]:
     """Finds FSDP2 on the whole model alone though it has layers: no gather then overlaps with computation."""
     for unit in parallelism:
         shapes = unit.options.shapes if isinstance(unit.options, Fsdp2Options) else {}
         layers = {name.rpartition(".")[0] for name in shapes if "." in name}
         if unit.wraps == (ROOT,) and len(layers) > 2:
-            yield Finding(
+            yield StepFinding(
                 "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
                 "the last; call fully_shard on each layer, then on the model", "", sum(unit.unit_bytes.values()),
             )  # fmt: skip
 
 
-def _late(measured: Summary) -> Iterator[Finding]:
+def _late(measured: Summary) -> Iterator[StepFinding]:
     """Finds a rank that computes longer than the others, which wait for it; of two slow ones neither is late."""
     if measured.ranks < 2:
         return
@@ -525,7 +531,7 @@ def _late(measured: Summary) -> Iterator[Finding]:
     waited = statistics.median(times.idle_s for times in others)
     late = max(LATE * longest.step_s, LATE_S)
     if longest.compute_s - others[-1].compute_s > late and waited > late:
-        yield Finding(
+        yield StepFinding(
             f"rank {longest.rank} computes {1e3 * longest.compute_s:.0f} ms of a step, the others "
             f"{1e3 * others[-1].compute_s:.0f}: they wait {1e3 * waited:.0f} ms for it",
         )  # fmt: skip

@@ -91,7 +91,7 @@ class ReplayedStep:
 
 
 @dataclass(frozen=True)
-class Finding:
+class StepFinding:
     """Something that a reader would change: what, where, and how many bytes a step it is about."""
 
     what: str
@@ -116,7 +116,7 @@ class Summary:
     gloo_bytes: list[float]
     memory: dict[str, Any]
     time: list[Times]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StepFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     predicted: ReplayedStep | None = None
     hosts: int = 1
