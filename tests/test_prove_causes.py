@@ -33,7 +33,7 @@ def of(reference, ours, name="layers.0.weight", versions=None):
     return compare_pair(name, reference, ours, covered, floor, TOLERANCE, apart)
 
 
-def facts(*pairs, ranks=4, step=0, **more):
+def comparison(*pairs, ranks=4, step=0, **more):
     values = {"ranks": ranks, **{key: more.pop(key) for key in list(more) if key in ("tp", "pp", "cp", "accumulate")}}
     made = StepComparison(RunLayout(ranks, values), step, TOLERANCE, order={"layers.0": 0, "head": 1}, **more)
     made.gradients = {one.name: one for one in pairs}
@@ -42,7 +42,7 @@ def facts(*pairs, ranks=4, step=0, **more):
 
 def says(cause, *pairs, ours=(), truth=None, **more):
     steps = {"steps": list(ours) or [Step(losses=[1.0])], "reference_step": truth or Step(losses=[1.0])}
-    return cause.explains(pairs, facts(*pairs, **steps, **more))
+    return cause.explains(pairs, comparison(*pairs, **steps, **more))
 
 
 G = drawn(6, 4)
@@ -242,7 +242,7 @@ MULTIPLES = [
 def test_multiples(layout, factor, how, name):
     wrong = of(G, factor * G)
     right = [of(G, G, f"head.{number}") for number in range(9)] if how.get("others") else []
-    cause, why = gradient_causes.multiple_cause([wrong], facts(wrong, *right, **layout))
+    cause, why = gradient_causes.multiple_cause([wrong], comparison(wrong, *right, **layout))
     assert cause == name
     assert why.startswith("×" if factor > 1 else "÷")
 
@@ -251,7 +251,7 @@ def test_multiples(layout, factor, how, name):
 @settings(deadline=None, max_examples=60)
 def test_a_factor_with_a_rest_is_no_multiple(factor, noise, ranks):
     wrong = of(G, factor * G + noise * drawn(6, 4, seed=11))
-    assert gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks)) is None
+    assert gradient_causes.multiple_cause([wrong], comparison(wrong, ranks=ranks)) is None
 
 
 _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (-2, -1, 1, 2)])
@@ -261,7 +261,7 @@ _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (
 @settings(deadline=None, max_examples=100)
 def test_a_factor_that_is_no_number_of_the_layout_has_no_name(factor, ranks):
     wrong = of(G, factor * G)
-    named = gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks))
+    named = gradient_causes.multiple_cause([wrong], comparison(wrong, ranks=ranks))
     numbers = (ranks, 1 / ranks)
     assert (named is not None) == any(math.isclose(factor, number, rel_tol=1e-5) for number in numbers)
 
@@ -275,7 +275,7 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
     wrong = of(mean, sum(parts)) if gathered else of(mean, parts[0], versions=kept_apart(parts))
     told = {one.name for one in gradient_causes.BY_PARAMETER if says(one, wrong, ranks=ranks)}
     assert told == (set() if gathered else {"not-summed"})
-    named = gradient_causes.multiple_cause([wrong], facts(wrong, ranks=ranks))
+    named = gradient_causes.multiple_cause([wrong], comparison(wrong, ranks=ranks))
     assert (named[0] if named else "") == ("sum-for-mean" if gathered else "")
 
 
@@ -285,7 +285,7 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
 def stepped(factor, rest=0.0, norm=7.8, step=0):
     """All updates are the reference's times a factor."""
     pairs = [of(one, factor * one + rest * drawn(6, 4, seed=9), name) for name, one in (("a.b", G), ("c.d", 2 * G))]
-    made = facts(*pairs, step=step, norms=[norm] * (step + 1))
+    made = comparison(*pairs, step=step, norms=[norm] * (step + 1))
     made.updates = {one.name: one for one in pairs}
     return made, pairs
 
@@ -302,7 +302,7 @@ def test_a_clip_that_one_way_alone_has(limit, over, here):
 @pytest.mark.parametrize("optimizer", ["Muon", "AdamW DistMuon", "SGD"])
 def test_an_optimizer_of_whole_matrices_that_steps_with_parts(optimizer):
     step = of(G, drawn(6, 4, seed=3))
-    made = facts(optimizer=optimizer, cut={step.name})
+    made = comparison(optimizer=optimizer, cut={step.name})
     made.updates = {step.name: step}
     (found,) = findings.update_findings(made, lambda pairs: False)
     assert (found.cause, "Muon needs the whole matrix" in found.why) == ("optimizer-state", optimizer != "SGD")
@@ -310,7 +310,7 @@ def test_an_optimizer_of_whole_matrices_that_steps_with_parts(optimizer):
 
 @pytest.mark.parametrize("optimizer", ["FusedAdam", "MyOwn AdamW", "PagedLion8bit", "SGD"])
 def test_a_multiple_that_the_step_takes_out_again_is_wrong(optimizer):
-    made = facts(of(G, 4 * G), optimizer=optimizer)
+    made = comparison(of(G, 4 * G), optimizer=optimizer)
     made.updates = {"layers.0.weight": of(G, G)}
     assert findings.wrong_gradients(made) == (set() if optimizer == "SGD" else {"layers.0.weight"})
 
@@ -357,13 +357,13 @@ def losses(made, wanted=1.0):
 def test_the_loss_itself():
     last, inner = of(G, drawn(6, 4, seed=13), "head.weight"), of(G, G)
     wrong = gradient_causes.loss_itself
-    off = wrong.explains([last], facts(last, inner, **losses(1.7)))
+    off = wrong.explains([last], comparison(last, inner, **losses(1.7)))
     assert "is 1.7 where the reference's is 1" in off
-    right = wrong.explains([last], facts(last, inner, **losses(1.0)))
+    right = wrong.explains([last], comparison(last, inner, **losses(1.0)))
     assert "the loss's backward pass, or by what is done to all gradients" in right
     before = of(G, drawn(6, 4, seed=13))
     after = of(G, G, "head.weight")
-    assert wrong.explains([before], facts(before, after, **losses(1.0))) is None
+    assert wrong.explains([before], comparison(before, after, **losses(1.0))) is None
 
 
 # --- what two layouts say together
@@ -414,7 +414,7 @@ def parted(difference, reference, kind="Linear", rank=0, inputs=None):
 
 
 def outputs_of(*wrong, **layout):
-    return findings.output_finding(facts(**layout), list(wrong)).cause
+    return findings.output_finding(comparison(**layout), list(wrong)).cause
 
 
 R = drawn(8, 3, seed=16)
@@ -438,7 +438,7 @@ def test_outputs():
 
 def test_weights_that_are_another_parameters():
     moved = {"head.q.weight": "head.k.weight", "layers.0.q.weight": "layers.0.k.weight"}
-    found = findings.output_finding(facts(moved=moved), [parted(ELSEWHERE, R)])
+    found = findings.output_finding(comparison(moved=moved), [parted(ELSEWHERE, R)])
     assert (found.cause, found.module) == ("initial-parameters", "layers.0.q")
     assert found.parameters == ("layers.0.q.weight", "head.q.weight"), "by the order in which their modules run"
 

@@ -18,7 +18,7 @@ import yaml
 from conftest import says
 from safetensors.torch import load_file
 from test_measure_page import Tags
-from test_prove_causes import drawn, facts, of
+from test_prove_causes import comparison, drawn, of
 
 from pardemo import cli, project
 from pardemo.script.compare import differences, module_map, runs
@@ -68,7 +68,7 @@ def reference_of(parameters, modules, kinds=None):
 def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", "head.weight", "head.bias"), more=()):
     modules = ["embed", "loss", *more, "head", "Model"]
     truth = reference_of(parameters, modules, {"Model": "Model"})
-    made = facts(*(of(G, ours, name) for name, ours in gradients.items()))
+    made = comparison(*(of(G, ours, name) for name, ours in gradients.items()))
     made.order = truth.order[0]
     made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
     made.parted = [ComparedOutput(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None) for name in parted]
@@ -209,7 +209,7 @@ def test_what_was_not_looked_at_is_said():
 
 def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
     versions = {0: drawn(6, 4, seed=1), 1: drawn(6, 4, seed=2)}
-    made = facts(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
+    made = comparison(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
     run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[ParameterShard("head.weight", (6, 4))])])])
     known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
     kept = differences.kept_tensors([known, unknown], made, run)
@@ -226,7 +226,7 @@ def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
 
 
 def test_outputs_of_what_nobody_explains_are_kept():
-    made = facts()
+    made = comparison()
     made.parted = [
         ComparedOutput(rank, name, "Linear", 0, True, G[:, :3], 2 * G[:, :3], None)
         for rank, name in ((0, "up"), (0, "up"), (1, "up"), (0, "down"))

@@ -33,15 +33,17 @@ class UnexplainedGradients:
         return any(math.isclose(self.losses[0], loss, rel_tol=self.tolerance * 10) for loss in self.losses[1:])
 
 
-def unexplained_gradients(findings: Sequence[Finding], facts: StepComparison) -> UnexplainedGradients | None:
+def unexplained_gradients(findings: Sequence[Finding], comparison: StepComparison) -> UnexplainedGradients | None:
     """Returns the finding that other layouts may explain; None where there is none, or more than one."""
     wrong = [finding for finding in findings if finding.what == "gradients" and finding.cause in _OPEN]
-    pairs = tuple(facts.gradients[name] for finding in wrong for name in finding.parameters if name in facts.gradients)
+    pairs = tuple(
+        comparison.gradients[name] for finding in wrong for name in finding.parameters if name in comparison.gradients
+    )
     if len(wrong) != 1 or any(pair.apart for pair in pairs):
         return None
-    losses = facts.losses or [math.nan]
-    wanted = sum(facts.reference_step.losses)
-    return UnexplainedGradients(wrong[0], pairs, facts.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
+    losses = comparison.losses or [math.nan]
+    wanted = sum(comparison.reference_step.losses)
+    return UnexplainedGradients(wrong[0], pairs, comparison.tolerance, (wanted, sum(losses) / len(losses), sum(losses)))
 
 
 def explain_across(

@@ -27,7 +27,7 @@ from pardemo.script.words import count_text
 
 
 @dataclass
-class Comparison:
+class LayoutComparison:
     """The result of comparing a layout with the reference: its findings, none where both train alike.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
@@ -50,42 +50,42 @@ class Comparison:
     kept: dict[Finding, Kept] = field(default_factory=dict)
 
 
-def compare_layout(reference: Reference, other: Run) -> Comparison:
+def compare_layout(reference: Reference, other: Run) -> LayoutComparison:
     """Compares a layout's run with the reference's.
 
     Raises:
         ProveError: the layouts have other global batches, or models with other parameters.
     """
-    comparison = Comparison(_map_pieces(reference, other))
-    before = _assemble(reference, holders_of(other, 0, "before", comparison.maps))
-    comparison.not_compared = _not_compared(reference, comparison.maps, before)
-    comparison.unmatched, comparison.strange = _unmatched_parameters(reference, comparison.maps, before)
+    compared = LayoutComparison(_map_pieces(reference, other))
+    before = _assemble(reference, holders_of(other, 0, "before", compared.maps))
+    compared.not_compared = _not_compared(reference, compared.maps, before)
+    compared.unmatched, compared.strange = _unmatched_parameters(reference, compared.maps, before)
     for step in range(min(reference.run.steps, other.steps)):
-        comparison.steps = step + 1
-        comparison.model = step_map(reference, step)
-        findings = _step_findings(reference, other, step, before, comparison)
-        comparison.findings += findings
+        compared.steps = step + 1
+        compared.model = step_map(reference, step)
+        findings = _step_findings(reference, other, step, before, compared)
+        compared.findings += findings
         if any(finding.what not in ("random numbers", "printed") for finding in findings):
             break  # what follows in later steps is of this
-    comparison.findings = _merged_findings(comparison.findings)
-    return comparison
+    compared.findings = _merged_findings(compared.findings)
+    return compared
 
 
 def _step_findings(
-    reference: Reference, other: Run, step: int, before: Mapping[str, Assembled], comparison: Comparison
+    reference: Reference, other: Run, step: int, before: Mapping[str, Assembled], compared: LayoutComparison
 ) -> list[Finding]:
     if scaled := checks.scale_findings(reference.run, other, step):
         return scaled  # its samples are of another step
     samples = match_samples(reference.run, other, step)
-    if samples.note and samples.note not in comparison.notes:
-        comparison.notes.append(samples.note)
+    if samples.note and samples.note not in compared.notes:
+        compared.notes.append(samples.note)
     findings = [samples.finding] if samples.finding else []
     if step == 0 and not findings:
-        findings = initial_findings(reference, other, comparison.maps, before)
-        comparison.strange &= not findings
+        findings = initial_findings(reference, other, compared.maps, before)
+        compared.strange &= not findings
     begun_alike = not findings
     findings += checks.mask_findings(other, step)
-    return findings + _number_findings(reference, other, step, samples, comparison) if begun_alike else findings
+    return findings + _number_findings(reference, other, step, samples, compared) if begun_alike else findings
 
 
 def _merged_findings(findings: list[Finding]) -> list[Finding]:
@@ -196,30 +196,30 @@ def _epsilon(tolerance: float) -> float:
 
 
 def _number_findings(
-    reference: Reference, other: Run, step: int, samples: StepSamples, comparison: Comparison
+    reference: Reference, other: Run, step: int, samples: StepSamples, compared: LayoutComparison
 ) -> list[Finding]:
     """Compares outputs, gradients, clipping, learning rates, and parameters after the step."""
-    maps = comparison.maps
-    facts, alike = _facts(reference, other, step, maps, samples)
-    compared = [facts.gradients.get(name) for name in reference.whole[step].gradients]
-    every = bool(compared) and all(pair is not None and bool(pair.covered.all()) for pair in compared)
-    if every and not wrong_gradients(facts):
-        facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
-    comparison.model = step_map(reference, step, facts, alike)
+    maps = compared.maps
+    comparison, alike = _compare_step(reference, other, step, maps, samples)
+    pairs = [comparison.gradients.get(name) for name in reference.whole[step].gradients]
+    every = bool(pairs) and all(pair is not None and bool(pair.covered.all()) for pair in pairs)
+    if every and not wrong_gradients(comparison):
+        comparison.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
+    compared.model = step_map(reference, step, comparison, alike)
     findings = buffers = checks.buffer_findings(reference, other, step)
-    if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
-        findings = gradient_findings(facts)
-    comparison.left_open = unexplained_gradients(findings, facts)
+    if not comparison.parted or not findings or not comparison.parted[0].module.startswith(findings[0].module):
+        findings = gradient_findings(comparison)
+    compared.left_open = unexplained_gradients(findings, comparison)
     findings = findings or checks.clipping_findings(reference, other, step)
     findings = findings or update_findings(
-        facts, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs)
+        comparison, lambda pairs: _is_one_step_behind(reference, other, step, maps, pairs)
     )
     findings = findings or buffers
-    comparison.kept |= kept_tensors(findings, facts, reference.run)
-    return findings or printed_findings(facts)
+    compared.kept |= kept_tensors(findings, comparison, reference.run)
+    return findings or printed_findings(comparison)
 
 
-def _facts(
+def _compare_step(
     reference: Reference, other: Run, step: int, maps: ParameterMap, samples: StepSamples
 ) -> tuple[StepComparison, set[str]]:
     """Compares the layout with the reference in a step; also returns the modules whose outputs are equal."""
@@ -241,7 +241,7 @@ def _facts(
     accumulated = {
         name: parts for name, parts in holders("accumulated").items() if shapes(parts) == shapes(before[name])
     }  # FSDP2's are whole until they are reduced
-    facts = StepComparison(
+    comparison = StepComparison(
         other.layout, step, reference.tolerance, reference.order[step],
         gradients=_pairs(reference, step, "gradient", _assemble(reference, holders("gradient"))),
         updates=_pairs(reference, step, "update", _assemble(reference, holders("after"))),
@@ -257,7 +257,7 @@ def _facts(
         optimizer=reference.run.records[0].optimizer, steps=[record.steps[step] for record in other.records],
         reference_step=reference.run.records[0].steps[step],
     )  # fmt: skip
-    return facts, alike
+    return comparison, alike
 
 
 def _is_one_step_behind(reference: Reference, other: Run, step: int, maps: ParameterMap, pairs: list[Pair]) -> bool:

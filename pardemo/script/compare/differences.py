@@ -92,12 +92,12 @@ class StepComparison:
         """The loss of each rank in the step, of those that have one: a pipeline's other stages have none."""
         return [sum(step.losses) for step in self.steps if step.losses]
 
-    def first(self, names: Iterable[str]) -> str:
+    def first_module(self, names: Iterable[str]) -> str:
         """Returns the module of these parameters that a backward pass reaches first: the one that ran last."""
         modules = [alias.rpartition(".")[0] for name in names for alias in (name, *self.tied.get(name, ()))]
-        return max(modules, key=self.place, default="")
+        return max(modules, key=self.position, default="")
 
-    def place(self, module: str) -> int:
+    def position(self, module: str) -> int:
         """Returns a module's number in the reference's order of execution, or that of the nearest module around it."""
         while module and module not in self.order:
             module = module.rpartition(".")[0]
@@ -119,41 +119,41 @@ class Kept:
     sketches: tuple[str, ...] = ()
 
 
-def kept_tensors(findings: Sequence[Finding], facts: StepComparison, reference: Run) -> dict[Finding, Kept]:
+def kept_tensors(findings: Sequence[Finding], comparison: StepComparison, reference: Run) -> dict[Finding, Kept]:
     """Collects the tensors of findings without a cause, up to :data:`MOST_BYTES` of each."""
-    pieces = [piece for record in reference.records for piece in record.steps[facts.step].pieces]
+    pieces = [piece for record in reference.records for piece in record.steps[comparison.step].pieces]
     shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
     kept = {}
     for finding in findings:
         tensors: Tensors = {}
         left_out, sketches = [], []
         groups = _output_tensors if finding.what == "forward" else _gradient_tensors
-        for name, group in groups(finding, facts) if not finding.cause else ():
+        for name, group in groups(finding, comparison) if not finding.cause else ():
             if sum(tensor.nbytes for tensor in (*tensors.values(), *group.values())) > MOST_BYTES:
                 left_out.append(name)
                 continue
             tensors |= group
-            if groups is _gradient_tensors and tuple(facts.gradients[name].reference.shape) != shapes.get(name):
+            if groups is _gradient_tensors and tuple(comparison.gradients[name].reference.shape) != shapes.get(name):
                 sketches.append(name)
         if tensors or left_out:
             kept[finding] = Kept(tensors, tuple(left_out), tuple(sketches))
     return kept
 
 
-def _gradient_tensors(finding: Finding, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+def _gradient_tensors(finding: Finding, comparison: StepComparison) -> Iterator[tuple[str, Tensors]]:
     """Yields the gradients of each parameter of the finding."""
     for name in finding.parameters:
-        if (pair := facts.gradients.get(name)) is not None:
+        if (pair := comparison.gradients.get(name)) is not None:
             group = {"reference": pair.reference, "layout": pair.candidate}
             for _, versions in pair.apart:
                 group |= {f"rank {rank}": tensor for rank, tensor in versions.items()}
             yield name, {f"gradient/{name}/{key}": tensor for key, tensor in group.items()}
 
 
-def _output_tensors(finding: Finding, facts: StepComparison) -> Iterator[tuple[str, Tensors]]:
+def _output_tensors(finding: Finding, comparison: StepComparison) -> Iterator[tuple[str, Tensors]]:
     """Yields each call's output of the first module that is wrong, on each rank where it is."""
     numbers: dict[int, int] = {}
-    for output in facts.parted:
+    for output in comparison.parted:
         if output.module == finding.module:
             number = numbers[output.rank] = numbers.get(output.rank, -1) + 1
             key = f"output/{output.module}/rank {output.rank}/{number}"

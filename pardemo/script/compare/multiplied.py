@@ -10,7 +10,7 @@ import torch
 
 from pardemo.script.compare import runs
 from pardemo.script.compare.across_layouts import UnexplainedGradients
-from pardemo.script.compare.comparison import Comparison
+from pardemo.script.compare.comparison import LayoutComparison
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.pairs import compare_pair, layer_scales
 from pardemo.script.compare.reference import Reference
@@ -23,7 +23,12 @@ MOST_RUNS = 6
 
 
 def counted_by_each_rank(
-    truth: Reference, other: Run, compared: Comparison, case: UnexplainedGradients, options: RunOptions, folder: Path
+    truth: Reference,
+    other: Run,
+    compared: LayoutComparison,
+    case: UnexplainedGradients,
+    options: RunOptions,
+    folder: Path,
 ) -> Finding | None:
     """Explains wrong gradients by a parameter in no module that each rank adds; None where that does not explain them.
 
@@ -49,7 +54,7 @@ def counted_by_each_rank(
     return None
 
 
-def _attempts(truth: Reference, other: Run, compared: Comparison) -> Iterator[tuple[tuple[str, ...], int]]:
+def _attempts(truth: Reference, other: Run, compared: LayoutComparison) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yields which parameters to multiply, and by what: those in no module that every rank has whole."""
     parts = [{part.name: part for part in rank_parts.values()} for rank_parts in compared.maps.parts.values()]
     bare = [

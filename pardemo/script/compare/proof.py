@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pardemo.script.compare import across_layouts, run_layouts, runs
-from pardemo.script.compare.comparison import Comparison, compare_layout
+from pardemo.script.compare.comparison import LayoutComparison, compare_layout
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.multiplied import counted_by_each_rank
 from pardemo.script.compare.parameter_map import nearly_equal
@@ -28,8 +28,8 @@ IN_FULL = 50_000_000
 
 
 def compare_in_full(
-    truth: Reference, other: Run, compared: Comparison, options: RunOptions, folder: Path
-) -> Comparison:
+    truth: Reference, other: Run, compared: LayoutComparison, options: RunOptions, folder: Path
+) -> LayoutComparison:
     """Compares a layout again that was compared by sketches, with the differing parameters recorded in full.
 
     Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
@@ -163,7 +163,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path) -> Comparison:
+def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path) -> LayoutComparison:
     """Compares one layout with the reference.
 
     Raises:
@@ -190,7 +190,7 @@ def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path)
 _NO_OTHER_CAUSE = ("", "data", "loss", "follows")
 
 
-def _require_same_draws(reference: Run, other: Run, compared: Comparison) -> None:
+def _require_same_draws(reference: Run, other: Run, compared: LayoutComparison) -> None:
     """Raises an error where something differs without a cause, and ranks draw other numbers than the reference.
 
     The second step tells it: in the first, models and data are made.

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from pardemo.script.compare.comparison import Comparison, compare_layout, holders_of
+from pardemo.script.compare.comparison import LayoutComparison, compare_layout, holders_of
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
 from pardemo.script.compare.reference import Reference
@@ -179,7 +179,7 @@ class ResumedRun:
     tolerance: float
     noise: Noise = field(default_factory=dict)
     repeats: bool = False
-    compared: Comparison | None = None
+    compared: LayoutComparison | None = None
     states: bool = True
     exact: bool = True
     findings: list[Finding] = field(default_factory=list)
@@ -281,7 +281,7 @@ def compare_full_parameters(name: str, reference: Run, resumed: Run, expected: i
         ProveError: the two cannot be compared: other global batches, or other parameters.
     """
 
-    def held_against(step: int) -> tuple[Run, Comparison]:
+    def held_against(step: int) -> tuple[Run, LayoutComparison]:
         """Compares with the undisturbed run from a step on; on a copy, since a comparison cuts fused pieces."""
         records = [replace(record, steps=[replace(step) for step in record.steps]) for record in resumed.records]
         cut_run = replace(resumed, records=records, strips={})
