@@ -16,6 +16,7 @@ from pardemo.script.compare.findings import clipping_sentence
 from pardemo.script.compare.pairs import compare_pair
 from pardemo.script.compare.parameter_map import Part, map_parameters
 from pardemo.script.compare.run_layouts import RunLayout, distinct_digits
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import LossCall, Mask, MicroBatch, ParameterShard, Step
 
 TOLERANCE = 1e-9
@@ -527,6 +528,6 @@ def test_masks(what):
     run = SimpleNamespace(
         records=[SimpleNamespace(steps=[step]) for step in steps], layout=SimpleNamespace(name="ranks=2")
     )
-    found = checks.mask_findings(run, 0)
+    found = checks.mask_findings(StepPair(None, run, 0))
     assert [(one.cause, one.why.rpartition(" draw ")[0]) for one in found] == wanted
     assert {one.module for one in found} <= {"layers.0.drop"}

@@ -10,10 +10,10 @@ import torch
 from pardemo.script.compare.differences import ComparedOutput, Finding
 from pardemo.script.compare.pairs import norm_of
 from pardemo.script.compare.parameter_map import ParameterMap, reference_name, renamed_modules
-from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.run_layouts import distinct_digits, layout_factor
 from pardemo.script.compare.runs import Run
 from pardemo.script.compare.samples import RowPosition, StepSamples
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import Mask, ModuleCall
 from pardemo.script.runtime.call_sites import ROOT
 from pardemo.world.errors import ranks_text
@@ -75,12 +75,13 @@ class StepOutputs:
 
 
 def parted_outputs(
-    reference: Reference, other: Run, step: int, samples: StepSamples, maps: ParameterMap
+    step_pair: StepPair, samples: StepSamples, maps: ParameterMap
 ) -> tuple[list[ComparedOutput], set[str]]:
     """Returns outputs that differ from the reference's, in order of execution, and modules whose outputs are equal.
 
     What was compared and is in neither is a part of an output, as the sum of one rank's share is.
     """
+    reference, other, step = step_pair
     truth = StepOutputs(reference.run, step, 0)
     parted: list[ComparedOutput] = []
     equal: dict[str, bool] = {}
@@ -205,9 +206,9 @@ _MASKS = {
 }
 
 
-def mask_findings(other: Run, step: int) -> list[Finding]:
+def mask_findings(step_pair: StepPair) -> list[Finding]:
     """Finds what is wrong with a step's dropout masks."""
-    steps = [record.steps[step] for record in other.records]
+    steps = step_pair.records
     samples = [[micro.samples for micro in rank_step.micro_batches] for rank_step in steps]
     forward = [_forward_masks(rank_step.masks) for rank_step in steps]
     groups: dict[str, list[set[int]]] = {}  # of each cause, ranks that belong together
@@ -228,11 +229,11 @@ def mask_findings(other: Run, step: int) -> list[Finding]:
             touched = [group for group in some if group & {rank, other_rank}]
             groups[cause] = [group for group in some if group not in touched] + [{rank, other_rank}.union(*touched)]
             first.setdefault(cause, a)
-    made = [finding for rank_step in steps if (finding := _recomputed_finding(other, step, rank_step.masks))][:1]
+    made = [finding for rank_step in steps if (finding := _recomputed_finding(step_pair, rank_step.masks))][:1]
     for cause, mask in sorted(first.items(), reverse=True):
         ranks = " and ".join(ranks_text(sorted(group)) for group in sorted(groups[cause], key=min))
         why = f"{ranks} {_MASKS[cause].format(mask.line)}"
-        made.append(Finding(other.layout.name, step + 1, "random numbers", cause, why, module=mask.module))
+        made.append(step_pair.finding("random numbers", cause, why, module=mask.module))
     return made
 
 
@@ -246,13 +247,13 @@ def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:
     return by_call
 
 
-def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | None:
+def _recomputed_finding(step_pair: StepPair, masks: list[Mask]) -> Finding | None:
     """Finds a mask that a recomputation draws anew for the same input."""
     for mask in (mask for mask in masks if mask.repeated):
         before = [m for m in masks if not m.repeated and m.input == mask.input and m.line == mask.line]
         if before and all(m.dropped != mask.dropped for m in before):
-            return Finding(
-                other.layout.name, step + 1, "random numbers", "recomputed-differently",
+            return step_pair.finding(
+                "random numbers", "recomputed-differently",
                 f"the forward pass is computed again with another dropout mask, at {mask.line}: the gradient is that "
                 "of a network which nobody ran",
                 module=mask.module,
@@ -260,11 +261,12 @@ def _recomputed_finding(other: Run, step: int, masks: list[Mask]) -> Finding | N
     return None
 
 
-def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
+def buffer_findings(step_pair: StepPair) -> list[Finding]:
     """Finds buffers that are saved with the model and differ from the reference's on some ranks.
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.
     """
+    reference, other, step = step_pair
     norms = {name for record in other.records for name in record.batch_norms}
     by_rank = [other.tensors(step, rank, "buffer") for rank in range(other.layout.ranks)]
     ranks: dict[str, list[int]] = {}
@@ -280,8 +282,8 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
         return []
     name = next(iter(ranks))
     return [
-        Finding(
-            other.layout.name, step + 1, "buffers", "buffers",
+        step_pair.finding(
+            "buffers", "buffers",
             f"the buffer{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} on {ranks_text(ranks[name])} "
             f"{'are' if len(ranks) > 1 else 'is'} not the reference's: what is kept beside parameters has to be the "
             "same on all ranks, too",
@@ -290,27 +292,27 @@ def buffer_findings(reference: Reference, other: Run, step: int) -> list[Finding
     ]  # fmt: skip
 
 
-def clipping_findings(reference: Reference, other: Run, step: int) -> list[Finding]:
+def clipping_findings(step_pair: StepPair) -> list[Finding]:
     """Finds gradient norms and learning rates that differ from the reference's."""
-    truth = reference.run.records[0].steps[step]
+    truth = step_pair.reference_record
     findings: list[Finding] = []
-    for rank, record in enumerate(other.records):
-        candidate = record.steps[step]
+    for rank, candidate in enumerate(step_pair.records):
         if truth.clips and candidate.clips and not findings:
             wanted, norm = truth.clips[-1], candidate.clips[-1]
-            if not math.isclose(wanted, norm, rel_tol=reference.tolerance * 10):
-                why = _explain_norm(reference, other, step, rank, wanted, norm)
-                findings.append(Finding(other.layout.name, step + 1, "clipping", "wrong-norm", why, norm / wanted))
+            if not math.isclose(wanted, norm, rel_tol=step_pair.reference.tolerance * 10):
+                why = _explain_norm(step_pair, rank, wanted, norm)
+                findings.append(step_pair.finding("clipping", "wrong-norm", why, norm / wanted))
         rates = set(truth.learning_rates), set(candidate.learning_rates)
         if all(rates) and not all(
             any(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-300) for b in rates[0]) for a in rates[1]
         ):
-            findings.append(_rate_finding(reference, other, step, max(rates[0]), max(rates[1])))
+            findings.append(_rate_finding(step_pair, max(rates[0]), max(rates[1])))
             break
     return findings
 
 
-def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, rate: float) -> Finding:
+def _rate_finding(step_pair: StepPair, wanted: float, rate: float) -> Finding:
+    reference, other, step = step_pair
     rates = [record.learning_rates[-1:] for record in reference.run.records[0].steps]
     later = [number for number, at_step in enumerate(rates) if at_step and math.isclose(at_step[0], rate, rel_tol=1e-9)]
     why = f"the learning rate of step {step + 1} is {rate:.6g}, and the reference's {wanted:.6g}"
@@ -322,10 +324,11 @@ def _rate_finding(reference: Reference, other: Run, step: int, wanted: float, ra
     steps = other.layout.values.get("accumulate")
     if not later and isinstance(steps, int) and steps > 1:
         why += f"; a scheduler that is stepped for each of {steps} micro-batches is ahead"
-    return Finding(other.layout.name, step + 1, "learning rate", "learning-rate", why, factor)
+    return step_pair.finding("learning rate", "learning-rate", why, factor)
 
 
-def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted: float, norm: float) -> str:
+def _explain_norm(step_pair: StepPair, rank: int, wanted: float, norm: float) -> str:
+    reference, other, step = step_pair
     norms_text = distinct_digits(norm, wanted)
     why = f"gradients are right, and clipped by a norm of {norms_text[0]} where it is {norms_text[1]}"
     if math.isclose(norm_of(other.tensors(step, rank, "gradient")), norm, rel_tol=reference.tolerance * 10):
@@ -340,10 +343,9 @@ def _explain_norm(reference: Reference, other: Run, step: int, rank: int, wanted
     return why
 
 
-def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
+def scale_findings(step_pair: StepPair) -> list[Finding]:
     """Finds loss scales that differ from the reference's, or between ranks."""
-    truth = reference.records[0].steps[step]
-    steps = [record.steps[step] for record in other.records if record.steps[step].scales]
+    truth, steps = step_pair.reference_record, [record for record in step_pair.records if record.scales]
     if not steps:
         return []
     skipped, scales = sorted({record.skipped for record in steps}), sorted({record.scales[-1] for record in steps})
@@ -361,4 +363,4 @@ def scale_findings(reference: Run, other: Run, step: int) -> list[Finding]:
         )
     else:
         return []
-    return [Finding(other.layout.name, step + 1, "loss scale", "loss-scale", why)]
+    return [step_pair.finding("loss scale", "loss-scale", why)]

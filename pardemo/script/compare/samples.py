@@ -11,6 +11,7 @@ import torch
 
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.runs import ProveError, Run
+from pardemo.script.compare.step_pair import StepPair
 from pardemo.script.record.rank_record import RankRecord
 from pardemo.world.errors import ranks_text
 
@@ -40,15 +41,16 @@ class StepSamples:
     note: str = ""
 
 
-def match_samples(reference: Run, other: Run, step: int) -> StepSamples:
+def match_samples(step_pair: StepPair) -> StepSamples:
     """Matches a layout's samples of a step with the reference's.
 
     Raises:
         ProveError: the global batches have different sizes.
     """
-    samples = _match(_rows_of(reference, step), _rows_of(other, step), reference, other, step)
+    reference, step = step_pair.reference.run, step_pair.step
+    samples = _match(_rows_of(reference, step), _rows_of(step_pair.other, step), step_pair)
     if reference.layout.ranks == 1:
-        _place_later_modules(reference, other, step, samples)
+        _place_later_modules(step_pair, samples)
     return samples
 
 
@@ -85,27 +87,28 @@ def _rows_of(run: Run, step: int) -> list[_Row]:
     return rows
 
 
-def _match(expected: list[_Row], candidate: list[_Row], reference: Run, other: Run, step: int) -> StepSamples:
+def _match(expected: list[_Row], candidate: list[_Row], step_pair: StepPair) -> StepSamples:
     at = {row.hash: RowPosition(row.micro_batch, row.number) for row in reversed(expected)}
     samples = StepSamples({row.place: at[row.hash] for row in candidate if row.hash in at})
     wanted = Counter(row.hash for row in expected)
     if not expected:
         return samples
     if not samples.places:
-        return _match_without_padding(expected, candidate) or _match_parts(expected, candidate, other, step)
+        return _match_without_padding(expected, candidate) or _match_parts(expected, candidate, step_pair)
     # others are activations, for a later stage, or a module's that is run by itself; without stages all are samples
     micros = {row.place[:2] for row in candidate if row.hash in at}
-    if other.layout.size("pp") == 1:
-        records = [record.steps[step].micro_batches for record in other.records]
+    if step_pair.other.layout.size("pp") == 1:
+        records = [record.micro_batches for record in step_pair.records]
         micros |= {row.place[:2] for row in candidate if not records[row.rank][row.micro_batch].activations}
     total = Counter(row.hash for row in candidate if row.place[:2] in micros)
-    if total.total() < len(expected) and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
-        raise _unequal_batches(reference, other, total.total(), len(expected))
+    first = step_pair.step == 0
+    if total.total() < len(expected) and first and total.keys() == wanted.keys():  # all alike, and fewer of them
+        raise _unequal_batches(step_pair, total.total(), len(expected))
     if _is_multiple(total, wanted):
         return samples  # ranks of one tensor-parallel group have the same samples
     if (padded := _match_without_padding(expected, candidate)) is not None:
         return padded
-    return _describe_mismatch(wanted, candidate, reference, other, step, samples)
+    return _describe_mismatch(wanted, candidate, step_pair, samples)
 
 
 def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
@@ -114,12 +117,12 @@ def _is_multiple(samples: Counter[Any], wanted: Counter[Any]) -> bool:
     return samples == Counter({sample: round(count * times) for sample, count in wanted.items()})
 
 
-def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSamples) -> None:
+def _place_later_modules(step_pair: StepPair, samples: StepSamples) -> None:
     """Places rows of modules that ranks run after others as those of the module that got as many samples."""
-    truth = reference.records[0].steps[step].micro_batches
-    for rank, record in enumerate(other.records):
+    truth = step_pair.reference_record.micro_batches
+    for rank, record in enumerate(step_pair.records):
         begin = -1
-        for number, micro in enumerate(record.steps[step].micro_batches):
+        for number, micro in enumerate(record.micro_batches):
             if not micro.activations:
                 begin = number
             for row in range(len(micro.samples)) if micro.activations else ():
@@ -130,16 +133,17 @@ def _place_later_modules(reference: Run, other: Run, step: int, samples: StepSam
 
 
 def _describe_mismatch(
-    wanted: Counter[str], candidate: list[_Row], reference: Run, other: Run, step: int, samples: StepSamples
+    wanted: Counter[str], candidate: list[_Row], step_pair: StepPair, samples: StepSamples
 ) -> StepSamples:
     """Says in a sentence which samples are missing, are others', or are there more than once."""
+    _, other, step = step_pair
     layout, total = other.layout, Counter(row.hash for row in candidate)
     model = layout.size("tp") * layout.size("cp")
     count, share = total.total() // model, wanted.total()
     missing, strange = len(wanted.keys() - total.keys()), len(total.keys() - wanted.keys())
     fewer = not strange and missing == share - len(total) and len(total) == total.total()
     if count != share and step == 0 and (fewer or (strange and not missing)):
-        raise _unequal_batches(reference, other, count, share)
+        raise _unequal_batches(step_pair, count, share)
     least = min((total[sample] for sample in total if sample in wanted), default=1)
     twice = sum(times > max(least, model) for times in total.values())
     by_rank = [_by_rank(candidate, rank) for rank in range(layout.ranks)]
@@ -160,25 +164,26 @@ def _describe_mismatch(
             parts.append(f"rank {rank} has its samples of step {again + 1} again: is set_epoch called there?")
     if model > 1 and strange:
         parts.append(f"ranks of a group of {model} that share a model have to have the same samples")
-    return replace(samples, finding=_finding(other, step, "; ".join(parts) or "the samples are others"))
+    return replace(samples, finding=_finding(step_pair, "; ".join(parts) or "the samples are others"))
 
 
 def _by_rank(rows: list[_Row], rank: int) -> Counter[str]:
     return Counter(row.hash for row in rows if row.rank == rank)
 
 
-def _finding(other: Run, step: int, why: str) -> Finding:
-    return Finding(other.layout.name, step + 1, "data", "data", why)
+def _finding(step_pair: StepPair, why: str) -> Finding:
+    return step_pair.finding("data", "data", why)
 
 
-def _unequal_batches(reference: Run, other: Run, count: int, share: int) -> ProveError:
+def _unequal_batches(step_pair: StepPair, count: int, share: int) -> ProveError:
+    reference, other = step_pair.reference.run, step_pair.other
     return ProveError(
         f"a step of {other.layout.name} has {count} samples, and one of {reference.layout.name} has {share}: choose "
         "layouts whose ranks × batch × accumulate are the same"
     )
 
 
-def _match_parts(expected: list[_Row], candidate: list[_Row], other: Run, step: int) -> StepSamples:
+def _match_parts(expected: list[_Row], candidate: list[_Row], step_pair: StepPair) -> StepSamples:
     """Matches rows that are a part of the reference's, as under context parallelism, by their tokens."""
     samples, length = StepSamples(), len(expected[0].tokens)
     unlike = [len({len(row.tokens) for row in rows}) > 1 for rows in (expected, candidate)]
@@ -187,7 +192,7 @@ def _match_parts(expected: list[_Row], candidate: list[_Row], other: Run, step: 
     table = torch.stack([row.tokens for row in expected])  # [rows, s]
     covered = torch.zeros_like(table)
     complete = True
-    for rank in range(other.layout.ranks):
+    for rank in range(step_pair.other.layout.ranks):
         rows = [row for row in candidate if row.rank == rank]
         places = _place_rows([row.tokens for row in rows], table, covered)
         complete &= places is not None
@@ -196,9 +201,9 @@ def _match_parts(expected: list[_Row], candidate: list[_Row], other: Run, step: 
             covered[at, tokens] += 1
     if samples.places and (not complete or len(covered.unique()) != 1):
         why = "the ranks' parts of the samples do not make the reference's samples: tokens are missing or come twice"
-        samples.finding = _finding(other, step, why)
+        samples.finding = _finding(step_pair, why)
     elif not samples.places and candidate:
-        samples.finding = _finding(other, step, "no sample is one of the reference's in this step")
+        samples.finding = _finding(step_pair, "no sample is one of the reference's in this step")
     return samples
 
 
