@@ -97,10 +97,10 @@ def parted_outputs(
             if not _is_whole(name, call.kind, missing):
                 continue
             rows = range(len(candidate.record.micro_batches[call.micro_batch].samples))
-            places = [samples.places.get((rank, call.micro_batch, row)) for row in rows]
-            known = [place for place in places if place is not None]
+            positions = [samples.positions.get((rank, call.micro_batch, row)) for row in rows]
+            known = [position for position in positions if position is not None]
             output = None
-            if len(known) == len(places):
+            if len(known) == len(positions):
                 output = _compare_call(candidate, truth, call, known, name, reference.tolerance)
             if output is not None:
                 inside = "" if call.module == ROOT else f"{call.module}."
@@ -119,15 +119,20 @@ def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
 
 
 def _compare_call(
-    candidate: StepOutputs, truth: StepOutputs, call: ModuleCall, places: list[RowPosition], name: str, tolerance: float
+    candidate: StepOutputs,
+    truth: StepOutputs,
+    call: ModuleCall,
+    positions: list[RowPosition],
+    name: str,
+    tolerance: float,
 ) -> ComparedOutput | None:
     """Compares a call with those of the reference's module ``name``; None where there is none to compare with.
 
-    ``places``: where the call's rows are in the reference.
+    ``positions``: where the call's rows are in the reference.
     """
     best: ComparedOutput | None = None
-    for way, rows_here in candidate.rows(call).items() if places else ():
-        wanted = _reference_rows(truth, name, call, places, way, rows_here.shape[1:], False)
+    for way, rows_here in candidate.rows(call).items() if positions else ():
+        wanted = _reference_rows(truth, name, call, positions, way, rows_here.shape[1:], False)
         if wanted is None or not wanted.numel():  # as of an expert without tokens
             continue
         difference = rows_here - wanted
@@ -139,7 +144,7 @@ def _compare_call(
             continue
         inputs = None
         if (integers := candidate.rows(call, True).get(way)) is not None:
-            expected = _reference_rows(truth, name, call, places, way, integers.shape[1:], True)
+            expected = _reference_rows(truth, name, call, positions, way, integers.shape[1:], True)
             inputs = None if expected is None else bool(torch.equal(integers, expected))
         if best is None or equal:
             apart, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (difference, wanted))
@@ -157,24 +162,30 @@ def _all_rows_present(rows: torch.Tensor, wanted: torch.Tensor, scale: float, to
 
 
 def _reference_rows(
-    truth: StepOutputs, name: str, call: ModuleCall, places: list[RowPosition], way: str, shape: torch.Size, whole: bool
+    truth: StepOutputs,
+    name: str,
+    call: ModuleCall,
+    positions: list[RowPosition],
+    way: str,
+    shape: torch.Size,
+    whole: bool,
 ) -> torch.Tensor | None:
-    """Returns the reference's rows for these places in a call's shape; None where it has no such output."""
+    """Returns the reference's rows for these positions in a call's shape; None where it has no such output."""
     expected = []
     by_micro: dict[int, torch.Tensor | None] = {}
-    for place in places:
-        if place.micro_batch not in by_micro:
-            output = truth.by_name.get((name, place.micro_batch, call.number))
+    for position in positions:
+        if position.micro_batch not in by_micro:
+            output = truth.by_name.get((name, position.micro_batch, call.number))
             fits = output is not None and (whole or output.shape[-1:] == call.shape[-1:])
-            by_micro[place.micro_batch] = truth.rows(output, whole).get(way) if output is not None and fits else None
-        rows = by_micro[place.micro_batch]
+            by_micro[position.micro_batch] = truth.rows(output, whole).get(way) if output is not None and fits else None
+        rows = by_micro[position.micro_batch]
         if rows is None:
             return None
-        row = rows[place.row]
-        if place.tokens is not None and row.dim() == len(shape):
+        row = rows[position.row]
+        if position.tokens is not None and row.dim() == len(shape):
             for axis, (size, our_size) in enumerate(zip(row.shape, shape, strict=True)):
-                if size == place.length and our_size == len(place.tokens) != size:
-                    row = row.index_select(axis, place.tokens)
+                if size == position.length and our_size == len(position.tokens) != size:
+                    row = row.index_select(axis, position.tokens)
         if row.shape != shape:
             return None
         expected.append(row)
@@ -183,14 +194,14 @@ def _reference_rows(
 
 def _that_stay_apart(compared: list[ComparedOutput]) -> list[ComparedOutput]:
     """Leaves out differences that vanish later, such as the partial sums of a cut module."""
-    apart = [place for place, output in enumerate(compared) if not output.equal]
-    strict = [place for place in apart if compared[place].strict]
-    last = max((place for place, output in enumerate(compared) if output.equal), default=-1)
-    after = [place for place in apart if place > last]
+    apart = [index for index, output in enumerate(compared) if not output.equal]
+    strict = [index for index in apart if compared[index].strict]
+    last = max((index for index, output in enumerate(compared) if output.equal), default=-1)
+    after = [index for index in apart if index > last]
     if not strict and len(compared) - 1 not in after:
         return []
     first = min([*strict, *after])
-    return [compared[place] for place in apart if place == first or compared[place].strict or place > last]
+    return [compared[index] for index in apart if index == first or compared[index].strict or index > last]
 
 
 #: A mask of fewer elements may be the same by chance.
@@ -214,8 +225,8 @@ def mask_findings(step_pair: StepPair) -> list[Finding]:
     groups: dict[str, list[set[int]]] = {}  # of each cause, ranks that belong together
     first: dict[str, Mask] = {}
     for rank, other_rank in combinations(range(len(steps)), 2):
-        for place, a in forward[rank].items():
-            b = forward[other_rank].get(place, a)
+        for draw, a in forward[rank].items():
+            b = forward[other_rank].get(draw, a)
             if a.elements < LEAST or a.elements != b.elements:
                 continue
             if a.input != b.input and a.dropped == b.dropped:

@@ -107,16 +107,16 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: str) -> Pr
     left_open: dict[str, across_layouts.UnexplainedGradients] = {}
     steps: dict[str, list[Sequence[Step]]] = {}
     for number, layout in enumerate(layouts[1:], 1):
-        place = Path(folder, str(number))
+        layout_folder = Path(folder, str(number))
         try:
-            run = runs.run_layout(layout, options, place)
+            run = runs.run_layout(layout, options, layout_folder)
             steps[layout.name] = [record.steps for record in run.records]
-            compared = _compare_one(truth, run, options, place)
+            compared = _compare_one(truth, run, options, layout_folder)
         except ProveError as error:
             proof.failed[layout.name], proof.details[layout.name] = str(error), error.details
             continue
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(layout_folder, ignore_errors=True)
         proof.ran[layout.name] = LayoutSteps(
             min(options.steps, *(len(record.steps) for record in run.records)), compared.steps, compared.not_compared
         )
@@ -163,7 +163,7 @@ def _line_of(finding: Finding, ranks: Sequence[Sequence[Step]]) -> str:
     return site.removeprefix(inside)
 
 
-def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path) -> LayoutComparison:
+def _compare_one(truth: Reference, other: Run, options: RunOptions, folder: Path) -> LayoutComparison:
     """Compares one layout with the reference.
 
     Raises:
@@ -178,9 +178,9 @@ def _compare_one(truth: Reference, other: Run, options: RunOptions, place: Path)
     _require_same_draws(truth.run, other, compared)
     compared.in_part = _partial_reason(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
-        compared = compare_in_full(truth, other, compared, options, place / "full")
+        compared = compare_in_full(truth, other, compared, options, folder / "full")
     case = compared.left_open
-    if case and (explained := counted_by_each_rank(truth, other, compared, case, options, place / "multiplied")):
+    if case and (explained := counted_by_each_rank(truth, other, compared, case, options, folder / "multiplied")):
         compared.findings = [explained if finding == case.finding else finding for finding in compared.findings]
         compared.left_open = None
     return compared

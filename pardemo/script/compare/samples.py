@@ -18,7 +18,7 @@ from pardemo.world.errors import ranks_text
 
 @dataclass(frozen=True)
 class RowPosition:
-    """A row's position in the reference: micro-batch, row, and its tokens' places (None for all of them).
+    """A row's position in the reference: micro-batch, row, and its tokens' positions (None for all of them).
 
     ``length``: tokens of the whole row, where a part of it is meant.
     """
@@ -33,10 +33,10 @@ class RowPosition:
 class StepSamples:
     """A layout's samples of a step, matched with the reference's.
 
-    ``places``: of rank, micro-batch and row. None are those of a pipeline's later stages, which get activations.
+    ``positions``: of rank, micro-batch and row. None are those of a pipeline's later stages, which get activations.
     """
 
-    places: dict[tuple[int, int, int], RowPosition] = field(default_factory=dict)
+    positions: dict[tuple[int, int, int], RowPosition] = field(default_factory=dict)
     finding: Finding | None = None
     note: str = ""
 
@@ -64,7 +64,7 @@ class _Row(NamedTuple):
     tokens: torch.Tensor
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def position(self) -> tuple[int, int, int]:
         return self.rank, self.micro_batch, self.number
 
 
@@ -89,18 +89,18 @@ def _rows_of(run: Run, step: int) -> list[_Row]:
 
 def _match(expected: list[_Row], candidate: list[_Row], step_pair: StepPair) -> StepSamples:
     at = {row.hash: RowPosition(row.micro_batch, row.number) for row in reversed(expected)}
-    samples = StepSamples({row.place: at[row.hash] for row in candidate if row.hash in at})
+    samples = StepSamples({row.position: at[row.hash] for row in candidate if row.hash in at})
     wanted = Counter(row.hash for row in expected)
     if not expected:
         return samples
-    if not samples.places:
+    if not samples.positions:
         return _match_without_padding(expected, candidate) or _match_parts(expected, candidate, step_pair)
     # others are activations, for a later stage, or a module's that is run by itself; without stages all are samples
-    micros = {row.place[:2] for row in candidate if row.hash in at}
+    micros = {row.position[:2] for row in candidate if row.hash in at}
     if step_pair.other.layout.size("pp") == 1:
         records = [record.micro_batches for record in step_pair.records]
-        micros |= {row.place[:2] for row in candidate if not records[row.rank][row.micro_batch].activations}
-    total = Counter(row.hash for row in candidate if row.place[:2] in micros)
+        micros |= {row.position[:2] for row in candidate if not records[row.rank][row.micro_batch].activations}
+    total = Counter(row.hash for row in candidate if row.position[:2] in micros)
     first = step_pair.step == 0
     if total.total() < len(expected) and first and total.keys() == wanted.keys():  # all alike, and fewer of them
         raise _unequal_batches(step_pair, total.total(), len(expected))
@@ -126,10 +126,10 @@ def _place_later_modules(step_pair: StepPair, samples: StepSamples) -> None:
             if not micro.activations:
                 begin = number
             for row in range(len(micro.samples)) if micro.activations else ():
-                first = samples.places.get((rank, begin, row))
+                first = samples.positions.get((rank, begin, row))
                 at = first.micro_batch + number - begin if first else len(truth)
                 if first and at < len(truth) and truth[at].activations and first.row < len(truth[at].samples):
-                    samples.places.setdefault((rank, number, row), replace(first, micro_batch=at))
+                    samples.positions.setdefault((rank, number, row), replace(first, micro_batch=at))
 
 
 def _describe_mismatch(
@@ -194,15 +194,15 @@ def _match_parts(expected: list[_Row], candidate: list[_Row], step_pair: StepPai
     complete = True
     for rank in range(step_pair.other.layout.ranks):
         rows = [row for row in candidate if row.rank == rank]
-        places = _place_rows([row.tokens for row in rows], table, covered)
-        complete &= places is not None
-        for row, (at, tokens) in zip(rows, places or (), strict=False):
-            samples.places[row.place] = RowPosition(expected[at].micro_batch, expected[at].number, tokens, length)
+        positions = _place_rows([row.tokens for row in rows], table, covered)
+        complete &= positions is not None
+        for row, (at, tokens) in zip(rows, positions or (), strict=False):
+            samples.positions[row.position] = RowPosition(expected[at].micro_batch, expected[at].number, tokens, length)
             covered[at, tokens] += 1
-    if samples.places and (not complete or len(covered.unique()) != 1):
+    if samples.positions and (not complete or len(covered.unique()) != 1):
         why = "the ranks' parts of the samples do not make the reference's samples: tokens are missing or come twice"
         samples.finding = _finding(step_pair, why)
-    elif not samples.places and candidate:
+    elif not samples.positions and candidate:
         samples.finding = _finding(step_pair, "no sample is one of the reference's in this step")
     return samples
 
@@ -215,10 +215,10 @@ def _match_packed(expected: list[_Row], candidate: list[_Row]) -> StepSamples:
         begins = (match.tokens == row.tokens[0]).nonzero().reshape(-1).tolist() if size else []
         blocks = (torch.arange(begin, begin + size) for begin in begins if begin + size <= len(unused))
         block = next((at for at in blocks if unused[at].all() and torch.equal(match.tokens[at], row.tokens)), None)
-        if block is not None and row.place not in samples.places:
+        if block is not None and row.position not in samples.positions:
             unused[block] = False
-            samples.places[row.place] = RowPosition(match.micro_batch, match.number, block, len(unused))
-    if len(samples.places) == len(candidate) and not any(bool(unused.any()) for unused in free):
+            samples.positions[row.position] = RowPosition(match.micro_batch, match.number, block, len(unused))
+    if len(samples.positions) == len(candidate) and not any(bool(unused.any()) for unused in free):
         return samples
     return StepSamples(note="samples are not compared: rows are as long as what is packed into them")
 
@@ -243,48 +243,48 @@ def _match_without_padding(expected: list[_Row], candidate: list[_Row]) -> StepS
                 match = where[stripped]
                 least, length = min(len(row.tokens), len(match.tokens)), len(match.tokens)
                 seen = torch.arange(least) if side == "end" else torch.arange(length - least, length)
-                samples.places[row.place] = RowPosition(match.micro_batch, match.number, seen, length)
+                samples.positions[row.position] = RowPosition(match.micro_batch, match.number, seen, length)
             return samples
     return None
 
 
 def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
     """Returns tokens without all of one value at their end (-1), or at their beginning (0)."""
-    kept = [place for place, token in enumerate(tokens) if token != value]
+    kept = [index for index, token in enumerate(tokens) if token != value]
     return () if not kept else tokens[kept[0] :] if at == 0 else tokens[: kept[-1] + 1]
 
 
 def _place_rows(
     rows: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
 ) -> list[tuple[int, torch.Tensor]] | None:
-    """Finds for each of a rank's rows the whole row and the places in it, the same for all; None where there are none.
+    """Finds for each of a rank's rows the whole row and the positions in it, the same for all; None without any.
 
-    Where several places would do, those that other ranks have least.
+    Where several positions would do, those that other ranks have least.
     """
     if not rows or any(len(row) != len(rows[0]) for row in rows) or not 0 < len(rows[0]) <= table.shape[1]:
         return None
     best, least = None, float("inf")
-    for places in _candidate_positions(len(rows[0]), table.shape[1]):
+    for positions in _candidate_positions(len(rows[0]), table.shape[1]):
         at: dict[tuple[int, ...], list[int]] = {}
-        for number, row in enumerate(table[:, places].tolist()):
+        for number, row in enumerate(table[:, positions].tolist()):
             at.setdefault(tuple(row), []).append(number)
         if not all(tuple(row.tolist()) in at for row in rows):
             continue
-        counts = covered[:, places].sum(1).tolist()
+        counts = covered[:, positions].sum(1).tolist()
         chosen: list[tuple[int, torch.Tensor]] = []
         load = 0
         for values in rows:
             number = min(at[tuple(values.tolist())], key=lambda n: counts[n])
             load += counts[number]
-            counts[number] += len(places)
-            chosen.append((number, places))
+            counts[number] += len(positions)
+            chosen.append((number, positions))
         if load < least:
             best, least = chosen, load
     return best
 
 
 def _candidate_positions(length: int, total: int) -> Iterator[torch.Tensor]:
-    """Yields a part's possible places: one block, at multiples of its length first, or two halves, as in zigzag."""
+    """Yields a part's possible positions: one block, at multiples of its length first, or two halves, as in zigzag."""
     begins = [*range(0, total - length + 1, length), *(b for b in range(total - length + 1) if b % length)]
     for begin in begins:
         yield torch.arange(begin, begin + length)
@@ -384,10 +384,10 @@ def steps_away(
 
     ``least``: steps that have to be the same before anything is said.
     """
-    for place in range(len(reference)):
-        pairs = list(zip(candidate, reference[place:], strict=False))
-        if place != begin and len(pairs) >= least and all(same(a, b) for a, b in pairs):
-            return place - begin
+    for first in range(len(reference)):
+        pairs = list(zip(candidate, reference[first:], strict=False))
+        if first != begin and len(pairs) >= least and all(same(a, b) for a, b in pairs):
+            return first - begin
     return 0
 
 

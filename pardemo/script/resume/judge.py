@@ -30,9 +30,9 @@ def moved_generators(reference: Run, resumed: Run, step: int, begins: int) -> li
     names: dict[str, None] = {}
     for theirs, ours in zip(reference.records, resumed.records, strict=True):
         around = [step_record.generators for step_record in theirs.steps[max(0, step - 1) : step + 2]]
-        for name, place in theirs.steps[step].generators.items():
-            drawn = any(other.get(name, place) != place for other in around)
-            if drawn and ours.steps[step - begins].generators.get(name, place) != place:
+        for name, state in theirs.steps[step].generators.items():
+            drawn = any(other.get(name, state) != state for other in around)
+            if drawn and ours.steps[step - begins].generators.get(name, state) != state:
                 names.setdefault(name)
     return list(names)
 
