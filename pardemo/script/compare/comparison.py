@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pardemo.script.compare import checks
-from pardemo.script.compare.across_layouts import UnexplainedGradients, unexplained_gradients
-from pardemo.script.compare.differences import Finding, Kept, StepComparison, kept_tensors
+from pardemo.script.compare.across_layouts import unexplained_gradients
+from pardemo.script.compare.differences import Finding, StepComparison, UnexplainedGradients, with_tensors
 from pardemo.script.compare.findings import gradient_findings, printed_findings, update_findings, wrong_gradients
 from pardemo.script.compare.initial_parameters import initial_findings
 from pardemo.script.compare.module_map import ModelMap, step_map
@@ -29,26 +29,26 @@ from pardemo.script.words import count_text
 
 @dataclass
 class LayoutComparison:
-    """The result of comparing a layout with the reference: its findings, none where both train alike.
+    """The result of comparing a layout with the reference: its findings, none where both train alike."""
 
-    ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
-    parameter of this name; ``not_compared``: their names. ``steps``: how many were compared, to the first that differs.
-    ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are.
-    ``left_open``: what other layouts may explain. ``model``: its modules in the last step that was compared. ``kept``:
-    tensors of findings that nobody explains.
-    """
-
+    #: which parts of the reference's parameters the pieces are
     maps: ParameterMap
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    #: parameters that could not be compared, in a sentence
     unmatched: str = ""
+    #: whether they could not because one of the models has no parameter of this name
     strange: bool = False
+    #: their names
     not_compared: tuple[str, ...] = ()
+    #: how many were compared, to the first that differs
     steps: int = 0
+    #: what was not there to be compared, in a sentence
     in_part: str = ""
+    #: what other layouts may explain
     left_open: UnexplainedGradients | None = None
+    #: its modules in the last step that was compared
     model: ModelMap | None = None
-    kept: dict[Finding, Kept] = field(default_factory=dict)
 
 
 def compare_layout(reference: Reference, other: Run) -> LayoutComparison:
@@ -98,8 +98,10 @@ def _merged_findings(findings: list[Finding]) -> list[Finding]:
             alike = (
                 known.factor is not None and finding.factor is not None and math.isclose(known.factor, finding.factor)
             )
-            merged = replace(known, parameters=names, rest=rest, factor=known.factor if alike else None)
-            seen[finding.what, finding.cause, finding.why] = merged
+            seen[finding.what, finding.cause, finding.why] = replace(
+                known, parameters=names, rest=rest, factor=known.factor if alike else None,
+                tensors=None,  # those of some of the parameters would be taken for those of all
+            )  # fmt: skip
     return list(seen.values())
 
 
@@ -209,9 +211,7 @@ def _number_findings(step_pair: StepPair, samples: StepSamples, compared: Layout
     compared.left_open = unexplained_gradients(findings, comparison)
     findings = findings or checks.clipping_findings(step_pair)
     findings = findings or update_findings(comparison, lambda pairs: _is_one_step_behind(step_pair, maps, pairs))
-    findings = findings or buffers
-    compared.kept |= kept_tensors(findings, comparison, reference.run)
-    return findings or printed_findings(comparison)
+    return with_tensors(findings or buffers, comparison, reference.run) or printed_findings(comparison)
 
 
 def _compare_step(step_pair: StepPair, maps: ParameterMap, samples: StepSamples) -> tuple[StepComparison, set[str]]:

@@ -326,7 +326,8 @@ def judge_resumed(resumed: ResumedRun) -> None:
     explained = causes & {"data", "learning-rate", "loss-scale", "optimizer-state"}
     for finding in compared.findings if compared else ():
         if finding.cause not in explained:  # by what was looked at for itself
-            resumed.findings.append(replace(finding, layout=resumed.name, step=finding.step + last_step))
+            step = finding.step + last_step
+            resumed.findings.append(replace(finding, layout=resumed.name, step=step, tensors=None))
 
 
 def _parameters(resumed: ResumedRun) -> None:
