@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pardemo.script.compare import checks
 from pardemo.script.compare.across_layouts import unexplained_gradients
+from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.differences import Finding, StepComparison, UnexplainedGradients, with_tensors
 from pardemo.script.compare.findings import gradient_findings, printed_findings, update_findings, wrong_gradients
 from pardemo.script.compare.initial_parameters import initial_findings
@@ -17,7 +18,6 @@ from pardemo.script.compare.parameter_map import (
     ParameterMap,
     assembled,
     map_parameters,
-    nearly_equal,
 )
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import ProveError, Run

@@ -92,37 +92,50 @@ class ComparedOutput:
 
 @dataclass
 class StepComparison:
-    """A step of one layout, compared with the reference's.
-
-    ``order``: modules as they run in the reference, by their number. ``tied``: parameters' other names. ``cut``: those
-    of which some rank has a part. ``holders``: how many ranks hold each. ``together``: those whose gradients are the
-    same on all ranks when the optimizer steps, if they were clipped before. ``names``: of each rank and parameter the
-    names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
-    gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
-    ``accumulated``: of each parameter the gradients that it had after each micro-batch but the last, added up.
-    ``optimizer``: the classes of the reference's optimizers, and what they are made of. ``steps``: what each rank
-    recorded; ``reference_step``: the reference.
-    """
+    """A step of one layout, compared with the reference's. Parameters have the reference's names."""
 
     layout: RunLayout
+    #: its number, from 0 on
     step: int
+    #: relative difference that counts as rounding
     tolerance: float
+    #: modules as they run in the reference, by their number
     order: dict[str, int]
+    #: each parameter's gradient beside the reference's
     gradients: dict[str, Pair] = field(default_factory=dict)
+    #: each parameter's change in the step beside the reference's
     updates: dict[str, Pair] = field(default_factory=dict)
+    #: the reference's gradients in the steps before
     earlier: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    #: outputs that differ, in the order of execution
     parted: list[ComparedOutput] = field(default_factory=list)
+    #: parameters' other names
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: parameters of which some rank has a part
     cut: set[str] = field(default_factory=set)
+    #: how many ranks hold each parameter
     holders: dict[str, int] = field(default_factory=dict)
+    #: parameters whose gradients are the same on all ranks when the optimizer steps, if they were clipped before
     together: set[str] = field(default_factory=set)
+    #: of each rank and parameter the names under which the rank has it, several where it is tied there
     names: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    #: the norm of the reference's whole gradient in each step
     norms: list[float] = field(default_factory=list)
+    #: of parameters whose pieces have the values of another one, that one
     moved: dict[str, str] = field(default_factory=dict)
+    #: of each parameter the gradients that it had after each micro-batch but the last, added up
     accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: the classes of the reference's optimizers, and what they are made of
     optimizer: str = ""
+    #: the record of the step on each rank
     steps: Sequence[Step] = ()
+    #: the record of the step in the reference
     reference_step: Step = field(default_factory=Step)
+
+    @property
+    def predicate_tolerance(self) -> float:
+        """A tolerance for what is computed with both tensors: ten times the comparison's."""
+        return self.tolerance * 10
 
     @property
     def losses(self) -> list[float]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from pardemo.script.compare.closeness import within_rounding
 from pardemo.script.record.rank_record import ParameterShard
 
 #: A row that so many others resemble is nothing to go by: zeros, and other constants.
@@ -57,7 +58,9 @@ class ParameterIndex:
         ``name``: of the one parameter that it may be of; of any by default.
         """
         among = {name: self._reference[name]} if name else self._reference
-        same = [] if _is_constant(value) else [key for key in among if is_same(among[key], value, self._tolerance)]
+        same = (
+            [] if _is_constant(value) else [key for key in among if within_rounding(among[key], value, self._tolerance)]
+        )
         if len(same) == 1:
             return [Strip(0, 0, torch.arange(len(value)), same[0], None)]
         for axis in range(value.dim()) if value.numel() else ():
@@ -84,7 +87,7 @@ class ParameterIndex:
             if parameter is None or parameter.dim() != value.dim() or len(parameter) < len(strip.rows):
                 return []
             part = parameter if strip.positions is None else parameter.index_select(0, strip.positions)
-            if not is_same(part, strip.cut_from(value), self._tolerance, parameter):
+            if not within_rounding(part, strip.cut_from(value), self._tolerance, parameter):
                 return []
         return renamed
 
@@ -332,12 +335,12 @@ def _stated_part(
         return None
     if (is_flat := piece.flat is not None and piece.whole == tuple(parameter.shape)) or _is_box(piece, parameter):
         part = part_of_piece(piece, name, tuple(value.shape))
-        same = is_same(part.cut_from(parameter, tuple(value.shape)), value, tolerance)
+        same = within_rounding(part.cut_from(parameter, tuple(value.shape)), value, tolerance)
         if is_flat and not same:
             maps.different.add(name)
         if is_flat or same:
             return part
-    return Part(name, (None,) * value.dim()) if is_same(parameter, value, tolerance) else None
+    return Part(name, (None,) * value.dim()) if within_rounding(parameter, value, tolerance) else None
 
 
 def _strips(
@@ -351,14 +354,6 @@ def _strips(
         if weight.rpartition(".")[0] == module and (strips := index.beside(strips, attribute, value)):
             return strips
     return index.find(value)
-
-
-def is_same(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: torch.Tensor | None = None) -> bool:
-    """Whether two tensors are the same to a part of the second's largest number, or of that of ``scale``."""
-    largest = b if scale is None else scale
-    return a.shape == b.shape and (
-        not b.numel() or bool(((a - b).abs() <= tolerance * largest.abs().max().item()).all())
-    )
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
@@ -479,15 +474,3 @@ def _insert(parameter: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
         return
     positions = [torch.arange(size) if at is None else at for size, at in zip(parameter.shape, part.index, strict=True)]
     parameter[torch.meshgrid(*positions, indexing="ij") if positions else ...] = tensor
-
-
-def nearly_equal(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-    """Whether tensors are the same to rounding, a part of the second's largest number, and NaN in the same places."""
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    scale = float(b.abs().max()) if b.numel() else 0.0
-    return bool(((a - b).abs() <= tolerance * scale).all()) or bool(
-        torch.equal(a.isnan(), b.isnan()) and a.isnan().any()
-    )

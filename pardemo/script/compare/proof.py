@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from pardemo.script.compare import across_layouts, run_layouts, runs
+from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout
 from pardemo.script.compare.differences import Finding
 from pardemo.script.compare.multiplied import counted_by_each_rank
-from pardemo.script.compare.parameter_map import nearly_equal
 from pardemo.script.compare.reference import Reference, noise_between, tolerance_of
 from pardemo.script.compare.results import LayoutResult, Proof
 from pardemo.script.compare.run_layouts import RunLayout

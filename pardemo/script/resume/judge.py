@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 
+from pardemo.script.compare.closeness import nearly_equal
 from pardemo.script.compare.comparison import LayoutComparison, compare_layout, holders_of
 from pardemo.script.compare.differences import Finding
-from pardemo.script.compare.parameter_map import ParameterMap, assembled, nearly_equal
+from pardemo.script.compare.parameter_map import ParameterMap, assembled
 from pardemo.script.compare.reference import Reference
 from pardemo.script.compare.runs import ProveError, Run
 from pardemo.script.compare.samples import STRANGE, ranks_difference, samples_by_step, samples_difference, steps_away
@@ -84,9 +85,7 @@ def rates_difference(reference: Run, resumed: Run, begins: int) -> tuple[str, in
 
 def _is_close(a: list[float], b: list[float]) -> bool:
     """Whether rates are equal to rounding; so are 0 and what rounding leaves of it at a cosine's end."""
-    return len(a) == len(b) and all(
-        abs(x - y) <= max(1e-9 * max(abs(x), abs(y)), 1e-15) for x, y in zip(a, b, strict=True)
-    )
+    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-15) for x, y in zip(a, b, strict=True))
 
 
 def _rate_text(rates: list[float]) -> str:
