@@ -234,17 +234,17 @@ def run_prove(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     out = proof_page.proof_folder(arguments.out) if arguments.out is not None else None
     with ends_in_order("prove"), _beside_stdout():
-        made = proof.compare_layouts(wanted, asked)
-        for result in made.layouts:
+        compared = proof.compare_layouts(wanted, asked)
+        for result in compared.layouts:
             if result.details:
                 print(result.details)  # with what the ranks print
     if out is not None:
         script = launch_lines.read_launch(list(wanted[0].line), wanted[0].ranks).script
-        proof_page.write_proof(out, made, os.path.basename(script))
-    _print_result(arguments, made, str(made))
-    for hint in proof_page.hints(made):
+        proof_page.write_proof(out, compared, os.path.basename(script))
+    _print_result(arguments, compared, str(compared))
+    for hint in proof_page.hints(compared):
         print(hint, file=sys.stderr)
-    return 2 if made.failed and not made.findings else 1 if made.findings else 0
+    return 2 if compared.failed and not compared.findings else 1 if compared.findings else 0
 
 
 def run_stop(arguments: argparse.Namespace) -> int:
@@ -264,12 +264,12 @@ def run_stop(arguments: argparse.Namespace) -> int:
     from pardemo.script.resume import trials
 
     with ends_in_order("prove"), _beside_stdout():
-        made = trials.stopped(
+        verdict = trials.stopped(
             line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,
             double=arguments.double or settings.get("double", False), timeout_s=arguments.timeout,
         )  # fmt: skip
-    _print_result(arguments, made, str(made))
-    return 1 if made.findings else 2 if any(trial.error for trial in made.trials) else 0
+    _print_result(arguments, verdict, str(verdict))
+    return 1 if verdict.findings else 2 if any(trial.error for trial in verdict.trials) else 0
 
 
 def _asked_stop(

@@ -240,12 +240,12 @@ def mask_findings(step_pair: StepPair) -> list[Finding]:
             touched = [group for group in some if group & {rank, other_rank}]
             groups[cause] = [group for group in some if group not in touched] + [{rank, other_rank}.union(*touched)]
             first.setdefault(cause, a)
-    made = [finding for rank_step in steps if (finding := _recomputed_finding(step_pair, rank_step.masks))][:1]
+    findings = [finding for rank_step in steps if (finding := _recomputed_finding(step_pair, rank_step.masks))][:1]
     for cause, mask in sorted(first.items(), reverse=True):
         ranks = " and ".join(ranks_text(sorted(group)) for group in sorted(groups[cause], key=min))
         why = f"{ranks} {_MASKS[cause].format(mask.line)}"
-        made.append(step_pair.finding("random numbers", cause, why, module=mask.module))
-    return made
+        findings.append(step_pair.finding("random numbers", cause, why, module=mask.module))
+    return findings
 
 
 def _forward_masks(masks: list[Mask]) -> dict[tuple[str, int], Mask]:

@@ -175,7 +175,7 @@ def with_tensors(findings: Sequence[Finding], comparison: StepComparison, refere
     """Returns the findings, those without a cause with their tensors, up to :data:`MOST_BYTES` of each."""
     pieces = [piece for record in reference.records for piece in record.steps[comparison.step].pieces]
     shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
-    made = []
+    completed = []
     for finding in findings:
         tensors: Tensors = {}
         left_out, sketches = [], []
@@ -188,8 +188,8 @@ def with_tensors(findings: Sequence[Finding], comparison: StepComparison, refere
             if groups is _gradient_tensors and tuple(comparison.gradients[name].reference.shape) != shapes.get(name):
                 sketches.append(name)
         kept = KeptTensors(tensors, tuple(left_out), tuple(sketches)) if tensors or left_out else None
-        made.append(replace(finding, tensors=kept))
-    return made
+        completed.append(replace(finding, tensors=kept))
+    return completed
 
 
 def _gradient_tensors(finding: Finding, comparison: StepComparison) -> Iterator[tuple[str, Tensors]]:

@@ -110,6 +110,8 @@ def _proof(layouts: Sequence[RunLayout], options: RunOptions, folder: Path) -> P
         proof.layouts.append(result)
         proof.notes += [note for note in notes if note not in proof.notes]
     across_layouts.explain_across([result for result in proof.layouts[1:] if not result.error])
+    for result in proof.layouts:
+        result.left_open = None  # whole gradients, which nobody asks for any more
     return proof
 
 

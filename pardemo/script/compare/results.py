@@ -35,7 +35,7 @@ class LayoutResult:
     findings: list[Finding] = field(default_factory=list)
     #: its modules in the last step that was compared
     model: ModelMap | None = None
-    #: what other layouts may explain
+    #: what other layouts may explain, until all of them are compared
     left_open: UnexplainedGradients | None = None
 
     @property

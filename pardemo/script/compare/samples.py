@@ -237,10 +237,10 @@ def _match_without_padding(expected: list[_Row], candidate: list[_Row]) -> StepS
             bare = [[_stripped(row, value, at) for row in rows] for rows in tokens]
             if not _is_multiple(Counter(bare[1]), Counter(bare[0])):
                 continue
-            where = dict(zip(bare[0], expected, strict=True))
+            by_tokens = dict(zip(bare[0], expected, strict=True))
             samples = StepSamples(note=f"samples are compared without their padding, {value} at the {side} of rows")
             for row, stripped in zip(candidate, bare[1], strict=True):
-                match = where[stripped]
+                match = by_tokens[stripped]
                 least, length = min(len(row.tokens), len(match.tokens)), len(match.tokens)
                 seen = torch.arange(least) if side == "end" else torch.arange(length - least, length)
                 samples.positions[row.position] = RowPosition(match.micro_batch, match.number, seen, length)

@@ -64,18 +64,18 @@ def annotations(verdict: Verdict, script: str, root: Path) -> list[str]:
         verdict: as ``prove --json`` prints it, made in the folder that we are in.
         script: the script's path, for what has no line. root: the repository, from which GitHub counts paths.
     """
-    made = []
+    lines = []
     for row in verdict["findings"]:
         file, line = _file_and_line(row, script, root)
         message = finding_message(row) + (f". What to change: {CAUSES}" if row["cause"] else "")
-        made.append(annotation(message, f"pardemo prove, {row['layout']}", file, line))
+        lines.append(annotation(message, f"pardemo prove, {row['layout']}", file, line))
     for row in verdict["layouts"]:
         if row["error"]:
             line = next(
                 (match[2] for match in _LINE.finditer(row["error"]) if match[1] == os.path.basename(script)), ""
             )
-            made.append(annotation(row["error"], f"pardemo prove, {row['layout']}", _from(root, script), line))
-    return made
+            lines.append(annotation(row["error"], f"pardemo prove, {row['layout']}", _from(root, script), line))
+    return lines
 
 
 def _file_and_line(row: Verdict, script: str, root: Path) -> tuple[str, str]:

@@ -119,11 +119,11 @@ def proof_folder(path: str) -> Path:
     Raises:
         ValueError: it has other things, cannot be one, or cannot be written to; said before anything runs.
     """
-    made = made_folder(path)
-    strange = sorted(entry.name for entry in made.iterdir() if not _ours(entry))
+    folder = made_folder(path)
+    strange = sorted(entry.name for entry in folder.iterdir() if not _ours(entry))
     if strange:
         raise ValueError(f"--out: {path} has other things in it, as {strange[0]}: say a folder of its own")
-    return made
+    return folder
 
 
 def _ours(path: Path) -> bool:

@@ -69,7 +69,7 @@ def draw_stops(
         first = f"the first save comes after step {min(saved)}" if saved else "nothing is written to {folder}"
         raise ValueError(f"{first}, and {steps} steps are run: raise --steps, or let the script save more often")
     draw = random.Random(seed)
-    made = []
+    stops = []
     for kind in kinds:
         done, moment = draw.choice(resumable), draw.choice(list(MOMENTS))
         drawn_rank, share = draw.randrange(ranks), draw.random()
@@ -79,5 +79,5 @@ def draw_stops(
                 continue
             done, moment = draw.choice(later), "forward"
         which = (drawn_rank,) if kind == "rank" else tuple(range(ranks))
-        made.append(Stop(kind, done, moment, which, share, tuple(saves_s[done]) if kind == "save" else ()))
-    return made
+        stops.append(Stop(kind, done, moment, which, share, tuple(saves_s[done]) if kind == "save" else ()))
+    return stops

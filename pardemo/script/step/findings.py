@@ -337,9 +337,9 @@ def _shared_inputs(
         if row.module in same:
             row.why += f": {same[row.module]} takes the same, and each does it for itself"
     layers = list(dict.fromkeys(name for pair in same.items() for name in reversed(pair)))
-    each = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
+    verb = "gathers it" if rows[0].kind == "all-gather" else "sums its gradient"
     return [StepFinding(
-        f"{first_of(layers, 3)} share inputs, and each {each} for itself, {amount(sent)} a step where once for an "
+        f"{first_of(layers, 3)} share inputs, and each {verb} for itself, {amount(sent)} a step where once for an "
         f"input would be {amount(expected)}: PrepareModuleInput on the module around them does it once", rows[0].line,
         sent - expected,
     )]  # fmt: skip

@@ -226,12 +226,12 @@ def block_changes(blocks: Sequence[Block]) -> list[tuple[int, str, int]]:
 def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryColumns:
     """Makes the timeline of a step's blocks."""
     changes = block_changes(blocks)
-    each = (1 + max((at for at, _, _ in changes), default=0)) / columns
+    per_column = (1 + max((at for at, _, _ in changes), default=0)) / columns
     live: dict[str, int] = {}
     made: list[dict[str, int]] = []
     most = peak = peak_column = 0
     for at, kind, nbytes in changes:
-        column = int(at / each)
+        column = int(at / per_column)
         while len(made) <= column:  # what is held stays held where nothing changes
             made.append(dict(live))
             most = sum(live.values())
@@ -240,10 +240,10 @@ def memory_timeline(blocks: Sequence[Block], columns: int = COLUMNS) -> MemoryCo
             made[column], most = dict(live), now
         if now > peak:
             peak, peak_column = now, column
-    return MemoryColumns(made, peak, peak_column, _phases(blocks, each))
+    return MemoryColumns(made, peak, peak_column, _phases(blocks, per_column))
 
 
-def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, float]]:
+def _phases(blocks: Sequence[Block], per_column: float) -> list[tuple[str, float, float]]:
     """Stretches of blocks that came in one phase, as columns; what was there before the step came in none of them."""
     joined: list[tuple[str, int, int]] = []
     for block in sorted((block for block in blocks if block.born), key=lambda block: block.born):
@@ -251,4 +251,4 @@ def _phases(blocks: Sequence[Block], each: float) -> list[tuple[str, float, floa
             joined[-1] = block.phase, joined[-1][1], block.born
         else:
             joined.append((block.phase, block.born, block.born))
-    return [(phase, begin / each, (end + 1) / each) for phase, begin, end in joined]
+    return [(phase, begin / per_column, (end + 1) / per_column) for phase, begin, end in joined]

@@ -86,8 +86,8 @@ class ReplayedStep:
         return max(rank_times.step_s for rank_times in self.time)
 
     def as_json(self) -> dict[str, Any]:
-        made = {"time": [vars(rank_times) for rank_times in self.time], "layer_s": self.layer_s or None}
-        return vars(self) | made | {"reckoned": True, "step_s": self.step_s}
+        plain = {"time": [vars(rank_times) for rank_times in self.time], "layer_s": self.layer_s or None}
+        return vars(self) | plain | {"reckoned": True, "step_s": self.step_s}
 
 
 @dataclass(frozen=True)
@@ -243,8 +243,8 @@ def _rows(seen: Sequence[RankTrace], steps: range) -> list[Row]:
         most = max(medians, key=lambda rank: (medians[rank], -rank))
         uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
         shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))
-        made = Row(kind, ranks, number or len(calls) / len(steps), medians[most], site, dtype, shapes)
-        rows.append(replace(made, rank=uneven))
+        row = Row(kind, ranks, number or len(calls) / len(steps), medians[most], site, dtype, shapes)
+        rows.append(replace(row, rank=uneven))
     return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
 
 
