@@ -12,7 +12,7 @@ from zoo.right import run
 
 from pardemo import prove
 from pardemo.script.compare import checks
-from pardemo.script.compare.results import Proof
+from pardemo.script.compare.results import LayoutResult, Proof
 from pardemo.script.compare.run_layouts import RunLayout
 from pardemo.script.compare.runs import ProveError
 from pardemo.script.compare.step_pair import StepPair
@@ -81,7 +81,8 @@ def test_a_layout_that_brings_prove_down_is_counted_and_the_others_of_its_proof_
     def proven(model, chosen, double):
         if layouts[2] in chosen:
             raise ProveError("no")
-        return Proof([RunLayout(1, {}, ()), *(RunLayout(one["ranks"], one, ()) for one in chosen)])
+        wanted = [RunLayout(1, {}, ()), *(RunLayout(one["ranks"], one, ()) for one in chosen)]
+        return Proof([LayoutResult(layout) for layout in wanted])
 
     monkeypatch.setattr(run, "proven", proven)
     counts = run.Counts(31)
